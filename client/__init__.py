@@ -1,0 +1,1 @@
+"""One client: answers QUERY, TRAIN and EVALUATE messages with its own data."""

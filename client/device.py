@@ -1,0 +1,19 @@
+"""Where a client computes."""
+
+import torch
+
+
+def choose(name: str) -> torch.device:
+    """Return the device `name`, or the best there is for "auto": CUDA, then MPS, then the CPU.
+
+    Raises
+    ------
+    ValueError
+        When the device is not available on this machine.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device = {name!r} is not available here: auto, cpu, cuda or mps would do") from error

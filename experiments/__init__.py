@@ -1,0 +1,1 @@
+"""The command line: runs, comparisons and what there is to choose from."""

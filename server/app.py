@@ -1,0 +1,108 @@
+"""The ServerApp: a run from settings to run folder, on any grid."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+from flwr.serverapp import Grid, ServerApp
+
+from strategies import Round
+from tasks import load_task
+
+from .records import Row, RunFolder
+from .settings import Settings
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+app = ServerApp()
+
+POLL_SECONDS = 0.5
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what the run config says, with the nodes of this federation as clients."""
+    settings = Settings.of(context.run_config)
+    wait_for_clients(grid, settings.clients, settings.round_timeout)
+    federate(settings, grid)
+
+
+def federate(settings: Settings, grid: Grid, on_row: Callable[[Row], None] = lambda row: None) -> Path:
+    """Run, or continue, or find finished, what `settings` say; return the run folder.
+
+    Parameters
+    ----------
+    settings
+        Of the run.
+    grid
+        Carries the messages; its nodes are the clients.
+    on_row
+        Called with each finished round's row of rounds.csv.
+
+    Raises
+    ------
+    ValueError
+        When the data cannot be split as asked, or the run folder cannot be used.
+    """
+    task = load_task(settings.run_config())
+    model = task.model()
+    folder = RunFolder(run_folder(settings), settings)
+    if folder.finished:
+        log.info("%s is finished; nothing to run", folder.path)
+        return folder.path
+    log.info("run folder: %s", folder.path)
+    continued = folder.resume()
+    arrays = ArrayRecord(model.state_dict())
+    if continued is not None:
+        arrays = ArrayRecord({name: Array(array) for name, array in continued[0].items()})
+    buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point() and name in arrays]
+    strategy = settings.strategy(buffers=buffers)
+    asked = ConfigRecord()
+    started = time.perf_counter()
+
+    def ask_for_losses(number: int) -> None:
+        # Needed for the share of improved participants; costs a pass over the data, so only in evaluated rounds.
+        due = number == settings.num_rounds or (settings.evaluate_every and number % settings.evaluate_every == 0)
+        asked["measure"] = ["loss-before"] if due else []
+
+    def on_round(finished: Round) -> None:
+        nonlocal started
+        now = time.perf_counter()
+        on_row(folder.record(finished, strategy.state_dict(), seconds=now - started))
+        started = now
+        ask_for_losses(finished.number + 1)
+
+    ask_for_losses(1 if continued is None else continued[1]["round"] + 1)
+    result = strategy.start(
+        grid,
+        arrays,
+        num_rounds=settings.num_rounds,
+        timeout=settings.round_timeout,
+        train_config=asked,
+        evaluate_config=ConfigRecord({"measure": ["train-loss"]}),
+        on_round=on_round,
+        resume=None if continued is None else continued[1],
+    )
+    folder.finish({name: array.numpy() for name, array in result.arrays.items()})
+    return folder.path
+
+
+def run_folder(settings: Settings) -> Path:
+    """Return the absolute run folder: `out`, or a name under runs/ that the settings determine."""
+    if settings.out:
+        return Path(settings.out).absolute()
+    config = {key: value for key, value in settings.run_config().items() if key != "out"}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
+    return Path("runs", f"{settings.task}-{settings.method}-seed{settings.seed}-{digest}").absolute()
+
+
+def wait_for_clients(grid: Grid, clients: int, seconds: float) -> None:
+    """Wait until all clients are online, so that every run draws from the same names; start without late ones."""
+    deadline = time.monotonic() + seconds
+    while (online := len(list(grid.get_node_ids()))) < clients and time.monotonic() < deadline:
+        log.info("waiting for clients: %d of %d are online", online, clients)
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,143 @@
+"""Measures of fairness over clients: how a quantity of one split and one model is spread over them."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHARES = (5, 10, 20, 30)
+"""Percent of the clients of which the mean of the worst and of the best is taken."""
+
+
+def summarize(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the measures of `values`, one of each client, larger being better.
+
+    Parameters
+    ----------
+    values
+        Accuracies, say, by client name; at least one, finite.
+
+    Returns
+    -------
+    dict
+        In the unit of `values`: `mean`, `std` (population), `worst`, `best`, `worst_N` and `best_N` (mean of the worst
+        and of the best N % of clients, ⌈N·clients/100⌉ of them, counted exactly), `gap` (best − worst). In its square:
+        `var`. Without unit: `jain` (Σx)²/(NΣx²), `gini` Σ_ij|x_i − x_j|/(2N²·mean), `entropy` of x/Σx in nats and
+        `cosine` to the all-ones vector. Where all are zero, jain and cosine are 1, gini 0 and entropy ln N. Where one
+        is negative, entropy and gini have no meaning and are NaN.
+
+    Raises
+    ------
+    ValueError
+        When there is no value, or one is not finite.
+    """
+    x = np.sort(_finite(values))
+    measures = {
+        "mean": x.mean(),
+        "std": x.std(),
+        "var": x.var(),
+        "worst": x[0],
+        "best": x[-1],
+        **{f"worst_{share}": x[: _count(share, x.size)].mean() for share in SHARES},
+        **{f"best_{share}": x[-_count(share, x.size) :].mean() for share in SHARES},
+        "gap": x[-1] - x[0],
+        "jain": _cosine(x) ** 2,
+        "gini": _gini(x),
+        "entropy": _entropy(x),
+        "cosine": _cosine(x),
+    }
+    return {name: float(value) for name, value in measures.items()}
+
+
+def percent_improved(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """Return the percentage of clients whose loss did not rise: F_k(w_{t+1}) ≤ F_k(w_t).
+
+    Source: Hu et al. 2022 (FedMGDA+), section 6.
+
+    Raises
+    ------
+    ValueError
+        When there is no client, or the two are not of the same clients.
+    """
+    _check_same(before, after)
+    return 100.0 * sum(after[name] <= before[name] for name in before) / len(before)
+
+
+def against_baseline(values: Mapping[str, float], baseline: Mapping[str, float]) -> dict[str, float]:
+    """Return what became of the clients that suffered under a baseline, and of those that did well.
+
+    Suffering are the clients below the mean of `baseline`, well-performing those at or above it.
+    Source: Malekmohammadi and Yu 2022 (Semi-VRed), Table 2.
+
+    Returns
+    -------
+    dict
+        `suffering_improved` and `well_degraded` in percent of the group; `suffering_change` and `well_change`, the mean
+        change over the whole group, in the unit of the input. A group without clients counts 0.
+
+    Raises
+    ------
+    ValueError
+        When there is no client, or the two are not of the same clients.
+    """
+    _check_same(values, baseline)
+    mean = _finite(baseline).mean()
+    changes = {name: values[name] - baseline[name] for name in baseline}
+    suffering = [change for name, change in changes.items() if baseline[name] < mean]
+    well = [change for name, change in changes.items() if baseline[name] >= mean]
+    return {
+        "suffering_improved": 100.0 * _mean([change > 0.0 for change in suffering]),
+        "suffering_change": _mean(suffering),
+        "well_degraded": 100.0 * _mean([change < 0.0 for change in well]),
+        "well_change": _mean(well),
+    }
+
+
+def _finite(values: Mapping[str, float]) -> NDArray[np.float64]:
+    if not values:
+        raise ValueError("there is no client to measure")
+    for name, value in values.items():
+        if not np.isfinite(value):
+            raise ValueError(f"the value of client {name} is {value}; it must be finite")
+    return np.array(list(values.values()), np.float64)
+
+
+def _check_same(one: Mapping[str, float], other: Mapping[str, float]) -> None:
+    if not one:
+        raise ValueError("there is no client to compare")
+    if odd := sorted(set(one) ^ set(other)):
+        raise ValueError(f"the two are not of the same clients: only one has {', '.join(odd)}")
+
+
+def _count(percent: int, clients: int) -> int:
+    """Return ⌈percent · clients / 100⌉ in integers: 20 % of 35 clients are 7."""
+    return -(-percent * clients // 100)
+
+
+def _cosine(x: NDArray[np.float64]) -> float:
+    largest = np.abs(x).max()
+    if largest == 0.0:
+        return 1.0
+    scaled = x / largest  # squares of tiny values would vanish
+    return float(scaled.sum() / np.sqrt(x.size * (scaled @ scaled)))
+
+
+def _gini(ascending: NDArray[np.float64]) -> float:
+    n, total = ascending.size, ascending.sum()
+    if not ascending.any():
+        return 0.0
+    ranks = 2.0 * np.arange(1, n + 1) - n - 1.0
+    return float(ranks @ ascending / (n * total)) if ascending[0] >= 0.0 else float("nan")
+
+
+def _entropy(x: NDArray[np.float64]) -> float:
+    if not x.any():
+        return float(np.log(x.size))
+    if x.min() < 0.0:
+        return float("nan")
+    shares = x[x > 0.0] / x.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _mean(numbers: list[float]) -> float:
+    return sum(numbers) / len(numbers) if numbers else 0.0

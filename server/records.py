@@ -1,0 +1,241 @@
+"""The run folder: settings, a row a round, a row a client, the checkpoint and the models."""
+
+import csv
+import io
+import json
+import os
+import platform
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from strategies import Round
+
+from .checkpoint import Arrays, load_checkpoint, save_checkpoint, save_model, write_whole
+from .fairness import percent_improved, summarize
+from .settings import Settings
+
+FORMAT = 1
+"""Of the run folder; a folder of a higher one was written by a newer version."""
+
+ACCURACY = "test_accuracy_of_global_model"
+"""In percent, of each client on its own test split."""
+
+MEASURES = tuple(summarize({"anyone": 1.0}))
+
+ROUND_COLUMNS = (
+    "round",
+    "participants",
+    "replies_used",
+    "refused",
+    "missing",
+    "percent_of_participants_improved",
+    *(f"{ACCURACY}_{measure}" for measure in MEASURES),
+    "bytes_sent",
+    "bytes_received",
+    "seconds",
+)
+CLIENT_COLUMNS = (
+    "round",
+    "client",
+    "participated",
+    "coefficient",
+    "test_examples",
+    ACCURACY,
+    "test_loss_of_global_model",
+    "train_loss_before_round",
+    "train_loss_of_global_model",
+)
+
+Row = Mapping[str, object]
+
+
+class RunFolderError(ValueError):
+    """A folder that cannot be used or written; the message says why and what would do."""
+
+
+class RunFolder:
+    """What a run leaves on disk, and what it continues from.
+
+    Rows of a round are written before its checkpoint, which is replaced whole; rows of later rounds than the
+    checkpoint's are dropped when the run continues. So a run killed at any moment loses at most the round under way.
+
+    Parameters
+    ----------
+    path
+        The folder; made if it is not there.
+    settings
+        Of the run.
+
+    Raises
+    ------
+    RunFolderError
+        When the folder holds something else: another program's files, a run with other settings, or one of a newer
+        version.
+    """
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self.path = path
+        self._best: Mapping[str, float] = {}
+        config = settings.run_config()
+        if (path / "config.toml").exists():
+            self._check_same(config)
+        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunFolderError(f"{path} is there already and is no run folder: choose another --out")
+        else:
+            self._lay_out(config)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over."""
+        return (self.path / "model.safetensors").exists()
+
+    def resume(self) -> tuple[Arrays, Mapping[str, Any]] | None:
+        """Return the model and the strategy's state after the last finished round, None where there is none yet."""
+        checkpoint = self.path / "checkpoint" / "round.safetensors"
+        if not checkpoint.exists():
+            arrays, state = None, {"strategy": {"round": 0}, "best": {}}
+        else:
+            arrays, state = load_checkpoint(checkpoint)
+        self._best = state["best"]
+        for name, columns in (("rounds.csv", ROUND_COLUMNS), ("clients.csv", CLIENT_COLUMNS)):
+            self._keep_rows(self.path / name, columns, last=state["strategy"]["round"])
+        return None if arrays is None else (arrays, state["strategy"])
+
+    def record(self, finished: Round, state: Mapping[str, Any], seconds: float) -> Row:
+        """Write a finished round: its rows, the best model so far, and the checkpoint; return the round's row.
+
+        Raises
+        ------
+        RunFolderError
+            When the disk does not take it; the last checkpoint is intact.
+        """
+        row = round_row(finished, seconds)
+        arrays = {name: array.numpy() for name, array in finished.arrays.items()}
+        try:
+            append(self.path / "rounds.csv", ROUND_COLUMNS, [row])
+            append(self.path / "clients.csv", CLIENT_COLUMNS, client_rows(finished))
+            mean = row.get(f"{ACCURACY}_mean")
+            if isinstance(mean, float) and mean > self._best.get("mean", -1.0):
+                self._best = {"mean": mean, "round": finished.number}
+                about = {"round": str(finished.number), f"{ACCURACY}_mean": str(mean)}
+                save_model(self.path / "model-best.safetensors", arrays, **about)
+            checkpoint = self.path / "checkpoint" / "round.safetensors"
+            save_checkpoint(checkpoint, arrays, {"strategy": state, "best": self._best})
+        except OSError as error:
+            raise RunFolderError(
+                f"round {finished.number} cannot be written to {self.path}: {error.strerror}. What was written up to "
+                f"round {finished.number - 1} is intact: make room and run the same command again"
+            ) from error
+        return row
+
+    def finish(self, arrays: Arrays) -> None:
+        """Write the final model, which marks the run as finished."""
+        try:
+            save_model(self.path / "model.safetensors", arrays)
+        except OSError as error:
+            raise RunFolderError(
+                f"the final model cannot be written to {self.path}: {error.strerror}. All rounds are intact: make "
+                "room and run the same command again"
+            ) from error
+
+    def _lay_out(self, config: Mapping[str, object]) -> None:
+        try:
+            (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
+            about = {"machine": platform.platform(), "processors": os.cpu_count(), "python": platform.python_version()}
+            packages = {name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")}
+            write_whole(self.path / "env.json", json.dumps(about | packages, indent=2).encode())
+            # The settings come last: a folder without them was killed while it was made, and is made again.
+            write_whole(self.path / "config.toml", tomli_w.dumps({"run-folder-format": FORMAT, **config}).encode())
+        except OSError as error:
+            raise RunFolderError(f"the run folder {self.path} cannot be made: {error.strerror}") from error
+
+    def _check_same(self, config: Mapping[str, object]) -> None:
+        there = tomllib.loads((self.path / "config.toml").read_text())
+        written = there.pop("run-folder-format", 0)
+        if written > FORMAT:
+            raise RunFolderError(
+                f"{self.path} was written by a newer version (run-folder-format = {written}, this version knows "
+                f"{FORMAT}): upgrade fairbloom or choose another --out"
+            )
+        differing = sorted(key for key in (config.keys() | there.keys()) - {"out"} if config.get(key) != there.get(key))
+        if differing:
+            shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in differing)
+            raise RunFolderError(f"{self.path} belongs to a run with other settings ({shown}): choose another --out")
+
+    def _keep_rows(self, path: Path, columns: tuple[str, ...], last: int) -> None:
+        """Rewrite a table with the rows up to round `last`; start it where there is none."""
+        rows: list[Row] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                rows = [
+                    row for row in csv.DictReader(file) if (row["round"] or "").isdigit() and int(row["round"]) <= last
+                ]
+        write_whole(path, as_csv(columns, rows, header=True).encode())
+
+
+def round_row(finished: Round, seconds: float) -> dict[str, object]:
+    """Return a round's row of rounds.csv."""
+    row: dict[str, object] = {
+        "round": finished.number,
+        "participants": len(finished.participants),
+        "replies_used": len(finished.coefficients),
+        "refused": " | ".join(f"{name}: {reason}" for name, reason in finished.refused.items()),
+        "missing": " ".join(finished.missing),
+        "bytes_sent": finished.bytes_sent,
+        "bytes_received": finished.bytes_received,
+        "seconds": round(seconds, 6),
+    }
+    before = {n: m["loss-before"] for n, m in finished.train_metrics.items() if "loss-before" in m}
+    after = {n: m["train-loss"] for n, m in finished.evaluations.items() if n in before and "train-loss" in m}
+    if after:
+        row["percent_of_participants_improved"] = percent_improved({name: before[name] for name in after}, after)
+    accuracies = {name: 100.0 * m["accuracy"] for name, m in finished.evaluations.items() if "accuracy" in m}
+    if accuracies:
+        row |= {f"{ACCURACY}_{measure}": value for measure, value in summarize(accuracies).items()}
+    return row
+
+
+def client_rows(finished: Round) -> list[Row]:
+    """Return a row of clients.csv for each client that evaluated."""
+    return [
+        {
+            "round": finished.number,
+            "client": name,
+            "participated": int(name in finished.coefficients),
+            "coefficient": finished.coefficients.get(name),
+            "test_examples": measured["num-examples"],
+            ACCURACY: 100.0 * measured["accuracy"] if "accuracy" in measured else None,
+            "test_loss_of_global_model": measured.get("loss"),
+            "train_loss_before_round": finished.train_metrics.get(name, {}).get("loss-before"),
+            "train_loss_of_global_model": measured.get("train-loss"),
+        }
+        for name, measured in sorted(finished.evaluations.items())
+    ]
+
+
+def append(path: Path, columns: tuple[str, ...], rows: Iterable[Row]) -> None:
+    """Add rows to a table, all of them or, where the disk does not take them, none."""
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            file.write(as_csv(columns, rows).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, size)
+            raise
+
+
+def as_csv(columns: tuple[str, ...], rows: Iterable[Row], *, header: bool = False) -> str:
+    """Return rows as CSV text with Unix line ends."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,99 @@
+"""A Flower grid whose nodes are clients in this process."""
+
+import copy
+import itertools
+from collections.abc import Iterable, Mapping
+
+from flwr.app import Context, Message, RecordDict
+from flwr.app.error import Error
+from flwr.app.user_config import UserConfig
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+SERVER = 1
+"""The node id that Flower gives the server."""
+
+
+class InProcessGrid(Grid):
+    """Hands each message to the ClientApp, in this process, with a context per client that persists.
+
+    Node i + 2 is the client of partition i. A client that raises answers with an error, as a deployed one does, and
+    what it had changed in its context is dropped.
+
+    Parameters
+    ----------
+    client_app
+        The app that plays every client.
+    run_config
+        What the clients find in their context.
+    clients
+        How many there are.
+    """
+
+    def __init__(self, client_app: ClientApp, run_config: UserConfig, clients: int) -> None:
+        # Messages are stamped with the process's identity, which Flower's own runtimes set as well.
+        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = SERVER
+        self._app = client_app
+        self._run = Run.create_empty(run_id=SERVER)
+        self._message_ids = map(str, itertools.count(1))
+        self._replies: dict[str, Message] = {}
+        self.contexts: Mapping[int, Context] = {
+            SERVER + 1 + i: Context(
+                run_id=SERVER,
+                node_id=SERVER + 1 + i,
+                node_config={"partition-id": i, "num-partitions": clients},
+                state=RecordDict(),
+                run_config=dict(run_config),
+            )
+            for i in range(clients)
+        }
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Return a new message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the node ids; all clients are always online."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Let the clients work, one after the other; return the ids of the messages."""
+        message_ids = []
+        for message in messages:
+            message_id = next(self._message_ids)
+            message.metadata.__dict__["_message_id"] = message_id
+            self._replies[message_id] = self._answer(message)
+            message_ids.append(message_id)
+        return message_ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to these messages; each is handed out once."""
+        return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Let the clients work and return their replies; nothing is waited for, so there is nothing to time out."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message: Message) -> Message:
+        context = self.contexts[message.metadata.dst_node_id]
+        before = copy.deepcopy(context.state)
+        try:
+            return self._app(message, context)
+        except Exception as error:  # one client's failure is one error reply, whatever it is
+            context.state = before
+            reason = f"{type(error).__name__}: {error}"
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -1,0 +1,26 @@
+"""A whole run in this process."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from client.app import app
+from server.app import federate
+from server.records import Row
+from server.settings import Settings
+
+from .grid import InProcessGrid
+
+
+def simulate(settings: Settings, on_row: Callable[[Row], None] = lambda row: None) -> Path:
+    """Run, or continue, what `settings` say with all clients in this process; return the run folder.
+
+    One thread computes: small models gain nothing from more, and the sums are then the same on any number of cores.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return federate(settings, InProcessGrid(app, settings.run_config(), settings.clients), on_row)
+    finally:
+        torch.set_num_threads(threads)

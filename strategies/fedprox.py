@@ -1,0 +1,31 @@
+"""The plain average of clients that are held near the global model."""
+
+from typing import Unpack
+
+from .fedavg import FedAvg
+from .ranges import at_least
+from .strategy import Options
+
+
+class FedProx(FedAvg):
+    r"""FedProx: FedAvg of clients whose loss has a proximal term.
+
+    .. math:: c_k = p_k, \qquad \min_x F_k(x) + \tfrac{\mu}{2} \lVert x - w \rVert^2
+
+    Source: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, equation 2.
+
+    Parameters
+    ----------
+    mu : float at least 0
+        Strength of the proximal term; its gradient is mu · (x − w).
+
+    Reductions: `mu=0` is FedAvg.
+
+    Departures: the paper's second half, partial work, is a matter of the clients here.
+    """
+
+    own_terms = frozenset({"proximal_mu"})
+
+    def __init__(self, *, mu: float, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.proximal_mu = at_least(0.0, mu=mu)

@@ -1,0 +1,47 @@
+"""q-fair federated learning: clients with a high loss count more."""
+
+from typing import Unpack
+
+import numpy as np
+
+from .cohort import Cohort, FloatArray
+from .ranges import above, at_least
+from .strategy import FairStrategy, Options
+
+SMALLEST_LOSS = 1e-10
+
+
+class QFedAvg(FairStrategy):
+    r"""q-FedAvg: descends the sum of F_k^(q+1) with a step from an estimated Lipschitz constant.
+
+    .. math:: c_k = \frac{L F_k^q}{\sum_j h_j}, \qquad h_j = q F_j^{q-1} L^2 \lVert u_j \rVert^2 + L F_j^q
+
+    Source: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 2.
+
+    Parameters
+    ----------
+    q : float at least 0
+        How much high losses count: 0 not at all, large values approach the worst client alone.
+    lipschitz : float above 0
+        L, an estimate of the gradients' Lipschitz constant; the paper takes 1 / local learning rate.
+
+    Reductions: `q=0` is FedAvg with uniform weights.
+
+    Departures: F is floored at 1e-10, because F^(q−1) is undefined at F = 0 for q < 1.
+    """
+
+    needs = frozenset({"loss-before"})
+    default_weighting = None
+
+    def __init__(self, *, q: float, lipschitz: float, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.q = at_least(0.0, q=q)
+        self.lipschitz = above(0.0, lipschitz=lipschitz)
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return c; F^q is taken of F / max F, which cannot overflow and cancels."""
+        F, q, L = np.maximum(cohort.losses, SMALLEST_LOSS), self.q, self.lipschitz
+        Fq = (F / F.max()) ** q
+        h = L * Fq + (q * Fq / F * L**2 * cohort.squared_norms if q > 0.0 else 0.0)
+        c: FloatArray = L * Fq / h.sum()
+        return c

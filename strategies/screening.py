@@ -1,0 +1,42 @@
+"""What makes a reply usable; every check raises ValueError with the reason for which the reply is refused."""
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from .updates import Arrays, Layout
+
+
+def usable_metrics(content: Any, count_key: str, needs: Collection[str] = ()) -> dict[str, float]:
+    """Return the finite numbers among a reply's metrics, if its count and the needed ones are there."""
+    record = _only(content.metric_records, "metrics", "MetricRecord")
+    count = record.get(count_key)
+    if count_key == "num-examples" and (not isinstance(count, int) or count < 1):
+        raise ValueError(f"num-examples must be an integer of at least 1, got {count!r}")
+    finite = {key: value for key, value in record.items() if isinstance(value, int | float) and math.isfinite(value)}
+    if not finite.get(count_key, 0) > 0:
+        raise ValueError(f"{count_key} must be a positive number, got {count!r}")
+    for name in sorted(needs):
+        if name not in finite:
+            raise ValueError(f"metric {name!r} must be a finite number, got {record.get(name)!r}")
+    return finite
+
+
+def usable_arrays(content: Any, key: str, layout: Layout) -> Arrays:
+    """Return a reply's arrays, if their names, shapes and kinds of dtype are the model's."""
+    arrays = {}
+    for name, array in _only(content.array_records, key, "ArrayRecord").items():
+        try:
+            arrays[name] = array.numpy()
+        except Exception as error:  # nothing bounds what a client's bytes make NumPy raise
+            raise ValueError(f"array {name!r} can't be read: {error}") from error
+    if (mismatch := layout.mismatch(arrays)) is not None:
+        raise ValueError(mismatch)
+    return arrays
+
+
+def _only(records: Mapping[str, Any], key: str, kind: str) -> Any:
+    """Return the record named `key`, or the only one there is: foreign clients choose their own name."""
+    if key not in records and len(records) != 1:
+        raise ValueError(f"{kind} {key!r} is missing")
+    return records[key] if key in records else next(iter(records.values()))

@@ -1,0 +1,419 @@
+"""The round as Flower sees it: the one file of this package that knows Flower.
+
+A method is a subclass with a `weigh`. Sampling by client name, screening of replies, flat updates, the step and the
+memory of old updates are here, once for all methods.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypedDict, Unpack
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from .cohort import Cohort, FloatArray, Kept
+from .ranges import at_least, one_of, whole, within
+from .roster import Roster, sample
+from .round import Exchange, Round
+from .screening import usable_arrays, usable_metrics
+from .updates import Layout, Row, Updates, combine, gram_matrix, squared_norms
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+WAIT_SECONDS = 0.5
+"""How often the roster is looked at again while too few clients are online."""
+
+
+class Options(TypedDict, total=False):
+    """What every method takes beside its own parameters; see FairStrategy."""
+
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    evaluate_every: int
+    seed: int
+    weighting: str | None
+    proximal_mu: float
+    personal_lambda: float
+    buffers: Sequence[str]
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+
+
+class FairStrategy(Strategy):
+    """A federated method that maps a cohort of updates to one coefficient per update.
+
+    Subclasses implement `weigh`; they name the metrics they need in `needs`, their prior in `default_weighting`
+    (None: the method has none), where they come from in `source`, and what they keep between rounds in `remember`
+    and `memory`.
+
+    Parameters
+    ----------
+    fraction_train : float in (0, 1], default 1.0
+        Share of the clients online that train in a round: ⌈fraction · N⌉, counted exactly.
+    fraction_evaluate : float in [0, 1], default 1.0
+        The same for evaluation; 0 switches it off.
+    min_train_nodes : int at least 1, default 1
+        Fewest clients to draw for training.
+    min_evaluate_nodes : int at least 0, default 1
+        Fewest clients to draw for evaluation.
+    min_available_nodes : int at least 1, default 1
+        Clients to wait for before a round starts.
+    evaluate_every : int at least 0, default 1
+        Clients evaluate after every so many rounds and after the last; 0: only after the last.
+    seed : int at least 0, default 0
+        Clients are drawn by name from (seed, round) alone.
+    weighting : examples or uniform
+        The prior p_k: n_k / Σ n or 1/m. Methods without a prior refuse it.
+    proximal_mu : float at least 0, default 0.0
+        Clients add (mu/2)‖x − w‖² to their loss.
+    personal_lambda : float at least 0, default 0.0
+        Above 0, clients also train a personal model that is pulled to w with this strength.
+    buffers : names of float arrays, default none
+        BatchNorm statistics: averaged by p_k and no part of the update.
+    weighted_by_key, arrayrecord_key, configrecord_key : str
+        As in Flower's FedAvg, with its defaults.
+
+    Raises
+    ------
+    ValueError
+        When a parameter is outside its range.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    default_weighting: ClassVar[str | None] = "examples"
+    own_terms: ClassVar[frozenset[str]] = frozenset()
+    """Common options that the method sets by a parameter of its own and therefore refuses."""
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        for name in options:
+            if name not in Options.__optional_keys__:
+                raise TypeError(f"{type(self).__name__} takes no parameter {name!r}")
+            if name in self.own_terms:
+                raise ValueError(f"{type(self).__name__} sets {name} by its own parameter, got {options.get(name)!r}")
+        self.fraction_train = within("(0, 1]", fraction_train=options.get("fraction_train", 1.0))
+        self.fraction_evaluate = within("[0, 1]", fraction_evaluate=options.get("fraction_evaluate", 1.0))
+        self.min_train_nodes = whole(1, min_train_nodes=options.get("min_train_nodes", 1))
+        self.min_evaluate_nodes = whole(0, min_evaluate_nodes=options.get("min_evaluate_nodes", 1))
+        self.min_available_nodes = whole(1, min_available_nodes=options.get("min_available_nodes", 1))
+        self.evaluate_every = whole(0, evaluate_every=options.get("evaluate_every", 1))
+        self.seed = whole(0, seed=options.get("seed", 0))
+        self.weighting = self._checked_weighting(options.get("weighting"))
+        self.proximal_mu = at_least(0.0, proximal_mu=options.get("proximal_mu", 0.0))
+        self.personal_lambda = at_least(0.0, personal_lambda=options.get("personal_lambda", 0.0))
+        self.buffers = tuple(options.get("buffers", ()))
+        self.weighted_by_key = options.get("weighted_by_key", "num-examples")
+        self.arrayrecord_key = options.get("arrayrecord_key", "arrays")
+        self.configrecord_key = options.get("configrecord_key", "config")
+
+        self.memory: dict[str, Any] = {}
+        """The method's memory beside old updates: str, numbers, None, NumPy arrays, lists and dicts only."""
+        self._rows: dict[Kept, Row] = {}
+        self._finished_rounds = 0
+        self._num_rounds: int | None = None
+        self._timeout: float | None = None
+        self._roster = Roster()
+        self._layout = Layout({})
+        self._train, self._evaluate = Exchange(), Exchange()
+        self._coefficients: dict[str, float] = {}
+
+    def _checked_weighting(self, weighting: str | None) -> str:
+        if self.default_weighting is None and weighting is not None:
+            raise ValueError(f"{type(self).__name__} has no prior: leave weighting out, got {weighting!r}")
+        return one_of(("examples", "uniform"), weighting=weighting or self.default_weighting or "uniform")
+
+    # What a method says ---------------------------------------------------------------------------------------------
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return the coefficients c: one per update, then one per kept row, shape (m + r,). Changes nothing."""
+        raise NotImplementedError
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
+        """Update `memory` after the step; return the rows to keep, each as a combination of shape (m + r,)."""
+        return {}
+
+    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
+        """Return the method's own metrics of the round."""
+        return {}
+
+    def objective(self) -> dict[str, bool | float | int | str]:
+        """Return what the clients are told of their local objective."""
+        terms = {"proximal-mu": self.proximal_mu, "personal-lambda": self.personal_lambda}
+        return {key: value for key, value in terms.items() if value > 0.0}
+
+    # State ----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last finished round and the method's memory: str, numbers, None, arrays, lists and dicts only."""
+        rows = [
+            {"key": kept.key, "round": kept.round, "scale": row.scale, "values": row.values.copy()}
+            for kept, row in self._rows.items()
+        ]
+        return {"method": type(self).__name__, "round": self._finished_rounds, "rows": rows, "memory": self.memory}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned.
+
+        Raises
+        ------
+        ValueError
+            When the state is another method's.
+        """
+        if state["method"] != type(self).__name__:
+            raise ValueError(f"the state is of {state['method']}, not of {type(self).__name__}")
+        self._finished_rounds = whole(0, round=state["round"])
+        self._rows = {Kept(row["key"], row["round"]): Row(row["values"], row["scale"]) for row in state["rows"]}
+        self.memory = state["memory"]
+
+    # The run --------------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *,
+        on_round: Callable[[Round], None] | None = None,
+        resume: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """Run rounds up to `num_rounds`; arguments and result are those of Flower's `Strategy.start`.
+
+        Parameters
+        ----------
+        grid, initial_arrays, num_rounds, evaluate_fn
+            As in Flower.
+        timeout
+            Seconds until a round's replies are due; its messages live no longer.
+        train_config, evaluate_config
+            Sent with each message and read anew in every round. A list `measure` asks for metrics beside what the
+            method needs; in evaluation, of the round's participants.
+        on_round
+            Called with every finished Round before the next one starts. What it raises ends the run.
+        resume
+            A state from `state_dict()`; `initial_arrays` are then the arrays after that round.
+        """
+        self._finished_rounds, self._rows, self.memory = 0, {}, {}
+        self._num_rounds, self._timeout = whole(0, num_rounds=num_rounds), timeout
+        if resume is not None:
+            self.load_state_dict(resume)
+        train_config = ConfigRecord() if train_config is None else train_config
+        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        self.summary()
+        result = Result(arrays=initial_arrays)
+        if evaluate_fn and self._finished_rounds == 0 and (central := evaluate_fn(0, initial_arrays)) is not None:
+            result.evaluate_metrics_serverapp[0] = central
+        for number in range(self._finished_rounds + 1, num_rounds + 1):
+            messages = self.configure_train(number, result.arrays, train_config, grid)
+            arrays, trained = self.aggregate_train(number, self._deliver(grid, messages))
+            result.arrays = result.arrays if arrays is None else arrays
+            messages = self.configure_evaluate(number, result.arrays, evaluate_config, grid)
+            evaluated = self.aggregate_evaluate(number, self._deliver(grid, messages))
+            if trained is not None:
+                result.train_metrics_clientapp[number] = trained
+            if evaluated is not None:
+                result.evaluate_metrics_clientapp[number] = evaluated
+            if evaluate_fn and (central := evaluate_fn(number, result.arrays)) is not None:
+                result.evaluate_metrics_serverapp[number] = central
+            if on_round is not None:
+                on_round(self._as_round(number, result.arrays, trained or MetricRecord()))
+        return result
+
+    def summary(self) -> None:
+        """Log the method with its options."""
+        shown = {k: v for k, v in vars(self).items() if not k.startswith("_") and k != "memory"}
+        log.info("%s(%s)", type(self).__name__, ", ".join(f"{k}={v!r}" for k, v in shown.items()))
+
+    def _deliver(self, grid: Grid, messages: Iterable[Message]) -> list[Message]:
+        messages = list(messages)
+        return list(grid.send_and_receive(messages, timeout=self._timeout)) if messages else []
+
+    def _as_round(self, number: int, arrays: ArrayRecord, metrics: MetricRecord) -> Round:
+        train, evaluate = self._train, self._evaluate
+        reasons = {name: list(train_reasons) for name, train_reasons in train.refused.items()}
+        for name, more in evaluate.refused.items():
+            reasons.setdefault(name, []).extend(f"evaluation: {reason}" for reason in more)
+        size = sum(len(array.data) for array in arrays.values())
+        return Round(
+            number=number,
+            participants=tuple(sorted(train.messages)),
+            refused={name: "; ".join(given) for name, given in sorted(reasons.items())},
+            missing=tuple(train.missing),
+            coefficients=self._coefficients,
+            arrays=arrays,
+            metrics=dict(metrics),
+            train_metrics=train.metrics,
+            evaluations=evaluate.metrics,
+            bytes_sent=size * (len(train.messages) + len(evaluate.messages)),
+            bytes_received=size * len(train.metrics),
+        )
+
+    # One round, as Flower's hooks -----------------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the round's clients from (seed, round) and write a message to each."""
+        self._layout = Layout({name: array.numpy() for name, array in arrays.items()}, self.buffers)
+        self._train, self._evaluate, self._coefficients = Exchange(), Exchange(), {}
+        asked = config.get("measure")
+        measure = sorted(self.needs.union(map(str, asked if isinstance(asked, list) else [])))
+        told = {**config, **self.objective(), "server-round": server_round, "measure": measure}
+        for name, node_id in self._draw(grid, "train", server_round, self.fraction_train, self.min_train_nodes):
+            self._train.messages[name] = self._message(MessageType.TRAIN, node_id, arrays, told)
+        return list(self._train.messages.values())
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Screen the replies, weigh the updates and take the step; no arrays (the model stays) in a skipped round."""
+        contents = self._train.sort(replies, self._roster.online)
+        updates = Updates(self._layout, capacity=len(contents))
+        for name, content in contents:
+            try:
+                metrics = usable_metrics(content, self.weighted_by_key, self.needs)
+                updates.add(usable_arrays(content, self.arrayrecord_key, self._layout))
+                self._train.metrics[name] = metrics
+            except ValueError as reason:
+                self._train.refuse(name, str(reason))
+        self._note_debts(self._train)
+        self._finished_rounds = server_round
+        try:
+            arrays, own = self._step(server_round, updates)
+        except ValueError as reason:
+            log.warning("round %d is skipped: %s", server_round, reason)
+            return None, self._summed_up(self._train, {})
+        return arrays, self._summed_up(self._train, own)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the clients that evaluate, where the round is evaluated, and write a message to each."""
+        self._evaluate = Exchange()
+        last = server_round == self._num_rounds
+        due = last or (self.evaluate_every > 0 and server_round % self.evaluate_every == 0)
+        if self.fraction_evaluate == 0.0 or not due:
+            return []
+        told = {**config, "server-round": server_round}
+        plain = {key: value for key, value in told.items() if key != "measure"}
+        drawn = self._draw(grid, "evaluate", server_round, self.fraction_evaluate, self.min_evaluate_nodes)
+        for name, node_id in drawn:
+            config_of = told if name in self._train.metrics else plain
+            self._evaluate.messages[name] = self._message(MessageType.EVALUATE, node_id, arrays, config_of)
+        return list(self._evaluate.messages.values())
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Keep every client's row; return the means weighted by examples, None where no client was asked."""
+        for name, content in self._evaluate.sort(replies, self._roster.online):
+            try:
+                self._evaluate.metrics[name] = usable_metrics(content, self.weighted_by_key)
+            except ValueError as reason:
+                self._evaluate.refuse(name, str(reason))
+        self._note_debts(self._evaluate)
+        return self._summed_up(self._evaluate, {}) if self._evaluate.messages else None
+
+    def _step(self, server_round: int, updates: Updates) -> tuple[ArrayRecord, dict[str, float]]:
+        """Return the model after the round and the method's own metrics; the memory moves on only if all went well."""
+        names = tuple(self._train.metrics)
+        if not names:
+            raise ValueError("no usable reply")
+        rows = [*updates.rows, *self._rows.values()]
+        counts = np.array([m[self.weighted_by_key] for m in self._train.metrics.values()], np.float64)
+        prior = counts / counts.sum() if self.weighting == "examples" else np.full(len(names), 1.0 / len(names))
+        cohort = Cohort(
+            round=server_round,
+            num_rounds=self._num_rounds,
+            names=names,
+            counts=counts,
+            prior=prior,
+            metrics={key: np.array([m[key] for m in self._train.metrics.values()], np.float64) for key in self.needs},
+            memory=tuple(self._rows),
+            gram_of=lambda: gram_matrix(rows),
+            squared_norms_of=lambda: squared_norms(updates.rows),
+        )
+        coefficients = self.weigh(cohort)
+        if not np.isfinite(coefficients).all():
+            raise ValueError("its coefficients are not finite")
+        after = updates.model_after(coefficients, rows, prior, counts)
+        self._rows = {kept: combine(mix, rows) for kept, mix in self.remember(cohort, coefficients).items()}
+        self._coefficients = dict(zip(names, map(float, coefficients[: len(names)]), strict=True))
+        own = self.own_metrics(cohort, coefficients)
+        return ArrayRecord({name: Array(array) for name, array in after.items()}), own
+
+    def _summed_up(self, exchange: Exchange, own: Mapping[str, float]) -> MetricRecord:
+        """Return the means of what the used replies report, how many replies there were, and the method's own."""
+        numbers = {
+            "participants": len(exchange.messages),
+            "replies-used": len(exchange.metrics),
+            "replies-refused": sum(map(len, exchange.refused.values())),
+            "replies-missing": len(exchange.missing),
+        }
+        return MetricRecord({**exchange.means(self.weighted_by_key), **numbers, **own})
+
+    # Messages and roster --------------------------------------------------------------------------------------------
+
+    def _message(self, message_type: str, node_id: int, arrays: ArrayRecord, told: Mapping[str, Any]) -> Message:
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ConfigRecord(dict(told))})
+        return Message(content, dst_node_id=node_id, message_type=message_type, ttl=self._timeout)
+
+    def _draw(self, grid: Grid, purpose: str, number: int, fraction: float, minimum: int) -> list[tuple[str, int]]:
+        """Wait for enough clients; return the drawn ones, each with its node, in the order of names."""
+        if not self._wait_for_clients(grid, max(self.min_available_nodes, minimum)):
+            return []
+        if self._roster.debts:
+            try:
+                late = grid.pull_messages(self._roster.debts)
+            except NotImplementedError:  # a grid that answers by send_and_receive alone
+                late = []
+            self._roster.settle(reply.metadata.reply_to_message_id for reply in late)
+        drawn = sample(self._roster.free, fraction, minimum, self.seed, purpose, number)
+        return [(name, self._roster.online[name]) for name in drawn]
+
+    def _wait_for_clients(self, grid: Grid, minimum: int) -> bool:
+        """Refresh the roster until `minimum` clients are online; return whether they came before the deadline."""
+        deadline = time.monotonic() + (math.inf if self._timeout is None else self._timeout)
+        self._roster.refresh(_online(grid), lambda nodes: self._ask_names(grid, nodes))
+        while (online := len(self._roster.online)) < minimum:
+            if time.monotonic() >= deadline:
+                return False
+            log.info("waiting for clients: %d of %d are online", online, minimum)
+            time.sleep(WAIT_SECONDS)
+            self._roster.refresh(_online(grid), lambda nodes: self._ask_names(grid, nodes))
+        return True
+
+    def _ask_names(self, grid: Grid, node_ids: list[int]) -> dict[int, str]:
+        """Ask new nodes for their client name; one that answers with an error, or without, is named by its node id."""
+        asked = Exchange()
+        for node_id in node_ids:
+            message = Message(RecordDict(), dst_node_id=node_id, message_type=MessageType.QUERY, ttl=self._timeout)
+            asked.messages[str(node_id)] = message
+        names = {}
+        replies = self._deliver(grid, asked.messages.values())
+        sender = asked.senders()
+        for reply in replies:
+            node = sender(reply)
+            if node is not None and node not in names:
+                client = reply.content.config_records.get("client") if reply.has_content() else None
+                names[node] = str(client["name"]) if client and client.get("name") else node
+        return {int(node): name for node, name in names.items()}
+
+    def _note_debts(self, exchange: Exchange) -> None:
+        for name in exchange.missing:
+            asked = exchange.messages[name].metadata
+            if asked.message_id:
+                self._roster.owe(asked.message_id, asked.dst_node_id)
+        self._roster.settle(exchange.strays)
+
+
+def _online(grid: Grid) -> dict[int, str]:
+    return {node.node_id: node.name for node in grid.get_nodes()}

@@ -1,0 +1,224 @@
+"""Flat updates u_k = w − w_k, their Gram matrix and their weighted sum, in one pass of chunks each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cohort import FloatArray
+
+Arrays = Mapping[str, NDArray[Any]]
+
+CHUNK = 8192
+"""Columns handled at once: m rows of them fit into the processor's cache."""
+
+EXACT_WORK = 2e9
+"""Up to this many products (rows² · columns) a Gram matrix is multiplied in float64; beyond, in float32 within a
+chunk and summed in float64: 1.5e-7 in a cosine, at a quarter of the time."""
+
+SAFE_EXPONENT = 40
+"""Rows whose largest entry lies outside 2^±40 are stored divided by a power of two, so that no product overflows."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One flat update, `scale` times `values`, in the dtype of the model."""
+
+    values: NDArray[Any]
+    scale: float = 1.0
+
+
+class Layout:
+    """Which arrays of a model are averaged as updates, which as buffers, and where each lies in the flat vector.
+
+    Parameters
+    ----------
+    arrays
+        The global model w by array name.
+    buffers
+        Names of float arrays (BatchNorm statistics) that are averaged but are no part of the update.
+
+    Raises
+    ------
+    ValueError
+        When a buffer is no float array of the model, or an array is neither float, integer nor bool, or not finite.
+    """
+
+    def __init__(self, arrays: Arrays, buffers: Sequence[str] = ()) -> None:
+        for name in buffers:
+            if name not in arrays or arrays[name].dtype.kind != "f":
+                raise ValueError(f"buffers names {name!r}, which is no float array of the model ({', '.join(arrays)})")
+        for name, array in arrays.items():
+            if array.dtype.kind not in "fiub":
+                raise ValueError(f"array {name!r} has dtype {array.dtype}; only float, integer and bool are supported")
+            if not np.isfinite(array).all():
+                raise ValueError(f"array {name!r} of the global model is not finite")
+        self.arrays = arrays
+        self.buffers = tuple(name for name in arrays if name in buffers)
+        self.integers = tuple(name for name, array in arrays.items() if array.dtype.kind != "f")
+        self.trainable = tuple(n for n, a in arrays.items() if a.dtype.kind == "f" and n not in buffers)
+        floats = [arrays[name].dtype for name in self.trainable]
+        self.dtype = np.result_type(np.float32, *floats)
+        self.size = sum(arrays[name].size for name in self.trainable)
+
+    @property
+    def slices(self) -> Iterator[tuple[str, slice]]:
+        """Each trainable array's name and its place in the flat vector."""
+        start = 0
+        for name in self.trainable:
+            stop = start + self.arrays[name].size
+            yield name, slice(start, stop)
+            start = stop
+
+    @cached_property
+    def flat(self) -> NDArray[Any]:
+        """The trainable part of w as one vector of `size` entries."""
+        parts = [self.arrays[name].ravel() for name in self.trainable]
+        return np.concatenate(parts).astype(self.dtype, copy=False) if parts else np.empty(0, self.dtype)
+
+    def mismatch(self, arrays: Arrays) -> str | None:
+        """Return how `arrays` differs from the model in names, shapes or kinds of dtype; None where it does not."""
+        for name, array in self.arrays.items():
+            if name not in arrays:
+                return f"array {name!r} is missing"
+            if arrays[name].shape != array.shape:
+                return f"array {name!r} has shape {arrays[name].shape}, the model has {array.shape}"
+            if arrays[name].dtype.kind != array.dtype.kind:
+                return f"array {name!r} has dtype {arrays[name].dtype}, the model has {array.dtype}"
+        added = [name for name in arrays if name not in self.arrays]
+        return f"array {added[0]!r} is not in the model" if added else None
+
+
+class Updates:
+    """The usable replies of one round as flat updates, added one by one in the order of client names."""
+
+    def __init__(self, layout: Layout, capacity: int) -> None:
+        self.layout = layout
+        self._matrix = np.empty((capacity, layout.size), layout.dtype)
+        self._scales: list[float] = []
+        self._others: list[Arrays] = []
+
+    def add(self, arrays: Arrays) -> None:
+        """Store u = w − `arrays` as the next row, and its buffers.
+
+        Raises
+        ------
+        ValueError
+            When an entry is not finite; nothing is stored then.
+        """
+        row = self._matrix[len(self._scales)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            for name, place in self.layout.slices:
+                np.subtract(self.layout.flat[place], arrays[name].ravel(), out=row[place], casting="same_kind")
+        # The extremes of w − w_k tell whether w_k is finite, in two passes without a temporary.
+        largest = float(max(row.max(), -row.min())) if row.size else 0.0
+        suspects = self.layout.buffers if np.isfinite(largest) else (*self.layout.trainable, *self.layout.buffers)
+        for name in suspects:
+            if not np.isfinite(arrays[name]).all():
+                raise ValueError(f"array {name!r} is not finite")
+        if not np.isfinite(largest):
+            raise ValueError(f"its update is beyond the range of {row.dtype}")
+        exponent = int(np.frexp(largest)[1])
+        if abs(exponent) > SAFE_EXPONENT:
+            np.ldexp(row, -exponent, out=row)
+        self._scales.append(2.0**exponent if abs(exponent) > SAFE_EXPONENT else 1.0)
+        self._others.append({name: arrays[name] for name in (*self.layout.buffers, *self.layout.integers)})
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows added so far; they share the memory of the whole."""
+        return [Row(self._matrix[k], scale) for k, scale in enumerate(self._scales)]
+
+    def model_after(
+        self, coefficients: FloatArray, rows: Sequence[Row], prior: FloatArray, counts: FloatArray
+    ) -> dict[str, NDArray[Any]]:
+        """Return w − Σ_k c_k `rows`_k in the model's dtypes.
+
+        Buffers are averaged by `prior`; integer arrays are those of the client with the most examples (the first of
+        several).
+
+        Raises
+        ------
+        ValueError
+            When the result is not finite.
+        """
+        flat = self.layout.flat.copy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            weighted_sum(coefficients, rows, into=flat)
+        if not np.isfinite(flat).all():
+            raise ValueError(f"the model after the step is beyond the range of {flat.dtype}")
+        places = dict(self.layout.slices)
+        largest = int(np.argmax(counts))
+        model = {}
+        for name, array in self.layout.arrays.items():
+            if name in places:
+                after = flat[places[name]].reshape(array.shape)
+            elif name in self.layout.buffers:
+                after = sum(p * other[name].astype(np.float64) for p, other in zip(prior, self._others, strict=True))
+            else:
+                after = self._others[largest][name]
+            model[name] = np.asarray(after).astype(array.dtype)
+        return model
+
+
+def _chunks(rows: Sequence[Row], dtype: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Yield CHUNK columns of all rows at a time, as `dtype`, in one buffer that is used again."""
+    size = rows[0].values.size
+    buffer = np.empty((len(rows), min(CHUNK, size)), dtype)
+    for start in range(0, size, CHUNK):
+        place = slice(start, min(start + CHUNK, size))
+        block = buffer[:, : place.stop - start]
+        for k, row in enumerate(rows):
+            block[k] = row.values[place]
+        yield place, block
+
+
+def gram_matrix(rows: Sequence[Row], *, exact: bool = False) -> FloatArray:
+    """Return the inner products of `rows`, shape (m, m), accumulated in float64.
+
+    `exact` asks for float64 products however large the work; see EXACT_WORK.
+    """
+    m = len(rows)
+    gram = np.zeros((m, m))
+    if m == 0 or rows[0].values.size == 0:
+        return gram
+    exact = exact or m * m * rows[0].values.size <= EXACT_WORK
+    for _, block in _chunks(rows, np.float64 if exact else rows[0].values.dtype):
+        gram += block @ block.T
+    scales = np.array([row.scale for row in rows])
+    gram *= np.outer(scales, scales)
+    return gram
+
+
+def squared_norms(rows: Sequence[Row]) -> FloatArray:
+    """Return the squared norm of each row, shape (m,), accumulated in float64."""
+    norms = np.zeros(len(rows))
+    if len(rows) == 0 or rows[0].values.size == 0:
+        return norms
+    for _, block in _chunks(rows, np.float64):
+        norms += np.einsum("kj,kj->k", block, block)
+    norms *= np.array([row.scale for row in rows]) ** 2
+    return norms
+
+
+def weighted_sum(coefficients: FloatArray, rows: Sequence[Row], into: NDArray[Any]) -> None:
+    """Subtract Σ_k c_k u_k from `into` (shape (d,)), chunk by chunk, each entry rounded once."""
+    used = [(c * row.scale, row) for c, row in zip(coefficients, rows, strict=True) if c != 0.0]
+    if not used or into.size == 0:
+        return
+    scaled = np.array([c for c, _ in used])
+    for place, block in _chunks([row for _, row in used], np.float64):
+        into[place] = into[place] - scaled @ block
+
+
+def combine(coefficients: FloatArray, rows: Sequence[Row]) -> Row:
+    """Return Σ_k c_k u_k as a new row, or the very row where one coefficient is 1 and the others 0."""
+    (used,) = np.nonzero(coefficients)
+    if len(used) == 1 and coefficients[used[0]] == 1.0:
+        return rows[int(used[0])]
+    values = np.zeros_like(rows[0].values)
+    weighted_sum(-coefficients, rows, into=values)
+    return Row(values)

@@ -1,0 +1,26 @@
+import warnings
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # typer's, about click, when imported
+    from flwr.supercore.task_identity import TaskIdentity
+
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def task_identity() -> Iterator[None]:
+    """Flower writes messages only inside a run, or as if inside one."""
+    before = (TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id)
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    yield
+    TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before

@@ -1,0 +1,356 @@
+"""Cohorts from rows, a Flower grid in memory, and clients that train or misbehave."""
+
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app.error import Error
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from strategies import METHODS, FairStrategy
+from strategies.cohort import Cohort, FloatArray, Kept
+
+Arrays = dict[str, NDArray[Any]]
+
+ARGUMENTS: dict[str, list[dict[str, Any]]] = {
+    "fedavg": [{}, {"weighting": "uniform"}],
+    "fedprox": [{"mu": 0.1}],
+    "fedavgn": [{}, {"server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
+    "qfedavg": [{"q": 1.0, "lipschitz": 10.0}, {"q": 0.0, "lipschitz": 2.0}, {"q": 5.0, "lipschitz": 1.0}],
+    "fedmgda": [{}, {"epsilon": 0.1, "server_lr": 0.7, "weighting": "examples"}],
+    "fedmgdaplus": [{}, {"epsilon": 0.2, "server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
+    "fedfv": [{}, {"alpha": 0.0, "tau": 3}, {"alpha": 0.5, "tau": 0, "order": "reverse"}, {"order": "random"}],
+}
+"""Constructor arguments for each method: its defaults where it has them, then other corners."""
+
+CASES = [(name, arguments) for name, several in ARGUMENTS.items() for arguments in several]
+
+
+def make(name: str, arguments: Mapping[str, Any], **options: Any) -> FairStrategy:
+    return METHODS[name](**arguments, **options)
+
+
+# Cohorts ------------------------------------------------------------------------------------------------------------
+
+
+def client_names(m: int) -> tuple[str, ...]:
+    return tuple(f"client-{k:03}" for k in range(m))
+
+
+def cohort_of(
+    U: FloatArray,
+    *,
+    losses: Iterable[float] | None = None,
+    counts: Iterable[float] | None = None,
+    weighting: str = "uniform",
+    round: int = 1,
+    num_rounds: int | None = 10,
+    names: Sequence[str] | None = None,
+    memory: Mapping[Kept, FloatArray] | None = None,
+) -> Cohort:
+    """Return the cohort of the updates U, shape (m, d), which a method sees through inner products alone."""
+    U, memory = np.asarray(U, np.float64), memory or {}
+    m = len(U)
+    n = np.ones(m) if counts is None else np.asarray(list(counts), np.float64)
+    F = 1.0 + np.arange(m) if losses is None else np.asarray(list(losses), np.float64)
+    rows = np.vstack([U, *memory.values()])
+    return Cohort(
+        round=round,
+        num_rounds=num_rounds,
+        names=tuple(names or client_names(m)),
+        counts=n,
+        prior=n / n.sum() if weighting == "examples" else np.full(m, 1.0 / m),
+        gram_of=lambda: rows @ rows.T,
+        squared_norms_of=lambda: np.einsum("kj,kj->k", U, U),
+        metrics={"loss-before": F},
+        memory=tuple(memory),
+    )
+
+
+@st.composite
+def edgy_updates(draw: st.DrawFn, min_size: int = 1) -> FloatArray:
+    """Rows of which some are zero, equal, opposite or of another scale."""
+    m, d = draw(st.integers(min_size, 5)), draw(st.integers(1, 6))
+    U = np.random.default_rng(draw(st.integers(0, 2**32 - 1))).normal(size=(m, d))
+    for k in range(m):
+        kind = draw(st.sampled_from(("as it is", "zero", "equal", "opposite", "large", "small")))
+        factor = {"zero": 0.0, "opposite": -1.0, "large": 1e3, "small": 1e-3}.get(kind, 1.0)
+        U[k] = factor * U[0 if kind in ("equal", "opposite") else k]
+    return U
+
+
+@st.composite
+def generic_updates(draw: st.DrawFn, min_size: int = 1) -> FloatArray:
+    """Rows in general position, more or less alike: no inner product is zero."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    m, d, alike = draw(st.integers(min_size, 5)), draw(st.integers(5, 8)), draw(st.sampled_from((-1.0, 0.0, 1.0)))
+    return rng.normal(size=(m, d)) * rng.uniform(0.2, 5.0, size=(m, 1)) + alike * rng.normal(size=d)
+
+
+def losses_and_counts(m: int) -> tuple[FloatArray, FloatArray]:
+    rng = np.random.default_rng(m)
+    return rng.uniform(0.1, 3.0, m), rng.integers(1, 50, m).astype(np.float64)
+
+
+# Clients ------------------------------------------------------------------------------------------------------------
+
+TRAINABLE = ("weight", "bias", "scale")
+BUFFERS = ("norm.mean",)
+Answer = Callable[[Message], Message | None]
+
+
+def initial_model() -> Arrays:
+    rng = np.random.default_rng(1)
+    return {
+        "weight": rng.normal(size=(2, 3)).astype(np.float32),
+        "norm.mean": np.zeros(2, np.float32),
+        "bias": rng.normal(size=3).astype(np.float32),
+        "norm.steps": np.array(5, np.int64),
+        "scale": np.array(0.5, np.float32),
+    }
+
+
+def record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def unpack(arrays: ArrayRecord) -> Arrays:
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+class Quadratic:
+    """A client whose loss is ½ Σ a (w − target)²; one round of its training is one gradient step."""
+
+    def __init__(self, name: str) -> None:
+        rng = np.random.default_rng(zlib.crc32(name.encode()))
+        self.name, self.examples = name, int(rng.integers(5, 100))
+        self.curvature, self.target = rng.uniform(0.5, 1.5, 10), 3.0 * rng.normal(size=10)
+        self.mean = rng.normal(size=2)
+
+    def trained(self, arrays: Arrays) -> tuple[Arrays, float]:
+        """Return the arrays after training, in the dtypes they came in, and the loss before."""
+        w = np.concatenate([arrays[name].ravel().astype(np.float64) for name in TRAINABLE])
+        after = w - 0.3 * self.curvature * (w - self.target)
+        places = np.split(after, np.cumsum([arrays[name].size for name in TRAINABLE])[:-1])
+        new = {name: place.reshape(arrays[name].shape) for name, place in zip(TRAINABLE, places, strict=True)}
+        new["norm.mean"] = (arrays["norm.mean"] + self.mean) / 2
+        new["norm.steps"] = arrays["norm.steps"] + self.examples
+        loss = 0.5 * float(self.curvature @ (w - self.target) ** 2)
+        return {name: np.asarray(new[name]).astype(array.dtype) for name, array in arrays.items()}, loss
+
+    def __call__(self, message: Message) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            client = ConfigRecord({"name": self.name, "num-examples": self.examples})
+            return Message(RecordDict({"client": client}), reply_to=message)
+        arrays, loss = self.trained(unpack(message.content.array_records["arrays"]))
+        if message.metadata.message_type == MessageType.EVALUATE:
+            numbers = MetricRecord({"num-examples": self.examples, "loss": loss, "accuracy": 1.0 / (1.0 + loss)})
+            return Message(RecordDict({"metrics": numbers}), reply_to=message)
+        numbers = MetricRecord({"num-examples": self.examples, "loss-before": loss})
+        return Message(RecordDict({"arrays": record(arrays), "metrics": numbers}), reply_to=message)
+
+
+def quadratics(n: int) -> dict[str, Quadratic]:
+    return {name: Quadratic(name) for name in (f"site-{k}" for k in range(n))}
+
+
+# The grid -----------------------------------------------------------------------------------------------------------
+
+Fault = Callable[[Message, Message], list[Message]]
+"""From an instruction and the good reply to it to what arrives in its place."""
+
+
+class MemoryGrid(Grid):
+    """A grid whose nodes are functions in this process: random node ids, random order of arrival.
+
+    `faults` holds what goes wrong with the reply of a client to the TRAIN message of a round.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[str, Answer],
+        *,
+        seed: int = 0,
+        faults: Mapping[tuple[str, int], Fault] | None = None,
+        registered: Collection[str] = (),
+    ) -> None:
+        self._rng = np.random.default_rng(seed)
+        self.nodes = {int(self._rng.integers(2, 2**62)): name for name in clients}
+        self.clients, self.faults, self.registered = clients, faults or {}, registered
+        self.sent: list[Message] = []
+        self.held: list[Message] = []
+        self._mailbox: dict[str, list[Message]] = {}
+
+    def sent_to(self, message_type: str) -> list[tuple[str, Message]]:
+        """Client and message of everything sent of one type, in the order of sending."""
+        return [(self.nodes[m.metadata.dst_node_id], m) for m in self.sent if m.metadata.message_type == message_type]
+
+    def release(self) -> None:
+        """Let the replies that were held back arrive."""
+        for reply in self.held:
+            self._mailbox.setdefault(reply.metadata.reply_to_message_id, []).append(reply)
+        self.held = []
+
+    def _answers(self, message: Message) -> list[Message]:
+        name = self.nodes[message.metadata.dst_node_id]
+        reply = self.clients[name](message)
+        if reply is None:
+            return []
+        config = message.content.config_records.get("config", ConfigRecord())
+        fault = self.faults.get((name, int(str(config.get("server-round", 0)))))
+        if fault is None or message.metadata.message_type != MessageType.TRAIN:
+            return [reply]
+        if fault is no_reply:
+            self.held.append(reply)
+        return fault(message, reply)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            ids.append(self._rng.bytes(16).hex())
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            self.sent.append(message)
+            self._mailbox[ids[-1]] = self._answers(message)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [reply for message_id in message_ids for reply in self._mailbox.pop(message_id, [])]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        replies = self.pull_messages(self.push_messages(messages))
+        return [replies[i] for i in self._rng.permutation(len(replies))]
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.nodes)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        names = {node: name if name in self.registered else "" for node, name in self.nodes.items()}
+        return [NodeInfo(node_id=node, name=name) for node, name in names.items()]
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def set_run(self, run: Run) -> None:
+        raise NotImplementedError
+
+    @cached_property
+    def run(self) -> Run:
+        raise NotImplementedError
+
+
+# What goes wrong ----------------------------------------------------------------------------------------------------
+
+
+def no_reply(sent: Message, reply: Message) -> list[Message]:
+    return []
+
+
+def error(sent: Message, reply: Message) -> list[Message]:
+    return [Message(Error(2, "out of memory"), reply_to=sent)]
+
+
+def node_unavailable(sent: Message, reply: Message) -> list[Message]:
+    gone = Message(Error(5, "node unavailable"), reply_to=sent)
+    gone.metadata.__dict__["_src_node_id"] = 1  # the server's
+    return [gone]
+
+
+def duplicate(sent: Message, reply: Message) -> list[Message]:
+    return [reply, reply]
+
+
+def to_unknown_message(sent: Message, reply: Message) -> list[Message]:
+    stray = Message(reply.content, reply_to=sent)
+    stray.metadata.__dict__["_reply_to_message_id"] = "0" * 32
+    return [reply, stray]
+
+
+def arrays(**changed: Any) -> Fault:
+    """The same reply with arrays replaced, or left out where None is given ("_" stands for a dot)."""
+
+    def fault(sent: Message, reply: Message) -> list[Message]:
+        changes = {name.replace("_", "."): value for name, value in changed.items()}
+        kept = {**reply.content.array_records["arrays"], **changes}
+        records = {
+            name: array if isinstance(array, Array) else Array(np.asarray(array))
+            for name, array in kept.items()
+            if array is not None
+        }
+        content = RecordDict({"arrays": ArrayRecord(records), "metrics": reply.content.metric_records["metrics"]})
+        return [Message(content, reply_to=sent)]
+
+    return fault
+
+
+def metrics(changed: Mapping[str, Any]) -> Fault:
+    """The same reply with metrics replaced, or left out where None is given."""
+
+    def fault(sent: Message, reply: Message) -> list[Message]:
+        numbers = {**reply.content.metric_records["metrics"], **changed}
+        record = MetricRecord({key: value for key, value in numbers.items() if value is not None})
+        content = RecordDict({"arrays": reply.content.array_records["arrays"], "metrics": record})
+        return [Message(content, reply_to=sent)]
+
+    return fault
+
+
+def without(kind: str) -> Fault:
+    """The same reply without one of its records."""
+
+    def fault(sent: Message, reply: Message) -> list[Message]:
+        kept = {key: value for key, value in reply.content.items() if key != kind}
+        return [Message(RecordDict(kept), reply_to=sent)]
+
+    return fault
+
+
+def corrupt(data: bytes, stype: str = "numpy.ndarray") -> Array:
+    return Array(dtype="float32", shape=(3,), stype=stype, data=data)
+
+
+BROKEN: dict[str, tuple[Fault, str]] = {
+    "error": (error, "out of memory"),
+    "node unavailable": (node_unavailable, "node unavailable"),
+    "nan": (arrays(bias=np.float32([1, np.nan, 2])), "'bias' is not finite"),
+    "infinite": (arrays(bias=np.float32([1, -np.inf, 2])), "'bias' is not finite"),
+    "nan in 0-d": (arrays(scale=np.float32(np.nan)), "'scale' is not finite"),
+    "nan in buffer": (arrays(norm_mean=np.float32([np.nan, 0])), "'norm.mean' is not finite"),
+    "shape": (arrays(bias=np.zeros(4, np.float32)), "'bias' has shape (4,)"),
+    "broadcastable shape": (arrays(bias=np.zeros(1, np.float32)), "'bias' has shape (1,)"),
+    "shape of 0-d": (arrays(scale=np.zeros(1, np.float32)), "'scale' has shape (1,)"),
+    "integers for floats": (arrays(bias=np.zeros(3, np.int64)), "'bias' has dtype int64"),
+    "floats for integers": (arrays(norm_steps=np.float32(1)), "'norm.steps' has dtype float32"),
+    "complex": (arrays(bias=np.zeros(3, np.complex64)), "'bias' has dtype complex64"),
+    "text": (arrays(bias=np.array(["a", "b", "c"])), "'bias' has dtype <U1"),
+    "missing array": (arrays(bias=None), "'bias' is missing"),
+    "added array": (arrays(extra=np.float32(1)), "'extra' is not in the model"),
+    "no arrays": (without("arrays"), "'arrays' is missing"),
+    "corrupt bytes": (arrays(bias=corrupt(b"\x93NUMPY\x01\x00nonsense")), "'bias' can't be read"),
+    "no bytes": (arrays(bias=corrupt(b"")), "'bias' can't be read"),
+    "unknown serialisation": (arrays(bias=corrupt(b"abc", "pickle")), "'bias' can't be read"),
+    "no metrics": (without("metrics"), "'metrics' is missing"),
+    "no num-examples": (metrics({"num-examples": None}), "num-examples must be an integer of at least 1, got None"),
+    "zero examples": (metrics({"num-examples": 0}), "num-examples must be an integer of at least 1, got 0"),
+    "negative examples": (metrics({"num-examples": -3}), "num-examples must be an integer of at least 1, got -3"),
+    "half an example": (metrics({"num-examples": 0.5}), "num-examples must be an integer of at least 1, got 0.5"),
+    "examples as float": (metrics({"num-examples": 3.0}), "num-examples must be an integer of at least 1, got 3.0"),
+    "examples as list": (metrics({"num-examples": [3]}), "num-examples must be an integer of at least 1, got [3]"),
+}
+"""Replies that no method can use, and what the reason for their refusal says."""
+
+UNMEASURED: dict[str, tuple[Fault, str]] = {
+    "no loss": (metrics({"loss-before": None}), "'loss-before' must be a finite number, got None"),
+    "nan loss": (metrics({"loss-before": np.nan}), "'loss-before' must be a finite number, got nan"),
+    "infinite loss": (metrics({"loss-before": np.inf}), "'loss-before' must be a finite number, got inf"),
+    "list for a loss": (metrics({"loss-before": [1.0]}), "'loss-before' must be a finite number, got [1.0]"),
+}
+"""Replies that a method which needs the loss can't use."""

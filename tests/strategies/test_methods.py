@@ -1,0 +1,217 @@
+"""What holds for every method: the shared battery over strategies.METHODS."""
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import strategies
+from strategies import METHODS, FairStrategy
+from strategies.cohort import FloatArray, Kept
+
+from .helpers import ARGUMENTS, CASES, client_names, cohort_of, edgy_updates, generic_updates, losses_and_counts, make
+from .reference import REFERENCES, WEIGHTING, Seen, expected_step
+
+every_method = pytest.mark.parametrize(("name", "arguments"), CASES)
+
+
+def seen_of(U: FloatArray, losses: FloatArray, counts: FloatArray, round: int = 1) -> Seen:
+    names = client_names(len(U))
+    return Seen(
+        round,
+        10,
+        dict(zip(names, U, strict=True)),
+        dict(zip(names, losses, strict=True)),
+        dict(zip(names, counts, strict=True)),
+    )
+
+
+def weighting_of(name: str, arguments: dict[str, Any]) -> str:
+    return str(arguments.get("weighting", WEIGHTING[name]) or "uniform")
+
+
+def step_of(name: str, arguments: dict[str, Any], U: FloatArray, losses: FloatArray, counts: FloatArray) -> FloatArray:
+    cohort = cohort_of(U, losses=losses, counts=counts, weighting=weighting_of(name, arguments))
+    return make(name, arguments).weigh(cohort) @ U
+
+
+def assert_same_step(step: FloatArray, expected: FloatArray, U: FloatArray) -> None:
+    tolerance = 1e-5 * max(np.linalg.norm(expected), 1e-3 * np.linalg.norm(U, axis=1).max())
+    assert np.linalg.norm(step - expected) <= tolerance
+
+
+def test_every_method_is_enrolled_in_this_battery() -> None:
+    assert set(ARGUMENTS) == set(METHODS) == set(REFERENCES) == set(WEIGHTING)
+
+
+def test_every_public_method_in_the_files_is_exported() -> None:
+    found = set()
+    for path in Path(strategies.__file__).parent.glob("*.py"):
+        module = importlib.import_module(f"strategies.{path.stem}" if path.stem != "__init__" else "strategies")
+        for name, member in inspect.getmembers(module, inspect.isclass):
+            if issubclass(member, FairStrategy) and member is not FairStrategy and not name.startswith("_"):
+                found.add(name)
+    assert found == {method.__name__ for method in METHODS.values()}
+    assert found <= set(strategies.__all__)
+    assert {name.lower() for name in found} == set(METHODS)
+
+
+@every_method
+@given(U=generic_updates())
+def test_gram_form_equals_the_vector_form(name: str, arguments: dict[str, Any], U: FloatArray) -> None:
+    losses, counts = losses_and_counts(len(U))
+    expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
+    assert_same_step(step_of(name, arguments, U, losses, counts), expected, U)
+
+
+@every_method
+@given(U=edgy_updates())
+def test_zero_equal_and_opposite_updates_give_a_finite_step(
+    name: str, arguments: dict[str, Any], U: FloatArray
+) -> None:
+    losses, counts = losses_and_counts(len(U))
+    assert np.isfinite(step_of(name, arguments, U, losses, counts)).all()
+
+
+@every_method
+def test_only_zero_updates_give_no_step(name: str, arguments: dict[str, Any]) -> None:
+    c = make(name, arguments).weigh(cohort_of(np.zeros((3, 4))))
+    assert c.shape == (3,)
+    assert np.isfinite(c).all()
+
+
+@every_method
+@pytest.mark.parametrize("length", [1e-30, 1.0, 1e30])
+def test_one_client_alone_is_stepped_along(name: str, arguments: dict[str, Any], length: float) -> None:
+    U = length * np.array([[1.0, -2.0, 2.0]]) / 3.0
+    losses, counts = np.array([0.7]), np.array([5.0])
+    c = make(name, arguments).weigh(cohort_of(U, losses=losses, counts=counts))
+    expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
+    assert c.shape == (1,)
+    assert c[0] > 0.0
+    np.testing.assert_allclose(c @ U, expected, rtol=1e-9)
+
+
+@every_method
+@pytest.mark.parametrize("length", [1e-30, 1e30])
+def test_huge_and_tiny_updates_step_as_the_formula_says(name: str, arguments: dict[str, Any], length: float) -> None:
+    U = length * np.random.default_rng(3).normal(size=(4, 6))
+    losses, counts = losses_and_counts(4)
+    expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
+    assert_same_step(step_of(name, arguments, U, losses, counts), expected, U)
+
+
+@every_method
+@pytest.mark.parametrize("length", [1e-30, 1e30])
+def test_one_huge_or_tiny_update_among_others_steps_as_the_formula_says(
+    name: str, arguments: dict[str, Any], length: float
+) -> None:
+    U = np.random.default_rng(4).normal(size=(4, 6))
+    U[1] *= length
+    losses, counts = losses_and_counts(4)
+    expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
+    step = step_of(name, arguments, U, losses, counts)
+    np.testing.assert_allclose(step, expected, rtol=1e-4, atol=1e-4 * np.linalg.norm(expected))
+
+
+@every_method
+def test_equal_clients_are_stepped_along_together(name: str, arguments: dict[str, Any]) -> None:
+    U = np.tile([3.0, 0.0, -4.0], (4, 1))
+    losses, counts = np.full(4, 0.9), np.full(4, 6.0)
+    expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
+    np.testing.assert_allclose(step_of(name, arguments, U, losses, counts), expected, rtol=1e-9)
+
+
+@every_method
+@pytest.mark.parametrize("losses", [[0.0, 0.0, 0.0], [0.0, 1e-30, 1e30], [1e30, 1e30, 1e30], [5.0, 5.0, 5.0]])
+def test_extreme_and_equal_losses_give_finite_coefficients(
+    name: str, arguments: dict[str, Any], losses: list[float]
+) -> None:
+    U = np.random.default_rng(5).normal(size=(3, 4))
+    assert np.isfinite(make(name, arguments).weigh(cohort_of(U, losses=losses))).all()
+
+
+@every_method
+@given(U=generic_updates(), seed=st.integers(0, 100))
+def test_renaming_clients_changes_no_step(name: str, arguments: dict[str, Any], U: FloatArray, seed: int) -> None:
+    if arguments.get("order") == "random":
+        pytest.skip("its order is drawn over names")
+    losses, counts = losses_and_counts(len(U))
+    order = np.random.default_rng(seed).permutation(len(U))
+    step = step_of(name, arguments, U, losses, counts)
+    assert_same_step(step_of(name, arguments, U[order], losses[order], counts[order]), step, U)
+
+
+@every_method
+def test_weigh_changes_nothing(name: str, arguments: dict[str, Any]) -> None:
+    strategy = make(name, arguments)
+    kept = {Kept("absent", 4): np.array([-1.0, 2.0, 0.5])} if name == "fedfv" else {}
+    cohort = cohort_of(np.random.default_rng(6).normal(size=(3, 3)), round=5, memory=kept)
+    before = [cohort.prior.copy(), cohort.counts.copy(), cohort.losses.copy(), cohort.gram.copy()]
+    first = strategy.weigh(cohort).copy()
+    assert strategy.weigh(cohort).tobytes() == first.tobytes()
+    assert strategy.memory == {}
+    for now, then in zip([cohort.prior, cohort.counts, cohort.losses, cohort.gram], before, strict=True):
+        assert now.tobytes() == then.tobytes()
+
+
+@every_method
+def test_coefficients_and_kept_rows_have_one_entry_per_row(name: str, arguments: dict[str, Any]) -> None:
+    strategy = make(name, arguments)
+    kept = {Kept("absent", 4): np.array([-1.0, 2.0, 0.5])} if name == "fedfv" else {}
+    cohort = cohort_of(np.eye(3), round=5, memory=kept)
+    c = strategy.weigh(cohort)
+    assert c.shape == (3 + len(kept),)
+    assert all(mix.shape == c.shape for mix in strategy.remember(cohort, c).values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_weighting_is_as_documented(name: str) -> None:
+    arguments = {key: value for key, value in ARGUMENTS[name][0].items() if key != "weighting"}
+    if WEIGHTING[name] is None:
+        for weighting in ("examples", "uniform"):
+            with pytest.raises(ValueError, match=f"weighting.*'{weighting}'"):
+                make(name, arguments, weighting=weighting)
+    else:
+        assert make(name, arguments).weighting == WEIGHTING[name]
+        with pytest.raises(ValueError, match="weighting must be one of examples, uniform, got 'loss'"):
+            make(name, arguments, weighting="loss")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_unknown_parameters_are_refused(name: str) -> None:
+    with pytest.raises(TypeError, match="fraction_fit"):
+        make(name, ARGUMENTS[name][0], fraction_fit=0.5)
+    with pytest.raises(TypeError):
+        METHODS[name](0.5)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_defaults_are_as_documented(name: str) -> None:
+    strategy = vars(make(name, ARGUMENTS[name][0]))
+    defaults = {
+        "fraction_train": 1.0,
+        "fraction_evaluate": 1.0,
+        "min_train_nodes": 1,
+        "min_evaluate_nodes": 1,
+        "min_available_nodes": 1,
+        "seed": 0,
+        "personal_lambda": 0.0,
+        "buffers": (),
+        "weighted_by_key": "num-examples",
+        "arrayrecord_key": "arrays",
+        "configrecord_key": "config",
+    }
+    assert {key: strategy[key] for key in defaults} == defaults
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_state_of_another_method_is_refused(name: str) -> None:
+    strategy = make(name, ARGUMENTS[name][0])
+    with pytest.raises(ValueError, match=f"Other.*{type(strategy).__name__}"):
+        strategy.load_state_dict({**strategy.state_dict(), "method": "Other"})
