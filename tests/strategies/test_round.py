@@ -642,6 +642,9 @@ def test_a_grid_that_only_sends_and_receives_is_enough() -> None:
     assert [r.participants for r in rounds] == [("site-0", "site-1", "site-2"), ("site-0", "site-2")]
 
 
-def test_too_few_clients_are_waited_for_no_longer_than_the_timeout() -> None:
-    _, rounds = run(FedAvg(min_available_nodes=9), rounds=1, timeout=0.01)
-    assert len(rounds[0].participants) == 6
+def test_too_few_clients_are_waited_for_no_longer_than_the_timeout_and_the_round_is_skipped() -> None:
+    grid = MemoryGrid(quadratics(2))
+    result, rounds = run(FedAvg(min_available_nodes=3), grid, rounds=1, timeout=0.01)
+    assert [(r.number, r.participants, r.coefficients) for r in rounds] == [(1, (), {})]
+    assert grid.sent_to(MessageType.TRAIN) == []
+    assert bits(result.arrays) == bits(record(initial_model()))

@@ -1,0 +1,58 @@
+# make alone explains the targets. TORCH chooses another torch build: make demo TORCH="torch==2.15.0+cpu", for example.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH ?= $(shell grep '^torch==' requirements.lock)
+DEMO := runs/demo
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-runtimes lint docs bench lock clean
+
+help: ## explain the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/ready ## make the virtual environment .venv with everything that is needed
+
+$(VENV)/ready: pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing; PyTorch is large, this can take a few minutes the first time."
+	grep -v '^torch==' requirements.lock > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable . --group dev
+	touch $@
+
+demo: setup ## compare four methods on 20 clients, three of them with a camera mounted sideways
+	$(BIN)/fairbloom compare --task digits --methods fedavg,qfedavg,fedmgdaplus,fedfv --seeds 10 --rounds 50 \
+		--clients 20 --set partition=iid --set rotated-clients=3 --set evaluate-every=10 --out $(DEMO)
+
+test: setup ## run the tests
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup
+
+test-runtimes: setup ## run only the tests that start Ray or real server and client processes
+	$(BIN)/pytest -m runtimes
+
+lint: setup ## check style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+docs: setup ## build the documentation into docs/_build
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --group docs
+	$(BIN)/sphinx-build --fail-on-warning --quiet docs docs/_build
+	@echo "open docs/_build/index.html"
+
+bench: setup ## measure a simulated round against a plain loop and against flwr run
+	$(BIN)/python benchmarks/rounds.py
+
+lock: setup ## write the versions that are installed now into requirements.lock
+	@grep '^#' requirements.lock > $(VENV)/lock
+	$(BIN)/pip freeze --exclude-editable >> $(VENV)/lock
+	mv $(VENV)/lock requirements.lock
+
+clean: ## remove the virtual environment, caches and runs
+	rm -rf $(VENV) runs dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,193 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import FedAvg, FedFV
+from strategies.cohort import FloatArray, Kept
+
+from .helpers import client_names, cohort_of, edgy_updates, generic_updates
+from .reference import Seen, fedfv
+
+
+def step(strategy: FedFV, U: FloatArray, **cohort: Any) -> FloatArray:
+    return strategy.weigh(cohort_of(U, **cohort)) @ np.vstack([U, *cohort.get("memory", {}).values()])
+
+
+# Reductions ---------------------------------------------------------------------------------------------------------
+
+
+@given(U=edgy_updates())
+def test_alpha_one_and_tau_zero_is_fedavg_with_uniform_weights(U: FloatArray) -> None:
+    mean = FedAvg(weighting="uniform").weigh(cohort_of(U)) @ U
+    tolerance = 1e-9 * np.linalg.norm(U, axis=1).max()
+    if mean @ mean > 1e-6 * np.mean(np.sum(U**2, axis=1)):
+        np.testing.assert_allclose(step(FedFV(alpha=1.0, tau=0), U), mean, atol=tolerance)
+
+
+@given(U=generic_updates())
+def test_updates_that_do_not_conflict_are_averaged(U: FloatArray) -> None:
+    np.testing.assert_allclose(step(FedFV(), np.abs(U)), np.abs(U).mean(axis=0), rtol=1e-9)
+
+
+# Closed forms -------------------------------------------------------------------------------------------------------
+
+
+def test_two_clients_by_hand() -> None:
+    # u'_1 = (1, 0) + ½ (-1, 1) = (½, ½), u'_2 = (-1, 1) + (1, 0) = (0, 1); g ∝ (1, 3), ‖mean u‖ = ½
+    U = np.array([[1.0, 0.0], [-1.0, 1.0]])
+    expected = 0.5 * np.array([1.0, 3.0]) / np.sqrt(10.0)
+    np.testing.assert_allclose(step(FedFV(alpha=0.0, tau=0), U), expected, rtol=1e-12)
+
+
+def test_the_top_loss_client_keeps_its_update_by_hand() -> None:
+    # alpha = 0.1 of two clients: position ⌈0.9⌉ = 1 is kept, the higher loss; u'_1 = (½, ½), u'_2 = (-1, 1)
+    U = np.array([[1.0, 0.0], [-1.0, 1.0]])
+    expected = 0.5 * np.array([-0.5, 1.5]) / np.sqrt(2.5)
+    np.testing.assert_allclose(step(FedFV(alpha=0.1, tau=0), U, losses=[1.0, 2.0]), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("m", "alpha", "kept"),
+    [(5, 0.0, 0), (5, 0.1, 1), (5, 0.25, 2), (5, 0.5, 3), (5, 0.99, 5), (5, 1.0, 5), (11, 0.3, 4), (1, 0.1, 1), (1, 0, 0)],
+)
+def test_so_many_top_loss_clients_keep_their_update(m: int, alpha: float, kept: int) -> None:
+    common = np.ones((m, m)) * -0.1 + np.eye(m)  # every pair conflicts
+    strategy = FedFV(alpha=alpha, tau=0)
+    A = strategy._projected(cohort_of(common, losses=np.arange(m)))
+    assert [k for k in range(m) if np.array_equal(A[k], np.eye(m)[k])] == (
+        list(range(m - kept, m)) if m > 1 else [0]
+    )
+
+
+def test_ties_in_the_loss_go_by_name() -> None:
+    U = np.random.default_rng(0).normal(size=(4, 3))
+    tied = step(FedFV(), U, losses=[1.0, 1.0, 1.0, 1.0])
+    np.testing.assert_allclose(tied, step(FedFV(), U, losses=[1.0, 2.0, 3.0, 4.0]), rtol=1e-12)
+
+
+# Properties ---------------------------------------------------------------------------------------------------------
+
+
+@given(U=edgy_updates(min_size=2), losses=st.permutations([1.0, 2.0]))
+def test_two_clients_are_both_served(U: FloatArray, losses: list[float]) -> None:
+    g = step(FedFV(alpha=0.0, tau=0), U[:2], losses=losses)
+    norms = np.linalg.norm(U[:2], axis=1)
+    assert (U[:2] @ g >= -1e-6 * norms * max(np.linalg.norm(g), 1e-12)).all()
+
+
+@given(U=edgy_updates(), alpha=st.sampled_from((0.0, 0.1, 0.5, 1.0)))
+def test_the_step_is_as_long_as_the_mean_update_or_nothing(U: FloatArray, alpha: float) -> None:
+    length, mean = np.linalg.norm(step(FedFV(alpha=alpha, tau=0), U)), np.linalg.norm(U.mean(axis=0))
+    assert length == pytest.approx(mean, rel=1e-6, abs=1e-9) or length == 0.0
+
+
+@given(
+    U=generic_updates(),
+    alpha=st.sampled_from((0.0, 0.1, 0.5, 0.9, 1.0)),
+    order=st.sampled_from(("loss", "reverse", "random")),
+    round=st.integers(1, 9),
+    seed=st.integers(0, 3),
+)
+def test_gram_form_equals_the_papers_vectors(U: FloatArray, alpha: float, order: str, round: int, seed: int) -> None:
+    losses = np.random.default_rng(round).uniform(size=len(U))
+    names = client_names(len(U))
+    seen = Seen(round, 10, dict(zip(names, U, strict=True)), dict(zip(names, losses, strict=True)), {})
+    expected = fedfv([seen], alpha, 1, order, seed)
+    got = step(FedFV(alpha=alpha, tau=1, order=order, seed=seed), U, losses=losses, round=round)
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8 * np.linalg.norm(U))
+
+
+@given(seed=st.integers(0, 2**32 - 1), tau=st.integers(0, 4), alpha=st.sampled_from((0.0, 0.1, 1.0)))
+def test_the_whole_history_is_respected_as_in_the_paper(seed: int, tau: int, alpha: float) -> None:
+    """Random participation over ten rounds, one of them skipped; the memory goes through `remember` alone."""
+    rng, strategy = np.random.default_rng(seed), FedFV(tau=tau, alpha=alpha)
+    memory: dict[Kept, FloatArray] = {}
+    history: list[Seen] = []
+    for t in range(1, 11):
+        names = [name for name in client_names(7) if rng.random() < 0.5]
+        if not names or t == 4:
+            continue
+        U, losses = rng.normal(size=(len(names), 6)), rng.uniform(size=len(names))
+        history.append(Seen(t, 10, dict(zip(names, U, strict=True)), dict(zip(names, losses, strict=True)), {}))
+        cohort = cohort_of(U, losses=losses, names=names, round=t, memory=memory)
+        rows = np.vstack([U, *memory.values()])
+        c = strategy.weigh(cohort)
+        np.testing.assert_allclose(c @ rows, fedfv(history, alpha, tau), rtol=1e-6, atol=1e-8)
+        memory = {kept: mix @ rows for kept, mix in strategy.remember(cohort, c).items()}
+        assert all(t - tau < kept.round <= t for kept in memory)
+
+
+# History by hand ----------------------------------------------------------------------------------------------------
+
+
+def test_an_absent_client_is_projected_off_and_the_length_restored_by_hand() -> None:
+    # g = (1, 1) conflicts with the kept (-2, 0): g becomes (0, 1), then as long as the mean, √2
+    memory = {Kept("absent", 4): np.array([-2.0, 0.0])}
+    got = step(FedFV(tau=1), np.array([[1.0, 1.0]]), round=5, memory=memory)
+    np.testing.assert_allclose(got, [0.0, np.sqrt(2.0)], atol=1e-12)
+
+
+@pytest.mark.parametrize(("kept_in", "round", "tau"), [(3, 5, 1), (4, 5, 0), (1, 1, 1), (1, 2, 2), (0, 2, 1)])
+def test_updates_of_another_age_are_not_respected(kept_in: int, round: int, tau: int) -> None:
+    memory = {Kept("absent", kept_in): np.array([-2.0, 0.0])}
+    got = step(FedFV(tau=tau), np.array([[1.0, 1.0]]), round=round, memory=memory)
+    np.testing.assert_allclose(got, [1.0, 1.0], rtol=1e-12)
+
+
+def test_older_rounds_come_first_by_hand() -> None:
+    # i = 2: g = (1, 1, 1) off (-1, 0, 0) is (0, 1, 1); i = 1: off (1, -1, 0) is (½, ½, 1); length √3
+    memory = {Kept("a", 4): np.array([1.0, -1.0, 0.0]), Kept("b", 3): np.array([-1.0, 0.0, 0.0])}
+    got = step(FedFV(tau=2), np.array([[1.0, 1.0, 1.0]]), round=5, memory=memory)
+    np.testing.assert_allclose(got, np.array([0.5, 0.5, 1.0]) * np.sqrt(3.0 / 1.5), rtol=1e-12)
+
+
+def test_conflicting_updates_of_one_round_are_summed_and_others_left_out_by_hand() -> None:
+    # con = (-1, 0) + (0, -2), without (5, 0): g = (1, 1) − (−3/5)(−1, −2) = (0.4, -0.2); length √2
+    memory = {Kept(k, 4): np.array(v) for k, v in {"a": [-1.0, 0.0], "b": [0.0, -2.0], "c": [5.0, 0.0]}.items()}
+    got = step(FedFV(tau=1), np.array([[1.0, 1.0]]), round=5, memory=memory)
+    np.testing.assert_allclose(got, np.array([0.4, -0.2]) * np.sqrt(2.0 / 0.2), rtol=1e-12)
+
+
+def test_a_participants_own_old_update_is_replaced_by_its_new_one() -> None:
+    memory = {Kept("client-000", 4): np.array([-2.0, 0.0])}
+    strategy, U = FedFV(tau=2), np.array([[1.0, 1.0]])
+    np.testing.assert_allclose(step(strategy, U, round=5, memory=memory), [1.0, 1.0], rtol=1e-12)
+    cohort = cohort_of(U, round=5, memory=memory)
+    assert list(strategy.remember(cohort, strategy.weigh(cohort))) == [Kept("client-000", 5)]
+
+
+# Edge cases ---------------------------------------------------------------------------------------------------------
+
+
+def test_opposite_clients_take_no_step() -> None:
+    U = np.array([[1.0, 2.0], [-1.0, -2.0]])
+    assert step(FedFV(alpha=0.0, tau=0), U).tolist() == [0.0, 0.0]
+    assert step(FedFV(alpha=1.0, tau=0), U).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("left", "moves"), [(0.9e-3, False), (1.1e-3, True)])
+def test_what_is_rounding_of_the_mean_norm_is_no_step(left: float, moves: bool) -> None:
+    U = np.array([[1.0, left], [-1.0, left]])
+    assert bool(np.any(step(FedFV(alpha=1.0, tau=0), U))) is moves
+
+
+def test_a_zero_update_is_harmless() -> None:
+    U = np.array([[0.0, 0.0], [1.0, 0.0], [-1.0, 1.0]])
+    names = client_names(3)
+    seen = Seen(1, 1, dict(zip(names, U, strict=True)), dict(zip(names, (1.0, 2.0, 3.0), strict=True)), {})
+    np.testing.assert_allclose(step(FedFV(), U), fedfv([seen]), rtol=1e-12)
+
+
+def test_random_order_depends_on_seed_and_round_alone() -> None:
+    U = np.random.default_rng(0).normal(size=(5, 4)) - 0.5
+    steps = {
+        (seed, round): step(FedFV(alpha=0.0, tau=0, order="random", seed=seed), U, round=round).tobytes()
+        for seed in range(4)
+        for round in range(1, 5)
+    }
+    assert len(set(steps.values())) > 8
+    again = step(FedFV(alpha=0.0, tau=0, order="random", seed=2), U, round=3).tobytes()
+    assert again == steps[2, 3]

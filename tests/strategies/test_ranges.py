@@ -1,0 +1,104 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategies import METHODS, ranges
+
+from .helpers import ARGUMENTS, make
+
+NAN, INF = float("nan"), float("inf")
+NOT_NUMBERS = [NAN, INF, -INF, None, "0.5", True, [0.5], 1j]
+
+OWN: dict[str, dict[str, tuple[str, list[Any], list[Any]]]] = {
+    "fedavg": {},
+    "fedprox": {"mu": ("at least 0", [0, 0.0, 1e-30, 1e30], [-1e-30, -1.0])},
+    "fedavgn": {
+        "server_lr": ("greater than 0", [1e-30, 1, 1e30], [0.0, -1.0]),
+        "decay": ("[0, 1]", [0, 0.5, 1], [-1e-9, 1.0000001]),
+    },
+    "qfedavg": {
+        "q": ("at least 0", [0, 0.5, 15], [-1e-30, -1]),
+        "lipschitz": ("greater than 0", [1e-30, 1, 1e30], [0, -1.0]),
+    },
+    "fedmgda": {
+        "epsilon": ("at least 0", [0, 0.1, 1, 5], [-1e-30, -1]),
+        "server_lr": ("greater than 0", [1e-30, 1], [0.0, -1.0]),
+        "decay": ("[0, 1]", [0, 0.5, 1], [-0.1, 1.1]),
+    },
+    "fedmgdaplus": {
+        "epsilon": ("at least 0", [0, 0.1, 1, 5], [-1e-30, -1]),
+        "server_lr": ("greater than 0", [1e-30, 1], [0.0, -1.0]),
+        "decay": ("[0, 1]", [0, 0.5, 1], [-0.1, 1.1]),
+    },
+    "fedfv": {
+        "alpha": ("[0, 1]", [0, 0.1, 1.0], [-0.1, 1.1]),
+        "tau": ("an integer of at least 0", [0, 1, 100], [-1, 0.5, 1.0]),
+        "order": ("one of loss, random, reverse", ["loss", "random", "reverse"], ["Loss", "", 1]),
+    },
+}
+COMMON: dict[str, tuple[str, list[Any], list[Any]]] = {
+    "fraction_train": ("(0, 1]", [1e-9, 0.5, 1], [0.0, -0.1, 1.1]),
+    "fraction_evaluate": ("[0, 1]", [0, 0.5, 1], [-0.1, 1.1]),
+    "min_train_nodes": ("an integer of at least 1", [1, 5], [0, -1, 1.0]),
+    "min_evaluate_nodes": ("an integer of at least 0", [0, 5], [-1, 1.0]),
+    "min_available_nodes": ("an integer of at least 1", [1, 5], [0, -1, 1.0]),
+    "proximal_mu": ("at least 0", [0.0, 1e30], [-1e-30]),
+    "personal_lambda": ("at least 0", [0.0, 1e30], [-1e-30]),
+    "seed": ("an integer of at least 0", [0, 2**63], [-1, 0.5]),
+    "evaluate_every": ("an integer of at least 0", [0, 3], [-1, 0.5]),
+}
+CHECKS = [
+    (method, parameter, *check)
+    for method in METHODS
+    for parameter, check in {**OWN[method], **COMMON}.items()
+    if not (parameter == "proximal_mu" and method == "fedprox")
+]
+
+
+def test_every_method_has_its_parameters_checked() -> None:
+    assert set(OWN) == set(METHODS)
+    for name, parameters in OWN.items():
+        annotated = METHODS[name].__init__.__annotations__
+        assert set(parameters) == set(annotated) - {"options", "return"}
+
+
+@pytest.mark.parametrize(("method", "parameter", "text", "good", "bad"), CHECKS)
+def test_values_outside_the_range_are_refused_with_name_value_and_range(
+    method: str, parameter: str, text: str, good: list[Any], bad: list[Any]
+) -> None:
+    for value in good:
+        make(method, {**ARGUMENTS[method][0], parameter: value})
+    for value in [*bad, *NOT_NUMBERS]:
+        with pytest.raises(ValueError, match=parameter) as refused:
+            make(method, {**ARGUMENTS[method][0], parameter: value})
+        assert repr(value) in str(refused.value)
+        if value in bad:
+            assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(("method", "parameter", "text", "good", "bad"), CHECKS)
+def test_nan_is_refused_with_name_value_and_range(
+    method: str, parameter: str, text: str, good: list[Any], bad: list[Any]
+) -> None:
+    with pytest.raises(ValueError, match=f"{parameter}.*nan") as refused:
+        make(method, {**ARGUMENTS[method][0], parameter: NAN})
+    assert text in str(refused.value)
+
+
+def test_checks_return_plain_numbers() -> None:
+    for value in (ranges.at_least(0, x=np.float32(1)), ranges.above(0, x=1), ranges.within("[0, 1]", x=1)):
+        assert type(value) is float
+    assert type(ranges.whole(0, x=np.int64(3))) is int
+    assert ranges.finite(x=-2) == -2.0
+
+
+@pytest.mark.parametrize(
+    ("interval", "inside", "outside"),
+    [("[0, 1]", [0, 1], [-1e-12]), ("(0, 1]", [1e-12, 1], [0]), ("[0, 1)", [0], [1]), ("(0, 1)", [0.5], [0, 1])],
+)
+def test_ends_of_an_interval_belong_to_it_as_written(interval: str, inside: list[float], outside: list[float]) -> None:
+    assert [ranges.within(interval, x=value) for value in inside] == inside
+    for value in outside:
+        with pytest.raises(ValueError, match="x must lie in"):
+            ranges.within(interval, x=value)

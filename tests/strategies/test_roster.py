@@ -1,0 +1,140 @@
+import math
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies.roster import Roster, sample
+
+NAMES = [f"client-{k}" for k in range(100)]
+
+
+def never(nodes: list[int]) -> dict[int, str]:
+    raise AssertionError(f"asked {nodes}")
+
+
+def draw(names: list[str], fraction: float, minimum: int = 1, seed: int = 0, number: int = 1) -> list[str]:
+    return sample(names, fraction, minimum, seed, "train", number)
+
+
+# The draw -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("percent", range(1, 101))
+def test_the_fraction_is_counted_exactly(percent: int) -> None:
+    for total in (1, 7, 35, 100):
+        wanted = math.ceil(Fraction(percent, 100) * total)
+        assert len(draw(NAMES[:total], percent / 100)) == wanted
+    assert len(draw(NAMES, percent / 100)) == percent
+
+
+def test_0_29_of_100_is_29() -> None:
+    assert len(draw(NAMES, 0.29)) == 29
+
+
+@given(
+    total=st.integers(0, 100), fraction=st.floats(0.001, 1.0), minimum=st.integers(1, 120), seed=st.integers(0, 10**20)
+)
+def test_the_draw_is_at_least_the_minimum_without_replacement_and_in_order(
+    total: int, fraction: float, minimum: int, seed: int
+) -> None:
+    drawn = draw(NAMES[:total], fraction, minimum, seed)
+    assert len(drawn) == min(max(math.ceil(Fraction(str(fraction)) * total), minimum), total)
+    assert drawn == sorted(set(drawn))
+    assert set(drawn) <= set(NAMES[:total])
+
+
+@given(seed=st.integers(0, 1000), number=st.integers(1, 1000), names=st.permutations(NAMES[:20]))
+def test_the_draw_depends_on_names_seed_and_round_alone(seed: int, number: int, names: list[str]) -> None:
+    assert draw(names, 0.3, 1, seed, number) == draw(NAMES[:20], 0.3, 1, seed, number)
+
+
+def test_seed_round_and_purpose_each_make_another_draw() -> None:
+    draws = [tuple(draw(NAMES, 0.1, 1, seed, number)) for seed in range(5) for number in range(1, 6)]
+    assert len(set(draws)) == len(draws)
+    assert sample(NAMES, 0.1, 1, 0, "evaluate", 1) != draw(NAMES, 0.1)
+
+
+def test_every_client_and_every_pair_is_drawn_equally_often() -> None:
+    rounds, names = 3000, NAMES[:6]
+    draws = [draw(names, 0.5, 1, 0, number) for number in range(1, rounds + 1)]
+    singles = Counter(name for drawn in draws for name in drawn)
+    pairs = Counter((a, b) for drawn in draws for a in drawn for b in drawn if a < b)
+    for counted, chance, kinds in ((singles, 0.5, 6), (pairs, 0.2, 15)):
+        assert len(counted) == kinds
+        deviation = 4 * math.sqrt(rounds * chance * (1 - chance))
+        assert all(abs(times - rounds * chance) < deviation for times in counted.values())
+
+
+# Who is there -------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_asked_once_and_again_only_when_it_comes_anew() -> None:
+    roster, asked = Roster(), []
+
+    def ask(nodes: list[int]) -> dict[int, str]:
+        asked.append(nodes)
+        return {node: f"site-{node}" for node in nodes}
+
+    for online in ([3, 5], [3, 5], [3, 5, 4], [5], [3, 5]):
+        roster.refresh(dict.fromkeys(online, ""), ask)
+    assert asked == [[3, 5], [4], [3]]
+    assert roster.online == {"site-3": 3, "site-5": 5}
+
+
+def test_a_node_that_did_not_answer_is_asked_again_and_takes_no_part_before() -> None:
+    roster = Roster()
+    roster.refresh({3: "", 4: ""}, lambda nodes: {4: "b"})
+    assert roster.online == {"b": 4}
+    roster.refresh({3: "", 4: ""}, lambda nodes: {node: "a" for node in nodes})
+    assert roster.online == {"a": 3, "b": 4}
+
+
+def test_a_registered_name_needs_no_question() -> None:
+    roster = Roster()
+    roster.refresh({3: "hospital", 4: "clinic"}, never)
+    assert roster.free == ["clinic", "hospital"]
+
+
+def test_a_name_that_a_node_holds_is_not_given_to_a_second_one() -> None:
+    roster = Roster()
+    roster.refresh({9: ""}, lambda nodes: {9: "hospital"})
+    roster.refresh({9: "", 2: ""}, lambda nodes: {2: "hospital"})
+    assert roster.online == {"hospital": 9}
+    assert roster.free == ["hospital"]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_registered_name_can_not_be_claimed(together: bool) -> None:
+    roster = Roster()
+    if not together:
+        roster.refresh({9: "hospital"}, never)
+    roster.refresh({9: "hospital", 2: ""}, lambda nodes: {2: "hospital"})
+    assert roster.online == {"hospital": 9}
+    assert roster.free == ["hospital"]
+
+
+def test_a_registered_node_that_comes_later_takes_its_name_back() -> None:
+    roster = Roster()
+    roster.refresh({2: ""}, lambda nodes: {2: "hospital"})
+    roster.refresh({2: "", 9: "hospital"}, lambda nodes: {node: "hospital" for node in nodes})
+    assert roster.online == {"hospital": 9}
+    assert roster.free == ["hospital"]
+
+
+# Debts --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_owes_a_reply_is_online_but_not_free_until_it_has_answered_everything() -> None:
+    roster = Roster()
+    roster.refresh({3: "a", 4: "b"}, never)
+    roster.owe("first", 3)
+    roster.owe("second", 3)
+    assert roster.debts == ["first", "second"]
+    roster.settle(["first", "of another run"])
+    assert list(roster.online) == ["a", "b"]
+    assert roster.free == ["b"]
+    roster.settle(["second"])
+    assert roster.free == ["a", "b"]

@@ -1,0 +1,206 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import updates
+from strategies.cohort import FloatArray
+from strategies.updates import CHUNK, Layout, Row, Updates, combine, gram_matrix, squared_norms, weighted_sum
+
+from .helpers import edgy_updates
+
+SIZES = st.sampled_from((1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK))
+LARGE = (-1e30, -1.0, -1e-30, 0.0, 1e-30, 1e-40, 1.0, 1e30)
+
+
+def model(**arrays: Any) -> dict[str, np.ndarray]:
+    return {name: np.asarray(array) for name, array in arrays.items()}
+
+
+def added(w: dict[str, np.ndarray], *replies: dict[str, np.ndarray], buffers: tuple[str, ...] = ()) -> Updates:
+    stored = Updates(Layout(w, buffers), capacity=len(replies))
+    for reply in replies:
+        stored.add(reply)
+    return stored
+
+
+def after(stored: Updates, *coefficients: float, counts: tuple[float, ...] | None = None) -> dict[str, np.ndarray]:
+    n = np.array(counts or np.ones(len(coefficients)))
+    return stored.model_after(np.array(coefficients), stored.rows, n / n.sum(), n)
+
+
+def drawn(seed: int, m: int, d: int, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(m, d)).astype(dtype)
+
+
+# Gram matrix and sums -----------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 99), m=st.integers(1, 4), d=SIZES, dtype=st.sampled_from(("float32", "float64")))
+def test_gram_norms_and_sum_equal_the_direct_products(seed: int, m: int, d: int, dtype: str) -> None:
+    U = drawn(seed, m, d, dtype)
+    rows, exact = [Row(u) for u in U], U.astype(np.float64)
+    np.testing.assert_allclose(gram_matrix(rows), exact @ exact.T, rtol=1e-9, atol=1e-10 * d)
+    np.testing.assert_allclose(squared_norms(rows), np.sum(exact**2, axis=1), rtol=1e-12)
+    c, into = np.arange(1.0, m + 1), np.ones(d)
+    weighted_sum(c, rows, into=into)
+    np.testing.assert_allclose(into, 1.0 - c @ exact, rtol=1e-12, atol=1e-12)
+
+
+@given(U=edgy_updates())
+def test_gram_matrix_is_symmetric_and_its_diagonal_holds_the_norms(U: FloatArray) -> None:
+    rows = [Row(u) for u in U]
+    G = gram_matrix(rows)
+    np.testing.assert_array_equal(G, G.T)
+    np.testing.assert_allclose(np.diag(G), squared_norms(rows), rtol=1e-12)
+
+
+def test_large_work_is_multiplied_in_float32_to_1_5e_minus_7_in_a_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
+    U = drawn(0, 5, 10 * CHUNK + 3)
+    rows, exact = [Row(u) for u in U], U.astype(np.float64) @ U.T.astype(np.float64)
+    monkeypatch.setattr(updates, "EXACT_WORK", 0)
+    norms = np.sqrt(np.diag(exact))
+    assert np.abs((gram_matrix(rows) - exact) / np.outer(norms, norms)).max() <= 1.5e-7
+    np.testing.assert_allclose(gram_matrix(rows, exact=True), exact, rtol=1e-12, atol=1e-8)
+
+
+@given(seed=st.integers(0, 99), sizes=st.lists(st.sampled_from(LARGE), min_size=2, max_size=4), fast=st.booleans())
+def test_huge_and_tiny_updates_have_exact_products_and_steps(seed: int, sizes: list[float], fast: bool) -> None:
+    U = np.array(sizes)[:, None] * drawn(seed, len(sizes), 20)
+    replies = [model(w=-u.astype(np.float32)) for u in U]
+    stored = added(model(w=np.zeros(20, np.float32)), *replies)
+    exact = np.array([-reply["w"] for reply in replies], np.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "EXACT_WORK", 0 if fast else updates.EXACT_WORK)
+        G = gram_matrix(stored.rows)
+    norms = np.linalg.norm(exact, axis=1)
+    assert (np.abs(G - exact @ exact.T) <= 1e-6 * np.outer(norms, norms)).all()
+    np.testing.assert_allclose(squared_norms(stored.rows), norms**2, rtol=1e-12)
+    for k, u in enumerate(exact):
+        np.testing.assert_array_equal(after(stored, *np.eye(len(exact))[k])["w"], -u.astype(np.float32))
+
+
+def test_no_updates_and_empty_models_have_empty_products() -> None:
+    assert gram_matrix([]).shape == (0, 0)
+    assert squared_norms([]).shape == (0,)
+    nothing = [Row(np.empty(0, np.float32))] * 2
+    assert gram_matrix(nothing).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert squared_norms(nothing).tolist() == [0.0, 0.0]
+    stored = added(model(steps=1), model(steps=4))
+    assert after(stored, 1.0)["steps"] == 4
+
+
+@given(seed=st.integers(0, 99))
+def test_combining_rows_gives_their_weighted_sum(seed: int) -> None:
+    U, c = drawn(seed, 3, 50), np.random.default_rng(seed).normal(size=3)
+    combined = combine(c, [Row(u) for u in U])
+    np.testing.assert_allclose(combined.values * combined.scale, c @ U.astype(np.float64), rtol=1e-5, atol=1e-6)
+    assert combined.values.dtype == np.float32
+
+
+def test_combining_with_one_coefficient_of_one_is_that_row() -> None:
+    rows = [Row(u, 2.0) for u in drawn(0, 3, 5)]
+    assert combine(np.array([0.0, 1.0, 0.0]), rows) is rows[1]
+
+
+# The update and the model after it ----------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 99), m=st.integers(1, 4))
+def test_the_model_after_the_step_is_rounded_once(seed: int, m: int) -> None:
+    w, replies, c = drawn(seed, 1, 30)[0], drawn(seed + 1, m, 30), np.random.default_rng(seed).normal(size=m)
+    stored = added(model(w=w), *(model(w=reply) for reply in replies))
+    exact = w.astype(np.float64) - c @ (w - replies).astype(np.float64)
+    np.testing.assert_allclose(after(stored, *c)["w"], exact, rtol=1.2e-7, atol=1e-14)
+
+
+def test_names_shapes_and_dtypes_are_kept() -> None:
+    w = model(
+        a=np.ones((2, 2), np.float32),
+        b=np.array(1.0, np.float64),
+        c=np.ones(2, np.float16),
+        n=np.array(3, np.int32),
+        mask=np.array([True]),
+        mean=np.ones(2, np.float32),
+        empty=np.ones((0, 3), np.float32),
+    )
+    result = after(added(w, w, w, buffers=("mean",)), 0.5, 0.5)
+    assert {k: (v.dtype, v.shape) for k, v in result.items()} == {k: (v.dtype, v.shape) for k, v in w.items()}
+    assert list(result) == list(w)
+    assert all(type(v) is np.ndarray for v in result.values())
+
+
+def test_integers_are_taken_over_and_buffers_averaged_by_hand() -> None:
+    w = model(w=np.zeros(2, np.float32), n=np.array(1), mean=np.float32([0, 0]))
+    replies = [
+        model(w=np.float32([2, 0]), n=np.array(10), mean=np.float32([1, 0])),
+        model(w=np.float32([0, 4]), n=np.array(20), mean=np.float32([0, 2])),
+        model(w=np.float32([0, 0]), n=np.array(30), mean=np.float32([4, 4])),
+    ]
+    stored = added(w, *replies, buffers=("mean",))
+    assert gram_matrix(stored.rows).tolist() == [[4.0, 0.0, 0.0], [0.0, 16.0, 0.0], [0.0, 0.0, 0.0]]
+    result = after(stored, 0.5, 0.25, 0.0, counts=(1.0, 2.0, 1.0))
+    assert result["w"].tolist() == [1.0, 1.0]
+    assert result["n"] == 20
+    assert result["mean"].tolist() == [1.25, 2.0]
+    assert after(stored, 1.0, 0.0, 0.0, counts=(3.0, 5.0, 5.0))["n"] == 20
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", ["w", "mean"])
+def test_a_reply_that_is_not_finite_is_refused_by_array_and_stores_nothing(bad: float, place: str) -> None:
+    w = model(w=np.zeros(3, np.float32), mean=np.zeros(3, np.float32))
+    stored = Updates(Layout(w, ("mean",)), capacity=2)
+    with pytest.raises(ValueError, match=f"array '{place}' is not finite"):
+        stored.add({**w, place: np.float32([1.0, bad, 2.0])})
+    assert stored.rows == []
+    stored.add({**w, "w": np.ones(3, np.float32)})
+    assert gram_matrix(stored.rows).tolist() == [[3.0]]
+
+
+def test_an_update_or_a_step_beyond_the_dtype_is_refused() -> None:
+    top = np.float32([3e38])
+    with pytest.raises(ValueError, match="beyond the range of float32"):
+        added(model(w=-top), model(w=top))
+    with pytest.raises(ValueError, match="beyond the range of float32"):
+        after(added(model(w=np.float32([0.0])), model(w=top)), 2.0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_step_beyond_the_dtype_of_one_array_among_wider_ones_is_refused(dtype: str) -> None:
+    w = model(narrow=np.zeros(1, dtype), wide=np.zeros(1, np.float64))
+    top = np.array([0.9 * np.finfo(dtype).max], dtype)
+    with pytest.raises(ValueError, match=f"beyond the range of {dtype}"):
+        after(added(w, {**w, "narrow": top}), 2.0)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-200, 1e200, 1.7e308])
+def test_a_float64_update_of_any_finite_size_is_stored_and_stepped_along(size: float) -> None:
+    stored = added(model(w=np.zeros(2)), model(w=np.array([size, -size / 2])), model(w=np.array([1.0, 1.0])))
+    np.testing.assert_array_equal(after(stored, 1.0, 0.0)["w"], [size, -size / 2])
+    assert np.isfinite(after(stored, 0.5, 0.5)["w"]).all()
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_products_of_huge_and_tiny_float64_updates_neither_overflow_nor_vanish(size: float) -> None:
+    stored = added(model(w=np.zeros(2)), model(w=np.array([size, 0.0])), model(w=np.array([-1.0, 1.0])))
+    G = gram_matrix(stored.rows)
+    assert np.isfinite(G).all()
+    assert G[0, 0] > 0.0
+    assert squared_norms(stored.rows)[0] > 0.0
+
+
+def test_a_model_that_is_not_finite_or_of_another_kind_is_refused_by_array() -> None:
+    with pytest.raises(ValueError, match="array 'w' of the global model is not finite"):
+        Layout(model(w=np.float32([np.nan])))
+    with pytest.raises(ValueError, match="array 'w' has dtype complex128"):
+        Layout(model(w=np.array([1j])))
+
+
+def test_the_model_that_went_out_is_not_changed() -> None:
+    w, reply = model(w=np.ones(3, np.float32), n=np.array(1)), model(w=np.zeros(3, np.float32), n=np.array(2))
+    after(added(w, reply), 1.0)
+    assert (w["w"].tolist(), int(w["n"])) == ([1.0, 1.0, 1.0], 1)
+    assert (reply["w"].tolist(), int(reply["n"])) == ([0.0, 0.0, 0.0], 2)
