@@ -21,13 +21,15 @@ log = logging.getLogger("flwr").getChild("fairbloom")
 app = ServerApp()
 
 POLL_SECONDS = 0.5
+PATIENCE_SECONDS = 60.0
+"""How long a run waits for another client to come before it starts without the late ones."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says, with the nodes of this federation as clients."""
     settings = Settings.of(context.run_config)
-    wait_for_clients(grid, settings.clients, settings.round_timeout)
+    wait_for_clients(grid, settings.clients)
     federate(settings, grid)
 
 
@@ -100,9 +102,14 @@ def run_folder(settings: Settings) -> Path:
     return Path("runs", f"{settings.task}-{settings.method}-seed{settings.seed}-{digest}").absolute()
 
 
-def wait_for_clients(grid: Grid, clients: int, seconds: float) -> None:
+def wait_for_clients(grid: Grid, clients: int) -> None:
     """Wait until all clients are online, so that every run draws from the same names; start without late ones."""
-    deadline = time.monotonic() + seconds
-    while (online := len(list(grid.get_node_ids()))) < clients and time.monotonic() < deadline:
-        log.info("waiting for clients: %d of %d are online", online, clients)
+    online, since = -1, time.monotonic()
+    while (now_online := len(list(grid.get_node_ids()))) < clients:
+        if now_online > online:
+            online, since = now_online, time.monotonic()
+            log.info("waiting for clients: %d of %d are online", online, clients)
+        if time.monotonic() - since > PATIENCE_SECONDS:
+            log.warning("starting with %d of clients = %d: start more nodes, or lower clients", online, clients)
+            return
         time.sleep(POLL_SECONDS)

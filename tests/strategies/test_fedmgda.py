@@ -94,13 +94,14 @@ def test_the_objective_is_the_minimum_to_1e_10(U: FloatArray, epsilon: float, we
     assert found <= least * (1.0 + 1e-10) + 1e-12 * np.trace(cohort.gram) / len(U)
 
 
-@given(seed=st.integers(0, 2**32 - 1), ratio=st.sampled_from((10.0, 1e2, 1e3, 1e4, 1e6)))
-def test_the_objective_is_the_minimum_to_1e_10_where_one_client_is_much_larger(seed: int, ratio: float) -> None:
-    U = np.random.default_rng(seed).normal(size=(4, 8))
-    U[2] *= ratio
-    lam = FedMGDA().weigh(cohort_of(U))
-    best = by_enumeration(U, np.full(4, 0.25), 1.0)
-    assert np.sum((lam @ U) ** 2) <= best @ best * (1.0 + 1e-10)
+@pytest.mark.parametrize("ratio", [1.0, 10.0, 1e2, 1e3, 1e4, 1e6])
+def test_the_objective_is_the_minimum_to_1e_10_where_one_client_is_much_larger(ratio: float) -> None:
+    for seed in range(20):
+        U = np.random.default_rng(seed).normal(size=(4, 8))
+        U[2] *= ratio
+        lam = FedMGDA().weigh(cohort_of(U))
+        best = by_enumeration(U, np.full(4, 0.25), 1.0)
+        assert np.sum((lam @ U) ** 2) <= best @ best * (1.0 + 1e-10)
 
 
 @pytest.mark.parametrize("m", [1, 2, 10, 100])

@@ -77,7 +77,10 @@ def in_logarithms(F: FloatArray, squared_norms: FloatArray, q: float, L: float) 
     log_h = [
         value
         for f, s, w in zip(F, squared_norms, log_weight, strict=True)
-        for value in (w, math.log(q) + (q - 1) * math.log(f) + 2 * math.log(L) + math.log(s) if q * s > 0 else -math.inf)
+        for value in (
+            w,
+            math.log(q) + (q - 1) * math.log(f) + 2 * math.log(L) + math.log(s) if q * s > 0 else -math.inf,
+        )
     ]
     return np.exp(np.array(log_weight) - np.logaddexp.reduce(log_h))
 
@@ -90,7 +93,9 @@ def test_extreme_losses_and_updates_follow_the_formula_with_the_floor(
 ) -> None:
     U = length * np.array([[1.0, 0.0], [0.6, 0.8]])
     c = QFedAvg(q=q, lipschitz=10.0).weigh(cohort_of(U, losses=losses))
-    np.testing.assert_allclose(c, in_logarithms(np.array(losses), np.sum(U**2, axis=1), q, 10.0), rtol=1e-9, atol=1e-300)
+    np.testing.assert_allclose(
+        c, in_logarithms(np.array(losses), np.sum(U**2, axis=1), q, 10.0), rtol=1e-9, atol=1e-300
+    )
 
 
 def test_the_floor_is_reached_at_exactly_1e_minus_10() -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,13 +78,22 @@ def test_values_outside_the_range_are_refused_with_name_value_and_range(
             assert text in str(refused.value)
 
 
-@pytest.mark.parametrize(("method", "parameter", "text", "good", "bad"), CHECKS)
-def test_nan_is_refused_with_name_value_and_range(
-    method: str, parameter: str, text: str, good: list[Any], bad: list[Any]
-) -> None:
-    with pytest.raises(ValueError, match=f"{parameter}.*nan") as refused:
-        make(method, {**ARGUMENTS[method][0], parameter: NAN})
-    assert text in str(refused.value)
+@pytest.mark.parametrize(
+    ("check", "text"),
+    [
+        (lambda x: ranges.at_least(0, x=x), "at least 0"),
+        (lambda x: ranges.above(0, x=x), "greater than 0"),
+        (lambda x: ranges.within("[0, 1]", x=x), "[0, 1]"),
+        (lambda x: ranges.whole(2, x=x), "an integer of at least 2"),
+    ],
+    ids=["at_least", "above", "within", "whole"],
+)
+def test_nan_is_refused_with_the_range_too(check: Callable[[object], object], text: str) -> None:
+    for value in NOT_NUMBERS:
+        with pytest.raises(ValueError, match="x must") as refused:
+            check(value)
+        assert text in str(refused.value)
+        assert repr(value) in str(refused.value)
 
 
 def test_checks_return_plain_numbers() -> None:

@@ -88,7 +88,7 @@ def test_a_node_that_did_not_answer_is_asked_again_and_takes_no_part_before() ->
     roster = Roster()
     roster.refresh({3: "", 4: ""}, lambda nodes: {4: "b"})
     assert roster.online == {"b": 4}
-    roster.refresh({3: "", 4: ""}, lambda nodes: {node: "a" for node in nodes})
+    roster.refresh({3: "", 4: ""}, lambda nodes: dict.fromkeys(nodes, "a"))
     assert roster.online == {"a": 3, "b": 4}
 
 
@@ -119,7 +119,7 @@ def test_a_registered_name_can_not_be_claimed(together: bool) -> None:
 def test_a_registered_node_that_comes_later_takes_its_name_back() -> None:
     roster = Roster()
     roster.refresh({2: ""}, lambda nodes: {2: "hospital"})
-    roster.refresh({2: "", 9: "hospital"}, lambda nodes: {node: "hospital" for node in nodes})
+    roster.refresh({2: "", 9: "hospital"}, lambda nodes: dict.fromkeys(nodes, "hospital"))
     assert roster.online == {"hospital": 9}
     assert roster.free == ["hospital"]
 

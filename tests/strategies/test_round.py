@@ -23,6 +23,7 @@ from .helpers import (
     Fault,
     MemoryGrid,
     Quadratic,
+    arrays,
     duplicate,
     error,
     initial_model,
@@ -253,6 +254,18 @@ def test_a_finite_but_huge_reply_is_used() -> None:
         assert finished.refused == {}, name
         assert "site-2" in finished.coefficients, name
         assert all(np.isfinite(a).all() for a in unpack(result.arrays).values()), name
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("size", [1e160, 1.7e308])
+def test_a_float64_model_survives_a_finite_but_huge_reply(name: str, size: float) -> None:
+    model = {key: a.astype(np.float64) if a.dtype.kind == "f" else a for key, a in initial_model().items()}
+    huge = MemoryGrid(quadratics(4), faults={("site-2", 1): arrays(bias=np.full(3, size))})
+    strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0)
+    result, (finished,) = run(strategy, huge, rounds=1, initial_arrays=record(model))
+    assert finished.refused == {}
+    assert "site-2" in finished.coefficients
+    assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
 
 
 def test_a_client_that_owes_a_reply_is_not_asked_again_until_it_has_answered() -> None:

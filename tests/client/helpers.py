@@ -1,0 +1,72 @@
+"""A small task, and messages as the server writes them."""
+
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from client.app import app
+from client.training import LocalWork
+from server.settings import Settings
+from tasks import Examples, Task, load_task
+
+CLIENTS = 4
+
+
+def work(**changes: Any) -> LocalWork:
+    plain: dict[str, Any] = {
+        "epochs": 1,
+        "batch_size": 10,
+        "learning_rate": 0.1,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "proximal_mu": 0.0,
+        "seed": 0,
+        "round": 1,
+        "client": "client-0",
+    }
+    return LocalWork(**(plain | changes))
+
+
+def run_config(**changes: Any) -> dict[str, Any]:
+    chosen = {key.replace("_", "-"): value for key, value in changes.items()}
+    return Settings.of({"clients": CLIENTS, "device": "cpu", **chosen}).run_config()
+
+
+def context(partition: object = 1, config: dict[str, Any] | None = None, **node: Any) -> Context:
+    return Context(
+        run_id=1,
+        node_id=2,
+        node_config={"partition-id": partition, "num-partitions": CLIENTS, **node},  # type: ignore[dict-item]
+        state=RecordDict(),
+        run_config=config or run_config(),
+    )
+
+
+def fresh(config: dict[str, Any] | None = None) -> tuple[Task, nn.Module]:
+    """Return the task of a run config and its initial model."""
+    task = load_task(config or run_config())
+    return task, task.model()
+
+
+def ask(kind: str, told: dict[str, Any], where: Context, model: nn.Module | None = None) -> RecordDict:
+    """Return what the client app replies to one message."""
+    sent = ArrayRecord((model or fresh(dict(where.run_config))[1]).state_dict())
+    content = RecordDict({"arrays": sent, "config": ConfigRecord({"server-round": 1, **told})})
+    if kind == MessageType.QUERY:
+        content = RecordDict()
+    return app(Message(content, dst_node_id=2, message_type=kind), where).content
+
+
+def noise(examples: int, seed: int = 0) -> Examples:
+    random = torch.Generator().manual_seed(seed)
+    return Examples(
+        torch.randn(examples, 1, 4, 4, generator=random), torch.randint(0, 3, (examples,), generator=random)
+    )
+
+
+def task_of(model: nn.Module) -> Task:
+    """Return a task of which only model and loss are there."""
+    return Task((), lambda: model, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), {}, {})

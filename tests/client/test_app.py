@@ -1,0 +1,136 @@
+"""The client's replies, to the letter."""
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, MessageType
+from torch.nn.functional import cross_entropy
+
+from client.training import train
+
+from .helpers import CLIENTS, ask, context, fresh, run_config, work
+
+MEASURES = ("loss-before", "loss-after", "accuracy-before", "accuracy-after", "learning-rate")
+
+
+def metrics_of(told: dict[str, Any], config: dict[str, Any] | None = None) -> dict[str, Any]:
+    return dict(ask(MessageType.TRAIN, told, context(config=config)).metric_records["metrics"])
+
+
+def test_a_query_is_answered_with_name_and_number_of_training_examples() -> None:
+    task, _ = fresh()
+    content = ask(MessageType.QUERY, {}, context(1))
+    assert set(content) == {"client"}
+    assert dict(content.config_records["client"]) == {"name": "client-1", "num-examples": len(task.train["client-1"])}
+
+
+def test_a_client_is_called_what_its_node_config_says() -> None:
+    content = ask(MessageType.QUERY, {}, context(1, name="clinic-north"))
+    assert content.config_records["client"]["name"] == "clinic-north"
+
+
+def test_another_name_changes_no_number() -> None:
+    plain, named = (ask(MessageType.TRAIN, {}, where) for where in (context(1), context(1, name="clinic-north")))
+    for key, array in plain.array_records["arrays"].items():
+        assert array.data == named.array_records["arrays"][key].data
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
+def test_a_train_reply_has_the_arrays_that_came_in_trained(model: str) -> None:
+    config = run_config(model=model, local_epochs=2, momentum=0.9)
+    task, expected = fresh(config)
+    received = ArrayRecord(expected.state_dict())
+    train(expected, task, task.train["client-1"], work(epochs=2, momentum=0.9, client="client-1", round=3))
+    content = ask(MessageType.TRAIN, {"server-round": 3}, context(1, config))
+    assert set(content) == {"arrays", "metrics"}
+    arrays = content.array_records["arrays"]
+    assert list(arrays) == list(received)
+    for key, array in arrays.items():
+        assert (array.dtype, array.shape) == (received[key].dtype, received[key].shape)
+        assert torch.equal(torch.from_numpy(array.numpy().copy()), expected.state_dict()[key])
+
+
+@pytest.mark.parametrize("asked", [list(m) for n in range(4) for m in itertools.combinations(MEASURES, n)], ids=str)
+def test_a_train_reply_has_the_metrics_that_were_asked_for_and_the_count(asked: list[str]) -> None:
+    metrics = metrics_of({"measure": asked})
+    assert set(metrics) == {"num-examples", *asked}
+    assert isinstance(metrics["num-examples"], int)
+
+
+def test_a_metric_that_the_client_does_not_know_is_left_out() -> None:
+    assert set(metrics_of({"measure": ["loss-before", "blood-pressure"]})) == {"num-examples", "loss-before"}
+
+
+def test_a_message_without_a_measure_list_asks_for_nothing() -> None:
+    assert set(metrics_of({})) == {"num-examples"}
+
+
+@pytest.mark.parametrize("told", [{}, {"proximal-mu": 2.0}], ids=["plain", "proximal"])
+def test_losses_are_the_plain_loss_over_the_whole_training_set(told: dict[str, float]) -> None:
+    task, model = fresh()
+    examples = task.train["client-1"]
+    content = ask(MessageType.TRAIN, {**told, "measure": list(MEASURES)}, context(1), model)
+    metrics = content.metric_records["metrics"]
+    returned = copy.deepcopy(model)
+    returned.load_state_dict(content.array_records["arrays"].to_torch_state_dict())
+    for ending, measured in (("before", model), ("after", returned)):
+        outputs = measured(examples.inputs)
+        loss = cross_entropy(outputs.double(), examples.targets).item()
+        accuracy = (outputs.argmax(dim=1) == examples.targets).double().mean().item()
+        assert metrics[f"loss-{ending}"] == pytest.approx(loss, rel=1e-6)
+        assert metrics[f"accuracy-{ending}"] == accuracy
+    assert metrics["loss-after"] < metrics["loss-before"]
+
+
+def test_the_proximal_term_of_the_message_is_worked_with() -> None:
+    weights = [
+        ask(MessageType.TRAIN, told, context()).array_records["arrays"]["1.weight"].data
+        for told in ({}, {"proximal-mu": 0.0}, {"proximal-mu": 1.0})
+    ]
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_the_reply_names_the_learning_rate_that_was_used() -> None:
+    assert metrics_of({"measure": ["learning-rate"]}, run_config(learning_rate=0.03))["learning-rate"] == 0.03
+
+
+def test_measuring_changes_nothing_in_the_training() -> None:
+    without, measured = (
+        ask(MessageType.TRAIN, {"measure": asked}, context()).array_records["arrays"] for asked in ([], list(MEASURES))
+    )
+    assert all(without[key].data == measured[key].data for key in without)
+
+
+def test_a_reply_depends_on_the_message_and_not_on_what_came_before() -> None:
+    first = ask(MessageType.TRAIN, {"measure": list(MEASURES)}, context(1))
+    ask(MessageType.TRAIN, {"server-round": 2}, context(2))
+    again = ask(MessageType.TRAIN, {"measure": list(MEASURES)}, context(1))
+    assert dict(first.metric_records["metrics"]) == dict(again.metric_records["metrics"])
+    assert all(a.data == again.array_records["arrays"][key].data for key, a in first.array_records["arrays"].items())
+
+
+def test_an_evaluation_is_on_the_own_test_split() -> None:
+    task, model = fresh()
+    examples = task.test["client-2"]
+    content = ask(MessageType.EVALUATE, {}, context(2), model)
+    assert set(content) == {"metrics"}
+    outputs = model(examples.inputs)
+    assert dict(content.metric_records["metrics"]) == {
+        "num-examples": len(examples),
+        "loss": pytest.approx(cross_entropy(outputs.double(), examples.targets).item(), rel=1e-6),
+        "accuracy": (outputs.argmax(dim=1) == examples.targets).double().mean().item(),
+    }
+
+
+def test_an_evaluation_adds_the_training_loss_where_it_is_asked_for() -> None:
+    metrics = ask(MessageType.EVALUATE, {"measure": ["train-loss"]}, context()).metric_records["metrics"]
+    assert metrics["train-loss"] == metrics_of({"measure": ["loss-before"]})["loss-before"]
+
+
+@pytest.mark.parametrize("partition", [None, -1, CLIENTS, "1", 1.0], ids=repr)
+def test_a_partition_id_without_a_client_is_refused_with_the_range(partition: object) -> None:
+    with pytest.raises(ValueError, match=rf"partition-id = .* clients = {CLIENTS} .* from 0 to {CLIENTS - 1}"):
+        ask(MessageType.QUERY, {}, context(partition))

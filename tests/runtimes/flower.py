@@ -1,0 +1,124 @@
+"""Real Flower processes on loopback, with a home and ports of their own, ended when the test ends."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class Flower:
+    """Flower's commands with their own FLWR_HOME; what they leave running is ended by `close`."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.local_port = free_port()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        home.mkdir()
+        # The clients' processes inherit this environment: our marker finds those that Flower starts by itself.
+        self.environment = os.environ | {
+            "FLWR_HOME": str(home),
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(self.local_port),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_DISABLE_IMPORT_WARNING": "1",
+            "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}",
+        }
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        with (self.home / f"{command[0]}-{len(self.processes)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [SCRIPTS / command[0], *command[1:]],
+                env=self.environment,
+                cwd=self.home,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def command(self, *command: str) -> str:
+        done = subprocess.run(
+            [SCRIPTS / "flwr", *command], env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
+        return done.stdout
+
+    def run(self, connection: str, run_config: Mapping[str, object], federation: str = "") -> str:
+        """Submit the app, wait for its end and return its status."""
+        config = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
+        options = ["--federation-config", federation] if federation else []
+        submitted = json.loads(self.command("run", ".", connection, "--format", "json", "--run-config", config, *options))
+        run_id = str(submitted["run-id"])
+        (self.home / "run.log").write_text(self.command("log", run_id, connection))
+        listed = json.loads(self.command("list", connection, "--run-id", run_id, "--format", "json"))
+        return str(listed["runs"][0]["status"])
+
+    def close(self) -> None:
+        for process in reversed(self.processes):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+        self._end_detached()
+
+    def _end_detached(self) -> None:
+        """End the local SuperLink, and all that it started, which Flower detaches from us."""
+        marker = f"FLWR_HOME={self.home}".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if marker in (folder / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(folder.name), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def flower(home: Path) -> Iterator[Flower]:
+    runtime = Flower(home)
+    try:
+        yield runtime
+    finally:
+        runtime.close()
+
+
+@contextlib.contextmanager
+def deployment(home: Path, clients: int) -> Iterator[Flower]:
+    """A SuperLink and one SuperNode a client; runs are submitted to the connection `real`."""
+    with flower(home) as runtime:
+        control, fleet = free_port(), free_port()
+        (home / "config.toml").write_text(f'[superlink.real]\naddress = "127.0.0.1:{control}"\ninsecure = true\n')
+        address = f"127.0.0.1:{fleet}"
+        runtime.start("flower-superlink", "--insecure", "--port", str(control), "--fleet-api-address", address)
+        wait_for_port(control)
+        wait_for_port(fleet)
+        for partition in range(clients):
+            node = ["--superlink", address, "--node-config", f"partition-id={partition}", "--port", str(free_port())]
+            runtime.start("flower-supernode", "--insecure", *node)
+        yield runtime
+
+
+def wait_for_port(port: int, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing listens on port {port} after {seconds} s")
+        time.sleep(0.2)

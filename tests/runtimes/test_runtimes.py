@@ -1,0 +1,77 @@
+"""The same settings in process, on Ray and between real processes over gRPC give the same run."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from server.settings import Settings
+from simulation.run import simulate
+
+from .flower import deployment, flower
+
+pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("runtimes")]
+
+CLIENTS = 4
+SETTINGS: dict[str, Any] = {
+    "clients": CLIENTS,
+    "partition": "shards",
+    "num-rounds": 2,
+    "method": "fedfv",
+    "momentum": 0.9,
+    "proximal-mu": 0.1,
+    "device": "cpu",
+    "seed": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulate(Settings.of({**SETTINGS, "out": str(tmp_path_factory.mktemp("in-process") / "run")}))
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    model, expected = load_file(folder / "model.safetensors"), load_file(other / "model.safetensors")
+    assert model.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-5)
+    rows, expected_rows = read(folder / "clients.csv"), read(other / "clients.csv")
+    assert len(rows) == len(expected_rows) == CLIENTS * SETTINGS["num-rounds"]
+    for row, expected_row in zip(rows, expected_rows, strict=True):
+        assert {key: row[key] for key in ("round", "client", "participated", "test_examples")} == {
+            key: expected_row[key] for key in ("round", "client", "participated", "test_examples")
+        }
+        for key, value in expected_row.items():
+            if key != "client" and value:
+                assert float(row[key]) == pytest.approx(float(value), abs=1e-4)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_flwr_run_on_ray_gives_the_run_in_process(in_process: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with flower(tmp_path / "home") as runtime:
+        federation = f"num-supernodes={CLIENTS} client-resources-num-cpus=1"
+        assert runtime.run("local", {**SETTINGS, "out": str(out)}, federation) == "finished:completed"
+    assert_same_run(out, in_process)
+
+
+def test_real_processes_over_grpc_give_the_run_in_process(in_process: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with deployment(tmp_path / "home", CLIENTS) as runtime:
+        assert runtime.run("real", {**SETTINGS, "out": str(out)}) == "finished:completed"
+    assert_same_run(out, in_process)
+
+
+def test_an_impossible_setting_fails_the_run_before_any_client_works(tmp_path: Path) -> None:
+    with flower(tmp_path / "home") as runtime:
+        config = {**SETTINGS, "fedfv.alpha": 2.0, "out": str(tmp_path / "run")}
+        assert runtime.run("local", config, f"num-supernodes={CLIENTS}") == "finished:failed"
+        assert "alpha must lie in [0, 1], got 2.0" in (tmp_path / "home" / "run.log").read_text()
+    assert not (tmp_path / "run").exists()
