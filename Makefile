@@ -46,7 +46,7 @@ docs: setup ## build the documentation into docs/_build
 	@echo "open docs/_build/index.html"
 
 bench: setup ## measure a simulated round against a plain loop and against flwr run
-	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python -m benchmarks.rounds
 
 lock: setup ## write the versions that are installed now into requirements.lock
 	@grep '^#' requirements.lock > $(VENV)/lock

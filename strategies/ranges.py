@@ -1,47 +1,28 @@
-"""Checks of parameters: each returns the one named value, or says which name, value and range are at odds."""
+"""Checks of parameters: each returns the one named value, or raises ValueError with its name, value and range."""
 
 import math
 from numbers import Integral, Real
 
 
-def number(**named: object) -> tuple[str, float]:
-    """Return the one name and its value; raise ValueError when it is no finite real number."""
-    ((name, value),) = named.items()
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
-    return name, float(value)
-
-
 def finite(**named: object) -> float:
     """Return the one named value if it is a finite number."""
-    return number(**named)[1]
+    return _checked(named, "be a finite number", -math.inf, math.inf, "()")
 
 
 def at_least(lowest: float, **named: object) -> float:
     """Return the one named value if it is finite and not below `lowest`."""
-    name, value = number(**named)
-    if value < lowest:
-        raise ValueError(f"{name} must be at least {lowest:g}, got {value!r}")
-    return value
+    return _checked(named, f"be a finite number of at least {lowest:g}", lowest, math.inf, "[)")
 
 
 def above(bound: float, **named: object) -> float:
     """Return the one named value if it is finite and greater than `bound`."""
-    name, value = number(**named)
-    if value <= bound:
-        raise ValueError(f"{name} must be greater than {bound:g}, got {value!r}")
-    return value
+    return _checked(named, f"be a finite number greater than {bound:g}", bound, math.inf, "()")
 
 
 def within(interval: str, **named: object) -> float:
     """Return the one named value if it lies in `interval`, written as in mathematics: "[0, 1]", "(0, 1]", "[0, 1)"."""
-    name, value = number(**named)
     low, high = (float(end) for end in interval[1:-1].split(","))
-    above_low = value > low or (value == low and interval[0] == "[")
-    below_high = value < high or (value == high and interval[-1] == "]")
-    if not (above_low and below_high):
-        raise ValueError(f"{name} must lie in {interval}, got {value!r}")
-    return value
+    return _checked(named, f"lie in {interval}", low, high, interval[0] + interval[-1])
 
 
 def whole(lowest: int, **named: object) -> int:
@@ -58,3 +39,14 @@ def one_of(choices: tuple[str, ...], **named: object) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     return value
+
+
+def _checked(named: dict[str, object], allowed: str, low: float, high: float, ends: str) -> float:
+    ((name, value),) = named.items()
+    if isinstance(value, Real) and not isinstance(value, bool):
+        given = float(value)
+        above_low = given > low or (ends[0] == "[" and given == low)
+        below_high = given < high or (ends[1] == "]" and given == high)
+        if above_low and below_high:  # both are false for NaN
+            return given
+    raise ValueError(f"{name} must {allowed}, got {value!r}")

@@ -51,14 +51,15 @@ class Roster:
         """Take in who is online: node ids with their registered names ("" for none); `ask` names the new ones."""
         self._names = {node_id: name for node_id, name in self._names.items() if node_id in nodes}
         self._nameless &= set(nodes)
-        for node_id, registered in sorted(nodes.items()):
-            if registered:
-                self._names[node_id] = registered
-        registered_names = {name for name in nodes.values() if name}
+        registered = {name: node_id for node_id, name in nodes.items() if name}
+        for node_id in [n for n, name in self._names.items() if registered.get(name, n) != n]:
+            del self._names[node_id]  # the operator's word, bound to a key, is worth more than the node's own
+            self._nameless.add(node_id)
+        self._names |= {node_id: name for name, node_id in registered.items()}
         unknown = sorted(n for n in nodes if n not in self._names and n not in self._nameless)
         answers = ask(unknown) if unknown else {}
         for node_id, name in sorted(answers.items()):
-            if name in registered_names or name in self._names.values():
+            if name in self._names.values():
                 log.warning("node %d calls itself %s, a name that another node holds: it takes no part", node_id, name)
                 self._nameless.add(node_id)
             else:

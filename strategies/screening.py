@@ -7,15 +7,15 @@ from typing import Any
 from .updates import Arrays, Layout
 
 
-def usable_metrics(content: Any, count_key: str, needs: Collection[str] = ()) -> dict[str, float]:
-    """Return the finite numbers among a reply's metrics, if its count and the needed ones are there."""
+def usable_metrics(content: Any, weight_key: str, needs: Collection[str] = ()) -> dict[str, float]:
+    """Return the finite numbers among a reply's metrics, if count, weight and the needed ones are there."""
     record = _only(content.metric_records, "metrics", "MetricRecord")
-    count = record.get(count_key)
-    if count_key == "num-examples" and (not isinstance(count, int) or count < 1):
+    count = record.get("num-examples")
+    if not isinstance(count, int) or count < 1:
         raise ValueError(f"num-examples must be an integer of at least 1, got {count!r}")
     finite = {key: value for key, value in record.items() if isinstance(value, int | float) and math.isfinite(value)}
-    if not finite.get(count_key, 0) > 0:
-        raise ValueError(f"{count_key} must be a positive number, got {count!r}")
+    if not finite.get(weight_key, 0) > 0:
+        raise ValueError(f"{weight_key} must be a positive number, got {record.get(weight_key)!r}")
     for name in sorted(needs):
         if name not in finite:
             raise ValueError(f"metric {name!r} must be a finite number, got {record.get(name)!r}")

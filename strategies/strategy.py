@@ -4,6 +4,7 @@ A method is a subclass with a `weigh`. Sampling by client name, screening of rep
 memory of old updates are here, once for all methods.
 """
 
+import copy
 import logging
 import math
 import time
@@ -156,7 +157,8 @@ class FairStrategy(Strategy):
             {"key": kept.key, "round": kept.round, "scale": row.scale, "values": row.values.copy()}
             for kept, row in self._rows.items()
         ]
-        return {"method": type(self).__name__, "round": self._finished_rounds, "rows": rows, "memory": self.memory}
+        memory = copy.deepcopy(self.memory)
+        return {"method": type(self).__name__, "round": self._finished_rounds, "rows": rows, "memory": memory}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned.
@@ -170,7 +172,7 @@ class FairStrategy(Strategy):
             raise ValueError(f"the state is of {state['method']}, not of {type(self).__name__}")
         self._finished_rounds = whole(0, round=state["round"])
         self._rows = {Kept(row["key"], row["round"]): Row(row["values"], row["scale"]) for row in state["rows"]}
-        self.memory = state["memory"]
+        self.memory = copy.deepcopy(state["memory"])
 
     # The run --------------------------------------------------------------------------------------------------------
 
@@ -288,11 +290,9 @@ class FairStrategy(Strategy):
                 self._train.refuse(name, str(reason))
         self._note_debts(self._train)
         self._finished_rounds = server_round
-        try:
-            arrays, own = self._step(server_round, updates)
-        except ValueError as reason:
-            log.warning("round %d is skipped: %s", server_round, reason)
-            return None, self._summed_up(self._train, {})
+        arrays, own = self._step(server_round, updates) if self._train.metrics else (None, {})
+        if arrays is None:
+            log.warning("round %d is skipped: the model stays as it is", server_round)
         return arrays, self._summed_up(self._train, own)
 
     def configure_evaluate(
@@ -322,11 +322,9 @@ class FairStrategy(Strategy):
         self._note_debts(self._evaluate)
         return self._summed_up(self._evaluate, {}) if self._evaluate.messages else None
 
-    def _step(self, server_round: int, updates: Updates) -> tuple[ArrayRecord, dict[str, float]]:
-        """Return the model after the round and the method's own metrics; the memory moves on only if all went well."""
+    def _step(self, server_round: int, updates: Updates) -> tuple[ArrayRecord | None, dict[str, float]]:
+        """Return the model after the round, None where it would not be finite, and the method's own metrics."""
         names = tuple(self._train.metrics)
-        if not names:
-            raise ValueError("no usable reply")
         rows = [*updates.rows, *self._rows.values()]
         counts = np.array([m[self.weighted_by_key] for m in self._train.metrics.values()], np.float64)
         prior = counts / counts.sum() if self.weighting == "examples" else np.full(len(names), 1.0 / len(names))
@@ -342,9 +340,11 @@ class FairStrategy(Strategy):
             squared_norms_of=lambda: squared_norms(updates.rows),
         )
         coefficients = self.weigh(cohort)
-        if not np.isfinite(coefficients).all():
-            raise ValueError("its coefficients are not finite")
-        after = updates.model_after(coefficients, rows, prior, counts)
+        try:
+            after = updates.model_after(coefficients, rows, prior, counts)
+        except ValueError as reason:
+            log.warning("no step in round %d: %s", server_round, reason)
+            return None, {}
         self._rows = {kept: combine(mix, rows) for kept, mix in self.remember(cohort, coefficients).items()}
         self._coefficients = dict(zip(names, map(float, coefficients[: len(names)]), strict=True))
         own = self.own_metrics(cohort, coefficients)

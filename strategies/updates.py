@@ -19,6 +19,9 @@ EXACT_WORK = 2e9
 """Up to this many products (rows² · columns) a Gram matrix is multiplied in float64; beyond, in float32 within a
 chunk and summed in float64: 1.5e-7 in a cosine, at a quarter of the time."""
 
+LARGEST = 1e150
+"""Entries of float64 updates beyond this have no finite square, so the reply is refused."""
+
 SAFE_EXPONENT = 40
 """Rows whose largest entry lies outside 2^±40 are stored divided by a power of two, so that no product overflows."""
 
@@ -121,6 +124,8 @@ class Updates:
                 raise ValueError(f"array {name!r} is not finite")
         if not np.isfinite(largest):
             raise ValueError(f"its update is beyond the range of {row.dtype}")
+        if largest > LARGEST:
+            raise ValueError(f"its update has an entry of {largest:.0e}, beyond {LARGEST:.0e}: inner products overflow")
         exponent = int(np.frexp(largest)[1])
         if abs(exponent) > SAFE_EXPONENT:
             np.ldexp(row, -exponent, out=row)
@@ -148,8 +153,6 @@ class Updates:
         flat = self.layout.flat.copy()
         with np.errstate(over="ignore", invalid="ignore"):
             weighted_sum(coefficients, rows, into=flat)
-        if not np.isfinite(flat).all():
-            raise ValueError(f"the model after the step is beyond the range of {flat.dtype}")
         places = dict(self.layout.slices)
         largest = int(np.argmax(counts))
         model = {}
@@ -160,7 +163,10 @@ class Updates:
                 after = sum(p * other[name].astype(np.float64) for p, other in zip(prior, self._others, strict=True))
             else:
                 after = self._others[largest][name]
-            model[name] = np.asarray(after).astype(array.dtype)
+            with np.errstate(over="ignore"):
+                model[name] = np.asarray(after).astype(array.dtype)
+            if not np.isfinite(model[name]).all():
+                raise ValueError(f"array {name!r} after the step is beyond the range of {array.dtype}")
         return model
 
 

@@ -1,6 +1,7 @@
 """Local training against PyTorch's own optimizer, and the measures."""
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from client.training import EVALUATION_BATCH, LocalWork, batches, measure, train
+from tasks import Examples, Task
 
 from .helpers import fresh, noise, run_config, task_of, work
 
@@ -23,6 +25,21 @@ WORKS = {
     "one example a step": work(batch_size=1, learning_rate=0.01),
     "batch larger than the data": work(batch_size=10_000, epochs=2),
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute as simulations do; small models gain nothing from more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def some(task: Task) -> Examples:
+    """Return a few examples that no batch size divides."""
+    examples = task.train["client-0"]
+    return Examples(examples.inputs[:53], examples.targets[:53])
 
 
 def by_torch(model: nn.Module, inputs: Tensor, targets: Tensor, todo: LocalWork) -> dict[str, Tensor]:
@@ -46,7 +63,7 @@ def by_torch(model: nn.Module, inputs: Tensor, targets: Tensor, todo: LocalWork)
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
 def test_local_work_is_torch_sgd_bit_for_bit(name: str, todo: LocalWork) -> None:
     task, model = fresh(run_config(model=name))
-    examples = task.train["client-0"]
+    examples = some(task)
     expected = by_torch(model, examples.inputs, examples.targets, todo)
     train(model, task, examples, todo)
     for key, weights in model.state_dict().items():
@@ -57,7 +74,7 @@ def test_local_work_is_torch_sgd_bit_for_bit(name: str, todo: LocalWork) -> None
 @pytest.mark.parametrize("todo", [WORKS["plain"], WORKS["both, three epochs"]], ids=["plain", "all"])
 def test_the_proximal_term_is_half_mu_times_the_squared_distance(mu: float, todo: LocalWork) -> None:
     task, model = fresh(run_config(model="mlp"))
-    examples, todo = task.train["client-0"], replace(todo, proximal_mu=mu)
+    examples, todo = some(task), replace(todo, proximal_mu=mu)
     expected = by_torch(model, examples.inputs, examples.targets, todo)
     train(model, task, examples, todo)
     for key, weights in model.state_dict().items():
@@ -71,7 +88,7 @@ def test_a_strong_proximal_term_keeps_the_model_near_the_received_one() -> None:
         received = copy.deepcopy(model)
         train(model, task, task.train["client-0"], work(epochs=5, proximal_mu=mu))
         pairs = zip(model.parameters(), received.parameters(), strict=True)
-        distances.append(sum(float((x - w).square().sum()) for x, w in pairs))
+        distances.append(sum((x - w).square().sum().item() for x, w in pairs))
     assert distances[0] > distances[1] > distances[2] > 0.0
 
 

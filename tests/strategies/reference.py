@@ -83,14 +83,19 @@ def shortest(U: FloatArray, p: FloatArray, epsilon: float) -> FloatArray:
     lower, upper = np.maximum(p - epsilon, 0.0), np.minimum(p + epsilon, 1.0)
     best, length = p, np.linalg.norm(p @ U)
     for state in product((0, 1, 2), repeat=len(p)):
-        free = np.array(state) == 2
+        free = [int(k) for k in np.argsort(np.linalg.norm(U, axis=1)) if state[k] == 2]
         lam = np.where(np.array(state) == 0, lower, upper)
-        lam[free] = (1.0 - lam[~free].sum()) / max(free.sum(), 1)
-        if free.sum() > 1:
-            within = np.eye(free.sum())[1:] - np.eye(free.sum())[:-1]  # directions along which the sum stays
-            lam[free] += np.linalg.lstsq((within @ U[free]).T, -(lam @ U), rcond=None)[0] @ within
-        feasible = abs(lam.sum() - 1.0) < 1e-9 and (lam >= lower - 1e-12).all() and (lam <= upper + 1e-12).all()
-        if feasible and np.linalg.norm(lam @ U) < length:
+        if free:  # what the fixed ones leave goes to the shortest row, then is shared out with the longer ones
+            first, others = free[0], free[1:]
+            lam[free] = 0.0
+            lam[first] = 1.0 - lam.sum()
+            lam[others] = np.linalg.lstsq((U[others] - U[first]).T, -(lam @ U), rcond=None)[0]
+            lam[first] -= lam[others].sum()
+            if (lam[others] < lower[others]).any() or (lam[others] > upper[others]).any():
+                continue
+            if not lower[first] - 1e-12 <= lam[first] <= upper[first] + 1e-12:
+                continue
+        if abs(lam.sum() - 1.0) < 1e-9 and np.linalg.norm(lam @ U) < length:
             best, length = lam, np.linalg.norm(lam @ U)
     return best @ U
 

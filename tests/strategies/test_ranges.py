@@ -110,5 +110,5 @@ def test_checks_return_plain_numbers() -> None:
 def test_ends_of_an_interval_belong_to_it_as_written(interval: str, inside: list[float], outside: list[float]) -> None:
     assert [ranges.within(interval, x=value) for value in inside] == inside
     for value in outside:
-        with pytest.raises(ValueError, match="x must lie in"):
+        with pytest.raises(ValueError, match="x must"):
             ranges.within(interval, x=value)

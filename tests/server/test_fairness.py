@@ -1,0 +1,235 @@
+"""The measures of fairness, against hand-computed numbers and their properties."""
+
+import math
+from collections.abc import Mapping
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.fairness import against_baseline, percent_improved, summarize
+
+KEYS = (
+    "mean std var worst best worst_5 worst_10 worst_20 worst_30 best_5 best_10 best_20 best_30 gap jain gini entropy"
+    " cosine"
+)
+
+accuracies = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40)
+some_accuracy = accuracies.filter(lambda numbers: max(numbers) > 1e-3)
+
+
+def named(numbers: list[float]) -> dict[str, float]:
+    return {f"client-{i:02}": number for i, number in enumerate(numbers)}
+
+
+# Hand-computed values -----------------------------------------------------------------------------------------------
+
+
+def test_the_measures_of_four_clients_by_hand() -> None:
+    """Accuracies 10, 20, 30, 40 %: Σx = 100, Σx² = 3000, Σ_ij |x_i − x_j| = 200, shares 0.1 … 0.4."""
+    assert summarize({"d": 40.0, "a": 10.0, "c": 30.0, "b": 20.0}) == pytest.approx(
+        {
+            "mean": 25.0,
+            "std": math.sqrt(125.0),
+            "var": 125.0,
+            "worst": 10.0,
+            "best": 40.0,
+            "worst_5": 10.0,
+            "worst_10": 10.0,
+            "worst_20": 10.0,
+            "worst_30": 15.0,
+            "best_5": 40.0,
+            "best_10": 40.0,
+            "best_20": 40.0,
+            "best_30": 35.0,
+            "gap": 30.0,
+            "jain": 100.0**2 / (4 * 3000),
+            "gini": 200.0 / (2 * 4**2 * 25.0),
+            "entropy": -(0.1 * math.log(0.1) + 0.2 * math.log(0.2) + 0.3 * math.log(0.3) + 0.4 * math.log(0.4)),
+            "cosine": 100.0 / (2.0 * math.sqrt(3000.0)),
+        },
+        rel=1e-12,
+    )
+
+
+def test_the_keys_are_the_documented_ones_in_their_order() -> None:
+    assert list(summarize({"a": 1.0})) == KEYS.split()
+
+
+@pytest.mark.parametrize(
+    ("clients", "percent", "counted"),
+    [(35, 20, 7), (100, 5, 5), (100, 30, 30), (21, 5, 2), (20, 5, 1), (10, 30, 3), (3, 5, 1), (11, 10, 2), (1, 30, 1)],
+)
+def test_a_share_of_the_clients_is_counted_exactly(clients: int, percent: int, counted: int) -> None:
+    numbers = [float(2**i % 101 + i) for i in range(clients)]
+    measures, ascending = summarize(named(numbers)), sorted(numbers)
+    assert measures[f"worst_{percent}"] == pytest.approx(sum(ascending[:counted]) / counted)
+    assert measures[f"best_{percent}"] == pytest.approx(sum(ascending[-counted:]) / counted)
+
+
+def test_one_client_is_served_evenly() -> None:
+    measures = summarize({"only": 62.5})
+    assert {measures[key] for key in KEYS.split() if key.startswith(("mean", "worst", "best"))} == {62.5}
+    rest = {key: measures[key] for key in ("std", "var", "gap", "jain", "gini", "entropy", "cosine")}
+    assert rest == {"std": 0, "var": 0, "gap": 0, "jain": 1, "gini": 0, "entropy": 0, "cosine": 1}
+
+
+@pytest.mark.parametrize("clients", [1, 2, 7])
+def test_all_zeros_are_even(clients: int) -> None:
+    measures = summarize(named([0.0] * clients))
+    assert measures.pop("entropy") == pytest.approx(math.log(clients))
+    assert (measures.pop("jain"), measures.pop("cosine")) == (1.0, 1.0)
+    assert set(measures.values()) == {0.0}
+
+
+def test_one_served_client_of_many_is_as_uneven_as_can_be() -> None:
+    measures = summarize(named([0.0] * 9 + [80.0]))
+    expected = {"jain": 0.1, "gini": 0.9, "entropy": 0.0, "cosine": math.sqrt(0.1)}
+    assert {key: measures[key] for key in expected} == pytest.approx(expected)
+
+
+def test_gini_and_entropy_of_negative_values_have_no_meaning() -> None:
+    measures = summarize({"a": -1.0, "b": 2.0})
+    assert math.isnan(measures["gini"])
+    assert math.isnan(measures["entropy"])
+    assert measures["mean"] == 0.5
+
+
+# Properties ---------------------------------------------------------------------------------------------------------
+
+
+@given(numbers=accuracies)
+def test_measures_lie_within_their_bounds(numbers: list[float]) -> None:
+    m, n, slack = summarize(named(numbers)), len(numbers), 1e-9
+    ascending = ["worst", "worst_5", "worst_10", "worst_20", "worst_30", "mean"]
+    ascending += ["best_30", "best_20", "best_10", "best_5", "best"]
+    for lower, upper in zip(ascending, ascending[1:], strict=False):
+        assert m[lower] <= m[upper] + slack
+    assert (m["worst"], m["best"]) == (min(numbers), max(numbers))
+    assert m["gap"] == m["best"] - m["worst"]
+    assert 0.0 <= m["std"] <= m["gap"] / 2 + slack
+    assert 1 / n - slack <= m["jain"] <= 1 + slack
+    assert -slack <= m["gini"] <= 1 - 1 / n + slack
+    assert -slack <= m["entropy"] <= math.log(n) + slack
+    assert m["cosine"] ** 2 == pytest.approx(m["jain"])
+
+
+@given(numbers=some_accuracy, random=st.randoms(use_true_random=False))
+def test_measures_do_not_depend_on_names_or_order(numbers: list[float], random: Random) -> None:
+    shuffled = random.sample(numbers, len(numbers))
+    assert summarize(named(shuffled)) == summarize({f"site {i}": x for i, x in enumerate(numbers)})
+
+
+@given(numbers=some_accuracy, factor=st.floats(1e-6, 1e6))
+def test_measures_keep_the_unit_of_their_input(numbers: list[float], factor: float) -> None:
+    plain, scaled = summarize(named(numbers)), summarize(named([factor * x for x in numbers]))
+    powers = dict.fromkeys(("jain", "gini", "entropy", "cosine"), 0) | {"var": 2}
+    largest = max(numbers)
+    for key, value in plain.items():
+        power = powers.get(key, 1)
+        assert scaled[key] == pytest.approx(value * factor**power, rel=1e-9, abs=1e-9 * (largest * factor) ** power)
+
+
+@given(value=st.floats(1e-3, 100.0), clients=st.integers(1, 40))
+def test_equal_clients_are_even(value: float, clients: int) -> None:
+    m = summarize(named([value] * clients))
+    expected = {"std": 0.0, "gap": 0.0, "jain": 1.0, "gini": 0.0, "entropy": math.log(clients), "cosine": 1.0}
+    assert {key: m[key] for key in expected} == pytest.approx(expected, abs=1e-9)
+
+
+@given(numbers=some_accuracy)
+def test_gini_is_the_mean_difference_over_twice_the_mean(numbers: list[float]) -> None:
+    x = np.array(numbers)
+    direct = np.abs(x[:, None] - x).sum() / (2 * x.size**2 * x.mean())
+    assert summarize(named(numbers))["gini"] == pytest.approx(direct, abs=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-150, 1e150])
+def test_tiny_and_huge_values_are_as_even_as_middling_ones(scale: float) -> None:
+    m = summarize({"a": scale, "b": 3 * scale})
+    assert (m["jain"], m["gini"], m["cosine"]) == pytest.approx((0.8, 0.25, math.sqrt(0.8)))
+
+
+# Errors -------------------------------------------------------------------------------------------------------------
+
+
+def test_no_client_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no client"):
+        summarize({})
+    with pytest.raises(ValueError, match="no client"):
+        percent_improved({}, {})
+    with pytest.raises(ValueError, match="no client"):
+        against_baseline({}, {})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_an_error_that_names_the_client(value: float) -> None:
+    with pytest.raises(ValueError, match=rf"client clinic-b is {value}"):
+        summarize({"clinic-a": 1.0, "clinic-b": value})
+    with pytest.raises(ValueError, match=rf"client clinic-b is {value}"):
+        against_baseline({"clinic-a": 1.0, "clinic-b": 2.0}, {"clinic-a": 1.0, "clinic-b": value})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_compared_with_a_baseline_must_be_finite_too(value: float) -> None:
+    with pytest.raises(ValueError, match="clinic-b"):
+        against_baseline({"clinic-a": 1.0, "clinic-b": value}, {"clinic-a": 1.0, "clinic-b": 2.0})
+
+
+def test_other_clients_are_an_error_that_names_them() -> None:
+    with pytest.raises(ValueError, match="only one has b, c"):
+        percent_improved({"a": 1.0, "b": 1.0}, {"a": 1.0, "c": 1.0})
+    with pytest.raises(ValueError, match="only one has b"):
+        against_baseline({"a": 1.0, "b": 1.0}, {"a": 1.0})
+
+
+# Before and after, and against a baseline ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("after", "percent"),
+    [
+        ({"a": 0.5, "b": 1.0, "c": 3.0, "d": 4.0}, 100.0),  # an equal loss has not risen
+        ({"a": 1.1, "b": 1.9, "c": 3.1, "d": 4.1}, 25.0),
+        ({"a": 1.1, "b": 2.1, "c": 3.1, "d": 4.1}, 0.0),
+    ],
+)
+def test_improved_are_the_clients_whose_loss_did_not_rise(after: Mapping[str, float], percent: float) -> None:
+    assert percent_improved({"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}, after) == percent
+
+
+def test_the_comparison_with_a_baseline_by_hand() -> None:
+    """The baseline's mean is 50: a and b suffer (+8, −2), c (at the mean) and d do well (0, −5)."""
+    baseline = {"a": 20.0, "b": 40.0, "c": 50.0, "d": 90.0}
+    assert against_baseline({"d": 85.0, "a": 28.0, "b": 38.0, "c": 50.0}, baseline) == {
+        "suffering_improved": 50.0,
+        "suffering_change": 3.0,
+        "well_degraded": 50.0,
+        "well_change": -2.5,
+    }
+
+
+@given(numbers=some_accuracy)
+def test_a_run_against_itself_changes_nothing(numbers: list[float]) -> None:
+    assert set(against_baseline(named(numbers), named(numbers)).values()) == {0.0}
+
+
+@pytest.mark.parametrize(("value", "clients"), [(0.1, 3), (50.0, 3), (77.7777777777777, 31), (100 / 3, 20)])
+def test_clients_that_are_all_at_the_mean_do_well(value: float, clients: int) -> None:
+    """Whatever rounding makes of the mean."""
+    better = named([value + 1.0] * clients)
+    changes = against_baseline(better, named([value] * clients))
+    assert (changes["suffering_improved"], changes["suffering_change"]) == (0.0, 0.0)
+    assert changes["well_change"] == pytest.approx(1.0)
+
+
+@given(numbers=some_accuracy, change=st.floats(0.5, 5.0))
+def test_the_changes_of_both_groups_add_up_to_the_change_of_all(numbers: list[float], change: float) -> None:
+    baseline = named(numbers)
+    values = {name: x + change * (-1) ** i for i, (name, x) in enumerate(baseline.items())}
+    changes = against_baseline(values, baseline)
+    suffering = sum(x < np.mean(numbers) for x in numbers)
+    total = suffering * changes["suffering_change"] + (len(numbers) - suffering) * changes["well_change"]
+    assert total == pytest.approx(sum(values.values()) - sum(numbers), abs=1e-6)

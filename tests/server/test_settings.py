@@ -1,0 +1,183 @@
+"""The settings of a run: what is taken, what is refused, and in which words."""
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.settings import Settings, SettingsError, Value, default_config, parameter_defaults
+from strategies import METHODS, FedFV, FedProx, QFedAvg
+from tasks import load_task
+
+ROOT = Path(__file__).parents[2]
+
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    # unknown names, with the nearest known one
+    ({"learning-rte": 0.1}, ("learning-rte = 0.1", "did you mean learning-rate?")),
+    ({"local_epochs": 2}, ("local_epochs = 2", "did you mean local-epochs?")),
+    ({"fedfv.alhpa": 0.2}, ("fedfv.alhpa = 0.2", "did you mean fedfv.alpha?")),
+    ({"xyzzy": 1}, ("xyzzy = 1", "fairbloom settings lists them")),
+    ({"method": "fedvf"}, ("method = 'fedvf'", "did you mean fedfv?", *METHODS)),
+    ({"task": "digit"}, ("task = 'digit'", "did you mean digits?")),
+    ({"engine": "lop"}, ("engine = 'lop'", "did you mean loop?")),
+    ({"model": "resnet"}, ("model = 'resnet'", "logistic, mlp, cnn")),
+    ({"partition": "shard"}, ("partition = 'shard'", "shards, dirichlet, iid")),
+    # values outside their range
+    ({"method": "fedfv", "fedfv.alpha": 2}, ("fedfv.alpha = 2", "[0, 1]")),
+    ({"method": "fedfv", "fedfv.tau": -1}, ("fedfv.tau = -1", "at least 0")),
+    ({"method": "fedfv", "fedfv.tau": 1.5}, ("fedfv.tau = 1.5", "integer")),
+    ({"method": "fedfv", "fedfv.order": "lost"}, ("fedfv.order = 'lost'", "loss, random, reverse")),
+    ({"method": "fedprox", "fedprox.mu": -0.1}, ("fedprox.mu = -0.1", "at least 0")),
+    ({"method": "qfedavg", "qfedavg.lipschitz": 0}, ("qfedavg.lipschitz = 0", "greater than 0")),
+    ({"clients": 0}, ("clients = 0", "greater than or equal to 1")),
+    ({"clients": -3}, ("clients = -3", "greater than or equal to 1")),
+    ({"num-rounds": 0}, ("num-rounds = 0", "greater than or equal to 1")),
+    ({"fraction": 0.0}, ("fraction = 0.0", "greater than 0")),
+    ({"fraction": 1.01}, ("fraction = 1.01", "less than or equal to 1")),
+    ({"seed": -1}, ("seed = -1", "greater than or equal to 0")),
+    ({"seed": 2**64}, ("seed = 18446744073709551616", "less than")),
+    ({"local-epochs": 0}, ("local-epochs = 0", "greater than or equal to 1")),
+    ({"batch-size": -1}, ("batch-size = -1", "greater than or equal to 0")),
+    ({"learning-rate": 0.0}, ("learning-rate = 0.0", "greater than 0")),
+    ({"momentum": 1.0}, ("momentum = 1.0", "less than 1")),
+    ({"weight-decay": -1e-9}, ("weight-decay = -1e-09", "greater than or equal to 0")),
+    ({"proximal-mu": -1.0}, ("proximal-mu = -1.0", "greater than or equal to 0")),
+    ({"personal-lambda": -1.0}, ("personal-lambda = -1.0", "greater than or equal to 0")),
+    ({"evaluate-every": -1}, ("evaluate-every = -1", "greater than or equal to 0")),
+    ({"round-timeout": 0.0}, ("round-timeout = 0.0", "greater than 0")),
+    ({"shards-per-client": 0}, ("shards-per-client = 0", "greater than or equal to 1")),
+    ({"dirichlet-alpha": 0.0}, ("dirichlet-alpha = 0.0", "greater than 0")),
+    ({"rotated-clients": -1}, ("rotated-clients = -1", "greater than or equal to 0")),
+    ({"rotated-clients": 6, "clients": 5}, ("rotated-clients = 6", "clients = 5")),
+    ({"weighting": "loss"}, ("weighting", "'loss'", "examples, uniform")),
+    # not a number, and other types
+    ({"fraction": math.nan}, ("fraction = nan", "finite")),
+    ({"learning-rate": math.inf}, ("learning-rate = inf", "finite")),
+    ({"method": "fedfv", "fedfv.alpha": math.nan}, ("fedfv.alpha = nan", "finite")),
+    ({"clients": "20"}, ("clients = '20'", "integer")),
+    ({"clients": 20.0}, ("clients = 20.0", "integer")),
+    ({"num-rounds": True}, ("num-rounds = True", "integer")),
+    ({"momentum": "0.9"}, ("momentum = '0.9'", "number")),
+    ({"method": 7}, ("method = 7", "string")),
+    ({"device": None}, ("device = None", "string")),
+    ({"method": "fedfv", "fedfv.alpha": "much"}, ("fedfv.alpha = 'much'", "number")),
+    ({"method": "fedfv", "fedfv.tau": True}, ("fedfv.tau = True", "integer")),
+    # what does not go together
+    ({"method": "fedfv", "weighting": "uniform"}, ("FedFV", "weighting", "'uniform'", "leave")),
+    ({"method": "qfedavg", "weighting": "examples"}, ("QFedAvg", "weighting", "'examples'", "leave")),
+    ({"method": "fedprox", "proximal-mu": 0.5}, ("FedProx", "proximal_mu", "0.5")),
+]
+
+
+@pytest.mark.parametrize(("config", "words"), REFUSED, ids=lambda part: str(part)[:60])
+def test_an_unknown_or_impossible_setting_is_refused_with_key_value_and_remedy(
+    config: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SettingsError) as refusal:
+        Settings.of(config)
+    for word in words:
+        assert word in str(refusal.value)
+
+
+def test_all_impossible_settings_are_named_at_once() -> None:
+    with pytest.raises(SettingsError, match="clients = 0.*fraction = 2"):
+        Settings.of({"clients": 0, "fraction": 2})
+
+
+def test_the_highest_seed_that_is_taken_works() -> None:
+    load_task(Settings.of({"seed": 2**63 - 1}).run_config()).model()
+
+
+@given(
+    config=st.fixed_dictionaries(
+        {},
+        optional={
+            "clients": st.integers(6, 40),
+            "rotated-clients": st.integers(0, 6),
+            "partition": st.sampled_from(("shards", "dirichlet", "iid")),
+            "model": st.sampled_from(("logistic", "mlp", "cnn")),
+            "method": st.sampled_from(tuple(METHODS)),
+            "fraction": st.floats(0.001, 1.0),
+            "learning-rate": st.floats(1e-6, 10.0) | st.integers(1, 3),
+            "fedfv.alpha": st.floats(0.0, 1.0) | st.integers(0, 1),
+            "qfedavg.q": st.floats(0.0, 9.0),
+            "out": st.text(max_size=20),
+        },
+    )
+)
+def test_a_run_config_gives_the_settings_that_it_came_from(config: dict[str, Value]) -> None:
+    first = Settings.of(config).run_config()
+    assert Settings.of(first).run_config() == first
+    mine = {key: value for key, value in config.items() if "." not in key or key.startswith(f"{first['method']}.")}
+    assert mine.items() <= first.items()
+
+
+def test_a_run_config_is_flat_and_of_the_types_that_flower_takes() -> None:
+    for method in METHODS:
+        config = Settings.of({"method": method}).run_config()
+        assert all(isinstance(value, bool | int | float | str) for value in config.values())
+        assert {key.partition(".")[0] for key in config if "." in key} <= {method}
+
+
+def test_the_default_config_is_taken_and_has_the_parameters_of_all_methods() -> None:
+    defaults = default_config()
+    assert Settings.of(defaults).run_config() == Settings.of({}).run_config()
+    assert parameter_defaults().items() <= defaults.items()
+    assert {key.partition(".")[0] for key in defaults if "." in key} <= set(METHODS)
+    for method in METHODS:
+        Settings.of({**defaults, "method": method})
+
+
+def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def test_the_run_config_of_the_flower_app_is_the_default_config() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    written = dict(flattened(project["tool"]["flwr"]["app"]["config"]))
+    assert written == default_config()
+    assert {key: type(value) for key, value in written.items()} == {k: type(v) for k, v in default_config().items()}
+
+
+def test_the_method_gets_its_parameters_and_the_common_options() -> None:
+    strategy = Settings.of(
+        {"method": "fedfv", "fedfv.alpha": 0.3, "fedfv.tau": 4, "qfedavg.q": 2.0, "fraction": 0.25, "seed": 9}
+    ).strategy(buffers=["norm"])
+    assert isinstance(strategy, FedFV)
+    assert (strategy.alpha, strategy.tau) == (0.3, 4)
+    assert (strategy.fraction_train, strategy.seed, strategy.evaluate_every) == (0.25, 9, 1)
+    assert strategy.buffers == ("norm",)
+
+
+def test_parameters_without_a_default_in_their_class_have_one_in_the_settings() -> None:
+    prox, fair = (Settings.of({"method": method}).strategy() for method in ("fedprox", "qfedavg"))
+    assert isinstance(prox, FedProx)
+    assert isinstance(fair, QFedAvg)
+    assert (prox.proximal_mu, fair.q, fair.lipschitz) == (0.1, 5.0, 1.0)
+
+
+def test_weighting_and_proximal_term_reach_every_method_that_takes_them() -> None:
+    strategy = Settings.of({"method": "fedavg", "weighting": "uniform", "proximal-mu": 0.2}).strategy()
+    assert (strategy.weighting, strategy.proximal_mu) == ("uniform", 0.2)
+    assert Settings.of({"method": "fedfv", "proximal-mu": 0.2}).strategy().objective() == {"proximal-mu": 0.2}
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings.of({}).clients = 3  # type: ignore[misc]
+
+
+def test_checking_settings_draws_nothing() -> None:
+    before = torch.get_rng_state()
+    Settings.of({"method": "fedfv"})
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,69 @@
+"""Small runs and what they leave behind."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server.records import Row
+from server.settings import Settings
+from simulation.run import simulate
+
+ROOT = Path(__file__).parents[2]
+
+
+def small(out: Path | str, **changes: Any) -> Settings:
+    """Return the settings of a run that takes a tenth of a second: FedFV, which remembers old updates."""
+    plain: dict[str, Any] = {"clients": 5, "method": "fedfv", "num-rounds": 6, "fraction": 0.4, "device": "cpu"}
+    return Settings.of(plain | {key.replace("_", "-"): value for key, value in changes.items()} | {"out": str(out)})
+
+
+def run(out: Path | str, **changes: Any) -> Path:
+    return simulate(small(out, **changes))
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def rounds(folder: Path) -> list[dict[str, str]]:
+    """Return the rows of rounds.csv without the seconds, which no two runs share."""
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in table(folder / "rounds.csv")]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that two equal runs have in common, to the bit."""
+
+    rounds: list[dict[str, str]]
+    clients: bytes
+    model: bytes
+    best: bytes
+
+    @classmethod
+    def of(cls, folder: Path) -> "Outcome":
+        files = (folder / name for name in ("clients.csv", "model.safetensors", "model-best.safetensors"))
+        return cls(rounds(folder), *[b if i<2 else (b[600:],) for i,b in enumerate(file.read_bytes() for file in files)])
+
+
+def assert_whole(path: Path) -> None:
+    """Check that a table has whole rows only."""
+    text = path.read_text()
+    header, *lines = text.splitlines()
+    assert text.endswith("\n"), f"{path} ends in a half row: {text[-60:]!r}"
+    assert "\0" not in text, f"{path} has a hole"
+    assert header.startswith("round,")
+    for row in csv.reader(lines):
+        assert len(row) == header.count(",") + 1, f"{path} has a half row: {row}"
+        assert row[0].isdigit()
+
+
+def drafts(folder: Path) -> list[Path]:
+    return list(folder.rglob(".*"))
+
+
+def rows_seen(settings: Settings) -> list[Row]:
+    seen: list[Row] = []
+    simulate(settings, seen.append)
+    return seen

@@ -1,0 +1,125 @@
+"""Clients in this process, behind the interface that real nodes are behind."""
+
+from pathlib import Path
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+
+from client.app import app
+from server.app import federate
+from simulation.grid import InProcessGrid
+
+from .helpers import rounds, small, table
+
+counting = ClientApp()
+
+
+@counting.train()
+def count(message: Message, context: Context) -> Message:
+    """Reply how often this client was asked; fail where the message says so, after the count."""
+    before = context.state.config_records.get("count", ConfigRecord({"asked": 0}))["asked"]
+    context.state["count"] = ConfigRecord({"asked": int(str(before)) + 1})
+    if message.content.config_records["config"]["fail"]:
+        raise OSError("no such sensor")
+    return Message(RecordDict({"count": context.state.config_records["count"]}), reply_to=message)
+
+
+def counted(grid: InProcessGrid, node: int, *, fail: bool = False) -> Message:
+    content = RecordDict({"config": ConfigRecord({"fail": fail})})
+    (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type=MessageType.TRAIN)])
+    return reply
+
+
+def test_a_context_persists_and_is_its_clients_alone() -> None:
+    grid = InProcessGrid(counting, {}, clients=3)
+    first, second, _ = grid.get_node_ids()
+    numbers = [counted(grid, node).content.config_records["count"]["asked"] for node in (first, first, second, first)]
+    assert numbers == [1, 2, 1, 3]
+
+
+def test_a_client_that_raises_answers_with_an_error_and_its_context_stays_as_it_was() -> None:
+    grid = InProcessGrid(counting, {}, clients=2)
+    first, second = grid.get_node_ids()
+    counted(grid, first)
+    reply = counted(grid, first, fail=True)
+    assert reply.has_error()
+    assert "OSError: no such sensor" in reply.error.reason
+    assert counted(grid, first).content.config_records["count"]["asked"] == 2
+    assert counted(grid, second).content.config_records["count"]["asked"] == 1
+
+
+def test_each_reply_is_handed_out_once_and_answers_its_message() -> None:
+    grid = InProcessGrid(counting, {}, clients=2)
+    contents = [RecordDict({"config": ConfigRecord({"fail": False})}) for _ in range(2)]
+    nodes = list(grid.get_node_ids())
+    messages = [grid.create_message(c, MessageType.TRAIN, n, "1") for c, n in zip(contents, nodes, strict=True)]
+    ids = list(grid.push_messages(messages))
+    replies = list(grid.pull_messages(ids))
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ids
+    assert [reply.metadata.src_node_id for reply in replies] == nodes
+    assert list(grid.pull_messages(ids)) == []
+
+
+def test_every_node_knows_its_partition_and_the_run_config() -> None:
+    grid = InProcessGrid(counting, {"seed": 4}, clients=3)
+    assert [context.node_config["partition-id"] for context in grid.contexts.values()] == [0, 1, 2]
+    assert all(context.run_config == {"seed": 4} for context in grid.contexts.values())
+
+
+# A whole run in which one client fails ------------------------------------------------------------------------------
+
+flaky = ClientApp()
+
+
+@flaky.query()
+def query(message: Message, context: Context) -> Message:
+    """Answer as every client."""
+    return app(message, context)
+
+
+@flaky.train()
+def train(message: Message, context: Context) -> Message:
+    """Train as every client, but for one in the second round."""
+    if context.node_config["partition-id"] == 2 and message.content.config_records["config"]["server-round"] == 2:
+        raise RuntimeError("the disk of clinic 2 is gone")
+    return app(message, context)
+
+
+@flaky.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Evaluate as every client, but for one."""
+    if context.node_config["partition-id"] == 3:
+        raise RuntimeError("no test data")
+    return app(message, context)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfv"])
+def test_a_client_that_raises_is_refused_with_its_reason_and_the_run_goes_on(tmp_path: Path, method: str) -> None:
+    settings = small(tmp_path / "run", method=method, fraction=1.0, num_rounds=3)
+    folder = federate(settings, InProcessGrid(flaky, settings.run_config(), settings.clients))
+    first, second, third = rounds(folder)
+    assert [row["replies_used"] for row in (first, second, third)] == ["5", "4", "5"]
+    assert {row["participants"] for row in (first, second, third)} == {"5"}
+    for row in (first, second, third):
+        assert ("client-2" in row["refused"]) == (row is second)
+        assert "client-3: evaluation: " in row["refused"]
+        assert "no test data" in row["refused"]
+    assert "RuntimeError: the disk of clinic 2 is gone" in second["refused"]
+    assert {row["client"] for row in table(folder / "clients.csv")} == {f"client-{k}" for k in (0, 1, 2, 4)}
+    assert (folder / "model.safetensors").exists()
+
+
+def test_a_refused_client_has_no_coefficient_in_its_round(tmp_path: Path) -> None:
+    settings = small(tmp_path / "run", fraction=1.0, num_rounds=3)
+    folder = federate(settings, InProcessGrid(flaky, settings.run_config(), settings.clients))
+    rows = [row for row in table(folder / "clients.csv") if row["client"] == "client-2"]
+    assert [row["participated"] for row in rows] == ["1", "0", "1"]
+    assert [row["coefficient"] != "" for row in rows] == [True, False, True]
+
+
+def test_a_device_that_no_client_has_ends_the_run_with_an_error_that_names_it(tmp_path: Path) -> None:
+    settings = small(tmp_path / "run", device="cuda:99")
+    with pytest.raises(ValueError, match="device = 'cuda:99' is not available"):
+        federate(settings, InProcessGrid(app, settings.run_config(), settings.clients))
+    assert not (tmp_path / "run").exists()

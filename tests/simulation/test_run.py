@@ -1,0 +1,168 @@
+"""Whole runs in this process: repeatable, recorded, and not run twice."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from server.fairness import percent_improved, summarize
+from server.records import ACCURACY, CLIENT_COLUMNS, MEASURES, ROUND_COLUMNS
+from strategies import METHODS
+from simulation.run import simulate
+
+from .helpers import Outcome, assert_whole, drafts, rounds, rows_seen, run, small, table
+
+OF_PARTICIPANTS = ("coefficient", "train_loss_before_round", "train_loss_of_global_model")
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{method: {"method": method} for method in METHODS},
+    "mlp": {"model": "mlp", "num_rounds": 3},
+    "cnn": {"model": "cnn", "num_rounds": 2, "momentum": 0.9},
+    "dirichlet": {"partition": "dirichlet", "rotated_clients": 2, "local_epochs": 2, "weight_decay": 0.01},
+}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_the_same_settings_give_the_same_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
+    once = Outcome.of(run(tmp_path / "once", **changes))
+    torch.rand(5)
+    np.random.rand(5)
+    assert Outcome.of(run(tmp_path / "again", **changes)) == once
+
+
+def test_another_seed_gives_another_run(tmp_path: Path) -> None:
+    one, other = (Outcome.of(run(tmp_path / str(seed), seed=seed)) for seed in (0, 1))
+    assert one.model != other.model
+    assert one.clients != other.clients
+    assert one.rounds != other.rounds
+
+
+def test_the_number_of_threads_changes_nothing_and_is_left_as_it_was(tmp_path: Path) -> None:
+    before, models = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        models.append(Outcome.of(run(tmp_path / str(threads), model="mlp", num_rounds=2)))
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    assert models[0] == models[1]
+
+
+def test_training_lifts_the_mean_accuracy(tmp_path: Path) -> None:
+    means = [float(row[f"{ACCURACY}_mean"]) for row in rounds(run(tmp_path / "run", fraction=1.0, num_rounds=15))]
+    assert means[-1] > 70.0 > means[0]
+
+
+# What is on disk ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("finished") / "run")
+
+
+def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> None:
+    files = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
+    assert files == {
+        "config.toml",
+        "env.json",
+        "rounds.csv",
+        "clients.csv",
+        "checkpoint/round.safetensors",
+        "model.safetensors",
+        "model-best.safetensors",
+    }
+    assert not drafts(finished)
+    assert {"python", "flwr", "torch", "numpy"} <= set(json.loads((finished / "env.json").read_text()))
+
+
+def test_tables_have_the_documented_columns_and_a_row_a_round_and_client(finished: Path) -> None:
+    for name, columns in (("rounds.csv", ROUND_COLUMNS), ("clients.csv", CLIENT_COLUMNS)):
+        assert_whole(finished / name)
+        assert tuple(table(finished / name)[0]) == columns
+    assert [row["round"] for row in table(finished / "rounds.csv")] == [str(number) for number in range(1, 7)]
+    seen = [(row["round"], row["client"]) for row in table(finished / "clients.csv")]
+    assert seen == [(str(number), f"client-{k}") for number in range(1, 7) for k in range(5)]
+
+
+def test_the_measures_of_a_round_are_those_of_its_clients(finished: Path) -> None:
+    for row in table(finished / "rounds.csv"):
+        clients = [client for client in table(finished / "clients.csv") if client["round"] == row["round"]]
+        measures = summarize({client["client"]: float(client[ACCURACY]) for client in clients})
+        assert {key: float(row[f"{ACCURACY}_{key}"]) for key in MEASURES} == measures
+
+
+def test_participants_are_those_with_a_coefficient_and_a_loss_before_the_round(finished: Path) -> None:
+    for row in table(finished / "rounds.csv"):
+        clients = [client for client in table(finished / "clients.csv") if client["round"] == row["round"]]
+        drawn = [client for client in clients if client["participated"] == "1"]
+        assert len(drawn) == int(row["participants"]) == int(row["replies_used"]) == 2
+        for client, key in itertools.product(clients, OF_PARTICIPANTS):
+            assert (client[key] != "") == (client in drawn)
+        before = {client["client"]: float(client["train_loss_before_round"]) for client in drawn}
+        after = {client["client"]: float(client["train_loss_of_global_model"]) for client in drawn}
+        assert float(row["percent_of_participants_improved"]) == percent_improved(before, after)
+
+
+def test_the_rows_that_are_reported_are_those_on_disk(tmp_path: Path) -> None:
+    reported = rows_seen(small(tmp_path / "run"))
+    written = table(tmp_path / "run" / "rounds.csv")
+    assert [{key: str(value) for key, value in row.items()} for row in reported] == [
+        {key: row[key] for key in reported[0]} for row in written
+    ]
+
+
+def test_the_best_model_is_that_of_the_best_evaluated_round(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", method="fedavg", num_rounds=12, learning_rate=0.5)
+    means = [float(row[f"{ACCURACY}_mean"]) for row in rounds(folder)]
+    best = 1 + means.index(max(means))  # the first of equals
+    assert best < 12, "this run cannot tell the best model from the last"
+    with safe_open(folder / "model-best.safetensors", framework="numpy") as file:
+        about = file.metadata()
+    assert (int(about["round"]), float(about[f"{ACCURACY}_mean"])) == (best, max(means))
+    stopped = run(tmp_path / "stopped", method="fedavg", num_rounds=best, learning_rate=0.5)
+    kept, expected = load_file(folder / "model-best.safetensors"), load_file(stopped / "model.safetensors")
+    assert all(np.array_equal(kept[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize(
+    ("every", "evaluated"), [(1, {1, 2, 3, 4, 5}), (2, {2, 4, 5}), (4, {4, 5}), (9, {5}), (0, {5})]
+)
+def test_clients_evaluate_every_so_many_rounds_and_after_the_last(
+    tmp_path: Path, every: int, evaluated: set[int]
+) -> None:
+    folder = run(tmp_path / "run", num_rounds=5, evaluate_every=every)
+    assert {int(row["round"]) for row in table(folder / "clients.csv")} == evaluated
+    for row in rounds(folder):
+        measured = [row[f"{ACCURACY}_mean"] != "", row["percent_of_participants_improved"] != ""]
+        assert measured == 2 * [int(row["round"]) in evaluated]
+    with safe_open(folder / "model-best.safetensors", framework="numpy") as file:
+        assert int(file.metadata()["round"]) in evaluated
+
+
+def test_evaluation_changes_nothing_in_the_training(tmp_path: Path) -> None:
+    often, seldom = (run(tmp_path / str(every), evaluate_every=every) for every in (1, 0))
+    assert (often / "model.safetensors").read_bytes() == (seldom / "model.safetensors").read_bytes()
+
+
+# Again --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run")
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+    assert rows_seen(small(folder)) == []
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
+
+
+def test_a_run_without_a_folder_is_named_by_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, again, other = (simulate(small(out="", num_rounds=1, seed=seed)) for seed in (0, 0, 1))
+    assert first == again != other
+    assert first.parent == other.parent == tmp_path / "runs"
+    assert first.name.startswith("digits-fedfv-seed0-")
