@@ -14,12 +14,12 @@ class Roster:
     """The clients online by name, across rounds.
 
     A node's name is the one that an operator registered with its key; else what it answered when asked, once; else
-    its node id. A name that one online node holds is not given to a second one.
+    its node id. Of nodes that claim the same name, the one that had it first keeps it while it is online.
     """
 
     def __init__(self) -> None:
+        self._claims: dict[int, str] = {}
         self._names: dict[int, str] = {}
-        self._nameless: set[int] = set()
         self._debts: dict[str, int] = {}
 
     @property
@@ -49,21 +49,21 @@ class Roster:
 
     def refresh(self, nodes: Mapping[int, str], ask: Callable[[list[int]], Mapping[int, str]]) -> None:
         """Take in who is online: node ids with their registered names ("" for none); `ask` names the new ones."""
-        self._names = {node_id: name for node_id, name in self._names.items() if node_id in nodes}
-        self._nameless &= set(nodes)
-        registered = {name: node_id for node_id, name in nodes.items() if name}
-        for node_id in [n for n, name in self._names.items() if registered.get(name, n) != n]:
-            del self._names[node_id]  # the operator's word, bound to a key, is worth more than the node's own
-            self._nameless.add(node_id)
-        self._names |= {node_id: name for name, node_id in registered.items()}
-        unknown = sorted(n for n in nodes if n not in self._names and n not in self._nameless)
-        answers = ask(unknown) if unknown else {}
-        for node_id, name in sorted(answers.items()):
-            if name in self._names.values():
-                log.warning("node %d calls itself %s, a name that another node holds: it takes no part", node_id, name)
-                self._nameless.add(node_id)
-            else:
-                self._names[node_id] = name
+        registered = {node_id: name for node_id, name in nodes.items() if name}
+        self._claims = {node_id: name for node_id, name in self._claims.items() if node_id in nodes}
+        unknown = sorted(nodes.keys() - registered.keys() - self._claims.keys() - set(self._debts.values()))
+        self._claims |= ask(unknown) if unknown else {}
+        # The operator's word, bound to a key, is worth more than a node's own; then who had a name before keeps it.
+        held = {node_id: name for node_id, name in self._names.items() if node_id in nodes}
+        names = dict(registered)
+        for node_id, name in [*held.items(), *sorted(self._claims.items())]:
+            if node_id not in names:
+                stolen = name in names.values() or (name != str(node_id) and name in map(str, nodes))
+                if not stolen:
+                    names[node_id] = name
+                elif node_id in unknown or node_id in held:
+                    log.warning("node %d calls itself %s, as another node does: it takes no part", node_id, name)
+        self._names = names
 
 
 def sample(names: Collection[str], fraction: float, minimum: int, seed: int, purpose: str, number: int) -> list[str]:

@@ -405,6 +405,8 @@ class FairStrategy(Strategy):
             if node is not None and node not in names:
                 client = reply.content.config_records.get("client") if reply.has_content() else None
                 names[node] = str(client["name"]) if client and client.get("name") else node
+        asked.answered = set(names)
+        self._note_debts(asked)
         return {int(node): name for node, name in names.items()}
 
     def _note_debts(self, exchange: Exchange) -> None:

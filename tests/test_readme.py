@@ -41,7 +41,7 @@ def test_the_linked_file_exists(link: str) -> None:
     assert (ROOT / link).exists()
 
 
-FOREIGN = '''
+FOREIGN = """
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.app import RecordDict
@@ -61,4 +61,4 @@ def evaluate(message, context):
 
 grid = InProcessGrid(client_app, {}, 4)
 app(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}))
-'''
+"""

@@ -62,7 +62,9 @@ class Flower:
         """Submit the app, wait for its end and return its status."""
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
         options = ["--federation-config", federation] if federation else []
-        submitted = json.loads(self.command("run", ".", connection, "--format", "json", "--run-config", config, *options))
+        submitted = json.loads(
+            self.command("run", ".", connection, "--format", "json", "--run-config", config, *options)
+        )
         run_id = str(submitted["run-id"])
         (self.home / "run.log").write_text(self.command("log", run_id, connection))
         listed = json.loads(self.command("list", connection, "--run-id", run_id, "--format", "json"))

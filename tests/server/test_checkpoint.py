@@ -107,6 +107,13 @@ def test_a_model_file_can_be_read_by_anyone(path: Path) -> None:
         assert file.metadata() == {"round": "7"}
 
 
+def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.safetensors" for number in range(20)]
+    for file in files:
+        save_model(file, {"w": np.eye(2), "b": np.ones(2)}, round="7", mean="61.5", seed="0")
+    assert len({file.read_bytes() for file in files}) == 1
+
+
 def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
     path = tmp_path / "round.safetensors"
     save_checkpoint(path, {"w": np.ones(4)}, {"round": 1})

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -105,7 +106,7 @@ def test_measures_lie_within_their_bounds(numbers: list[float]) -> None:
     m, n, slack = summarize(named(numbers)), len(numbers), 1e-9
     ascending = ["worst", "worst_5", "worst_10", "worst_20", "worst_30", "mean"]
     ascending += ["best_30", "best_20", "best_10", "best_5", "best"]
-    for lower, upper in zip(ascending, ascending[1:], strict=False):
+    for lower, upper in pairwise(ascending):
         assert m[lower] <= m[upper] + slack
     assert (m["worst"], m["best"]) == (min(numbers), max(numbers))
     assert m["gap"] == m["best"] - m["worst"]

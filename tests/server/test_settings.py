@@ -86,7 +86,7 @@ def test_an_unknown_or_impossible_setting_is_refused_with_key_value_and_remedy(
 
 
 def test_all_impossible_settings_are_named_at_once() -> None:
-    with pytest.raises(SettingsError, match="clients = 0.*fraction = 2"):
+    with pytest.raises(SettingsError, match=r"clients = 0.*fraction = 2"):
         Settings.of({"clients": 0, "fraction": 2})
 
 

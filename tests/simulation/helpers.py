@@ -44,7 +44,11 @@ class Outcome:
     @classmethod
     def of(cls, folder: Path) -> "Outcome":
         files = (folder / name for name in ("clients.csv", "model.safetensors", "model-best.safetensors"))
-        return cls(rounds(folder), *[b if i<2 else (b[600:],) for i,b in enumerate(file.read_bytes() for file in files)])
+        return cls(rounds(folder), *(file.read_bytes() for file in files))
+
+    def differences(self, other: "Outcome") -> str:
+        """Return the names of what is not the same, "" where all is."""
+        return ", ".join(name for name in self.__dataclass_fields__ if getattr(self, name) != getattr(other, name))
 
 
 def assert_whole(path: Path) -> None:

@@ -124,6 +124,20 @@ def test_a_registered_node_that_comes_later_takes_its_name_back() -> None:
     assert roster.free == ["hospital"]
 
 
+def test_a_name_is_free_again_when_its_holder_has_left() -> None:
+    roster = Roster()
+    roster.refresh({2: "", 9: ""}, lambda nodes: dict.fromkeys(nodes, "hospital"))
+    assert roster.online == {"hospital": 2}
+    roster.refresh({9: ""}, lambda nodes: {})
+    assert roster.online == {"hospital": 9}
+
+
+def test_a_node_cannot_take_the_id_of_another_for_its_name() -> None:
+    roster = Roster()
+    roster.refresh({2: "", 9: ""}, lambda nodes: {2: "9", 9: "9"})
+    assert roster.online == {"9": 9}
+
+
 # Debts --------------------------------------------------------------------------------------------------------------
 
 

@@ -62,7 +62,9 @@ def test_iid_clients_have_as_many_examples_as_each_other_give_or_take_one(client
 
 
 @given(per_client=st.sampled_from((1, 2, 4, 5, 10)), seed=st.integers(0, 1000))
-def test_shards_that_do_not_straddle_labels_give_a_client_no_more_labels_than_shards(per_client: int, seed: int) -> None:
+def test_shards_that_do_not_straddle_labels_give_a_client_no_more_labels_than_shards(
+    per_client: int, seed: int
+) -> None:
     labels = ten_balanced_labels()  # 100 examples a label, so every shard of 100 / per_client holds one label
     assert all(len(labels_of(part, labels)) <= per_client for part in shards(labels, 10, per_client, seed))
 

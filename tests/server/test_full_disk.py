@@ -1,0 +1,184 @@
+"""A run on a disk that is full: it says so, loses nothing that was there, and continues when there is room."""
+
+import errno
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.checkpoint import load_checkpoint
+from server.records import CLIENT_COLUMNS, append, as_csv
+from simulation.run import simulate
+from tests.simulation.disturbed import AVERAGED, STEP
+from tests.simulation.helpers import ROOT, Outcome, assert_whole, drafts, run, small, table
+
+PAGE = 4096
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet_rounds() -> Iterator[None]:
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return Outcome.of(run(tmp_path_factory.mktemp("whole") / "run", **AVERAGED))
+
+
+def damage(folder: Path) -> str:
+    """Return what is not whole of what a full disk has left: tables, checkpoint, or a draft that is left."""
+    try:
+        for name in ("rounds.csv", "clients.csv"):
+            if (folder / name).exists():
+                assert_whole(folder / name)
+        checkpoint = folder / "checkpoint" / "round.safetensors"
+        if checkpoint.exists():
+            last = load_checkpoint(checkpoint)[1]["strategy"]["round"]
+            recorded = [int(row["round"]) for row in table(folder / "rounds.csv")]
+            assert recorded[:last] == list(range(1, last + 1)), f"{recorded} are recorded up to {last}"
+    except AssertionError as error:
+        return str(error)
+    return ", ".join(map(str, drafts(folder)))
+
+
+def difference(folder: Path, whole: Outcome) -> str:
+    """Return what is not the same when a run continues that was stopped by a full disk."""
+    try:
+        return Outcome.of(simulate(small(folder, **AVERAGED))).differences(whole)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+# Files that cannot grow ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Folders of one run whose files could not grow beyond 0, STEP, 2·STEP … bytes; the last one is undisturbed."""
+    folder = tmp_path_factory.mktemp("full")
+    subprocess.run([sys.executable, "-m", "tests.simulation.disturbed", "full", folder], cwd=ROOT, check=True)
+    return [folder / str(number) for number in range(len(list(folder.glob("*.txt"))))]
+
+
+def attempts(folder: Path) -> list[str]:
+    return folder.with_suffix(".txt").read_text().splitlines()
+
+
+def test_the_limits_met_the_run_at_every_kind_of_file(limited: list[Path]) -> None:
+    messages = "\n".join(attempts(folder)[0] for folder in limited)
+    assert "cannot be made" in messages
+    assert "round 1 cannot be written" in messages
+    assert "round 12 cannot be written" in messages
+    assert attempts(limited[-1]) == ["finished", "finished"]
+
+
+def test_a_full_disk_is_an_error_that_says_what_to_do(limited: list[Path]) -> None:
+    wrong = [
+        f"limit {number * STEP}: {message}"
+        for number, folder in enumerate(limited[:-1])
+        if not (message := attempts(folder)[0]).startswith("RunFolderError: ") or "File too large" not in message
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_trying_again_while_the_disk_is_full_is_the_same_kind_of_error(limited: list[Path]) -> None:
+    wrong = [
+        f"limit {number * STEP}: {message}"
+        for number, folder in enumerate(limited[:-1])
+        if not (message := attempts(folder)[1]).startswith("RunFolderError: ") or "File too large" not in message
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_full_disk_leaves_whole_rows_a_readable_checkpoint_and_then_the_same_bits(
+    limited: list[Path], whole: Outcome
+) -> None:
+    wrong = []
+    for number, folder in enumerate(limited[:-1]):
+        if found := damage(folder) or difference(folder, whole):
+            wrong.append(f"limit {number * STEP}: {found}")
+    assert not wrong, "\n".join(wrong)
+
+
+# A file system without room -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill(disk: Path, *, but_for: int) -> Path:
+    """Write a ballast file that leaves some bytes free; return it."""
+    ballast = disk / "ballast"
+    try:
+        with ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(PAGE))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+    with ballast.open("r+b") as file:
+        file.truncate(ballast.stat().st_size - but_for)
+    return ballast
+
+
+def attempt(folder: Path) -> str:
+    """Return what a run ends with."""
+    try:
+        simulate(small(folder, **AVERAGED))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "finished"
+
+
+def test_no_room_on_the_disk_is_told_and_leaves_whole_files_and_then_the_same_bits(disk: Path, whole: Outcome) -> None:
+    ends, wrong = [], []
+    for pages in range(24):
+        folder, ballast = disk / f"run{pages}", fill(disk, but_for=pages * PAGE)
+        ends.append(attempt(folder))
+        found = damage(folder)
+        ballast.unlink()
+        if found := found or difference(folder, whole):
+            wrong.append(f"{pages} pages free, {ends[-1]}: {found}")
+        shutil.rmtree(folder)
+    assert not wrong, "\n".join(wrong)
+    told = [end for end in ends if end.startswith("RunFolderError: ") and "No space left" in end]
+    assert [end for end in ends if end not in told and end != "finished"] == []
+    assert ends[-1] == "finished"
+    assert len(told) > 5
+
+
+@pytest.mark.parametrize("clients", [10, 100, 300, 1000])
+def test_rows_that_do_not_fit_leave_the_table_as_it_was(disk: Path, clients: int) -> None:
+    """Rows of many clients take several pages, of which the first may still have had room."""
+    rows = [{"round": 1, "client": f"client-{k:04}", "test_examples": 10**30 + k} for k in range(clients)]
+    wrong = []
+    for pages in range(12):
+        path = disk / f"clients-{pages}.csv"
+        path.write_text(as_csv(CLIENT_COLUMNS, rows[:1], header=True))
+        before, ballast = path.read_bytes(), fill(disk, but_for=pages * PAGE)
+        try:
+            append(path, CLIENT_COLUMNS, rows)
+            kept = before + as_csv(CLIENT_COLUMNS, rows).encode()
+        except OSError:
+            kept = before
+        if path.read_bytes() != kept:
+            wrong.append(f"{pages} pages free: {len(path.read_bytes())} bytes instead of {len(kept)}")
+        ballast.unlink()
+    assert not wrong, "\n".join(wrong)
