@@ -19,9 +19,9 @@ $(VENV)/ready: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing; PyTorch is large, this can take a few minutes the first time."
 	grep -v '^torch==' requirements.lock > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable . --group dev
+	$(BIN)/python -m pip install --quiet --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --quiet --constraint $(VENV)/constraints.txt --editable . --group dev
 	touch $@
 
 demo: setup ## compare four methods on 20 clients, three of them with a camera mounted sideways
@@ -41,7 +41,7 @@ lint: setup ## check style, types and the direction of imports
 	$(BIN)/lint-imports --no-cache
 
 docs: setup ## build the documentation into docs/_build
-	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --group docs
+	$(BIN)/python -m pip install --quiet --quiet --constraint $(VENV)/constraints.txt --group docs
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs docs/_build
 	@echo "open docs/_build/index.html"
 

@@ -1,0 +1,1 @@
+"""Speeds as ratios, both sides measured in one run."""

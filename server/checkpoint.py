@@ -28,25 +28,26 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def save_model(path: Path, arrays: Arrays, **about: str) -> None:
-    """Write a model by array name; `about` goes into the file's metadata."""
-    write_whole(path, save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata=about))
+def save_model(path: Path, arrays: Arrays, about: Mapping[str, Any]) -> None:
+    """Write a model by array name; `about` goes into the file's metadata as JSON."""
+    # One entry of metadata, because the library writes several in no fixed order.
+    metadata = {"about": json.dumps(about)}
+    write_whole(path, save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata=metadata))
 
 
 def save_checkpoint(path: Path, arrays: Arrays, state: Mapping[str, Any]) -> None:
     """Write the global model and a state made of str, numbers, None, arrays, lists and dicts."""
     tensors = {f"model/{name}": np.asarray(array) for name, array in arrays.items()}
     plain = _detach(state, tensors)
-    save_model(path, tensors, state=json.dumps(plain), names=json.dumps(list(arrays)))
+    save_model(path, tensors, {"state": plain, "names": list(arrays)})
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return the model and the state that `save_checkpoint` wrote."""
     with safe_open(path, framework="numpy") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is not iterable)
-        about = file.metadata()
-    model = {name: tensors[f"model/{name}"] for name in json.loads(about["names"])}
-    return model, _attach(json.loads(about["state"]), tensors)
+        about = json.loads(file.metadata()["about"])
+    return {name: tensors[f"model/{name}"] for name in about["names"]}, _attach(about["state"], tensors)
 
 
 def _detach(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:

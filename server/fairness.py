@@ -1,5 +1,6 @@
 """Measures of fairness over clients: how a quantity of one split and one model is spread over them."""
 
+import statistics
 from collections.abc import Mapping
 
 import numpy as np
@@ -81,7 +82,8 @@ def against_baseline(values: Mapping[str, float], baseline: Mapping[str, float])
         When there is no client, or the two are not of the same clients.
     """
     _check_same(values, baseline)
-    mean = _finite(baseline).mean()
+    mean = statistics.mean(_finite(baseline).tolist())  # exact, so that equal clients are not below it
+    _finite(values)
     changes = {name: values[name] - baseline[name] for name in baseline}
     suffering = [change for name, change in changes.items() if baseline[name] < mean]
     well = [change for name, change in changes.items() if baseline[name] >= mean]
@@ -135,7 +137,8 @@ def _entropy(x: NDArray[np.float64]) -> float:
         return float(np.log(x.size))
     if x.min() < 0.0:
         return float("nan")
-    shares = x[x > 0.0] / x.sum()
+    shares = x / x.sum()
+    shares = shares[shares > 0.0]
     return float(-(shares * np.log(shares)).sum())
 
 

@@ -6,7 +6,8 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ FORMAT = 1
 
 ACCURACY = "test_accuracy_of_global_model"
 """In percent, of each client on its own test split."""
+
+FIRST_LAID = ("checkpoint", "env.json", ".env.json.draft", ".config.toml.draft")
+"""What a folder may hold whose making was interrupted before its settings were written."""
 
 MEASURES = tuple(summarize({"anyone": 1.0}))
 
@@ -84,7 +88,7 @@ class RunFolder:
         config = settings.run_config()
         if (path / "config.toml").exists():
             self._check_same(config)
-        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        elif path.exists() and not (path.is_dir() and all(entry.name in FIRST_LAID for entry in path.iterdir())):
             raise RunFolderError(f"{path} is there already and is no run folder: choose another --out")
         else:
             self._lay_out(config)
@@ -101,9 +105,10 @@ class RunFolder:
             arrays, state = None, {"strategy": {"round": 0}, "best": {}}
         else:
             arrays, state = load_checkpoint(checkpoint)
-        self._best = state["best"]
-        for name, columns in (("rounds.csv", ROUND_COLUMNS), ("clients.csv", CLIENT_COLUMNS)):
-            self._keep_rows(self.path / name, columns, last=state["strategy"]["round"])
+        self._best, last = state["best"], state["strategy"]["round"]
+        with self._written(f"what is there up to round {last}"):
+            keep_rows(self.path / "rounds.csv", ROUND_COLUMNS, last)
+            keep_rows(self.path / "clients.csv", CLIENT_COLUMNS, last)
         return None if arrays is None else (arrays, state["strategy"])
 
     def record(self, finished: Round, state: Mapping[str, Any], seconds: float) -> Row:
@@ -116,43 +121,42 @@ class RunFolder:
         """
         row = round_row(finished, seconds)
         arrays = {name: array.numpy() for name, array in finished.arrays.items()}
-        try:
+        with self._written(f"round {finished.number}"):
             append(self.path / "rounds.csv", ROUND_COLUMNS, [row])
             append(self.path / "clients.csv", CLIENT_COLUMNS, client_rows(finished))
             mean = row.get(f"{ACCURACY}_mean")
             if isinstance(mean, float) and mean > self._best.get("mean", -1.0):
                 self._best = {"mean": mean, "round": finished.number}
-                about = {"round": str(finished.number), f"{ACCURACY}_mean": str(mean)}
-                save_model(self.path / "model-best.safetensors", arrays, **about)
+                about = {"round": finished.number, f"{ACCURACY}_mean": mean}
+                save_model(self.path / "model-best.safetensors", arrays, about)
             checkpoint = self.path / "checkpoint" / "round.safetensors"
             save_checkpoint(checkpoint, arrays, {"strategy": state, "best": self._best})
-        except OSError as error:
-            raise RunFolderError(
-                f"round {finished.number} cannot be written to {self.path}: {error.strerror}. What was written up to "
-                f"round {finished.number - 1} is intact: make room and run the same command again"
-            ) from error
         return row
 
     def finish(self, arrays: Arrays) -> None:
         """Write the final model, which marks the run as finished."""
+        with self._written("the final model"):
+            save_model(self.path / "model.safetensors", arrays, {})
+
+    @contextmanager
+    def _written(self, what: str) -> Iterator[None]:
+        """Say what a disk did not take, and what to do."""
         try:
-            save_model(self.path / "model.safetensors", arrays)
+            yield
         except OSError as error:
             raise RunFolderError(
-                f"the final model cannot be written to {self.path}: {error.strerror}. All rounds are intact: make "
-                "room and run the same command again"
+                f"{what} cannot be written to {self.path}: {error.strerror}. Everything up to the last checkpoint is "
+                "intact: make room there, or mend its permissions, and run the same command again"
             ) from error
 
     def _lay_out(self, config: Mapping[str, object]) -> None:
-        try:
+        with self._written("the run folder"):
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
             about = {"machine": platform.platform(), "processors": os.cpu_count(), "python": platform.python_version()}
             packages = {name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")}
             write_whole(self.path / "env.json", json.dumps(about | packages, indent=2).encode())
             # The settings come last: a folder without them was killed while it was made, and is made again.
             write_whole(self.path / "config.toml", tomli_w.dumps({"run-folder-format": FORMAT, **config}).encode())
-        except OSError as error:
-            raise RunFolderError(f"the run folder {self.path} cannot be made: {error.strerror}") from error
 
     def _check_same(self, config: Mapping[str, object]) -> None:
         there = tomllib.loads((self.path / "config.toml").read_text())
@@ -166,16 +170,6 @@ class RunFolder:
         if differing:
             shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in differing)
             raise RunFolderError(f"{self.path} belongs to a run with other settings ({shown}): choose another --out")
-
-    def _keep_rows(self, path: Path, columns: tuple[str, ...], last: int) -> None:
-        """Rewrite a table with the rows up to round `last`; start it where there is none."""
-        rows: list[Row] = []
-        if path.exists():
-            with path.open(newline="") as file:
-                rows = [
-                    row for row in csv.DictReader(file) if (row["round"] or "").isdigit() and int(row["round"]) <= last
-                ]
-        write_whole(path, as_csv(columns, rows, header=True).encode())
 
 
 def round_row(finished: Round, seconds: float) -> dict[str, object]:
@@ -218,16 +212,25 @@ def client_rows(finished: Round) -> list[Row]:
     ]
 
 
+def keep_rows(path: Path, columns: tuple[str, ...], last: int) -> None:
+    """Rewrite a table with the rows up to round `last`, or start it; a line without its end was torn."""
+    text = path.read_bytes().decode() if path.exists() else ""
+    whole_lines = text[: text.rfind("\n") + 1]
+    rows = [row for row in csv.DictReader(io.StringIO(whole_lines, newline="")) if int(row["round"]) <= last]
+    write_whole(path, as_csv(columns, rows, header=True).encode())
+
+
 def append(path: Path, columns: tuple[str, ...], rows: Iterable[Row]) -> None:
     """Add rows to a table, all of them or, where the disk does not take them, none."""
-    with path.open("r+b") as file:
+    content = as_csv(columns, rows).encode()
+    with path.open("r+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         try:
-            file.write(as_csv(columns, rows).encode())
-            file.flush()
+            while content:
+                content = content[file.write(content) :]
             os.fsync(file.fileno())
         except OSError:
-            os.truncate(path, size)
+            file.truncate(size)
             raise
 
 

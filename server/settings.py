@@ -63,7 +63,7 @@ class Settings(BaseModel):
     personal_lambda: float = Field(0.0, ge=0, description="personal models: pull towards the global one")
     num_rounds: int = Field(50, ge=1, description="rounds of the run")
     fraction: float = Field(0.5, gt=0, le=1, description="of the clients that train in a round")
-    seed: int = Field(0, ge=0, description="of data, model, draws and batches")
+    seed: int = Field(0, ge=0, lt=2**63, description="of data, model, draws and batches")
     local_epochs: int = Field(1, ge=1, description="passes over the local data in a round")
     batch_size: int = Field(10, ge=0, description="examples a step; 0: all")
     learning_rate: float = Field(0.1, gt=0, description="of local SGD")
@@ -74,7 +74,7 @@ class Settings(BaseModel):
     engine: Annotated[str, known("engine", ENGINES)] = Field("loop", description="of in-process runs")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     out: str = Field("", description='run folder; "" names it by the settings, under runs/')
-    parameters: dict[str, Value] = Field(default_factory=dict, description="of methods, as fedfv.alpha")
+    parameters: dict[str, Any] = Field(default_factory=dict, description="of methods, as fedfv.alpha")
 
     @classmethod
     def of(cls, config: Mapping[str, Value]) -> "Settings":

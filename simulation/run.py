@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from client.app import app
+from client.device import choose
 from server.app import federate
 from server.records import Row
 from server.settings import Settings
@@ -17,7 +18,13 @@ def simulate(settings: Settings, on_row: Callable[[Row], None] = lambda row: Non
     """Run, or continue, what `settings` say with all clients in this process; return the run folder.
 
     One thread computes: small models gain nothing from more, and the sums are then the same on any number of cores.
+
+    Raises
+    ------
+    ValueError
+        When this machine has no such device, and as `federate` does.
     """
+    choose(settings.device)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -69,6 +69,7 @@ class Exchange:
 
     def refuse(self, name: str, reason: str) -> None:
         """Record, and log, why a reply of `name` is not used."""
+        reason = " ".join(reason.split())  # a client's error may be a whole traceback
         self.refused.setdefault(name, []).append(reason)
         log.warning("refused a reply of client %s: %s", name, reason)
 

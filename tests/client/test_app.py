@@ -73,7 +73,7 @@ def test_losses_are_the_plain_loss_over_the_whole_training_set(told: dict[str, f
     task, model = fresh()
     examples = task.train["client-1"]
     content = ask(MessageType.TRAIN, {**told, "measure": list(MEASURES)}, context(1), model)
-    metrics = content.metric_records["metrics"]
+    metrics: dict[str, Any] = dict(content.metric_records["metrics"])
     returned = copy.deepcopy(model)
     returned.load_state_dict(content.array_records["arrays"].to_torch_state_dict())
     for ending, measured in (("before", model), ("after", returned)):

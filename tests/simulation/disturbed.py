@@ -1,11 +1,11 @@
 """Disturb one run at many moments: python -m tests.simulation.disturbed KIND FOLDER.
 
 killed
-    Run n dies by SIGKILL just before it opens, makes or renames its n-th file, for n = 0, 1, … until one ends undisturbed.
+    Run n dies by SIGKILL just before it opens, makes or renames its n-th file.
 full
     In run n no file can grow beyond n · STEP bytes; it is tried twice, and its FOLDER/n.txt tells what came of it.
 
-Each run is a forked process, so that PyTorch and the data are loaded once for all.
+For n = 0, 1, … until a run is not disturbed. Each is a forked process, so that PyTorch and the data are loaded once.
 """
 
 import itertools

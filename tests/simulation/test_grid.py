@@ -44,7 +44,7 @@ def test_a_client_that_raises_answers_with_an_error_and_its_context_stays_as_it_
     counted(grid, first)
     reply = counted(grid, first, fail=True)
     assert reply.has_error()
-    assert "OSError: no such sensor" in reply.error.reason
+    assert "OSError: no such sensor" in str(reply.error.reason)
     assert counted(grid, first).content.config_records["count"]["asked"] == 2
     assert counted(grid, second).content.config_records["count"]["asked"] == 1
 
@@ -116,10 +116,3 @@ def test_a_refused_client_has_no_coefficient_in_its_round(tmp_path: Path) -> Non
     rows = [row for row in table(folder / "clients.csv") if row["client"] == "client-2"]
     assert [row["participated"] for row in rows] == ["1", "0", "1"]
     assert [row["coefficient"] != "" for row in rows] == [True, False, True]
-
-
-def test_a_device_that_no_client_has_ends_the_run_with_an_error_that_names_it(tmp_path: Path) -> None:
-    settings = small(tmp_path / "run", device="cuda:99")
-    with pytest.raises(ValueError, match="device = 'cuda:99' is not available"):
-        federate(settings, InProcessGrid(app, settings.run_config(), settings.clients))
-    assert not (tmp_path / "run").exists()

@@ -14,7 +14,7 @@ from simulation.run import simulate
 
 from .helpers import ROOT, Outcome, drafts, run, small, table
 
-ROUNDS = 60
+ROUNDS = 40
 """Of the runs that are killed from outside: long enough to be caught at work."""
 
 
@@ -67,7 +67,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return Outcome.of(run(tmp_path_factory.mktemp("whole") / "run", num_rounds=ROUNDS))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_run_killed_again_and_again_from_outside_ends_with_the_same_bits(
     tmp_path: Path, whole: Outcome, seed: int
 ) -> None:

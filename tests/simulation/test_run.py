@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 
 from server.fairness import percent_improved, summarize
 from server.records import ACCURACY, CLIENT_COLUMNS, MEASURES, ROUND_COLUMNS
-from strategies import METHODS
 from simulation.run import simulate
+from strategies import METHODS
 
 from .helpers import Outcome, assert_whole, drafts, rounds, rows_seen, run, small, table
 
@@ -164,3 +164,9 @@ def test_a_run_without_a_folder_is_named_by_its_settings(tmp_path: Path, monkeyp
     assert first == again != other
     assert first.parent == other.parent == tmp_path / "runs"
     assert first.name.startswith("digits-fedfv-seed0-")
+
+
+def test_a_device_that_is_not_there_stops_the_run_before_any_client_works(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"device = 'cuda:99' is not available here: auto, cpu, cuda or mps would do"):
+        run(tmp_path / "run", device="cuda:99")
+    assert not (tmp_path / "run").exists()

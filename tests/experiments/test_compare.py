@@ -1,0 +1,188 @@
+"""Comparisons: tables, figures, and the numbers in them."""
+
+import csv
+import math
+import os
+import signal
+import statistics
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from experiments.compare import Comparison, final_accuracies, run_path
+from experiments.figures import sorted_clients
+from experiments.tables import sentence
+from server.fairness import summarize
+from server.settings import Settings, Value
+from simulation.run import simulate
+from tests.simulation.helpers import Outcome, table
+
+from .helpers import fairbloom, start
+
+COLUMN = "test_accuracy_of_global_model"
+SMALL = ("--seeds", 2, "--clients", 5, "--rounds", 2, "--jobs", 2, "--set", "device=cpu")
+WORDS = ("compare", "--methods", "fedavg,fedfv", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("compared") / "cmp"
+    assert fairbloom(*WORDS, "--out", out) == 0
+    return out
+
+
+def last_round(folder: Path) -> dict[str, float]:
+    rows = table(folder / "clients.csv")
+    last = max(int(row["round"]) for row in rows)
+    return {row["client"]: float(row[COLUMN]) for row in rows if int(row["round"]) == last}
+
+
+def test_the_table_has_a_row_a_method_and_seed_and_the_documented_columns(compared: Path) -> None:
+    with (compared / "comparison.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["method", "seed", *summarize({"anyone": 1.0})]
+    assert [row[:2] for row in rows] == [["fedavg", "0"], ["fedavg", "1"], ["fedfv", "0"], ["fedfv", "1"]]
+
+
+def test_the_numbers_are_those_of_the_runs_last_round(compared: Path) -> None:
+    for row in table(compared / "comparison.csv"):
+        accuracies = last_round(compared / "runs" / f"{row['method']}-seed{row['seed']}")
+        assert len(accuracies) == 5
+        assert {key: float(row[key]) for key in summarize(accuracies)} == summarize(accuracies)
+
+
+def test_the_clients_table_has_every_client_under_every_method(compared: Path) -> None:
+    rows = table(compared / "clients.csv")
+    assert list(rows[0]) == ["seed", "client", "fedavg", "fedfv"]
+    assert len(rows) == 2 * 5
+    for row in rows:
+        for method in ("fedavg", "fedfv"):
+            assert float(row[method]) == last_round(compared / "runs" / f"{method}-seed{row['seed']}")[row["client"]]
+
+
+def test_the_figure_is_there_as_png_and_svg(compared: Path) -> None:
+    assert (compared / "clients.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert ElementTree.fromstring((compared / "clients.svg").read_text()).tag.endswith("svg")
+
+
+def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: Path) -> None:
+    config: dict[str, Value] = {
+        "method": "fedfv",
+        "seed": 1,
+        "clients": 5,
+        "num-rounds": 2,
+        "device": "cpu",
+        "out": str(tmp_path / "a"),
+    }
+    alone = Outcome.of(simulate(Settings.of(config)))
+    assert not alone.differences(Outcome.of(compared / "runs" / "fedfv-seed1"))
+
+
+def test_methods_meet_the_same_clients_at_the_same_seed(compared: Path) -> None:
+    drawn = {
+        (method, seed): [(row["round"], row["client"]) for row in rows if row["participated"] == "1"]
+        for method in ("fedavg", "fedfv")
+        for seed in (0, 1)
+        for rows in [table(compared / "runs" / f"{method}-seed{seed}" / "clients.csv")]
+    }
+    assert drawn["fedavg", 0] == drawn["fedfv", 0] != drawn["fedavg", 1] == drawn["fedfv", 1]
+
+
+def test_a_comparison_that_is_done_is_written_again_from_its_runs(compared: Path) -> None:
+    runs = {path: path.stat().st_mtime_ns for path in (compared / "runs").rglob("*") if path.is_file()}
+    tables = {name: (compared / name).read_bytes() for name in ("comparison.csv", "clients.csv", "clients.png")}
+    (compared / "comparison.csv").unlink()
+    assert fairbloom(*WORDS, "--out", compared) == 0
+    assert {path: path.stat().st_mtime_ns for path in runs} == runs
+    assert {name: (compared / name).read_bytes() for name in tables} == tables
+
+
+def test_a_run_folder_of_other_settings_is_refused_before_any_run_starts(
+    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "cmp"
+    common = ("--seeds", 1, "--clients", 5, "--jobs", 1, "--set", "device=cpu", "--out", out)
+    assert fairbloom("compare", "--methods", "fedavg", "--rounds", 1, *common) == 0
+    capsys.readouterr()
+    assert fairbloom("compare", "--methods", "fedavg,fedfv", "--rounds", 2, *common) == 2
+    assert "num-rounds = 1 there and 2 here" in capsys.readouterr().err
+    assert [path.name for path in (out / "runs").iterdir()] == ["fedavg-seed0"]
+
+
+def test_too_many_clients_are_refused_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 1000, "--jobs", 1)
+    assert fairbloom(*words, "--out", tmp_path / "cmp") == 2
+    assert "clients = 1000" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_comparison_ends_with_130_and_finishes_no_run_first(tmp_path: Path) -> None:
+    """Ctrl-C in a terminal reaches the workers as well."""
+    words = ("compare", "--methods", "fedavg", "--seeds", 2, "--clients", 5, "--rounds", 150, "--jobs", 1)
+    process = start(*words, "--out", tmp_path, start_new_session=True)
+    while process.poll() is None and not list(tmp_path.rglob("round.safetensors")):
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in told
+    assert list(tmp_path.rglob("model.safetensors")) == []
+
+
+# Numbers of a comparison, by hand -----------------------------------------------------------------------------------
+
+BY_HAND = Comparison(
+    {
+        "fedavg": [{"a": 10.0, "b": 50.0, "c": 90.0}, {"a": 20.0, "b": 50.0, "c": 80.0}],
+        "fedfv": [{"a": 40.0, "b": 50.0, "c": 90.0}, {"a": 30.0, "b": 60.0, "c": 70.0}],
+    },
+    baseline="fedavg",
+)
+
+
+def test_spreads_and_gains_by_hand() -> None:
+    assert BY_HAND.spread("fedavg", "worst") == pytest.approx((15.0, math.sqrt(50.0)))
+    assert BY_HAND.gain("fedfv", "worst") == pytest.approx((20.0, math.sqrt(200.0)))
+    assert BY_HAND.gain("fedavg", "worst") == (0.0, 0.0)
+    better = [100 / 3, 200 / 3]  # a client that keeps its accuracy is not better off
+    assert BY_HAND.percent_better("fedfv") == pytest.approx((50.0, statistics.stdev(better)))
+
+
+def test_one_seed_has_no_deviation() -> None:
+    one = Comparison({"fedavg": [{"a": 10.0, "b": 20.0}]}, baseline="fedavg")
+    assert one.spread("fedavg", "mean") == (15.0, 0.0)
+
+
+def test_the_kindest_method_is_the_one_whose_worst_tenth_does_best() -> None:
+    assert BY_HAND.kindest == "fedfv"
+    told = sentence(BY_HAND)
+    assert "FedAvg leaves its worst tenth of clients at 15 %" in told
+    assert "FedFV lifts its worst tenth to 35 %" in told
+
+
+def test_the_sentence_claims_nothing_where_nothing_is_gained() -> None:
+    turned = Comparison({"fedavg": BY_HAND.accuracies["fedfv"], "fedfv": BY_HAND.accuracies["fedavg"]}, "fedavg")
+    assert "no other method here lifts them" in sentence(turned)
+
+
+def test_the_same_figure_twice_is_the_same_file(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        sorted_clients(BY_HAND, tmp_path / name)
+    for suffix in (".png", ".svg"):
+        assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
+
+
+def test_the_figure_is_written_where_it_is_told(tmp_path: Path) -> None:
+    files = sorted_clients(BY_HAND, tmp_path / "clients")
+    assert files == [tmp_path / "clients.png", tmp_path / "clients.svg"]
+    assert all(file.stat().st_size > 1000 for file in files)
+
+
+def test_final_accuracies_are_those_of_the_last_evaluated_round(compared: Path) -> None:
+    folder = run_path(compared, "fedavg", 0)
+    assert folder == compared / "runs" / "fedavg-seed0"
+    assert final_accuracies(folder) == last_round(folder)
