@@ -34,6 +34,8 @@ class Cohort:
         n_k, the training examples of each client, shape (m,).
     prior
         p_k, the aggregation prior within the round, shape (m,), summing to 1.
+    draws
+        How often each client was drawn, shape (m,); 1 for all where clients are drawn without replacement.
     metrics
         The metrics that the method needs, by their name on the wire, each of shape (m,).
     memory
@@ -48,6 +50,7 @@ class Cohort:
     names: tuple[str, ...]
     counts: FloatArray
     prior: FloatArray
+    draws: FloatArray
     gram_of: Callable[[], FloatArray]
     squared_norms_of: Callable[[], FloatArray]
     num_rounds: int | None = None

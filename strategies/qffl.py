@@ -39,9 +39,49 @@ class QFedAvg(FairStrategy):
         self.lipschitz = above(0.0, lipschitz=lipschitz)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return c; F^q is taken of F / max F, which cannot overflow and cancels."""
-        F, q, L = np.maximum(cohort.losses, SMALLEST_LOSS), self.q, self.lipschitz
-        Fq = (F / F.max()) ** q
-        h = L * Fq + (q * Fq / F * L**2 * cohort.squared_norms if q > 0.0 else 0.0)
-        c: FloatArray = L * Fq / h.sum()
-        return c
+        """Return c of the gradients L u_k."""
+        L = self.lipschitz
+        return L * _weights(cohort.losses, L**2 * cohort.squared_norms, self.q, L)
+
+
+class QFedSGD(QFedAvg):
+    r"""q-FedSGD: one full-batch step a client, so that the step is that of the gradients themselves.
+
+    .. math:: c_k = \frac{F_k^q / \eta_k}{\sum_j h_j}, \qquad
+        h_j = q F_j^{q-1} \lVert \nabla F_j \rVert^2 + L F_j^q, \qquad u_k = \eta_k \nabla F_k(w)
+
+    with η_k the local learning rate, which the clients report.
+
+    Source: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 1.
+
+    Parameters
+    ----------
+    q : float at least 0
+        How much high losses count: 0 not at all, large values approach the worst client alone.
+    lipschitz : float above 0
+        L, an estimate of the gradients' Lipschitz constant; the step is at most 1/L of their mean.
+
+    Reductions: `q=0` is gradient descent on the unweighted mean loss with step 1/L.
+
+    Departures: F is floored at 1e-10, because F^(q−1) is undefined at F = 0 for q < 1.
+    """
+
+    needs = frozenset({"loss-before", "learning-rate"})
+
+    def objective(self, server_round: int) -> dict[str, bool | float | int | str]:
+        """Return that each client does exactly one full-batch step."""
+        return super().objective(server_round) | {"full-batch-step": True}
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return c of the gradients u_k / η_k."""
+        eta = cohort.metrics["learning-rate"]
+        return _weights(cohort.losses, cohort.squared_norms / eta**2, self.q, self.lipschitz) / eta
+
+
+def _weights(losses: FloatArray, squared_norms: FloatArray, q: float, L: float) -> FloatArray:
+    """Return F^q / Σ h, h = q F^(q−1) ‖g‖² + L F^q; F^q is that of F / max F, which cannot overflow and cancels."""
+    F = np.maximum(losses, SMALLEST_LOSS)
+    Fq = (F / F.max()) ** q
+    h = L * Fq + (q * Fq / F * squared_norms if q > 0.0 else 0.0)
+    c: FloatArray = Fq / h.sum()
+    return c

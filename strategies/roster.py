@@ -66,12 +66,16 @@ class Roster:
         self._names = names
 
 
-def sample(names: Collection[str], fraction: float, minimum: int, seed: int, purpose: str, number: int) -> list[str]:
-    """Draw ⌈fraction·N⌉ of N names (at least `minimum`), uniformly without replacement, from (seed, round) alone.
+def share(fraction: float, of: int, minimum: int) -> int:
+    """Return ⌈`fraction` · `of`⌉, at least `minimum` and at most `of`.
 
-    The fraction is taken as written, in decimal: 0.29 of 100 names is 29. The draw is returned in ascending order.
+    The fraction is taken as it is written in decimal: 0.29 of 100 is 29.
     """
-    wanted = max(math.ceil(Fraction(str(fraction)) * len(names)), minimum)
-    order = generator(seed, purpose, number).permutation(len(names))
+    return min(max(math.ceil(Fraction(str(fraction)) * of), minimum), of)
+
+
+def sample(names: Collection[str], wanted: int, seed: int, purpose: str, number: int) -> list[str]:
+    """Draw `wanted` names uniformly without replacement, from (seed, round) alone; return them in ascending order."""
     ascending = sorted(names)
+    order = generator(seed, purpose, number).permutation(len(ascending))
     return sorted(ascending[i] for i in order[:wanted])

@@ -4,6 +4,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from .updates import Arrays, Layout
 
 
@@ -19,6 +21,8 @@ def usable_metrics(content: Any, weight_key: str, needs: Collection[str] = ()) -
     for name in sorted(needs):
         if name not in finite:
             raise ValueError(f"metric {name!r} must be a finite number, got {record.get(name)!r}")
+    if "learning-rate" in needs and finite["learning-rate"] <= 0.0:
+        raise ValueError(f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}")
     return finite
 
 
@@ -32,6 +36,15 @@ def usable_arrays(content: Any, key: str, layout: Layout) -> Arrays:
             raise ValueError(f"array {name!r} can't be read: {error}") from error
     if (mismatch := layout.mismatch(arrays)) is not None:
         raise ValueError(mismatch)
+    return arrays
+
+
+def usable_snapshot(content: Any, layout: Layout) -> Arrays:
+    """Return the model that a client had in the midst of its local work, if it is like the model and finite."""
+    arrays = usable_arrays(content, "snapshot", layout)
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(f"array {name!r} of the snapshot is not finite")
     return arrays
 
 

@@ -1,4 +1,4 @@
-"""The probability simplex: the shortest combination of vectors, by quadratic programming.
+"""The probability simplex: projection on it, and the shortest combination of vectors, by quadratic programming.
 
 The one file that imports cvxopt, which is licensed under the GPL, version 3.
 """
@@ -15,6 +15,19 @@ SOLVER = {"show_progress": False, "abstol": 1e-13, "reltol": 1e-13, "feastol": 1
 
 ENOUGH = 1e-11
 """Relative excess of the objective over its minimum, as its duality gap bounds it, that is left as it is."""
+
+
+def project(vector: FloatArray) -> FloatArray:
+    """Return the point of the simplex that is nearest to `vector`, shape (m,).
+
+    Source: Duchi et al., Efficient Projections onto the l1-Ball for Learning in High Dimensions, ICML 2008, Figure 1.
+    """
+    shifted = vector - vector.max()  # the projection is the same, and large entries do not cancel
+    u = np.sort(shifted)[::-1]
+    thresholds = (1.0 - np.cumsum(u)) / np.arange(1, len(u) + 1)
+    rho = np.flatnonzero(u + thresholds > 0.0)[-1]
+    point: FloatArray = np.maximum(shifted + thresholds[rho], 0.0)
+    return point
 
 
 def shortest(gram: FloatArray, prior: FloatArray, epsilon: float) -> FloatArray:

@@ -8,7 +8,8 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypedDict, Unpack
 
 import numpy as np
@@ -18,10 +19,10 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from .cohort import Cohort, FloatArray, Kept
 from .ranges import at_least, one_of, whole, within
-from .roster import Roster, sample
+from .roster import Roster, sample, share
 from .round import Exchange, Round
-from .screening import usable_arrays, usable_metrics
-from .updates import Layout, Row, Updates, combine, gram_matrix, squared_norms
+from .screening import usable_arrays, usable_metrics, usable_snapshot
+from .updates import Arrays, Layout, Row, Updates, combine, gram_matrix, squared_norms
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -29,7 +30,7 @@ WAIT_SECONDS = 0.5
 """How often the roster is looked at again while too few clients are online."""
 
 
-class Options(TypedDict, total=False):
+class CommonOptions(TypedDict, total=False):
     """What every method takes beside its own parameters; see FairStrategy."""
 
     fraction_train: float
@@ -39,13 +40,18 @@ class Options(TypedDict, total=False):
     min_available_nodes: int
     evaluate_every: int
     seed: int
-    weighting: str | None
     proximal_mu: float
     personal_lambda: float
     buffers: Sequence[str]
     weighted_by_key: str
     arrayrecord_key: str
     configrecord_key: str
+
+
+class Options(CommonOptions, total=False):
+    """What every method takes that has a prior."""
+
+    weighting: str | None
 
 
 class FairStrategy(Strategy):
@@ -92,6 +98,12 @@ class FairStrategy(Strategy):
     default_weighting: ClassVar[str | None] = "examples"
     own_terms: ClassVar[frozenset[str]] = frozenset()
     """Common options that the method sets by a parameter of its own and therefore refuses."""
+    reports: ClassVar[tuple[str, ...]] = ()
+    """The names of the method's own metrics."""
+    exact_gram: ClassVar[bool] = False
+    """Whether inner products must be float64 however large the work."""
+    snapshots: ClassVar[bool] = False
+    """Whether each client also replies its model in the midst of its local work, as the ArrayRecord `snapshot`."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         for name in options:
@@ -123,6 +135,9 @@ class FairStrategy(Strategy):
         self._roster = Roster()
         self._layout = Layout({})
         self._train, self._evaluate = Exchange(), Exchange()
+        self._draws: Counter[str] = Counter()
+        self._snapshots: dict[str, Arrays] = {}
+        self._grid: Grid | None = None
         self._coefficients: dict[str, float] = {}
 
     def _checked_weighting(self, weighting: str | None) -> str:
@@ -144,10 +159,18 @@ class FairStrategy(Strategy):
         """Return the method's own metrics of the round."""
         return {}
 
-    def objective(self) -> dict[str, bool | float | int | str]:
-        """Return what the clients are told of their local objective."""
-        terms = {"proximal-mu": self.proximal_mu, "personal-lambda": self.personal_lambda}
-        return {key: value for key, value in terms.items() if value > 0.0}
+    def objective(self, server_round: int) -> dict[str, bool | float | int | str]:
+        """Return what the clients are told of their local work."""
+        told: dict[str, bool | float | int | str] = {}
+        if self.proximal_mu > 0.0:
+            told["proximal-mu"] = self.proximal_mu
+        if self.personal_lambda > 0.0:
+            told |= {"personal-lambda": self.personal_lambda, "personal-epochs": 1}
+        return told
+
+    def choose(self, names: Collection[str], wanted: int, server_round: int) -> list[str]:
+        """Draw the clients that train, of those that are free; a name may come more than once."""
+        return sample(names, wanted, self.seed, "train", server_round)
 
     # State ----------------------------------------------------------------------------------------------------------
 
@@ -266,13 +289,16 @@ class FairStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Draw the round's clients from (seed, round) and write a message to each."""
-        self._layout = Layout({name: array.numpy() for name, array in arrays.items()}, self.buffers)
+        self._grid, self._layout = grid, Layout({n: a.numpy() for n, a in arrays.items()}, self.buffers)
         self._train, self._evaluate, self._coefficients = Exchange(), Exchange(), {}
+        free = self._free(grid, self.min_train_nodes)
+        wanted = share(self.fraction_train, len(free), self.min_train_nodes)
+        self._draws = Counter(self.choose(free, wanted, server_round) if free else [])
         asked = config.get("measure")
         measure = sorted(self.needs.union(map(str, asked if isinstance(asked, list) else [])))
-        told = {**config, **self.objective(), "server-round": server_round, "measure": measure}
-        for name, node_id in self._draw(grid, "train", server_round, self.fraction_train, self.min_train_nodes):
-            self._train.messages[name] = self._message(MessageType.TRAIN, node_id, arrays, told)
+        told = {**config, **self.objective(server_round), "server-round": server_round, "measure": measure}
+        for name in sorted(self._draws):
+            self._train.messages[name] = self._message(MessageType.TRAIN, self.online[name], arrays, told)
         return list(self._train.messages.values())
 
     def aggregate_train(
@@ -281,11 +307,13 @@ class FairStrategy(Strategy):
         """Screen the replies, weigh the updates and take the step; no arrays (the model stays) in a skipped round."""
         contents = self._train.sort(replies, self._roster.online)
         updates = Updates(self._layout, capacity=len(contents))
+        self._snapshots = {}
         for name, content in contents:
             try:
                 metrics = usable_metrics(content, self.weighted_by_key, self.needs)
+                snapshot = usable_snapshot(content, self._layout) if self.snapshots else {}
                 updates.add(usable_arrays(content, self.arrayrecord_key, self._layout))
-                self._train.metrics[name] = metrics
+                self._train.metrics[name], self._snapshots[name] = metrics, snapshot
             except ValueError as reason:
                 self._train.refuse(name, str(reason))
         self._note_debts(self._train)
@@ -304,12 +332,15 @@ class FairStrategy(Strategy):
         due = last or (self.evaluate_every > 0 and server_round % self.evaluate_every == 0)
         if self.fraction_evaluate == 0.0 or not due:
             return []
-        told = {**config, "server-round": server_round}
+        personal = {key: value for key, value in self.objective(server_round).items() if key == "personal-lambda"}
+        told = {**config, **personal, "server-round": server_round}
         plain = {key: value for key, value in told.items() if key != "measure"}
-        drawn = self._draw(grid, "evaluate", server_round, self.fraction_evaluate, self.min_evaluate_nodes)
-        for name, node_id in drawn:
+        free = self._free(grid, self.min_evaluate_nodes)
+        wanted = share(self.fraction_evaluate, len(free), self.min_evaluate_nodes)
+        for name in sample(free, wanted, self.seed, "evaluate", server_round):
             config_of = told if name in self._train.metrics else plain
-            self._evaluate.messages[name] = self._message(MessageType.EVALUATE, node_id, arrays, config_of)
+            message = self._message(MessageType.EVALUATE, self.online[name], arrays, config_of)
+            self._evaluate.messages[name] = message
         return list(self._evaluate.messages.values())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -334,9 +365,10 @@ class FairStrategy(Strategy):
             names=names,
             counts=counts,
             prior=prior,
+            draws=np.array([self._draws[name] for name in names], np.float64),
             metrics={key: np.array([m[key] for m in self._train.metrics.values()], np.float64) for key in self.needs},
             memory=tuple(self._rows),
-            gram_of=lambda: gram_matrix(rows),
+            gram_of=lambda: gram_matrix(rows, exact=self.exact_gram),
             squared_norms_of=lambda: squared_norms(updates.rows),
         )
         coefficients = self.weigh(cohort)
@@ -362,12 +394,46 @@ class FairStrategy(Strategy):
 
     # Messages and roster --------------------------------------------------------------------------------------------
 
+    def losses_at_snapshot(self, server_round: int, coefficients: FloatArray) -> dict[str, float]:
+        """Average the snapshots by `coefficients`; return the loss there of a uniform sample of as many clients.
+
+        This is a second exchange within the round; a client whose answer cannot be used is left out.
+        """
+        used = list(zip(self._snapshots.values(), coefficients, strict=True))
+        mean = {
+            name: np.asarray(sum(c * snapshot[name].astype(np.float64) for snapshot, c in used)).astype(array.dtype)
+            for name, array in self._layout.arrays.items()
+        }
+        arrays = ArrayRecord({name: Array(array) for name, array in mean.items()})
+        told = {"server-round": server_round, "measure": ["train-loss"]}
+        wanted = min(sum(self._draws.values()), len(self._roster.free))
+        asked = Exchange()
+        for name in sample(self._roster.free, wanted, self.seed, "losses", server_round):
+            asked.messages[name] = self._message(MessageType.EVALUATE, self.online[name], arrays, told)
+        if self._grid is None:
+            raise RuntimeError("configure_train has not been called")
+        losses = {}
+        for name, content in asked.sort(self._deliver(self._grid, asked.messages.values()), self.online):
+            try:
+                losses[name] = usable_metrics(content, self.weighted_by_key, {"train-loss"})["train-loss"]
+            except ValueError as reason:
+                asked.refuse(name, str(reason))
+        for name, reasons in asked.refused.items():
+            self._train.refused.setdefault(name, []).extend(f"loss at the snapshot: {reason}" for reason in reasons)
+        self._note_debts(asked)
+        return losses
+
     def _message(self, message_type: str, node_id: int, arrays: ArrayRecord, told: Mapping[str, Any]) -> Message:
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ConfigRecord(dict(told))})
         return Message(content, dst_node_id=node_id, message_type=message_type, ttl=self._timeout)
 
-    def _draw(self, grid: Grid, purpose: str, number: int, fraction: float, minimum: int) -> list[tuple[str, int]]:
-        """Wait for enough clients; return the drawn ones, each with its node, in the order of names."""
+    @property
+    def online(self) -> Mapping[str, int]:
+        """The node of each client that is online, by name."""
+        return self._roster.online
+
+    def _free(self, grid: Grid, minimum: int) -> list[str]:
+        """Wait for enough clients; return those that owe no reply, in the order of names."""
         if not self._wait_for_clients(grid, max(self.min_available_nodes, minimum)):
             return []
         if self._roster.debts:
@@ -376,8 +442,7 @@ class FairStrategy(Strategy):
             except NotImplementedError:  # a grid that answers by send_and_receive alone
                 late = []
             self._roster.settle(reply.metadata.reply_to_message_id for reply in late)
-        drawn = sample(self._roster.free, fraction, minimum, self.seed, purpose, number)
-        return [(name, self._roster.online[name]) for name in drawn]
+        return self._roster.free
 
     def _wait_for_clients(self, grid: Grid, minimum: int) -> bool:
         """Refresh the roster until `minimum` clients are online; return whether they came before the deadline."""

@@ -1,5 +1,6 @@
 """Checkpoints: what goes in comes out, and a file is replaced whole or not at all."""
 
+import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,16 +102,16 @@ def test_a_model_keeps_the_order_of_its_arrays(path: Path) -> None:
 
 
 def test_a_model_file_can_be_read_by_anyone(path: Path) -> None:
-    save_model(path, {"w": np.eye(2, dtype=np.float32)}, round="7")
+    save_model(path, {"w": np.eye(2, dtype=np.float32)}, {"round": 7, "mean": 61.5})
     with safe_open(path, framework="numpy") as file:
         np.testing.assert_array_equal(file.get_tensor("w"), np.eye(2))
-        assert file.metadata() == {"round": "7"}
+        assert json.loads(file.metadata()["about"]) == {"round": 7, "mean": 61.5}
 
 
 def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
     files = [tmp_path / f"{number}.safetensors" for number in range(20)]
     for file in files:
-        save_model(file, {"w": np.eye(2), "b": np.ones(2)}, round="7", mean="61.5", seed="0")
+        save_model(file, {"w": np.eye(2), "b": np.ones(2)}, {"round": 7, "mean": 61.5, "seed": 0})
     assert len({file.read_bytes() for file in files}) == 1
 
 

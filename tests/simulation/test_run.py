@@ -115,14 +115,18 @@ def test_the_rows_that_are_reported_are_those_on_disk(tmp_path: Path) -> None:
     ]
 
 
+def about_best(folder: Path) -> dict[str, float]:
+    with safe_open(folder / "model-best.safetensors", framework="numpy") as file:
+        about: dict[str, float] = json.loads(file.metadata()["about"])
+    return about
+
+
 def test_the_best_model_is_that_of_the_best_evaluated_round(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", method="fedavg", num_rounds=12, fraction=0.2)
     means = [float(row[f"{ACCURACY}_mean"]) for row in rounds(folder)]
     best = 1 + means.index(max(means))  # the first of equals
     assert best < 12, "this run cannot tell the best model from the last"
-    with safe_open(folder / "model-best.safetensors", framework="numpy") as file:
-        about = file.metadata()
-    assert (int(about["round"]), float(about[f"{ACCURACY}_mean"])) == (best, max(means))
+    assert about_best(folder) == {"round": best, f"{ACCURACY}_mean": max(means)}
     stopped = run(tmp_path / "stopped", method="fedavg", num_rounds=best, fraction=0.2)
     kept, expected = load_file(folder / "model-best.safetensors"), load_file(stopped / "model.safetensors")
     assert all(np.array_equal(kept[key], expected[key]) for key in expected)
@@ -139,8 +143,7 @@ def test_clients_evaluate_every_so_many_rounds_and_after_the_last(
     for row in rounds(folder):
         measured = [row[f"{ACCURACY}_mean"] != "", row["percent_of_participants_improved"] != ""]
         assert measured == 2 * [int(row["round"]) in evaluated]
-    with safe_open(folder / "model-best.safetensors", framework="numpy") as file:
-        assert int(file.metadata()["round"]) in evaluated
+    assert about_best(folder)["round"] in evaluated
 
 
 def test_evaluation_changes_nothing_in_the_training(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""A common descent direction whose slope follows each client's loss."""
+
+from typing import Unpack
+
+import numpy as np
+
+from .cohort import Cohort, FloatArray
+from .ranges import above, at_least
+from .strategy import FairStrategy, Options
+
+NO_NEW_DIRECTION = 1e-6
+"""An update that is, to this share of its norm, a combination of the earlier ones is left out."""
+
+
+class AdaFed(FairStrategy):
+    r"""AdaFed: a direction that descends every client's loss, the faster the higher the loss.
+
+    Gram–Schmidt in the order of client names,
+
+    .. math:: v_k = \frac{u_k - \sum_{i<k} \frac{\langle u_k, v_i \rangle}{\lVert v_i \rVert^2} v_i}
+        {F_k^\gamma - \sum_{i<k} \frac{\langle u_k, v_i \rangle}{\lVert v_i \rVert^2}}, \qquad
+        \lambda_k = \frac{\lVert v_k \rVert^{-2}}{\sum_i \lVert v_i \rVert^{-2}}, \qquad d = \sum_k \lambda_k v_k
+
+    gives w ← w − η d with ⟨d, u_k⟩ = F_k^γ ‖d‖² for every k.
+
+    Source: Hamidi and Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent Direction, TMLR 2024,
+    Algorithm 1.
+
+    Parameters
+    ----------
+    gamma : float at least 0, default 1.0
+        How much a client's loss counts for the slope of its descent; 0: the same slope for all.
+    server_lr : float above 0, default 1.0
+        η, the step size.
+
+    Departures: an update that is, to 1e-6 of its norm, a combination of the earlier ones is left out.
+    """
+
+    needs = frozenset({"loss-before"})
+    default_weighting = None
+    exact_gram = True
+
+    def __init__(self, *, gamma: float = 1.0, server_lr: float = 1.0, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.gamma = at_least(0.0, gamma=gamma)
+        self.server_lr = above(0.0, server_lr=server_lr)
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return c by Gram–Schmidt on coefficients.
+
+        With r_k the numerator and s_k the denominator of v_k, d = Σ s_k r_k/‖r_k‖² / Σ s_k²/‖r_k‖²: no division by s_k,
+        which may be 0. Losses are divided by the largest one, which comes out of d as a factor.
+        """
+        G, m = cohort.gram, cohort.size
+        F = np.maximum(cohort.losses, 0.0)
+        largest = F.max() or 1.0
+        slopes = (F / largest) ** self.gamma
+        weights, total = np.zeros(m), 0.0
+        directions: list[tuple[FloatArray, float, float]] = []
+        for k in range(m):
+            r, s = np.eye(m)[k], slopes[k]
+            for direction, slope, square in directions:
+                share = direction @ G[k] / square
+                r, s = r - share * direction, s - share * slope
+            square = r @ G @ r
+            if square > NO_NEW_DIRECTION**2 * G[k, k]:
+                directions.append((r, s, square))
+                weights += s / square * r
+                total += s**2 / square
+        return weights * (self.server_lr / total / largest**self.gamma) if total > 0.0 else weights

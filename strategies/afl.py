@@ -1,0 +1,78 @@
+"""Minimax fairness: a weight for every client, ascended by its loss."""
+
+from collections.abc import Mapping
+from typing import Unpack
+
+import numpy as np
+
+from .cohort import Cohort, FloatArray, Kept
+from .ranges import at_least
+from .simplex import project
+from .strategy import FairStrategy, Options
+
+
+class AFL(FairStrategy):
+    r"""AFL: descends the mixture of losses that is worst for the model, found by ascent on the weights.
+
+    .. math:: c_k = \frac{\lambda_k}{\sum_{j \in S} \lambda_j}, \qquad
+        \lambda \leftarrow \Pi_\Delta(\lambda + \gamma F_S)
+
+    λ spans all clients that ever gave a usable reply and starts at their prior; a newcomer enters with its prior and
+    makes the others' weights smaller. Π is the Euclidean projection on the simplex.
+
+    Source: Mohri et al., Agnostic Federated Learning, ICML 2019, Stochastic-AFL.
+
+    Parameters
+    ----------
+    gamma : float at least 0
+        Step size of the ascent.
+
+    Reductions: `gamma=0` is FedAvg.
+
+    Departures: only part of the clients is seen in a round; where λ has no mass on them, the prior takes its place.
+    """
+
+    needs = frozenset({"loss-before"})
+
+    def __init__(self, *, gamma: float, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.gamma = at_least(0.0, gamma=gamma)
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return λ on the participants, renormalised."""
+        weights = self._weights(cohort)
+        c = np.array([weights[name] for name in cohort.names])
+        total = c.sum()
+        if total > 0.0:
+            c /= total
+            return c
+        return cohort.prior
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
+        """Ascend λ by the participants' losses."""
+        gains = dict(zip(cohort.names, self.gamma * cohort.losses, strict=True))
+        self.memory = {"weights": ascended(self._weights(cohort), gains), "examples": self._examples(cohort)}
+        return {}
+
+    def _examples(self, cohort: Cohort) -> dict[str, float]:
+        return {**self.memory.get("examples", {}), **dict(zip(cohort.names, cohort.counts.tolist(), strict=True))}
+
+    def _weights(self, cohort: Cohort) -> dict[str, float]:
+        examples = self._examples(cohort)
+        shares = examples if self.weighting == "examples" else dict.fromkeys(examples, 1.0)
+        return entered(self.memory.get("weights", {}), shares)
+
+
+def entered(weights: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:
+    """Return `weights` with newcomers at their part of all `shares`, the others scaled down to make room."""
+    total = sum(shares.values())
+    newcomers = {name: share / total for name, share in shares.items() if name not in weights}
+    room = 1.0 - sum(newcomers.values())
+    return {name: room * weight for name, weight in weights.items()} | newcomers
+
+
+def ascended(weights: Mapping[str, float], gains: Mapping[str, float]) -> dict[str, float]:
+    """Return the projection of `weights` plus `gains` on the simplex, in the order of names."""
+    names = sorted(weights)
+    moved = np.array([weights[name] + gains.get(name, 0.0) for name in names])
+    return dict(zip(names, project(moved).tolist(), strict=True))

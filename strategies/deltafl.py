@@ -1,0 +1,46 @@
+"""The superquantile: the mean of the tail of high losses."""
+
+from typing import Unpack
+
+import numpy as np
+
+from .cohort import Cohort, FloatArray
+from .ranges import within
+from .strategy import FairStrategy, Options
+
+SLACK = 1e-9
+"""Makes exact ties of a cumulated prior with 1 − theta exact."""
+
+
+class DeltaFL(FairStrategy):
+    r"""Δ-FL: only the clients in the tail of high losses count.
+
+    .. math:: c_k = \frac{p_k [F_k \ge Q]}{\sum_j p_j [F_j \ge Q]}, \qquad
+        Q = \min \Big\{F_i : \sum_{F_k \le F_i} p_k \ge 1 - \theta \Big\}
+
+    Source: Pillutla et al., Federated Learning with Superquantile Aggregation for Heterogeneous Data, 2021,
+    Algorithm 1.
+
+    Parameters
+    ----------
+    theta : float in (0, 1]
+        Share of the prior that is in the tail.
+
+    Reductions: `theta=1` is FedAvg; towards 0 it is the worst client alone.
+    """
+
+    needs = frozenset({"loss-before"})
+
+    def __init__(self, *, theta: float, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.theta = within("(0, 1]", theta=theta)
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return the prior of the tail."""
+        F, p = cohort.losses, cohort.prior
+        ascending = np.argsort(F, kind="stable")
+        reached = np.cumsum(p[ascending]) >= 1.0 - self.theta - SLACK
+        Q = F[ascending][reached].min()
+        c = np.where(F >= Q, p, 0.0)
+        c /= c.sum()
+        return c

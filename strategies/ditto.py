@@ -1,0 +1,63 @@
+"""Personal models beside the global one."""
+
+from typing import Unpack
+
+import numpy as np
+
+from .cohort import Cohort, FloatArray
+from .fedavg import FedAvg
+from .ranges import at_least, whole
+from .strategy import FairStrategy, Options
+
+
+class Ditto(FedAvg):
+    r"""Ditto: FedAvg, and on each client a personal model that is pulled towards the global one.
+
+    .. math:: c_k = p_k, \qquad v_k \leftarrow v_k - \eta \big(\nabla F_k(v_k) + \lambda (v_k - w)\big)
+
+    v_k is the client's own, at first w; it never leaves the client. w is the received global model, whose course is
+    the same for every lam.
+
+    Source: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1.
+
+    Parameters
+    ----------
+    lam : float at least 0
+        λ: 0 is local training, large values are the global model.
+    personal_epochs : int at least 1, default 1
+        Passes over the local data for the personal model in a round.
+
+    Reductions: the global model is FedAvg's.
+    """
+
+    own_terms = frozenset({"personal_lambda"})
+
+    def __init__(self, *, lam: float, personal_epochs: int = 1, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.personal_lambda = at_least(0.0, lam=lam)
+        self.personal_epochs = whole(1, personal_epochs=personal_epochs)
+
+    def objective(self, server_round: int) -> dict[str, bool | float | int | str]:
+        """Return the pull and the epochs of the personal model, also for a pull of 0."""
+        personal = {"personal-lambda": self.personal_lambda, "personal-epochs": self.personal_epochs}
+        return super().objective(server_round) | personal
+
+
+class Local(FairStrategy):
+    r"""Local: each client trains its own model alone; the floor that every comparison needs.
+
+    .. math:: c_k = 0, \qquad v_k \leftarrow v_k - \eta \nabla F_k(v_k)
+
+    Source: none; the global model stays as it was at first, and the personal models are what is compared.
+    """
+
+    default_weighting = None
+    own_terms = frozenset({"personal_lambda"})
+
+    def objective(self, server_round: int) -> dict[str, bool | float | int | str]:
+        """Return that there is a personal model, without pull, and nothing to do for the global one."""
+        return super().objective(server_round) | {"personal-lambda": 0.0, "personal-epochs": 1, "local-only": True}
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return zeros."""
+        return np.zeros(cohort.size)

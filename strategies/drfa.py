@@ -1,0 +1,73 @@
+"""Minimax fairness by drawing: clients with a high loss come more often."""
+
+from collections.abc import Collection, Mapping
+from typing import Unpack
+
+import numpy as np
+
+from .afl import ascended, entered
+from .cohort import Cohort, FloatArray, Kept, generator
+from .ranges import at_least, whole
+from .strategy import FairStrategy, Options
+
+
+class DRFA(FairStrategy):
+    r"""DRFA: clients are drawn by a weight that rises with their loss.
+
+    .. math:: c_k = \frac1m, \quad k \sim \lambda \text{ with replacement}, \qquad
+        \lambda \leftarrow \Pi_\Delta(\lambda + K \gamma v), \qquad v_i = \frac Nm F_i(\bar w)
+
+    w̄ is the mean of the clients' models at a random one of their K local steps; a second sample of m clients, drawn
+    uniformly of the N online, tells its loss there.
+
+    Source: Deng et al., Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1.
+
+    Parameters
+    ----------
+    gamma : float at least 0
+        Step size of the ascent.
+    local_steps : int at least 1, default 10
+        K, the steps of every client in a round, in place of epochs.
+
+    Reductions: `gamma=0` is FedAvg with uniform weights over clients drawn with replacement.
+    """
+
+    needs = frozenset()
+    default_weighting = None
+    snapshots = True
+
+    def __init__(self, *, gamma: float, local_steps: int = 10, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.gamma = at_least(0.0, gamma=gamma)
+        self.local_steps = whole(1, local_steps=local_steps)
+
+    def objective(self, server_round: int) -> dict[str, bool | float | int | str]:
+        """Return the steps, and the one whose model is kept, drawn from (seed, round)."""
+        step = int(generator(self.seed, "snapshot", server_round).integers(1, self.local_steps + 1))
+        return super().objective(server_round) | {"local-steps": self.local_steps, "snapshot-step": step}
+
+    def choose(self, names: Collection[str], wanted: int, server_round: int) -> list[str]:
+        """Draw clients by λ, with replacement."""
+        weights = self._weights(names)
+        ascending = sorted(names)
+        shares = np.array([weights[name] for name in ascending])
+        shares = shares / shares.sum() if shares.sum() > 0.0 else np.full(len(ascending), 1.0 / len(ascending))
+        drawn = generator(self.seed, "weighted draw", server_round).choice(len(ascending), wanted, p=shares)
+        return [ascending[i] for i in sorted(drawn)]
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return each client's share of the draws."""
+        c: FloatArray = cohort.draws / cohort.draws.sum()
+        return c
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
+        """Ascend λ by the losses of a uniform sample at the mean snapshot."""
+        losses = self.losses_at_snapshot(cohort.round, coefficients)
+        factor = self.local_steps * self.gamma * len(self.online) / max(len(losses), 1)
+        gains = {name: factor * loss for name, loss in losses.items()}
+        self.memory = {"weights": ascended(self._weights(self.online), gains)}
+        return {}
+
+    def _weights(self, names: Collection[str]) -> dict[str, float]:
+        known = self.memory.get("weights", {})
+        return entered(known, dict.fromkeys([*known, *sorted(names)], 1.0))

@@ -1,0 +1,57 @@
+"""The average of normalised updates, and what it shares with FedMGDA: a step size that decays over the run."""
+
+from typing import Unpack
+
+import numpy as np
+
+from .cohort import Cohort, FloatArray
+from .ranges import above, within
+from .strategy import FairStrategy, Options
+
+
+class Stepped(FairStrategy):
+    """A method with a server step size that decays over the run."""
+
+    default_weighting = "uniform"
+
+    def __init__(self, *, server_lr: float = 1.0, decay: float = 0.0, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.server_lr = above(0.0, server_lr=server_lr)
+        self.decay = within("[0, 1]", decay=decay)
+
+    def step_size(self, cohort: Cohort) -> float:
+        """Return η_t = server_lr · β^⌊t/100⌋ with β = decay^(100/T); decay = 0 means no decay."""
+        if self.decay == 0.0:
+            return self.server_lr
+        if cohort.num_rounds is None:
+            raise ValueError("decay needs the number of rounds: run the strategy by its own start()")
+        return float(self.server_lr * self.decay ** (100 / cohort.num_rounds * (cohort.round // 100)))
+
+
+def moving(cohort: Cohort) -> tuple[FloatArray, FloatArray]:
+    """Return 1/‖u_k‖ (0 for a zero update, which takes no part) and the prior over the clients that moved."""
+    norms = np.sqrt(cohort.squared_norms)
+    inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0.0)
+    prior = np.where(norms > 0.0, cohort.prior, 0.0)
+    return inverse, prior / (prior.sum() or 1.0)
+
+
+class FedAvgN(Stepped):
+    r"""FedAvg of normalised updates.
+
+    .. math:: c_k = \eta_t \frac{p_k}{\lVert u_k \rVert}
+
+    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, section 6.
+
+    Parameters
+    ----------
+    server_lr : float above 0, default 1.0
+        Step size; the length of the step is at most this.
+    decay : float in [0, 1], default 0.0
+        Share of the step size that is left at the end of the run, reached in a step every 100 rounds; 0: no decay.
+    """
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return the prior over the norms."""
+        inverse, prior = moving(cohort)
+        return self.step_size(cohort) * prior * inverse

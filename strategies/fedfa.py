@@ -1,0 +1,88 @@
+"""Fairness by accuracy and participation, with momentum on both sides."""
+
+from collections.abc import Mapping
+from typing import Unpack
+
+import numpy as np
+
+from .cohort import Cohort, FloatArray, Kept
+from .ranges import at_least, within
+from .strategy import FairStrategy, Options
+
+SMALLEST_ACCURACY = 1e-6
+VELOCITY = "velocity"
+
+
+class FedFa(FairStrategy):
+    r"""FedFa: clients that are rarely right, or often there, count more.
+
+    .. math:: c_k \propto \alpha \hat a_k + \beta \hat f_k, \qquad
+        a_k = -\log_2 \frac{A_k}{\sum_j A_j}, \quad f_k = -\log_2 \Big(1 - \frac{n_k}{\sum_j n_j}\Big)
+
+    with A_k the accuracy after local work, n_k the rounds in which the client took part, and â, f̂ normalised to sum 1;
+    then v ← μ v + Σ c_k u_k and w ← w − v.
+
+    Source: Huang et al., Fairness and Accuracy in Federated Learning, 2020, Algorithm 1.
+
+    Parameters
+    ----------
+    alpha : float at least 0, default 0.5
+        Weight of the accuracy; alpha + beta must be above 0.
+    beta : float at least 0, default 0.5
+        Weight of the participation.
+    server_momentum : float in [0, 1), default 0.5
+        μ, of the server's step.
+    client_momentum : float in [0, 1), default 0.9
+        Of the clients' SGD, afresh in every round.
+
+    Departures: A is floored at 1e-6, and a single client gets weight 1, where f is not defined.
+    """
+
+    needs = frozenset({"accuracy-after"})
+    default_weighting = None
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.5,
+        beta: float = 0.5,
+        server_momentum: float = 0.5,
+        client_momentum: float = 0.9,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**options)
+        self.alpha, self.beta = at_least(0.0, alpha=alpha), at_least(0.0, beta=beta)
+        if self.alpha + self.beta == 0.0:
+            raise ValueError(f"alpha + beta must be greater than 0, got alpha = {alpha!r} and beta = {beta!r}")
+        self.server_momentum = within("[0, 1)", server_momentum=server_momentum)
+        self.client_momentum = within("[0, 1)", client_momentum=client_momentum)
+
+    def objective(self, server_round: int) -> dict[str, bool | float | int | str]:
+        """Return the clients' momentum beside the common terms."""
+        return super().objective(server_round) | {"client-momentum": self.client_momentum}
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return c, and the server's momentum for the velocity where there is one already."""
+        momentum = np.full(len(cohort.memory), self.server_momentum)
+        return np.concatenate([self._shares(cohort), momentum])
+
+    def _shares(self, cohort: Cohort) -> FloatArray:
+        if cohort.size == 1:
+            return np.ones(1)
+        A = np.maximum(cohort.metrics["accuracy-after"], SMALLEST_ACCURACY)
+        n = np.array([self._rounds(name) + 1 for name in cohort.names], np.float64)
+        a = -np.log2(A / A.sum())
+        f = -np.log2(1.0 - n / n.sum())
+        c: FloatArray = self.alpha * a / a.sum() + self.beta * f / f.sum()
+        c /= c.sum()
+        return c
+
+    def _rounds(self, name: str) -> int:
+        """Return in how many earlier rounds a client gave a usable reply."""
+        return int(self.memory.get("rounds", {}).get(name, 0))
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
+        """Count the participants; keep the step as the velocity."""
+        counted = {name: self._rounds(name) + 1 for name in cohort.names}
+        self.memory = {"rounds": {**self.memory.get("rounds", {}), **counted}}
+        return {Kept(VELOCITY, cohort.round): coefficients}

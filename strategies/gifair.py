@@ -1,0 +1,44 @@
+"""Fairness by the order of losses."""
+
+from typing import Unpack
+
+import numpy as np
+
+from .cohort import Cohort, FloatArray
+from .ranges import within
+from .strategy import FairStrategy, Options
+
+
+class GiFair(FairStrategy):
+    r"""GIFAIR-FL: a client's weight rises with the number of clients whose loss is lower.
+
+    .. math:: c_k = p_k + \lambda r_k, \qquad r_k = \sum_{j \ne k} \operatorname{sign}(F_k - F_j), \qquad
+        \lambda = \frac{s \min_j p_j}{m - 1}
+
+    with s the strength. Weights stay positive and sum to 1.
+
+    Source: Yue et al., GIFAIR-FL: A Framework for Group and Individual Fairness in Federated Learning, 2021,
+    GIFAIR-FL-Global.
+
+    Parameters
+    ----------
+    strength : float in [0, 1)
+        Share of the largest regularisation that keeps every weight positive.
+
+    Reductions: `strength=0` is FedAvg.
+    """
+
+    needs = frozenset({"loss-before"})
+
+    def __init__(self, *, strength: float, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.strength = within("[0, 1)", strength=strength)
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return the prior moved by rank."""
+        F, p = cohort.losses, cohort.prior
+        if cohort.size == 1:
+            return p
+        r = np.sign(F[:, None] - F[None, :]).sum(axis=1)
+        c: FloatArray = p + self.strength * p.min() / (cohort.size - 1) * r
+        return c

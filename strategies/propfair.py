@@ -1,0 +1,38 @@
+"""Proportional fairness, by a transform of the clients' loss."""
+
+from typing import Unpack
+
+from .fedavg import FedAvg
+from .ranges import above
+from .strategy import Options
+
+
+class PropFair(FedAvg):
+    r"""PropFair: FedAvg of clients that maximise the logarithm of their utility M − f.
+
+    .. math:: c_k = p_k, \qquad f \mapsto \begin{cases} -\log(M - f) & M - f \ge \epsilon \\
+        -\log \epsilon - (M - f - \epsilon)/\epsilon & \text{else} \end{cases}
+
+    for the loss f of every minibatch; value and slope are continuous.
+
+    Source: Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023, section 4.
+
+    Parameters
+    ----------
+    baseline : float above 0
+        M, a loss that no client should exceed.
+    epsilon : float above 0, default 0.2
+        Below this utility the logarithm goes on as its tangent.
+
+    Reductions: a large `baseline` is FedAvg with a smaller learning rate.
+    """
+
+    def __init__(self, *, baseline: float, epsilon: float = 0.2, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.baseline = above(0.0, baseline=baseline)
+        self.epsilon = above(0.0, epsilon=epsilon)
+
+    def objective(self, server_round: int) -> dict[str, bool | float | int | str]:
+        """Return the transform beside the common terms."""
+        transform = {"propfair-baseline": self.baseline, "propfair-epsilon": self.epsilon}
+        return super().objective(server_round) | {"loss-transform": "propfair"} | transform

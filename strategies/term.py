@@ -1,0 +1,38 @@
+"""Tilted losses: from the average to the worst client by one number."""
+
+from typing import Unpack
+
+import numpy as np
+
+from .cohort import Cohort, FloatArray
+from .ranges import finite
+from .strategy import FairStrategy, Options
+
+
+class TERM(FairStrategy):
+    r"""TERM: each client counts by the exponential of its loss.
+
+    .. math:: c_k = \frac{p_k e^{t F_k}}{\sum_j p_j e^{t F_j}}
+
+    Source: Li et al., Tilted Empirical Risk Minimization, ICLR 2021, equation 2, at the level of clients.
+
+    Parameters
+    ----------
+    tilt : finite float
+        t; above 0 high losses count more, up to the worst client alone; below 0 they count less, as outliers.
+
+    Reductions: `tilt=0` is FedAvg.
+    """
+
+    needs = frozenset({"loss-before"})
+
+    def __init__(self, *, tilt: float, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.tilt = finite(tilt=tilt)
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return the tilted prior; the largest exponent is taken out first."""
+        exponents = np.log(cohort.prior) + self.tilt * cohort.losses
+        c: FloatArray = np.exp(exponents - exponents.max())
+        c /= c.sum()
+        return c

@@ -1,0 +1,86 @@
+"""Every Gram-based aggregator of TorchJD, by its own weighting."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import numpy as np
+
+from .cohort import Cohort, FloatArray, generator
+from .strategy import CommonOptions, FairStrategy
+
+STARTING_POINTS: dict[str, dict[str, float]] = {
+    "cagrad": {"c": 0.4},
+    "fairgrad": {"alpha": 1.0},
+    "krum": {"n_byzantine": 1},
+}
+"""Arguments of weightings that have no defaults of their own, where one is chosen by name."""
+
+
+class FromTorchJD(FairStrategy):
+    r"""A weighting of TorchJD as a strategy: UPGrad, Aligned-MTL, CAGrad, PCGrad, ….
+
+    .. math:: c = \text{weighting}(G)
+
+    Source: Quinton and Rey, Jacobian Descent for Multi-Objective Optimization, 2024; TorchJD's documentation names the
+    source of each weighting.
+
+    Parameters
+    ----------
+    weighting : Gram-based weighting of torchjd.aggregation
+        Maps a Gram matrix, a float64 tensor of shape (m, m), to weights of shape (m,).
+
+    Departures: a weighting with a state starts afresh in every round, because its rows are other clients then; random
+    ones draw from (seed, round).
+    """
+
+    default_weighting = None
+
+    def __init__(self, weighting: Callable[[Any], Any], **options: Unpack[CommonOptions]) -> None:
+        if not takes_gram(type(weighting)):
+            raise ValueError(f"weighting must be a Gram-based weighting of TorchJD, got {weighting!r}")
+        super().__init__(**options)
+        self.weigh_gram = weighting
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return TorchJD's weights."""
+        import torch  # imported late: the other methods do without
+
+        if hasattr(self.weigh_gram, "reset"):
+            self.weigh_gram.reset()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(generator(self.seed, "weighting", cohort.round).integers(2**63)))
+            weights = self.weigh_gram(torch.from_numpy(cohort.gram))
+        return np.asarray(weights.detach().numpy(), np.float64)
+
+
+def takes_gram(weighting: type) -> bool:
+    """Return whether a class is one of TorchJD's weightings of a Gram matrix; TorchJD keeps their base private."""
+    return any(base.__name__ == "_GramianWeighting" for base in weighting.__mro__) and not inspect.isabstract(weighting)
+
+
+def by_name(name: str, **options: Unpack[CommonOptions]) -> FromTorchJD:
+    """Return the strategy of one of TorchJD's weightings: "upgrad" is UPGradWeighting().
+
+    Raises
+    ------
+    ValueError
+        When TorchJD is not installed, or has no such weighting.
+    """
+    try:
+        from torchjd import aggregation
+    except ImportError as error:
+        raise ValueError(f"torchjd:{name} needs TorchJD: pip install 'fairbloom[torchjd]'") from error
+    classes: dict[str, Callable[..., Any]] = {
+        key.removesuffix("Weighting").lower(): value
+        for key, value in vars(aggregation).items()
+        if inspect.isclass(value) and not key.startswith("_") and takes_gram(value)
+    }
+    if name not in classes:
+        raise ValueError(
+            f"torchjd:{name} is unknown; there are {', '.join(f'torchjd:{key}' for key in sorted(classes))}"
+        )
+    try:
+        return FromTorchJD(classes[name](**STARTING_POINTS.get(name, {})), **options)
+    except ImportError as error:
+        raise ValueError(f"torchjd:{name} needs more: pip install 'fairbloom[torchjd]' ({error})") from error

@@ -1,0 +1,71 @@
+"""The variance of losses as a penalty."""
+
+from typing import Unpack
+
+import numpy as np
+
+from .cohort import Cohort, FloatArray
+from .ranges import at_least
+from .strategy import FairStrategy, Options
+
+
+class VRed(FairStrategy):
+    r"""VRed: descends the mean loss plus β times the variance of losses over clients.
+
+    .. math:: c_k = p_k \big(1 + 2 \beta (F_k - \bar f)\big), \qquad \bar f = \sum_j p_j F_j
+
+    The weights sum to 1; for a large beta some are negative, and are used as they are: `negative-weights` counts them.
+
+    Source: Malekmohammadi and Yu, On the Fairness of Federated Learning by Semi-Variance Regularization, 2022,
+    Algorithm 1.
+
+    Parameters
+    ----------
+    beta : float at least 0
+        Weight of the variance.
+
+    Reductions: `beta=0` is FedAvg.
+    """
+
+    needs = frozenset({"loss-before"})
+    reports = ("negative-weights",)
+
+    def __init__(self, *, beta: float, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.beta = at_least(0.0, beta=beta)
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return the prior moved by what each client's loss is above the mean."""
+        return cohort.prior * (1.0 + 2.0 * self.beta * self.deviation(cohort))
+
+    def deviation(self, cohort: Cohort) -> FloatArray:
+        """Return F_k − f̄, shape (m,)."""
+        return cohort.losses - cohort.prior @ cohort.losses
+
+    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
+        """Return how many weights are negative."""
+        return {"negative-weights": float((coefficients < 0.0).sum())}
+
+
+class SemiVRed(VRed):
+    r"""Semi-VRed: descends the mean loss plus β times the variance of the losses above the mean.
+
+    .. math:: c_k = p_k \big(1 + 2 \beta ((F_k - \bar f)_+ - s)\big), \qquad s = \sum_j p_j (F_j - \bar f)_+
+
+    Clients below the mean are not pulled up to it. The weights sum to 1; `negative-weights` counts negative ones.
+
+    Source: Malekmohammadi and Yu, On the Fairness of Federated Learning by Semi-Variance Regularization, 2022,
+    Algorithm 1.
+
+    Parameters
+    ----------
+    beta : float at least 0
+        Weight of the semi-variance.
+
+    Reductions: `beta=0` is FedAvg.
+    """
+
+    def deviation(self, cohort: Cohort) -> FloatArray:
+        """Return (F_k − f̄)_+ less its mean, shape (m,)."""
+        positive = np.maximum(super().deviation(cohort), 0.0)
+        return positive - cohort.prior @ positive
