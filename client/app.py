@@ -35,20 +35,26 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the received model on the local training set; reply with it and the metrics that were asked for."""
-    from . import training
+    from .training import global_work, train
 
     local, told = Local.of(context), _told(message)
-    work = training.LocalWork.of(context.run_config, told, local.key)
+    work = global_work(context.run_config, told, local.key)
     local.receive(message)
     metrics: Metrics = {"num-examples": len(local.train)}
     available = {"learning-rate": work.learning_rate}
     if _asks(told, "-before"):
         available["loss-before"], available["accuracy-before"] = local.measure(local.train)
-    training.train(local.model, local.task, local.train, work)
+    snapshot = {}
+    if not told.get("local-only", False):
+        snapshot = train(local.model, local.task, local.train, work)
     if _asks(told, "-after"):
         available["loss-after"], available["accuracy-after"] = local.measure(local.train)
     metrics |= {name: available[name] for name in told.get("measure", []) if name in available}
     content = RecordDict({"arrays": ArrayRecord(local.model.state_dict()), "metrics": MetricRecord(metrics)})
+    if snapshot:
+        content["snapshot"] = ArrayRecord(snapshot)
+    if "personal-lambda" in told:
+        local.train_personal(message, context)
     return Message(content, reply_to=message)
 
 
@@ -61,6 +67,9 @@ def evaluate(message: Message, context: Context) -> Message:
     metrics: Metrics = {"num-examples": len(local.test), "loss": loss, "accuracy": accuracy}
     if "train-loss" in told.get("measure", []):
         metrics["train-loss"] = local.measure(local.train)[0]
+    if "personal-lambda" in told:
+        local.receive_personal(context, before=told["server-round"] + 1)
+        metrics["loss-personal"], metrics["accuracy-personal"] = local.measure(local.test)
     return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
 
@@ -110,6 +119,27 @@ class Local:
     def receive(self, message: Message) -> None:
         """Load the message's arrays into the model."""
         self.model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+
+    def receive_personal(self, context: Context, before: int) -> None:
+        """Load this client's personal model; where it has none yet, that is the received model."""
+        from . import personal
+
+        model = personal.load(context, self.key, before)
+        if model is not None:
+            self.model.load_state_dict(model)
+
+    def train_personal(self, message: Message, context: Context) -> None:
+        """Train the personal model, pulled to the received one, and keep it."""
+        from . import personal
+        from .training import personal_work, train
+
+        told = _told(message)
+        self.receive(message)
+        anchor = [parameter.detach().clone() for parameter in self.model.parameters() if parameter.requires_grad]
+        self.receive_personal(context, before=told["server-round"])
+        work = personal_work(context.run_config, told, self.key)
+        train(self.model, self.task, self.train, work, anchor)
+        personal.save(context, self.key, told["server-round"], self.model.state_dict())
 
     def measure(self, examples: Examples) -> tuple[float, float]:
         """Return mean loss and accuracy of the model as it is now."""

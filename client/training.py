@@ -1,14 +1,23 @@
 """Local work of one client: stochastic gradient descent from the received model, and its measures."""
 
-from collections.abc import Iterator, Mapping
+import copy
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tasks import Examples, Task
 from tasks.randomness import generator
+
+from .objectives import Transform, transform_of, unchanged
+
+StateDict = dict[str, Tensor]
 
 EVALUATION_BATCH = 4096
 """Examples that are measured at once; bounds memory, not the result."""
@@ -26,10 +35,18 @@ class LocalWork:
         Examples a step; 0: all of them.
     learning_rate, momentum, weight_decay
         Of SGD as PyTorch defines it; momentum starts afresh in every round.
-    proximal_mu
-        Strength of (mu/2)‖x − w‖², w the received model.
-    seed, round, client
-        What the order of batches is drawn from.
+    pull
+        Strength of (pull/2)‖x − w‖², w the received model.
+    random
+        Draws the order of batches.
+    steps
+        How many steps are taken, whatever the epochs; None: as many as the epochs have.
+    snapshot_step
+        The step after which the model is kept, None: it is not.
+    seconds
+        Time after which no further step begins.
+    transform
+        What becomes of the mean loss of a minibatch.
     """
 
     epochs: int
@@ -37,39 +54,95 @@ class LocalWork:
     learning_rate: float
     momentum: float
     weight_decay: float
-    proximal_mu: float
-    seed: int
-    round: int
-    client: str
-
-    @classmethod
-    def of(cls, run_config: Mapping[str, Any], told: Mapping[str, Any], client: str) -> "LocalWork":
-        """Return the work that the run config sets and the server's message adds to."""
-        return cls(
-            epochs=int(run_config["local-epochs"]),
-            batch_size=int(run_config["batch-size"]),
-            learning_rate=float(run_config["learning-rate"]),
-            momentum=float(run_config["momentum"]),
-            weight_decay=float(run_config["weight-decay"]),
-            proximal_mu=float(told.get("proximal-mu", 0.0)),
-            seed=int(run_config["seed"]),
-            round=int(told["server-round"]),
-            client=client,
-        )
+    pull: float
+    random: np.random.Generator
+    steps: int | None = None
+    snapshot_step: int | None = None
+    seconds: float = math.inf
+    transform: Transform = unchanged
 
 
-def train(model: nn.Module, task: Task, examples: Examples, work: LocalWork) -> None:
-    """Run the local steps on `model` in place."""
+def global_work(run_config: Mapping[str, Any], told: Mapping[str, Any], client: str) -> LocalWork:
+    """Return the work on the global model that the run config sets and the server's message adds to.
+
+    Raises
+    ------
+    StragglerError
+        When this client is a straggler in this round and stragglers are dropped.
+    """
+    seed, number = run_config["seed"], told["server-round"]
+    full_batch = bool(told.get("full-batch-step", False))
+    return LocalWork(
+        epochs=1 if full_batch else epochs_in_time(run_config, number, client),
+        batch_size=0 if full_batch else run_config["batch-size"],
+        learning_rate=run_config["learning-rate"],
+        momentum=told.get("client-momentum", run_config["momentum"]),
+        weight_decay=run_config["weight-decay"],
+        pull=told.get("proximal-mu", 0.0),
+        random=generator(seed, "batches", number, client),
+        steps=told.get("local-steps"),
+        snapshot_step=told.get("snapshot-step"),
+        seconds=run_config.get("time-budget", 0.0) or math.inf,
+        transform=transform_of(told),
+    )
+
+
+def personal_work(run_config: Mapping[str, Any], told: Mapping[str, Any], client: str) -> LocalWork:
+    """Return the work on the personal model: plain SGD on the plain loss, pulled to the received model."""
+    return LocalWork(
+        epochs=told.get("personal-epochs", 1),
+        batch_size=run_config["batch-size"],
+        learning_rate=run_config["learning-rate"],
+        momentum=0.0,
+        weight_decay=0.0,
+        pull=told["personal-lambda"],
+        random=generator(run_config["seed"], "personal batches", told["server-round"], client),
+    )
+
+
+class StragglerError(Exception):
+    """A client that is too slow for this round, where such clients are dropped."""
+
+
+def epochs_in_time(run_config: Mapping[str, Any], number: int, client: str) -> int:
+    """Return the epochs that this client gets done in round `number`: fewer for a straggler.
+
+    Source: Li et al., MLSys 2020 (FedProx), section 5.2: systems heterogeneity.
+    """
+    random = generator(run_config["seed"], "stragglers", number, client)
+    if random.random() >= run_config.get("stragglers", 0.0):
+        return int(run_config["local-epochs"])
+    if run_config["drop-stragglers"]:
+        raise StragglerError(f"{client} is a straggler in round {number}, and drop-stragglers is on")
+    return int(random.integers(1, run_config["local-epochs"] + 1))
+
+
+def train(
+    model: nn.Module, task: Task, examples: Examples, work: LocalWork, anchor: Sequence[Tensor] | None = None
+) -> StateDict:
+    """Run the local steps on `model` in place; return the state after `snapshot_step`, empty if there was none.
+
+    `anchor` holds the trainable parameters that the pull goes to, in the model's order; None: where training starts.
+    """
     model.train()
     parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    received = [parameter.detach().clone() for parameter in parameters]
+    received = [tensor.detach().clone() for tensor in (parameters if anchor is None else anchor)]
     velocity: list[Tensor] = []
-    for batch in batches(len(examples), work):
+    snapshot: StateDict = {}
+    ends = time.monotonic() + work.seconds
+    for step, batch in enumerate(batches(len(examples), work), start=1):
         chosen = batch.to(examples.targets.device)
-        loss = task.loss(model(examples.inputs[chosen]), examples.targets[chosen]).mean()
+        loss = work.transform(task.loss(model(examples.inputs[chosen]), examples.targets[chosen]).mean())
         gradients = list(torch.autograd.grad(loss, parameters))
         with torch.no_grad():
             descend(parameters, gradients, received, velocity, work)
+        if step == work.snapshot_step:
+            snapshot = copy.deepcopy(model.state_dict())
+        if time.monotonic() > ends:
+            break
+    if work.snapshot_step is not None and not snapshot:  # time was over before
+        snapshot = copy.deepcopy(model.state_dict())
+    return snapshot
 
 
 def descend(
@@ -79,13 +152,13 @@ def descend(
     velocity: list[Tensor],
     work: LocalWork,
 ) -> None:
-    """Take one step of SGD in place, as torch.optim.SGD does with the proximal term in the gradient.
+    """Take one step of SGD in place, as torch.optim.SGD does with the pull to `received` in the gradient.
 
     Written out because the first optimizer object of a process imports PyTorch's compiler, which takes seconds.
     """
-    if work.proximal_mu > 0.0:
+    if work.pull > 0.0:
         away = torch._foreach_sub(parameters, received)
-        torch._foreach_add_(gradients, away, alpha=work.proximal_mu)
+        torch._foreach_add_(gradients, away, alpha=work.pull)
     if work.weight_decay > 0.0:
         torch._foreach_add_(gradients, parameters, alpha=work.weight_decay)
     if work.momentum > 0.0:
@@ -99,11 +172,14 @@ def descend(
 
 
 def batches(count: int, work: LocalWork) -> Iterator[Tensor]:
-    """Yield the indices of each step's examples, in an order drawn from (seed, round, client)."""
-    random = generator(work.seed, "batches", work.round, work.client)
-    for _ in range(work.epochs):
-        order = torch.from_numpy(random.permutation(count))
-        yield from torch.split(order, work.batch_size or count)
+    """Yield the indices of each step's examples: a new random order in every epoch."""
+    epochs = range(work.epochs) if work.steps is None else itertools.count()
+    steps = (
+        batch
+        for _ in epochs
+        for batch in torch.split(torch.from_numpy(work.random.permutation(count)), work.batch_size or count)
+    )
+    return itertools.islice(steps, work.steps)
 
 
 @torch.no_grad()

@@ -33,6 +33,14 @@ class Method:
     departures: str
 
 
+def title(name: str) -> str:
+    """Return how a method is headed in tables and figures: the class, or TorchJD's name; personal models are said."""
+    method, _, rest = name.partition(":")
+    if method in METHODS:
+        return f"{METHODS[method].__name__} ({rest})" if rest else METHODS[method].__name__
+    return name
+
+
 def describe(name: str) -> Method:
     """Return what the docstring of the method `name` says of it."""
     method = METHODS[name]

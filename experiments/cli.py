@@ -20,7 +20,7 @@ from server.settings import Settings, SettingsError, Value, default_config
 from strategies import METHODS
 from tasks import TASKS
 
-from .catalogue import describe
+from .catalogue import describe, title
 from .tables import show_comparison, show_methods, show_run, show_settings, show_tasks
 
 app = typer.Typer(
@@ -68,7 +68,7 @@ def run(
     named |= {"engine": engine, "device": device, "out": out}
     chosen = Settings.of(merged(named, settings))
     with progress("mean [b]{task.fields[mean]}[/] %  worst 10 % [b]{task.fields[worst]}[/] %") as bar:
-        shown = bar.add_task(METHODS[chosen.method].__name__, total=chosen.num_rounds, mean="–", worst="–")
+        shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, mean="–", worst="–")
 
         def on_row(row: Any) -> None:
             bar.update(shown, completed=row["round"])

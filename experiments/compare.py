@@ -10,8 +10,10 @@ from pathlib import Path
 
 from server.checkpoint import write_whole
 from server.fairness import summarize
-from server.records import ACCURACY, as_csv
+from server.records import ACCURACY, PERSONAL, as_csv
 from server.settings import Settings, Value
+
+PERSONAL_MODELS = ":personal"
 
 Accuracies = Mapping[str, float]
 """Test accuracy of the final global model in percent, by client."""
@@ -24,7 +26,7 @@ class Comparison:
     Attributes
     ----------
     accuracies
-        By method, one entry a seed.
+        By method, one entry a seed; personal models are a method of their own, `ditto:personal`.
     baseline
         The method that the others are compared with.
     """
@@ -96,7 +98,12 @@ def compare(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    accuracies = {m: [final_accuracies(run_path(out, m, seed)) for seed in seeds] for m in methods}
+    accuracies = {}
+    for method in methods:
+        for name, column in ((method, ACCURACY), (method + PERSONAL_MODELS, PERSONAL)):
+            finals = [final_accuracies(run_path(out, method, seed), column) for seed in seeds]
+            if all(finals):
+                accuracies[name] = finals
     comparison = Comparison(accuracies, baseline="fedavg" if "fedavg" in methods else methods[0])
     write_tables(comparison, seeds, out)
     return comparison
@@ -104,7 +111,7 @@ def compare(
 
 def run_path(out: Path, method: str, seed: int) -> Path:
     """Return the run folder of one method and seed."""
-    return out.absolute() / "runs" / f"{method}-seed{seed}"
+    return out.absolute() / "runs" / f"{method.replace(':', '-')}-seed{seed}"
 
 
 def run_quietly(settings: Settings) -> None:
@@ -117,12 +124,12 @@ def run_quietly(settings: Settings) -> None:
     simulate(settings)
 
 
-def final_accuracies(folder: Path) -> Accuracies:
-    """Return each client's accuracy in percent after the last round."""
+def final_accuracies(folder: Path, column: str = ACCURACY) -> Accuracies:
+    """Return each client's accuracy in percent after the last round, empty where there is none in `column`."""
     with (folder / "clients.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     last = max(int(row["round"]) for row in rows)
-    return {row["client"]: float(row[ACCURACY]) for row in rows if int(row["round"]) == last}
+    return {row["client"]: float(row[column]) for row in rows if int(row["round"]) == last and row[column]}
 
 
 def write_tables(comparison: Comparison, seeds: Sequence[int], out: Path) -> None:

@@ -7,8 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from strategies import METHODS
-
+from .catalogue import title
 from .compare import Comparison
 
 
@@ -20,7 +19,7 @@ def sorted_clients(comparison: Comparison, path: Path) -> list[Path]:
         for number, (method, seeds) in enumerate(comparison.accuracies.items()):
             ascending = np.array([sorted(accuracies.values()) for accuracies in seeds])
             rank = np.arange(1, ascending.shape[1] + 1)
-            label = METHODS[method].__name__
+            label = title(method)
             axes.plot(rank, ascending.mean(axis=0), marker="o", markersize=3, label=label, color=f"C{number}")
             axes.fill_between(rank, ascending.min(axis=0), ascending.max(axis=0), alpha=0.12, color=f"C{number}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

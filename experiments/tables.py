@@ -10,10 +10,9 @@ from rich.table import Table
 
 from server.fairness import summarize
 from server.settings import Settings, Value
-from strategies import METHODS
 from tasks import TaskInfo
 
-from .catalogue import Method
+from .catalogue import Method, title
 from .compare import Comparison, final_accuracies
 
 console = Console()
@@ -50,7 +49,7 @@ def show_comparison(comparison: Comparison, figures: Sequence[Path], out: Path) 
 def method_table(comparison: Comparison) -> Table:
     """Return a row a method: measures over clients, mean ± deviation over seeds."""
     seeds = len(comparison.accuracies[comparison.baseline])
-    base = METHODS[comparison.baseline].__name__
+    base = title(comparison.baseline)
     table = Table(
         box=box.SIMPLE_HEAD,
         title="Test accuracy of the final global model over clients, %",
@@ -72,14 +71,14 @@ def method_table(comparison: Comparison) -> Table:
             gained, deviation = comparison.gain(method, "worst_10")
             better, spread = comparison.percent_better(method)
             cells += [f"{gained:+.1f} ±{deviation:.1f}", f"{better:.0f} ±{spread:.0f}"]
-        table.add_row(METHODS[method].__name__, *cells)
+        table.add_row(title(method), *cells)
     return table
 
 
 def client_table(comparison: Comparison) -> Table:
     """Return the first seed's clients that the baseline serves worst, and best, under every method."""
-    first = {METHODS[method].__name__: seeds[0] for method, seeds in comparison.accuracies.items()}
-    base = first[METHODS[comparison.baseline].__name__]
+    first = {title(method): seeds[0] for method, seeds in comparison.accuracies.items()}
+    base = first[title(comparison.baseline)]
     ascending = sorted(base, key=lambda client: base[client])
     table = Table(box=box.SIMPLE_HEAD, title="Client by client, first seed, %")
     table.add_column("client")
@@ -104,11 +103,11 @@ def sentence(comparison: Comparison) -> str:
     """Return in one sentence what the comparison shows."""
     base, kindest = comparison.baseline, comparison.kindest
     worst, mean = (comparison.spread(base, key)[0] for key in ("worst_10", "mean"))
-    left = f"{METHODS[base].__name__} leaves its worst tenth of clients at {worst:.0f} % while the mean is {mean:.0f} %"
+    left = f"{title(base)} leaves its worst tenth of clients at {worst:.0f} % while the mean is {mean:.0f} %"
     if kindest == base:
         return f"{left}; no other method here lifts them."
     lifted, own = (comparison.spread(kindest, key)[0] for key in ("worst_10", "mean"))
-    return f"{left}; {METHODS[kindest].__name__} lifts its worst tenth to {lifted:.0f} %, with a mean of {own:.0f} %."
+    return f"{left}; {title(kindest)} lifts its worst tenth to {lifted:.0f} %, with a mean of {own:.0f} %."
 
 
 def show_methods(methods: Iterable[Method]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from strategies import Round
+from strategies import FairStrategy, Round
 
 from .checkpoint import Arrays, load_checkpoint, save_checkpoint, save_model, write_whole
 from .fairness import percent_improved, summarize
@@ -29,20 +29,11 @@ ACCURACY = "test_accuracy_of_global_model"
 FIRST_LAID = ("checkpoint", "env.json", ".env.json.draft", ".config.toml.draft")
 """What a folder may hold whose making was interrupted before its settings were written."""
 
+PERSONAL = "test_accuracy_of_personal_model"
+"""In percent, of each client's own model, where the method has one."""
+
 MEASURES = tuple(summarize({"anyone": 1.0}))
 
-ROUND_COLUMNS = (
-    "round",
-    "participants",
-    "replies_used",
-    "refused",
-    "missing",
-    "percent_of_participants_improved",
-    *(f"{ACCURACY}_{measure}" for measure in MEASURES),
-    "bytes_sent",
-    "bytes_received",
-    "seconds",
-)
 CLIENT_COLUMNS = (
     "round",
     "client",
@@ -50,6 +41,7 @@ CLIENT_COLUMNS = (
     "coefficient",
     "test_examples",
     ACCURACY,
+    PERSONAL,
     "test_loss_of_global_model",
     "train_loss_before_round",
     "train_loss_of_global_model",
@@ -85,6 +77,8 @@ class RunFolder:
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path = path
         self._best: Mapping[str, float] = {}
+        strategy = settings.strategy()
+        self._columns, self._reports = round_columns(strategy), strategy.reports
         config = settings.run_config()
         if (path / "config.toml").exists():
             self._check_same(config)
@@ -107,7 +101,7 @@ class RunFolder:
             arrays, state = load_checkpoint(checkpoint)
         self._best, last = state["best"], state["strategy"]["round"]
         with self._written(f"what is there up to round {last}"):
-            keep_rows(self.path / "rounds.csv", ROUND_COLUMNS, last)
+            keep_rows(self.path / "rounds.csv", self._columns, last)
             keep_rows(self.path / "clients.csv", CLIENT_COLUMNS, last)
         return None if arrays is None else (arrays, state["strategy"])
 
@@ -119,10 +113,10 @@ class RunFolder:
         RunFolderError
             When the disk does not take it; the last checkpoint is intact.
         """
-        row = round_row(finished, seconds)
+        row = round_row(finished, seconds, self._reports)
         arrays = {name: array.numpy() for name, array in finished.arrays.items()}
         with self._written(f"round {finished.number}"):
-            append(self.path / "rounds.csv", ROUND_COLUMNS, [row])
+            append(self.path / "rounds.csv", self._columns, [row])
             append(self.path / "clients.csv", CLIENT_COLUMNS, client_rows(finished))
             mean = row.get(f"{ACCURACY}_mean")
             if isinstance(mean, float) and mean > self._best.get("mean", -1.0):
@@ -172,7 +166,18 @@ class RunFolder:
             raise RunFolderError(f"{self.path} belongs to a run with other settings ({shown}): choose another --out")
 
 
-def round_row(finished: Round, seconds: float) -> dict[str, object]:
+def round_columns(strategy: FairStrategy) -> tuple[str, ...]:
+    """Return the columns of rounds.csv: those of personal models, and the method's own, only where there are any."""
+    accuracies = (ACCURACY, PERSONAL) if "personal-lambda" in strategy.objective(1) else (ACCURACY,)
+    return (
+        *("round", "participants", "replies_used", "refused", "missing", "percent_of_participants_improved"),
+        *(f"{accuracy}_{measure}" for accuracy in accuracies for measure in MEASURES),
+        *(report.replace("-", "_") for report in strategy.reports),
+        *("bytes_sent", "bytes_received", "seconds"),
+    )
+
+
+def round_row(finished: Round, seconds: float, reports: Iterable[str] = ()) -> dict[str, object]:
     """Return a round's row of rounds.csv."""
     row: dict[str, object] = {
         "round": finished.number,
@@ -188,10 +193,11 @@ def round_row(finished: Round, seconds: float) -> dict[str, object]:
     after = {n: m["train-loss"] for n, m in finished.evaluations.items() if n in before and "train-loss" in m}
     if after:
         row["percent_of_participants_improved"] = percent_improved({name: before[name] for name in after}, after)
-    accuracies = {name: 100.0 * m["accuracy"] for name, m in finished.evaluations.items() if "accuracy" in m}
-    if accuracies:
-        row |= {f"{ACCURACY}_{measure}": value for measure, value in summarize(accuracies).items()}
-    return row
+    for column, metric in ((ACCURACY, "accuracy"), (PERSONAL, "accuracy-personal")):
+        accuracies = {name: 100.0 * m[metric] for name, m in finished.evaluations.items() if metric in m}
+        if accuracies:
+            row |= {f"{column}_{measure}": value for measure, value in summarize(accuracies).items()}
+    return row | {report.replace("-", "_"): finished.metrics.get(report) for report in reports}
 
 
 def client_rows(finished: Round) -> list[Row]:
@@ -204,6 +210,7 @@ def client_rows(finished: Round) -> list[Row]:
             "coefficient": finished.coefficients.get(name),
             "test_examples": measured["num-examples"],
             ACCURACY: 100.0 * measured["accuracy"] if "accuracy" in measured else None,
+            PERSONAL: 100.0 * measured["accuracy-personal"] if "accuracy-personal" in measured else None,
             "test_loss_of_global_model": measured.get("loss"),
             "train_loss_before_round": finished.train_metrics.get(name, {}).get("loss-before"),
             "train_loss_of_global_model": measured.get("train-loss"),

@@ -2,13 +2,14 @@
 
 import difflib
 import inspect
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Collection, Mapping
+from functools import cache, partial
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from strategies import METHODS, FairStrategy
+from strategies.torchjd import by_name
 from tasks import TASKS
 
 Value = bool | int | float | str
@@ -16,25 +17,46 @@ Value = bool | int | float | str
 ENGINES = ("loop",)
 """How an in-process run computes: one client after the other."""
 
-STARTING_POINTS: dict[str, Value] = {"fedprox.mu": 0.1, "qfedavg.q": 5.0, "qfedavg.lipschitz": 1.0}
+STARTING_POINTS: dict[str, Value] = {
+    "fedprox.mu": 0.1,
+    "qfedavg.q": 5.0,
+    "qfedavg.lipschitz": 1.0,
+    "qfedsgd.q": 1.0,
+    "qfedsgd.lipschitz": 10.0,
+    "term.tilt": 1.0,
+    "afl.gamma": 0.1,
+    "drfa.gamma": 0.01,
+    "deltafl.theta": 0.5,
+    "propfair.baseline": 5.0,
+    "gifair.strength": 0.5,
+    "vred.beta": 0.5,
+    "semivred.beta": 0.5,
+    "mgdaprox.mu": 0.1,
+    "ditto.lam": 1.0,
+}
 """Run-config defaults of method parameters that have no default in their class."""
+
+
+TORCHJD = "torchjd:"
+"""What a method's name begins with that is one of TorchJD's weightings: torchjd:upgrad."""
 
 
 class SettingsError(ValueError):
     """A setting that is unknown or impossible; the message names it, its value and what would do."""
 
 
-def known(what: str, choices: tuple[str, ...] | Mapping[str, object]) -> AfterValidator:
-    """Return a check that a value is among `choices`, which suggests the nearest."""
+def check_known(what: str, value: str, choices: Collection[str]) -> str:
+    """Return `value` if it is among `choices`; else say so and suggest the nearest."""
+    if value not in choices:
+        close = difflib.get_close_matches(value, choices, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ValueError(f"unknown {what}: {hint}there are {', '.join(choices)}")
+    return value
 
-    def check(value: str) -> str:
-        if value not in choices:
-            close = difflib.get_close_matches(value, choices, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise ValueError(f"unknown {what}: {hint}there are {', '.join(choices)}")
-        return value
 
-    return AfterValidator(check)
+def check_method(name: str) -> str:
+    """Return a method's name if it is one of ours; TorchJD's are looked up when they are made."""
+    return name if name.startswith(TORCHJD) else check_known("method", name, METHODS)
 
 
 class Settings(BaseModel):
@@ -50,14 +72,18 @@ class Settings(BaseModel):
         protected_namespaces=(),
     )
 
-    task: Annotated[str, known("task", TASKS)] = Field("digits", description="what is learned")
+    task: Annotated[str, AfterValidator(partial(check_known, "task", choices=TASKS))] = Field(
+        "digits", description="what is learned"
+    )
     model: str = Field("logistic", description="one of the task's models")
     clients: int = Field(20, ge=1, description="into how many clients the data is split")
     partition: str = Field("shards", description="how: shards, dirichlet or iid")
     shards_per_client: int = Field(2, ge=1, description="of a label-sorted data set, for shards")
     dirichlet_alpha: float = Field(0.5, gt=0, description="the smaller, the more unequal, for dirichlet")
     rotated_clients: int = Field(0, ge=0, description="clients whose camera is mounted sideways")
-    method: Annotated[str, known("method", METHODS)] = Field("fedavg", description="a class of strategies/, lower case")
+    method: Annotated[str, AfterValidator(check_method)] = Field(
+        "fedavg", description="a class of strategies/, lower case"
+    )
     weighting: str = Field("", description='prior: examples or uniform; "" is the method\'s own')
     proximal_mu: float = Field(0.0, ge=0, description="proximal term on the clients")
     personal_lambda: float = Field(0.0, ge=0, description="personal models: pull towards the global one")
@@ -69,10 +95,16 @@ class Settings(BaseModel):
     learning_rate: float = Field(0.1, gt=0, description="of local SGD")
     momentum: float = Field(0.0, ge=0, lt=1, description="of local SGD, afresh in every round")
     weight_decay: float = Field(0.0, ge=0, description="of local SGD")
+    stragglers: float = Field(0.0, ge=0, le=1, description="probability that a client has time for fewer epochs")
+    drop_stragglers: bool = Field(False, description="leave them out, as FedAvg does")
+    time_budget: float = Field(0.0, ge=0, description="seconds of local work in a round, then what is there; 0: no end")
     evaluate_every: int = Field(1, ge=0, description="rounds between evaluations; 0: only at the end")
     round_timeout: float = Field(600.0, gt=0, description="seconds until a round's replies are due")
-    engine: Annotated[str, known("engine", ENGINES)] = Field("loop", description="of in-process runs")
+    engine: Annotated[str, AfterValidator(partial(check_known, "engine", choices=ENGINES))] = Field(
+        "loop", description="of in-process runs"
+    )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
+    state_dir: str = Field("", description="where clients keep personal models; in process, the run folder")
     out: str = Field("", description='run folder; "" names it by the settings, under runs/')
     parameters: dict[str, Any] = Field(default_factory=dict, description="of methods, as fedfv.alpha")
 
@@ -116,7 +148,6 @@ class Settings(BaseModel):
 
     def strategy(self, **options: Any) -> FairStrategy:
         """Return the method with its parameters and the common options; `options` add to them."""
-        method = METHODS[self.method]
         chosen = {**parameter_defaults(), **self.parameters}
         own: dict[str, Any] = {
             key.partition(".")[2].replace("-", "_"): value
@@ -131,7 +162,9 @@ class Settings(BaseModel):
         given = {"weighting": self.weighting, "proximal_mu": self.proximal_mu, "personal_lambda": self.personal_lambda}
         common |= {name: value for name, value in given.items() if value}
         try:
-            return method(**own, **common, **options)
+            if self.method.startswith(TORCHJD):
+                return by_name(self.method.removeprefix(TORCHJD), **common, **options)
+            return METHODS[self.method](**own, **common, **options)
         except ValueError as error:
             values = ", ".join(f"{self.method}.{name} = {value!r}" for name, value in own.items())
             raise ValueError(f"{error} ({values})" if values else str(error)) from error

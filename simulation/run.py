@@ -7,7 +7,7 @@ import torch
 
 from client.app import app
 from client.device import choose
-from server.app import federate
+from server.app import federate, run_folder
 from server.records import Row
 from server.settings import Settings
 
@@ -28,6 +28,9 @@ def simulate(settings: Settings, on_row: Callable[[Row], None] = lambda row: Non
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return federate(settings, InProcessGrid(app, settings.run_config(), settings.clients), on_row)
+        config = settings.run_config()
+        if not settings.state_dir:
+            config["state-dir"] = str(run_folder(settings) / "clients")
+        return federate(settings, InProcessGrid(app, config, settings.clients), on_row)
     finally:
         torch.set_num_threads(threads)
