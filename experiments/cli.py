@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -154,12 +155,12 @@ def merged(named: Mapping[str, Value | None], assignments: Iterable[str]) -> dic
 
 
 def parsed(text: str) -> Value:
-    """Return a value as TOML reads it; what TOML does not know is a string."""
+    """Return a boolean, a number or a string as TOML reads it; anything else is taken as it is written."""
     try:
-        value: Value = tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-    return value
+    return value if isinstance(value, Value) else text
 
 
 def progress(measures: str) -> Progress:
@@ -175,12 +176,22 @@ def progress(measures: str) -> Progress:
     )
 
 
+class Interrupted(BaseException):
+    """Ctrl-C; the command-line library would end with a word of its own on KeyboardInterrupt."""
+
+
+def interrupt(signal_number: int, frame: object) -> None:
+    """Raise Interrupted."""
+    raise Interrupted
+
+
 def main() -> None:
-    """Run the command line; what a user can mend is one red line and exit code 2 or 1, never a traceback."""
+    """Run the command line; what a user can mend is one red line and exit code 2, never a traceback."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
+    signal.signal(signal.SIGINT, interrupt)
     try:
         app()
-    except KeyboardInterrupt:
+    except Interrupted:
         errors.print("[yellow]interrupted[/]: the same command continues after the last finished round")
         sys.exit(INTERRUPTED)
     except ValueError as error:

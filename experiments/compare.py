@@ -2,6 +2,7 @@
 
 import csv
 import multiprocessing
+import signal
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from server.checkpoint import write_whole
 from server.fairness import summarize
-from server.records import ACCURACY, PERSONAL, as_csv
+from server.records import ACCURACY, PERSONAL, as_csv, check_folder
 from server.settings import Settings, Value
 
 PERSONAL_MODELS = ":personal"
@@ -89,14 +90,19 @@ def compare(
         for seed in seeds
         for method in methods
     }
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    for run in settings.values():
+        check_folder(Path(run.out), run.run_config())
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=end_when_interrupted) as pool:
         runs = {pool.submit(run_quietly, run): key for key, run in settings.items()}
         try:
-            for run in as_completed(runs):
-                run.result()
+            for done in as_completed(runs):
+                done.result()
                 on_run()
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()  # a run that is cut off continues with the same command
             raise
     accuracies = {}
     for method in methods:
@@ -112,6 +118,11 @@ def compare(
 def run_path(out: Path, method: str, seed: int) -> Path:
     """Return the run folder of one method and seed."""
     return out.absolute() / "runs" / f"{method.replace(':', '-')}-seed{seed}"
+
+
+def end_when_interrupted() -> None:
+    """Let Ctrl-C end a worker at once and in silence; the parent says what there is to say."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_quietly(settings: Settings) -> None:

@@ -30,5 +30,5 @@ def sorted_clients(comparison: Comparison, path: Path) -> list[Path]:
         axes.legend(frameon=False, loc="lower right")
         files = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
         for file in files:
-            figure.savefig(file, dpi=160)
+            figure.savefig(file, dpi=160, metadata={"Date": None} if file.suffix == ".svg" else {})
     return files

@@ -80,11 +80,8 @@ class RunFolder:
         strategy = settings.strategy()
         self._columns, self._reports = round_columns(strategy), strategy.reports
         config = settings.run_config()
-        if (path / "config.toml").exists():
-            self._check_same(config)
-        elif path.exists() and not (path.is_dir() and all(entry.name in FIRST_LAID for entry in path.iterdir())):
-            raise RunFolderError(f"{path} is there already and is no run folder: choose another --out")
-        else:
+        check_folder(path, config)
+        if not (path / "config.toml").exists():
             self._lay_out(config)
 
     @property
@@ -152,18 +149,24 @@ class RunFolder:
             # The settings come last: a folder without them was killed while it was made, and is made again.
             write_whole(self.path / "config.toml", tomli_w.dumps({"run-folder-format": FORMAT, **config}).encode())
 
-    def _check_same(self, config: Mapping[str, object]) -> None:
-        there = tomllib.loads((self.path / "config.toml").read_text())
-        written = there.pop("run-folder-format", 0)
-        if written > FORMAT:
-            raise RunFolderError(
-                f"{self.path} was written by a newer version (run-folder-format = {written}, this version knows "
-                f"{FORMAT}): upgrade fairbloom or choose another --out"
-            )
-        differing = sorted(key for key in (config.keys() | there.keys()) - {"out"} if config.get(key) != there.get(key))
-        if differing:
-            shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in differing)
-            raise RunFolderError(f"{self.path} belongs to a run with other settings ({shown}): choose another --out")
+
+def check_folder(path: Path, config: Mapping[str, object]) -> None:
+    """Raise RunFolderError when a run with these settings cannot be, or go on, in `path`; nothing is changed."""
+    if not (path / "config.toml").exists():
+        if path.exists() and not (path.is_dir() and all(entry.name in FIRST_LAID for entry in path.iterdir())):
+            raise RunFolderError(f"{path} is there already and is no run folder: choose another --out")
+        return
+    there = tomllib.loads((path / "config.toml").read_text())
+    written = there.pop("run-folder-format", 0)
+    if written > FORMAT:
+        raise RunFolderError(
+            f"{path} was written by a newer version (run-folder-format = {written}, this version knows {FORMAT}): "
+            "upgrade fairbloom or choose another --out"
+        )
+    differing = sorted(key for key in (config.keys() | there.keys()) - {"out"} if config.get(key) != there.get(key))
+    if differing:
+        shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in differing)
+        raise RunFolderError(f"{path} belongs to a run with other settings ({shown}): choose another --out")
 
 
 def round_columns(strategy: FairStrategy) -> tuple[str, ...]:

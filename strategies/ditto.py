@@ -48,7 +48,9 @@ class Local(FairStrategy):
 
     .. math:: c_k = 0, \qquad v_k \leftarrow v_k - \eta \nabla F_k(v_k)
 
-    Source: none; the global model stays as it was at first, and the personal models are what is compared.
+    The global model stays as it was at first; the personal models are what is compared.
+
+    Source: the baseline of Li et al., Ditto, ICML 2021, section 4.
     """
 
     default_weighting = None

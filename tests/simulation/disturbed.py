@@ -14,10 +14,12 @@ import os
 import resource
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from server.records import RunFolderError
 from simulation.run import simulate
 from tasks import load_task
 
@@ -29,7 +31,7 @@ STEP = 128
 AVERAGED = {"method": "fedavg", "num_rounds": 12}
 """Settings of the runs on a full disk: the tables outgrow the checkpoint, so that every file is the first to fail."""
 
-DONE, FAILED = 0, 1
+UNDISTURBED, DISTURBED, BROKEN = 0, 1, 2
 
 
 def die_before_touching_file(number: int, folder: Path) -> None:
@@ -49,7 +51,7 @@ def killed(number: int, folder: Path) -> int:
     """Run until the kill."""
     die_before_touching_file(number, folder)
     simulate(small(folder))
-    return DONE
+    return UNDISTURBED
 
 
 def full(number: int, folder: Path) -> int:
@@ -62,11 +64,12 @@ def full(number: int, folder: Path) -> int:
         try:
             simulate(small(folder, **AVERAGED))
             outcomes.append("finished")
-        except Exception as error:
+        except (OSError, RunFolderError) as error:
             outcomes.append(f"{type(error).__name__}: {error}")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     folder.with_suffix(".txt").write_text("\n".join(outcomes))
-    return DONE if outcomes[0] == "finished" else FAILED
+    return UNDISTURBED if outcomes[0] == "finished" else DISTURBED
 
 
 def main() -> None:
@@ -78,13 +81,15 @@ def main() -> None:
     for number in itertools.count():
         process = os.fork()
         if process == 0:
-            status = FAILED
+            status = BROKEN
             try:
                 status = disturbed(number, folder / str(number))
-            finally:
-                os._exit(status)
-        if os.waitpid(process, 0)[1] == DONE:
-            return
+            except Exception:
+                traceback.print_exc()
+            os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        if status not in (DISTURBED, -signal.SIGKILL):
+            sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,27 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "fedprox": [{"mu": 0.1}],
     "fedavgn": [{}, {"server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
     "qfedavg": [{"q": 1.0, "lipschitz": 10.0}, {"q": 0.0, "lipschitz": 2.0}, {"q": 5.0, "lipschitz": 1.0}],
+    "qfedsgd": [{"q": 1.0, "lipschitz": 10.0}, {"q": 0.0, "lipschitz": 2.0}, {"q": 5.0, "lipschitz": 1.0}],
+    "term": [{"tilt": 0.05}, {"tilt": 0.0, "weighting": "uniform"}, {"tilt": -0.2}],
+    "afl": [{"gamma": 0.001}, {"gamma": 0.02, "weighting": "uniform"}, {"gamma": 0.0}],
+    "drfa": [{"gamma": 0.0002}, {"gamma": 0.01, "local_steps": 3}],
+    "deltafl": [{"theta": 0.5}, {"theta": 1.0, "weighting": "uniform"}, {"theta": 1e-6}],
+    "propfair": [{"baseline": 5.0}, {"baseline": 50.0, "epsilon": 1.0, "weighting": "uniform"}],
+    "gifair": [{"strength": 0.5}, {"strength": 0.99, "weighting": "uniform"}],
+    "vred": [{"beta": 0.005}, {"beta": 0.03, "weighting": "uniform"}],
+    "semivred": [{"beta": 0.005}, {"beta": 0.03, "weighting": "uniform"}],
+    "fedfa": [
+        {},
+        {"alpha": 1.0, "beta": 0.0, "server_momentum": 0.0},
+        {"alpha": 0.0, "beta": 2.0, "server_momentum": 0.9, "client_momentum": 0.0},
+    ],
     "fedmgda": [{}, {"epsilon": 0.1, "server_lr": 0.7, "weighting": "examples"}],
     "fedmgdaplus": [{}, {"epsilon": 0.2, "server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
+    "mgdaprox": [{"mu": 0.1}, {"mu": 0.0, "epsilon": 0.2, "server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
     "fedfv": [{}, {"alpha": 0.0, "tau": 3}, {"alpha": 0.5, "tau": 0, "order": "reverse"}, {"order": "random"}],
+    "adafed": [{}, {"gamma": 0.0, "server_lr": 0.5}, {"gamma": 0.5}],
+    "ditto": [{"lam": 0.1}, {"lam": 0.0, "personal_epochs": 3, "weighting": "uniform"}],
+    "local": [{}],
 }
 """Constructor arguments for each method: its defaults where it has them, then other corners."""
 
@@ -54,6 +72,9 @@ def cohort_of(
     num_rounds: int | None = 10,
     names: Sequence[str] | None = None,
     memory: Mapping[Kept, FloatArray] | None = None,
+    accuracies: Iterable[float] | None = None,
+    rates: Iterable[float] | None = None,
+    draws: Iterable[float] | None = None,
 ) -> Cohort:
     """Return the cohort of the updates U, shape (m, d), which a method sees through inner products alone."""
     U, memory = np.asarray(U, np.float64), memory or {}
@@ -67,9 +88,14 @@ def cohort_of(
         names=tuple(names or client_names(m)),
         counts=n,
         prior=n / n.sum() if weighting == "examples" else np.full(m, 1.0 / m),
+        draws=np.ones(m) if draws is None else np.asarray(list(draws), np.float64),
         gram_of=lambda: rows @ rows.T,
         squared_norms_of=lambda: np.einsum("kj,kj->k", U, U),
-        metrics={"loss-before": F},
+        metrics={
+            "loss-before": F,
+            "accuracy-after": accuracies_of(F) if accuracies is None else np.asarray(list(accuracies), np.float64),
+            "learning-rate": rates_of(n) if rates is None else np.asarray(list(rates), np.float64),
+        },
         memory=tuple(memory),
     )
 
@@ -99,6 +125,21 @@ def losses_and_counts(m: int) -> tuple[FloatArray, FloatArray]:
     return rng.uniform(0.1, 3.0, m), rng.integers(1, 50, m).astype(np.float64)
 
 
+def accuracies_of(losses: FloatArray) -> FloatArray:
+    """An accuracy for each client where a test says none: the higher the loss, the lower it is."""
+    return 1.0 / (1.0 + np.maximum(losses, 0.0))
+
+
+def rates_of(counts: FloatArray) -> FloatArray:
+    """A learning rate for each client where a test says none, 0.1 to 0.5."""
+    return 0.1 * (1.0 + counts % 5)
+
+
+def draws_of(counts: FloatArray) -> FloatArray:
+    """How often each client was drawn, where a test of DRFA says nothing: 1 to 3 times."""
+    return 1.0 + counts % 3
+
+
 # Clients ------------------------------------------------------------------------------------------------------------
 
 TRAINABLE = ("weight", "bias", "scale")
@@ -125,36 +166,61 @@ def unpack(arrays: ArrayRecord) -> Arrays:
     return {name: array.numpy() for name, array in arrays.items()}
 
 
+def flat(arrays: Mapping[str, NDArray[Any]]) -> FloatArray:
+    """The trainable arrays as one float64 vector."""
+    return np.concatenate([arrays[name].ravel().astype(np.float64) for name in TRAINABLE])
+
+
 class Quadratic:
-    """A client whose loss is ½ Σ a (w − target)²; one round of its training is one gradient step."""
+    """A client whose loss is ½ Σ a (w − target)²; a step of its training is one gradient step at its own rate.
+
+    It takes one step, or `local-steps` where the config says so; then it also replies its model after
+    `snapshot-step` of them.
+    """
 
     def __init__(self, name: str) -> None:
         rng = np.random.default_rng(zlib.crc32(name.encode()))
         self.name, self.examples = name, int(rng.integers(5, 100))
         self.curvature, self.target = rng.uniform(0.5, 1.5, 10), 3.0 * rng.normal(size=10)
         self.mean = rng.normal(size=2)
+        self.rate = float(rng.uniform(0.2, 0.4))
 
-    def trained(self, arrays: Arrays) -> tuple[Arrays, float]:
-        """Return the arrays after training, in the dtypes they came in, and the loss before."""
-        w = np.concatenate([arrays[name].ravel().astype(np.float64) for name in TRAINABLE])
-        after = w - 0.3 * self.curvature * (w - self.target)
+    def loss(self, arrays: Arrays) -> float:
+        return 0.5 * float(self.curvature @ (flat(arrays) - self.target) ** 2)
+
+    def accuracy(self, arrays: Arrays) -> float:
+        return 1.0 / (1.0 + self.loss(arrays))
+
+    def trained(self, arrays: Arrays, steps: int = 1) -> Arrays:
+        """Return the arrays after training, in the dtypes they came in."""
+        w = flat(arrays)
+        after = self.target + (1.0 - self.rate * self.curvature) ** steps * (w - self.target)
         places = np.split(after, np.cumsum([arrays[name].size for name in TRAINABLE])[:-1])
         new = {name: place.reshape(arrays[name].shape) for name, place in zip(TRAINABLE, places, strict=True)}
         new["norm.mean"] = (arrays["norm.mean"] + self.mean) / 2
         new["norm.steps"] = arrays["norm.steps"] + self.examples
-        loss = 0.5 * float(self.curvature @ (w - self.target) ** 2)
-        return {name: np.asarray(new[name]).astype(array.dtype) for name, array in arrays.items()}, loss
+        return {name: np.asarray(new[name]).astype(array.dtype) for name, array in arrays.items()}
 
     def __call__(self, message: Message) -> Message:
         if message.metadata.message_type == MessageType.QUERY:
             client = ConfigRecord({"name": self.name, "num-examples": self.examples})
             return Message(RecordDict({"client": client}), reply_to=message)
-        arrays, loss = self.trained(unpack(message.content.array_records["arrays"]))
+        before: Arrays = unpack(message.content.array_records["arrays"])
+        config: Mapping[str, Any] = message.content.config_records.get("config", ConfigRecord())
         if message.metadata.message_type == MessageType.EVALUATE:
-            numbers = MetricRecord({"num-examples": self.examples, "loss": loss, "accuracy": 1.0 / (1.0 + loss)})
-            return Message(RecordDict({"metrics": numbers}), reply_to=message)
-        numbers = MetricRecord({"num-examples": self.examples, "loss-before": loss})
-        return Message(RecordDict({"arrays": record(arrays), "metrics": numbers}), reply_to=message)
+            loss = self.loss(before)
+            numbers = {"num-examples": self.examples, "loss": loss, "accuracy": self.accuracy(before)}
+            if "train-loss" in config.get("measure", []):
+                numbers["train-loss"] = loss
+            return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
+        after = before if config.get("local-only") else self.trained(before, int(config.get("local-steps", 1)))
+        available = {"accuracy-after": self.accuracy(after), "learning-rate": self.rate}
+        numbers = {"num-examples": self.examples, "loss-before": self.loss(before)}
+        numbers |= {key: value for key, value in available.items() if key in config.get("measure", [])}
+        content = RecordDict({"arrays": record(after), "metrics": MetricRecord(numbers)})
+        if "snapshot-step" in config:
+            content["snapshot"] = record(self.trained(before, int(config["snapshot-step"])))
+        return Message(content, reply_to=message)
 
 
 def quadratics(n: int) -> dict[str, Quadratic]:
@@ -285,7 +351,7 @@ def arrays(**changed: Any) -> Fault:
             for name, array in kept.items()
             if array is not None
         }
-        content = RecordDict({"arrays": ArrayRecord(records), "metrics": reply.content.metric_records["metrics"]})
+        content = RecordDict({**reply.content, "arrays": ArrayRecord(records)})
         return [Message(content, reply_to=sent)]
 
     return fault
@@ -297,8 +363,7 @@ def metrics(changed: Mapping[str, Any]) -> Fault:
     def fault(sent: Message, reply: Message) -> list[Message]:
         numbers = {**reply.content.metric_records["metrics"], **changed}
         record = MetricRecord({key: value for key, value in numbers.items() if value is not None})
-        content = RecordDict({"arrays": reply.content.array_records["arrays"], "metrics": record})
-        return [Message(content, reply_to=sent)]
+        return [Message(RecordDict({**reply.content, "metrics": record}), reply_to=sent)]
 
     return fault
 

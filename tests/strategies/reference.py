@@ -19,6 +19,9 @@ class Seen(NamedTuple):
     updates: Vectors
     losses: Mapping[str, float]
     counts: Mapping[str, float]
+    accuracies: Mapping[str, float] = {}
+    rates: Mapping[str, float] = {}
+    draws: Mapping[str, float] = {}
 
 
 Reference = Callable[..., FloatArray]
@@ -73,6 +76,137 @@ def qfedavg(history: Sequence[Seen], q: float, lipschitz: float) -> FloatArray:
     delta = [F[name] ** q * L * u for name, u in seen.updates.items()]
     h = [q * F[name] ** (q - 1) * np.sum((L * u) ** 2) + L * F[name] ** q for name, u in seen.updates.items()]
     return np.sum(delta, axis=0) / np.sum(h)
+
+
+def qfedsgd(history: Sequence[Seen], q: float, lipschitz: float) -> FloatArray:
+    """The gradients are u_k / η_k in place of L u_k."""
+    seen, L = history[-1], lipschitz
+    F = {name: max(loss, 1e-10) for name, loss in seen.losses.items()}
+    gradient = {name: u / seen.rates[name] for name, u in seen.updates.items()}
+    delta = [F[name] ** q * g for name, g in gradient.items()]
+    h = [q * F[name] ** (q - 1) * np.sum(g**2) + L * F[name] ** q for name, g in gradient.items()]
+    return np.sum(delta, axis=0) / np.sum(h)
+
+
+def term(history: Sequence[Seen], tilt: float, weighting: str = "examples") -> FloatArray:
+    seen = history[-1]
+    tilted = {name: p * np.exp(tilt * seen.losses[name]) for name, p in prior(seen, weighting).items()}
+    return combined(tilted, seen.updates) / sum(tilted.values())
+
+
+def nearest_in_simplex(point: Mapping[str, float]) -> dict[str, float]:
+    """The Euclidean projection on the simplex: max(v − θ, 0), with θ bisected until it sums to 1."""
+    v = np.array(list(point.values()))
+    v = v - v.max()
+    low, high = -1.0, 0.0
+    for _ in range(200):
+        theta = 0.5 * (low + high)
+        if np.maximum(v - theta, 0.0).sum() > 1.0:
+            low = theta
+        else:
+            high = theta
+    return dict(zip(point, np.maximum(v - high, 0.0), strict=True))
+
+
+def joined(lam: Mapping[str, float], priors: Mapping[str, float]) -> dict[str, float]:
+    """λ with newcomers at their prior and the others scaled down to make room."""
+    room = 1.0 - sum(p for name, p in priors.items() if name not in lam)
+    return {name: lam[name] * room if name in lam else p for name, p in priors.items()}
+
+
+def afl_weights(
+    history: Sequence[Seen], gamma: float, weighting: str = "examples"
+) -> tuple[dict[str, float], dict[str, float]]:
+    """λ in the last round of the history, before and after its ascent."""
+    lam: dict[str, float] = {}
+    before: dict[str, float] = {}
+    examples: dict[str, float] = {}
+    for seen in history:
+        examples |= seen.counts
+        known = examples if weighting == "examples" else dict.fromkeys(examples, 1.0)
+        before = joined(lam, {name: n / sum(known.values()) for name, n in known.items()})
+        risen = {name: lam_k + gamma * seen.losses.get(name, 0.0) for name, lam_k in before.items()}
+        lam = nearest_in_simplex(risen)
+    return before, lam
+
+
+def afl(history: Sequence[Seen], gamma: float, weighting: str = "examples") -> FloatArray:
+    seen = history[-1]
+    lam, _ = afl_weights(history, gamma, weighting)
+    present = {name: lam[name] for name in seen.updates}
+    mass = sum(present.values())
+    if mass == 0:
+        return combined(prior(seen, weighting), seen.updates)
+    return combined(present, seen.updates) / mass
+
+
+def drfa(history: Sequence[Seen], gamma: float, local_steps: int = 10) -> FloatArray:
+    """The mean over the draws; who is drawn, and the ascent of λ, are tested in test_drfa.py."""
+    seen = history[-1]
+    drawn = [seen.updates[name] for name, times in seen.draws.items() for _ in range(int(times))]
+    return np.mean(drawn, axis=0)
+
+
+def deltafl(history: Sequence[Seen], theta: float, weighting: str = "examples") -> FloatArray:
+    seen = history[-1]
+    p, F = prior(seen, weighting), seen.losses
+    Q = min(f for f in F.values() if sum(p[k] for k in F if F[k] <= f) >= 1 - theta - 1e-9)
+    tail = {name: u for name, u in seen.updates.items() if F[name] >= Q}
+    return combined(p, tail) / sum(p[name] for name in tail)
+
+
+def propfair(history: Sequence[Seen], baseline: float, epsilon: float = 0.2, weighting: str = "examples") -> FloatArray:
+    return fedavg(history, weighting)
+
+
+def gifair(history: Sequence[Seen], strength: float, weighting: str = "examples") -> FloatArray:
+    seen = history[-1]
+    p, F, m = prior(seen, weighting), seen.losses, len(seen.updates)
+    if m == 1:
+        return fedavg(history, weighting)
+    r = {k: sum(np.sign(F[k] - F[j]) for j in F if j != k) for k in F}
+    lam = strength * min(p.values()) / (m - 1)
+    return combined({k: p[k] + lam * r[k] for k in F}, seen.updates)
+
+
+def vred(history: Sequence[Seen], beta: float, weighting: str = "examples") -> FloatArray:
+    seen = history[-1]
+    p, F = prior(seen, weighting), seen.losses
+    mean = sum(p[j] * F[j] for j in F)
+    return combined({k: p[k] * (1 + 2 * beta * (F[k] - mean)) for k in F}, seen.updates)
+
+
+def semivred(history: Sequence[Seen], beta: float, weighting: str = "examples") -> FloatArray:
+    seen = history[-1]
+    p, F = prior(seen, weighting), seen.losses
+    mean = sum(p[j] * F[j] for j in F)
+    s = sum(p[j] * max(F[j] - mean, 0.0) for j in F)
+    return combined({k: p[k] * (1 + 2 * beta * (max(F[k] - mean, 0.0) - s)) for k in F}, seen.updates)
+
+
+def fedfa(
+    history: Sequence[Seen],
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    server_momentum: float = 0.5,
+    client_momentum: float = 0.9,
+) -> FloatArray:
+    times: dict[str, int] = {}
+    velocity: Any = 0.0
+    for seen in history:
+        for name in seen.updates:
+            times[name] = times.get(name, 0) + 1
+        A = {name: max(seen.accuracies[name], 1e-6) for name in seen.updates}
+        total = sum(times[name] for name in A)
+        if len(A) == 1:
+            c = dict.fromkeys(A, 1.0)
+        else:
+            a = {name: -np.log2(A[name] / sum(A.values())) for name in A}
+            f = {name: -np.log2(1 - times[name] / total) for name in A}
+            c = {name: alpha * a[name] / sum(a.values()) + beta * f[name] / sum(f.values()) for name in A}
+            c = {name: c[name] / sum(c.values()) for name in A}
+        velocity = server_momentum * velocity + combined(c, seen.updates)
+    return velocity
 
 
 # Common descent directions ------------------------------------------------------------------------------------------
@@ -161,24 +295,72 @@ def fedfv(history: Sequence[Seen], alpha: float = 0.1, tau: int = 1, order: str 
     return g / np.linalg.norm(g) * np.linalg.norm(np.mean(list(u.values()), axis=0))
 
 
+def mgdaprox(
+    history: Sequence[Seen],
+    mu: float,
+    epsilon: float = 1.0,
+    server_lr: float = 1.0,
+    decay: float = 0.0,
+    weighting: str = "uniform",
+) -> FloatArray:
+    return fedmgdaplus(history, epsilon, server_lr, decay, weighting)
+
+
+def adafed(history: Sequence[Seen], gamma: float = 1.0, server_lr: float = 1.0) -> FloatArray:
+    seen, v = history[-1], []
+    for name, u in seen.updates.items():
+        numerator, denominator = u, seen.losses[name] ** gamma
+        for v_i in v:
+            share = (u @ v_i) / (v_i @ v_i)
+            numerator, denominator = numerator - share * v_i, denominator - share
+        if np.linalg.norm(numerator) > 1e-6 * np.linalg.norm(u):
+            v.append(numerator / denominator)
+    if not v:
+        return np.zeros_like(u)
+    inverse = np.array([1.0 / (v_k @ v_k) for v_k in v])
+    return server_lr * np.sum((inverse / inverse.sum())[:, None] * np.array(v), axis=0)
+
+
+# Personalisation ----------------------------------------------------------------------------------------------------
+
+
+def ditto(history: Sequence[Seen], lam: float, personal_epochs: int = 1, weighting: str = "examples") -> FloatArray:
+    return fedavg(history, weighting)
+
+
+def local(history: Sequence[Seen]) -> FloatArray:
+    return np.zeros_like(next(iter(history[-1].updates.values())))
+
+
 REFERENCES: dict[str, Reference] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
     "fedavgn": fedavgn,
     "qfedavg": qfedavg,
+    "qfedsgd": qfedsgd,
+    "term": term,
+    "afl": afl,
+    "drfa": drfa,
+    "deltafl": deltafl,
+    "propfair": propfair,
+    "gifair": gifair,
+    "vred": vred,
+    "semivred": semivred,
+    "fedfa": fedfa,
     "fedmgda": fedmgda,
     "fedmgdaplus": fedmgdaplus,
+    "mgdaprox": mgdaprox,
     "fedfv": fedfv,
+    "adafed": adafed,
+    "ditto": ditto,
+    "local": local,
 }
 
 WEIGHTING = {
-    "fedavg": "examples",
-    "fedprox": "examples",
-    "fedavgn": "uniform",
-    "qfedavg": None,
-    "fedmgda": "uniform",
-    "fedmgdaplus": "uniform",
-    "fedfv": None,
+    **dict.fromkeys(("fedavg", "fedprox", "term", "afl", "deltafl", "propfair", "gifair", "ditto"), "examples"),
+    **dict.fromkeys(("vred", "semivred"), "examples"),
+    **dict.fromkeys(("fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox"), "uniform"),
+    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "fedfv", "adafed", "local")),
 }
 """The prior of each method by default; None where it has none."""
 

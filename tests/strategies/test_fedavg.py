@@ -29,4 +29,4 @@ def test_three_clients_by_hand() -> None:
 
 def test_no_metric_is_needed() -> None:
     assert FedAvg.needs == frozenset()
-    assert FedAvg().objective() == {}
+    assert FedAvg().objective(1) == {}

@@ -10,7 +10,7 @@ from .helpers import cohort_of, edgy_updates, losses_and_counts
 
 
 def test_mu_zero_tells_the_clients_what_fedavg_tells_them() -> None:
-    assert FedProx(mu=0.0).objective() == FedAvg().objective() == {}
+    assert FedProx(mu=0.0).objective(1) == FedAvg().objective(1) == {}
 
 
 @given(U=edgy_updates(), mu=st.floats(0.0, 10.0))
@@ -22,7 +22,7 @@ def test_the_server_averages_as_fedavg_does_for_every_mu(U: FloatArray, mu: floa
 
 @given(mu=st.floats(1e-30, 1e30))
 def test_mu_is_the_proximal_term_of_the_clients(mu: float) -> None:
-    assert FedProx(mu=mu).objective() == FedAvg(proximal_mu=mu).objective() == {"proximal-mu": mu}
+    assert FedProx(mu=mu).objective(1) == FedAvg(proximal_mu=mu).objective(1) == {"proximal-mu": mu}
 
 
 def test_the_proximal_term_is_given_by_mu_alone() -> None:

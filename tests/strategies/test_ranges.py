@@ -32,6 +32,45 @@ OWN: dict[str, dict[str, tuple[str, list[Any], list[Any]]]] = {
         "server_lr": ("greater than 0", [1e-30, 1], [0.0, -1.0]),
         "decay": ("[0, 1]", [0, 0.5, 1], [-0.1, 1.1]),
     },
+    "qfedsgd": {
+        "q": ("at least 0", [0, 0.5, 15], [-1e-30, -1]),
+        "lipschitz": ("greater than 0", [1e-30, 1, 1e30], [0, -1.0]),
+    },
+    "term": {"tilt": ("a finite number", [-1e30, -1, 0, 0.5, 1e30], [])},
+    "afl": {"gamma": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1])},
+    "drfa": {
+        "gamma": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1]),
+        "local_steps": ("an integer of at least 1", [1, 10], [0, -1, 0.5, 1.0]),
+    },
+    "deltafl": {"theta": ("(0, 1]", [1e-30, 0.5, 1], [0, -0.1, 1.0000001])},
+    "propfair": {
+        "baseline": ("greater than 0", [1e-30, 1, 1e30], [0, -1.0]),
+        "epsilon": ("greater than 0", [1e-30, 1, 1e30], [0, -1.0]),
+    },
+    "gifair": {"strength": ("[0, 1)", [0, 0.5, 0.999999], [-0.1, 1.0, 1.1])},
+    "vred": {"beta": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1])},
+    "semivred": {"beta": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1])},
+    "fedfa": {
+        "alpha": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1]),
+        "beta": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1]),
+        "server_momentum": ("[0, 1)", [0, 0.5, 0.999999], [-0.1, 1.0]),
+        "client_momentum": ("[0, 1)", [0, 0.5, 0.999999], [-0.1, 1.0]),
+    },
+    "mgdaprox": {
+        "mu": ("at least 0", [0, 0.0, 1e-30, 1e30], [-1e-30, -1.0]),
+        "epsilon": ("at least 0", [0, 0.1, 1, 5], [-1e-30, -1]),
+        "server_lr": ("greater than 0", [1e-30, 1], [0.0, -1.0]),
+        "decay": ("[0, 1]", [0, 0.5, 1], [-0.1, 1.1]),
+    },
+    "adafed": {
+        "gamma": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1]),
+        "server_lr": ("greater than 0", [1e-30, 1, 1e30], [0, -1.0]),
+    },
+    "ditto": {
+        "lam": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1]),
+        "personal_epochs": ("an integer of at least 1", [1, 10], [0, -1, 0.5, 1.0]),
+    },
+    "local": {},
     "fedfv": {
         "alpha": ("[0, 1]", [0, 0.1, 1.0], [-0.1, 1.1]),
         "tau": ("an integer of at least 0", [0, 1, 100], [-1, 0.5, 1.0]),
@@ -53,7 +92,7 @@ CHECKS = [
     (method, parameter, *check)
     for method in METHODS
     for parameter, check in {**OWN[method], **COMMON}.items()
-    if not (parameter == "proximal_mu" and method == "fedprox")
+    if parameter not in METHODS[method].own_terms
 ]
 
 
@@ -62,6 +101,23 @@ def test_every_method_has_its_parameters_checked() -> None:
     for name, parameters in OWN.items():
         annotated = METHODS[name].__init__.__annotations__
         assert set(parameters) == set(annotated) - {"options", "return"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_term_that_the_method_sets_itself_is_refused_as_an_option(name: str) -> None:
+    expected = {"fedprox": {"proximal_mu"}, "mgdaprox": {"proximal_mu"}, "ditto": {"personal_lambda"}}
+    assert METHODS[name].own_terms == expected.get(name, {"personal_lambda"} if name == "local" else set())
+    for term in METHODS[name].own_terms:
+        with pytest.raises(ValueError, match=f"sets {term} by its own parameter, got 0.5"):
+            make(name, ARGUMENTS[name][0], **{term: 0.5})
+
+
+def test_fedfa_needs_one_of_its_two_weights() -> None:
+    for alpha, beta in [(0.0, 0.0), (0, 0)]:
+        with pytest.raises(ValueError, match=rf"alpha \+ beta must be greater than 0, got alpha = {alpha}"):
+            METHODS["fedfa"](alpha=alpha, beta=beta)
+    for alpha, beta in [(1e-30, 0.0), (0.0, 1e-30)]:
+        METHODS["fedfa"](alpha=alpha, beta=beta)
 
 
 @pytest.mark.parametrize(("method", "parameter", "text", "good", "bad"), CHECKS)

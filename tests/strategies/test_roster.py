@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.roster import Roster, sample
+from strategies.roster import Roster, sample, share
 
 NAMES = [f"client-{k}" for k in range(100)]
 
@@ -16,7 +16,7 @@ def never(nodes: list[int]) -> dict[int, str]:
 
 
 def draw(names: list[str], fraction: float, minimum: int = 1, seed: int = 0, number: int = 1) -> list[str]:
-    return sample(names, fraction, minimum, seed, "train", number)
+    return sample(names, share(fraction, len(names), minimum), seed, "train", number)
 
 
 # The draw -----------------------------------------------------------------------------------------------------------
@@ -26,6 +26,7 @@ def draw(names: list[str], fraction: float, minimum: int = 1, seed: int = 0, num
 def test_the_fraction_is_counted_exactly(percent: int) -> None:
     for total in (1, 7, 35, 100):
         wanted = math.ceil(Fraction(percent, 100) * total)
+        assert share(percent / 100, total, 1) == wanted
         assert len(draw(NAMES[:total], percent / 100)) == wanted
     assert len(draw(NAMES, percent / 100)) == percent
 
@@ -54,7 +55,7 @@ def test_the_draw_depends_on_names_seed_and_round_alone(seed: int, number: int, 
 def test_seed_round_and_purpose_each_make_another_draw() -> None:
     draws = [tuple(draw(NAMES, 0.1, 1, seed, number)) for seed in range(5) for number in range(1, 6)]
     assert len(set(draws)) == len(draws)
-    assert sample(NAMES, 0.1, 1, 0, "evaluate", 1) != draw(NAMES, 0.1)
+    assert sample(NAMES, 10, 0, "evaluate", 1) != draw(NAMES, 0.1)
 
 
 def test_every_client_and_every_pair_is_drawn_equally_often() -> None:

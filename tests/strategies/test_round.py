@@ -1,7 +1,7 @@
 """Whole runs over a grid in memory: the model, what travels, what is refused, what is kept."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result, Strategy
 
-from strategies import METHODS, FairStrategy, FedAvg, FedFV, FedMGDA, FedProx, QFedAvg, Round
+from strategies import METHODS, Ditto, FairStrategy, FedAvg, FedFV, FedMGDA, FedProx, MGDAProx, QFedAvg, Round
 from strategies.cohort import Cohort, FloatArray, Kept
 
 from .helpers import (
@@ -26,6 +26,7 @@ from .helpers import (
     arrays,
     duplicate,
     error,
+    flat,
     initial_model,
     make,
     no_reply,
@@ -38,6 +39,30 @@ from .helpers import (
 from .reference import WEIGHTING, Seen, expected_step
 
 every_method = pytest.mark.parametrize(("name", "arguments"), CASES)
+MEASURED = {
+    **{name: ["loss-before"] for name in ("qfedavg", "term", "afl", "deltafl", "gifair", "vred", "semivred")},
+    **{name: ["loss-before"] for name in ("fedfv", "adafed")},
+    "qfedsgd": ["learning-rate", "loss-before"],
+    "fedfa": ["accuracy-after"],
+}
+"""What the clients are asked to measure; nothing for the other methods."""
+
+TERMS: dict[str, Callable[..., dict[str, Any]]] = {
+    "fedprox": lambda mu: {"proximal-mu": mu},
+    "mgdaprox": lambda mu, **_: {"proximal-mu": mu} if mu > 0 else {},
+    "qfedsgd": lambda **_: {"full-batch-step": True},
+    "propfair": lambda baseline, epsilon=0.2, **_: {
+        "loss-transform": "propfair",
+        "propfair-baseline": baseline,
+        "propfair-epsilon": epsilon,
+    },
+    "fedfa": lambda client_momentum=0.9, **_: {"client-momentum": client_momentum},
+    "drfa": lambda local_steps=10, **_: {"local-steps": local_steps},
+    "ditto": lambda lam, personal_epochs=1, **_: {"personal-lambda": lam, "personal-epochs": personal_epochs},
+    "local": lambda: {"personal-lambda": 0.0, "personal-epochs": 1, "local-only": True},
+}
+"""What else the clients are told, from the method's arguments; nothing for the other methods."""
+
 OPTIONS: dict[str, Any] = {"buffers": BUFFERS, "fraction_train": 0.6, "seed": 3}
 
 
@@ -54,32 +79,44 @@ def bits(arrays: ArrayRecord) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in unpack(arrays).items()}
 
 
-def flat(arrays: Mapping[str, np.ndarray]) -> FloatArray:
-    return np.concatenate([arrays[name].ravel().astype(np.float64) for name in TRAINABLE])
-
-
-def expected_model(name: str, arguments: dict[str, Any], used: Sequence[Sequence[str]]) -> Arrays:
+def expected_model(name: str, arguments: dict[str, Any], rounds: Sequence[Round]) -> Arrays:
     """Run the method on whole float64 vectors, given whose replies were used in each round."""
     clients, history = quadratics(6), []
+    if name == "local":  # its clients return what they received
+        return initial_model()
+    steps = arguments.get("local_steps", 10) if name == "drfa" else 1
     model = {key: a.astype(np.float64) if a.dtype.kind == "f" else a for key, a in initial_model().items()}
     weighting = arguments.get("weighting", WEIGHTING[name])
-    for number, names in enumerate(used, start=1):
-        if not names:
+    for finished in rounds:
+        if not finished.coefficients:
             continue
-        replies = {client: clients[client].trained(model) for client in sorted(names)}
+        replies = {client: clients[client].trained(model, steps) for client in sorted(finished.coefficients)}
         counts = {client: float(clients[client].examples) for client in replies}
-        updates = {client: flat(model) - flat(after) for client, (after, _) in replies.items()}
-        losses = {client: loss for client, (_, loss) in replies.items()}
-        history.append(Seen(number, len(used), updates, losses, counts))
+        updates = {client: flat(model) - flat(after) for client, after in replies.items()}
+        losses = {client: clients[client].loss(model) for client in replies}
+        accuracies = {client: clients[client].accuracy(after) for client, after in replies.items()}
+        rates = {client: clients[client].rate for client in replies}
+        draws = draws_in(finished) if name == "drfa" else {}
+        history.append(Seen(finished.number, len(rounds), updates, losses, counts, accuracies, rates, draws))
         extra = {"seed": OPTIONS["seed"]} if name == "fedfv" else {}
         w = flat(model) - expected_step(name, {**arguments, **extra}, history)
         p = counts if weighting == "examples" else dict.fromkeys(replies, 1.0)
-        mean = np.sum([p[c] * after["norm.mean"] for c, (after, _) in replies.items()], axis=0) / sum(p.values())
+        mean = np.sum([p[c] * after["norm.mean"] for c, after in replies.items()], axis=0) / sum(p.values())
         most = max(sorted(replies), key=lambda client: counts[client])
         places = np.split(w, np.cumsum([model[key].size for key in TRAINABLE])[:-1])
         parts = {key: place.reshape(model[key].shape) for key, place in zip(TRAINABLE, places, strict=True)}
-        model = {key: {**parts, "norm.mean": mean, "norm.steps": replies[most][0]["norm.steps"]}[key] for key in model}
+        model = {key: {**parts, "norm.mean": mean, "norm.steps": replies[most]["norm.steps"]}[key] for key in model}
     return model
+
+
+def draws_in(finished: Round) -> dict[str, int]:
+    """How often DRFA drew each client, from its coefficients draws / Σ draws; test_drfa.py tests the draw itself."""
+    (total,) = [
+        n
+        for n in range(1, 7)
+        if all(float(n * c).is_integer() or abs(n * c - round(n * c)) < 1e-9 for c in finished.coefficients.values())
+    ][:1]
+    return {name: round(total * c) for name, c in finished.coefficients.items()}
 
 
 def assert_model(arrays: ArrayRecord, expected: Arrays) -> None:
@@ -99,9 +136,8 @@ def assert_model(arrays: ArrayRecord, expected: Arrays) -> None:
 def test_a_run_ends_where_the_papers_vectors_end(name: str, arguments: dict[str, Any]) -> None:
     grid = MemoryGrid(quadratics(6), faults={("site-2", 2): error, ("site-0", 3): no_reply, ("site-4", 1): duplicate})
     result, rounds = run(make(name, arguments, **OPTIONS), grid, rounds=6)
-    used = [sorted(r.coefficients) for r in rounds]
-    assert any(len(names) < 6 for names in used)
-    assert_model(result.arrays, expected_model(name, arguments, used))
+    assert any(len(r.coefficients) < len(r.participants) for r in rounds) or name == "drfa"
+    assert_model(result.arrays, expected_model(name, arguments, rounds))
 
 
 @every_method
@@ -125,7 +161,7 @@ def test_a_round_without_usable_replies_keeps_model_and_memory_and_counts(name: 
     assert [row["values"].tobytes() for row in states[1]["rows"]] == [
         row["values"].tobytes() for row in states[0]["rows"]
     ]
-    assert_model(result.arrays, expected_model(name, arguments, [sorted(r.coefficients) for r in finished]))
+    assert_model(result.arrays, expected_model(name, arguments, finished))
 
 
 @every_method
@@ -142,8 +178,9 @@ def test_the_same_seed_draws_the_same_participants_for_every_method() -> None:
     for name in METHODS:
         _, rounds = run(make(name, ARGUMENTS[name][0], **OPTIONS), rounds=3)
         drawn[name] = [r.participants for r in rounds]
-    first = drawn["fedavg"]
+    first, weighted = drawn["fedavg"], drawn.pop("drfa")
     assert all(participants == first for participants in drawn.values())
+    assert all(1 <= len(participants) <= 4 for participants in weighted)
     assert all(len(participants) == 4 for participants in first)
     assert len(set(first)) > 1
 
@@ -243,17 +280,17 @@ def test_all_kinds_of_broken_replies_at_once_are_each_refused() -> None:
     assert list(finished.coefficients) == [name for name in clients if (name, 1) not in faults]
 
 
-def test_a_finite_but_huge_reply_is_used() -> None:
+@pytest.mark.parametrize("name", METHODS)
+def test_a_finite_but_huge_reply_is_used(name: str) -> None:
     def huge(sent: Message, reply: Message) -> list[Message]:
         arrays = unpack(reply.content.array_records["arrays"])
         reply.content["arrays"] = record({**arrays, "bias": np.full(3, 1e30, np.float32)})
         return [reply]
 
-    for name in METHODS:
-        result, finished = one_faulty(name, huge)
-        assert finished.refused == {}, name
-        assert "site-2" in finished.coefficients, name
-        assert all(np.isfinite(a).all() for a in unpack(result.arrays).values()), name
+    result, finished = one_faulty(name, huge)
+    assert finished.refused == {}
+    assert "site-2" in finished.coefficients
+    assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -265,7 +302,8 @@ def test_an_update_whose_square_overflows_is_refused_and_the_others_are_used(nam
     result, (finished,) = run(strategy, huge, rounds=1, initial_arrays=record(model))
     assert list(finished.refused) == ["site-2"]
     assert "inner products overflow" in finished.refused["site-2"]
-    assert len(finished.coefficients) == 3
+    assert set(finished.coefficients) == set(finished.participants) - {"site-2"}
+    assert len(finished.coefficients) == 3 or name == "drfa"
     assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
 
 
@@ -310,39 +348,63 @@ def test_a_broken_evaluation_is_refused_by_client_name() -> None:
 def test_train_messages_hold_the_arrays_and_the_config_to_the_letter(name: str, arguments: dict[str, Any]) -> None:
     grid = MemoryGrid(quadratics(6))
     run(make(name, arguments, **OPTIONS), grid, rounds=2, timeout=60.0)
-    terms = {"proximal-mu": arguments["mu"]} if "mu" in arguments else {}
     sent = grid.sent_to(MessageType.TRAIN)
-    assert [m.content.config_records["config"]["server-round"] for _, m in sent] == [1] * 4 + [2] * 4
+    if name != "drfa":
+        assert [m.content.config_records["config"]["server-round"] for _, m in sent] == [1] * 4 + [2] * 4
     for _, message in sent:
         assert set(message.content) == {"arrays", "config"}
         config = dict(message.content.config_records["config"])
         assert type(config.pop("server-round")) is int
-        assert config == {"measure": sorted(METHODS[name].needs), **terms}
+        if name == "drfa":
+            assert 1 <= config.pop("snapshot-step") <= arguments.get("local_steps", 10)
+        expected = {"measure": MEASURED.get(name, []), **TERMS.get(name, lambda **_: {})(**arguments)}
+        assert config == expected
+        assert {key: type(value) for key, value in config.items()} == {k: type(v) for k, v in expected.items()}
         assert message.metadata.ttl == 60.0
         assert RecordDict.inflate(
             message.content.deflate(), {child.object_id: child for child in message.content.values()}
         )
-    for _, message in sent[:4]:
-        assert bits(message.content.array_records["arrays"]) == bits(record(initial_model()))
+    for _, message in sent:
+        if message.content.config_records["config"]["server-round"] == 1:
+            assert bits(message.content.array_records["arrays"]) == bits(record(initial_model()))
 
 
 def test_the_metrics_needed_are_those_of_the_papers() -> None:
-    needs = {name: set(METHODS[name].needs) for name in ARGUMENTS}
-    assert needs["qfedavg"] == needs["fedfv"] == {"loss-before"}
-    assert all(not needs[name] for name in ("fedavg", "fedprox", "fedavgn", "fedmgda", "fedmgdaplus"))
+    for name, method in METHODS.items():
+        assert method.needs == set(MEASURED.get(name, [])), name
 
 
-def test_local_terms_are_told_with_every_method_and_only_where_they_apply() -> None:
-    for name in METHODS:
-        own = {} if "mu" in ARGUMENTS[name][0] else {"proximal_mu": 0.25}
-        grid = MemoryGrid(quadratics(2))
-        run(make(name, ARGUMENTS[name][0], personal_lambda=0.5, **own), grid, rounds=1)
-        config = grid.sent_to(MessageType.TRAIN)[0][1].content.config_records["config"]
-        assert config["proximal-mu"] == (0.25 if own else ARGUMENTS[name][0]["mu"])
-        assert config["personal-lambda"] == 0.5
+@pytest.mark.parametrize("name", METHODS)
+def test_common_local_terms_are_told_with_every_method_and_only_where_they_apply(name: str) -> None:
+    own = METHODS[name].own_terms
+    options = {key: value for key, value in {"proximal_mu": 0.25, "personal_lambda": 0.5}.items() if key not in own}
     grid = MemoryGrid(quadratics(2))
-    run(FedProx(mu=0.0), grid, rounds=1)
-    assert "proximal-mu" not in grid.sent_to(MessageType.TRAIN)[0][1].content.config_records["config"]
+    run(make(name, ARGUMENTS[name][0], **options), grid, rounds=1)
+    alone = MemoryGrid(quadratics(2))
+    run(make(name, ARGUMENTS[name][0]), alone, rounds=1)
+    with_both, without = (
+        dict(g.sent_to(MessageType.TRAIN)[0][1].content.config_records["config"]) for g in (grid, alone)
+    )
+    told = {}
+    if "proximal_mu" not in own:
+        told["proximal-mu"] = 0.25
+    if "personal_lambda" not in own:
+        told |= {"personal-lambda": 0.5, "personal-epochs": 1}
+    assert with_both == {**without, **told}
+    assert not set(told) & set(without)
+    for sent, personal in ((grid, with_both), (alone, without)):
+        evaluated = [m.content.config_records["config"] for _, m in sent.sent_to(MessageType.EVALUATE)]
+        last = [config for config in evaluated if "measure" not in config]
+        assert len(last) == 2
+        for config in last:
+            expected = {key: value for key, value in personal.items() if key in ("personal-lambda", "server-round")}
+            assert dict(config) == expected
+
+
+def test_terms_of_strength_zero_are_not_told_except_that_ditto_keeps_its_personal_model() -> None:
+    assert FedProx(mu=0.0).objective(1) == FedAvg(proximal_mu=0.0, personal_lambda=0.0).objective(1) == {}
+    assert MGDAProx(mu=0.0).objective(1) == {}
+    assert Ditto(lam=0.0).objective(1) == {"personal-lambda": 0.0, "personal-epochs": 1}
 
 
 def test_the_users_config_and_further_measures_travel_along() -> None:
@@ -577,7 +639,7 @@ def test_a_row_made_of_several_updates_is_kept_as_their_combination() -> None:
     model, clients, v = {k: a.astype(np.float64) for k, a in initial_model().items()}, quadratics(6), np.zeros(10)
     n = np.array([c.examples for c in clients.values()], np.float64)
     for _ in range(3):
-        U = np.array([flat(model) - flat(c.trained(model)[0]) for c in clients.values()])
+        U = np.array([flat(model) - flat(c.trained(model)) for c in clients.values()])
         v = 0.5 * v + n / n.sum() @ U
         places = np.split(flat(model) - v, np.cumsum([model[key].size for key in TRAINABLE])[:-1])
         model |= {key: place.reshape(model[key].shape) for key, place in zip(TRAINABLE, places, strict=True)}
