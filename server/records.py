@@ -224,9 +224,9 @@ def client_rows(finished: Round) -> list[Row]:
 
 def keep_rows(path: Path, columns: tuple[str, ...], last: int) -> None:
     """Rewrite a table with the rows up to round `last`, or start it; a line without its end was torn."""
-    text = path.read_bytes().decode() if path.exists() else ""
-    whole_lines = text[: text.rfind("\n") + 1]
-    rows = [row for row in csv.DictReader(io.StringIO(whole_lines, newline="")) if int(row["round"]) <= last]
+    content = path.read_bytes() if path.exists() else b""
+    whole_lines = io.StringIO(content[: content.rfind(b"\n") + 1].decode(), newline="")
+    rows = [row for row in csv.DictReader(whole_lines) if int(row["round"]) <= last]
     write_whole(path, as_csv(columns, rows, header=True).encode())
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from torch import nn
@@ -16,16 +17,15 @@ CLIENTS = 4
 
 
 def work(**changes: Any) -> LocalWork:
+    """Return work to be done once: it holds the generator that draws its batches."""
     plain: dict[str, Any] = {
         "epochs": 1,
         "batch_size": 10,
         "learning_rate": 0.1,
         "momentum": 0.0,
         "weight_decay": 0.0,
-        "proximal_mu": 0.0,
-        "seed": 0,
-        "round": 1,
-        "client": "client-0",
+        "pull": 0.0,
+        "random": np.random.default_rng(5),
     }
     return LocalWork(**(plain | changes))
 

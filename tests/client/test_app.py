@@ -9,9 +9,9 @@ import torch
 from flwr.app import ArrayRecord, MessageType
 from torch.nn.functional import cross_entropy
 
-from client.training import train
+from client.training import global_work, train
 
-from .helpers import CLIENTS, ask, context, fresh, run_config, work
+from .helpers import CLIENTS, ask, context, fresh, run_config
 
 MEASURES = ("loss-before", "loss-after", "accuracy-before", "accuracy-after", "learning-rate")
 
@@ -43,7 +43,7 @@ def test_a_train_reply_has_the_arrays_that_came_in_trained(model: str) -> None:
     config = run_config(model=model, local_epochs=2, momentum=0.9)
     task, expected = fresh(config)
     received = ArrayRecord(expected.state_dict())
-    train(expected, task, task.train["client-1"], work(epochs=2, momentum=0.9, client="client-1", round=3))
+    train(expected, task, task.train["client-1"], global_work(config, {"server-round": 3}, "client-1"))
     content = ask(MessageType.TRAIN, {"server-round": 3}, context(1, config))
     assert set(content) == {"arrays", "metrics"}
     arrays = content.array_records["arrays"]

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from client.training import EVALUATION_BATCH, LocalWork, batches, measure, train
+from client.training import EVALUATION_BATCH, LocalWork, batches, global_work, measure, train
 from tasks import Examples, Task
 
 from .helpers import fresh, noise, run_config, task_of, work
 
-WORKS = {
-    "plain": work(),
-    "momentum": work(momentum=0.9),
-    "weight decay": work(weight_decay=0.01),
-    "both, three epochs": work(momentum=0.5, weight_decay=0.001, epochs=3),
-    "full batch": work(batch_size=0, epochs=4, momentum=0.9),
-    "one example a step": work(batch_size=1, learning_rate=0.01),
-    "batch larger than the data": work(batch_size=10_000, epochs=2),
+WORKS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "weight decay": {"weight_decay": 0.01},
+    "both, three epochs": {"momentum": 0.5, "weight_decay": 0.001, "epochs": 3},
+    "full batch": {"batch_size": 0, "epochs": 4, "momentum": 0.9},
+    "one example a step": {"batch_size": 1, "learning_rate": 0.01},
+    "batch larger than the data": {"batch_size": 10_000, "epochs": 2},
 }
 
 
@@ -50,9 +50,9 @@ def by_torch(model: nn.Module, inputs: Tensor, targets: Tensor, todo: LocalWork)
     )
     for batch in batches(len(targets), todo):
         loss = cross_entropy(ours(inputs[batch]), targets[batch])
-        if todo.proximal_mu:
+        if todo.pull:
             pairs = zip(ours.parameters(), received.parameters(), strict=True)
-            loss = loss + todo.proximal_mu / 2 * sum((x - w.detach()).square().sum() for x, w in pairs)
+            loss = loss + todo.pull / 2 * sum((x - w.detach()).square().sum() for x, w in pairs)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
@@ -61,22 +61,22 @@ def by_torch(model: nn.Module, inputs: Tensor, targets: Tensor, todo: LocalWork)
 
 @pytest.mark.parametrize("todo", WORKS.values(), ids=WORKS)
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
-def test_local_work_is_torch_sgd_bit_for_bit(name: str, todo: LocalWork) -> None:
+def test_local_work_is_torch_sgd_bit_for_bit(name: str, todo: dict[str, Any]) -> None:
     task, model = fresh(run_config(model=name))
     examples = some(task)
-    expected = by_torch(model, examples.inputs, examples.targets, todo)
-    train(model, task, examples, todo)
+    expected = by_torch(model, examples.inputs, examples.targets, work(**todo))
+    train(model, task, examples, work(**todo))
     for key, weights in model.state_dict().items():
         assert torch.equal(weights, expected[key]), key
 
 
 @pytest.mark.parametrize("mu", [0.01, 1.0])
 @pytest.mark.parametrize("todo", [WORKS["plain"], WORKS["both, three epochs"]], ids=["plain", "all"])
-def test_the_proximal_term_is_half_mu_times_the_squared_distance(mu: float, todo: LocalWork) -> None:
+def test_the_proximal_term_is_half_mu_times_the_squared_distance(mu: float, todo: dict[str, Any]) -> None:
     task, model = fresh(run_config(model="mlp"))
-    examples, todo = some(task), replace(todo, proximal_mu=mu)
-    expected = by_torch(model, examples.inputs, examples.targets, todo)
-    train(model, task, examples, todo)
+    examples, todo = some(task), {**todo, "pull": mu}
+    expected = by_torch(model, examples.inputs, examples.targets, work(**todo))
+    train(model, task, examples, work(**todo))
     for key, weights in model.state_dict().items():
         torch.testing.assert_close(weights, expected[key], rtol=1e-5, atol=1e-6)
 
@@ -86,7 +86,7 @@ def test_a_strong_proximal_term_keeps_the_model_near_the_received_one() -> None:
     for mu in (0.0, 0.5, 5.0):
         task, model = fresh()
         received = copy.deepcopy(model)
-        train(model, task, task.train["client-0"], work(epochs=5, proximal_mu=mu))
+        train(model, task, task.train["client-0"], work(epochs=5, pull=mu))
         pairs = zip(model.parameters(), received.parameters(), strict=True)
         distances.append(sum((x - w).square().sum().item() for x, w in pairs))
     assert distances[0] > distances[1] > distances[2] > 0.0
@@ -102,10 +102,10 @@ def test_parameters_without_gradient_stay_as_they_are() -> None:
 
 def test_momentum_starts_afresh_in_every_call() -> None:
     task, model = fresh()
-    examples, todo = task.train["client-0"], work(momentum=0.9, batch_size=0)
+    examples, todo = task.train["client-0"], {"momentum": 0.9, "batch_size": 0}
     for _ in range(2):
-        expected = by_torch(model, examples.inputs, examples.targets, todo)
-        train(model, task, examples, todo)
+        expected = by_torch(model, examples.inputs, examples.targets, work(**todo))
+        train(model, task, examples, work(**todo))
         assert all(torch.equal(weights, expected[key]) for key, weights in model.state_dict().items())
 
 
@@ -122,25 +122,31 @@ def test_every_epoch_meets_every_example_once_in_batches_of_the_size(count: int,
         assert all(len(part) == (size or count) for part in epoch[:-1])
 
 
-def order(todo: LocalWork) -> list[int]:
+def order(*, number: int = 1, client: str = "client-0", told: dict[str, Any] | None = None, **config: Any) -> list[int]:
+    todo = global_work(run_config(**config), {"server-round": number, **(told or {})}, client)
     return torch.cat(list(batches(50, todo))).tolist()
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"round": 2}, {"client": "client-1"}], ids=str)
-def test_the_order_of_batches_changes_with_seed_round_and_client(change: dict[str, int | str]) -> None:
-    assert order(work(**change)) != order(work())
+@pytest.mark.parametrize("change", [{"seed": 1}, {"number": 2}, {"client": "client-1"}], ids=str)
+def test_the_order_of_batches_changes_with_seed_round_and_client(change: dict[str, Any]) -> None:
+    assert order(**change) != order()
 
 
-@pytest.mark.parametrize("change", [{"learning_rate": 0.5}, {"momentum": 0.9}, {"proximal_mu": 1.0}], ids=str)
-def test_the_order_of_batches_depends_on_nothing_else(change: dict[str, float]) -> None:
-    expected = order(work())
+@pytest.mark.parametrize(
+    "change",
+    [{"learning_rate": 0.5}, {"momentum": 0.9}, {"method": "fedfv"}, {"told": {"proximal-mu": 1.0}}, {"batch_size": 7}],
+    ids=str,
+)
+def test_the_order_of_batches_depends_on_nothing_else(change: dict[str, Any]) -> None:
+    expected = order()
     torch.rand(3)
-    assert order(work(**change)) == expected
+    assert order(**change) == expected
 
 
 def test_the_order_is_another_in_every_epoch() -> None:
-    both = order(work(epochs=2))
-    assert both[:50] != both[50:]
+    both = order(local_epochs=2)
+    assert both[:50] == order()
+    assert both[50:] != both[:50]
 
 
 def test_training_leaves_the_global_generator_untouched() -> None:

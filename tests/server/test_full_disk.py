@@ -13,7 +13,7 @@ import pytest
 from server.checkpoint import load_checkpoint
 from server.records import CLIENT_COLUMNS, append, as_csv
 from simulation.run import simulate
-from tests.simulation.disturbed import AVERAGED, STEP
+from tests.simulation.disturbed import LONG, STEP
 from tests.simulation.helpers import ROOT, Outcome, assert_whole, drafts, run, small, table
 
 PAGE = 4096
@@ -30,7 +30,7 @@ def quiet_rounds() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return Outcome.of(run(tmp_path_factory.mktemp("whole") / "run", **AVERAGED))
+    return Outcome.of(run(tmp_path_factory.mktemp("whole") / "run", method="fedavg", num_rounds=LONG))
 
 
 def damage(folder: Path) -> str:
@@ -52,7 +52,7 @@ def damage(folder: Path) -> str:
 def difference(folder: Path, whole: Outcome) -> str:
     """Return what is not the same when a run continues that was stopped by a full disk."""
     try:
-        return Outcome.of(simulate(small(folder, **AVERAGED))).differences(whole)
+        return Outcome.of(simulate(small(folder, method="fedavg", num_rounds=LONG))).differences(whole)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -64,7 +64,7 @@ def difference(folder: Path, whole: Outcome) -> str:
 def limited(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Folders of one run whose files could not grow beyond 0, STEP, 2·STEP … bytes; the last one is undisturbed."""
     folder = tmp_path_factory.mktemp("full")
-    subprocess.run([sys.executable, "-m", "tests.simulation.disturbed", "full", folder], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "tests.simulation.disturbed", "full", folder, "fedavg"], cwd=ROOT, check=True)
     return [folder / str(number) for number in range(len(list(folder.glob("*.txt"))))]
 
 
@@ -141,7 +141,7 @@ def fill(disk: Path, *, but_for: int) -> Path:
 def attempt(folder: Path) -> str:
     """Return what a run ends with."""
     try:
-        simulate(small(folder, **AVERAGED))
+        simulate(small(folder, method="fedavg", num_rounds=LONG))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "finished"

@@ -12,7 +12,7 @@ import tomli_w
 from flwr.app import Array, ArrayRecord
 
 from server.checkpoint import load_checkpoint
-from server.records import CLIENT_COLUMNS, ROUND_COLUMNS, RunFolder, RunFolderError
+from server.records import CLIENT_COLUMNS, RunFolder, RunFolderError, round_columns
 from server.settings import Settings
 from strategies import Round
 from tests.simulation.helpers import assert_whole, run, small, table
@@ -126,7 +126,7 @@ def test_a_place_below_a_file_is_refused(tmp_path: Path) -> None:
 def test_a_new_run_has_nothing_to_continue_and_empty_tables(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, settings())
     assert folder.resume() is None
-    assert (tmp_path / "rounds.csv").read_text() == ",".join(ROUND_COLUMNS) + "\n"
+    assert (tmp_path / "rounds.csv").read_text() == ",".join(round_columns(settings().strategy())) + "\n"
     assert (tmp_path / "clients.csv").read_text() == ",".join(CLIENT_COLUMNS) + "\n"
 
 

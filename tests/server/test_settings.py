@@ -169,7 +169,7 @@ def test_parameters_without_a_default_in_their_class_have_one_in_the_settings() 
 def test_weighting_and_proximal_term_reach_every_method_that_takes_them() -> None:
     strategy = Settings.of({"method": "fedavg", "weighting": "uniform", "proximal-mu": 0.2}).strategy()
     assert (strategy.weighting, strategy.proximal_mu) == ("uniform", 0.2)
-    assert Settings.of({"method": "fedfv", "proximal-mu": 0.2}).strategy().objective() == {"proximal-mu": 0.2}
+    assert Settings.of({"method": "fedfv", "proximal-mu": 0.2}).strategy().objective(1) == {"proximal-mu": 0.2}
 
 
 def test_settings_cannot_be_changed() -> None:

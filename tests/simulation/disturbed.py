@@ -1,4 +1,4 @@
-"""Disturb one run at many moments: python -m tests.simulation.disturbed KIND FOLDER.
+"""Disturb one run at many moments: python -m tests.simulation.disturbed KIND FOLDER METHOD.
 
 killed
     Run n dies by SIGKILL just before it opens, makes or renames its n-th file.
@@ -15,11 +15,11 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from server.records import RunFolderError
+from server.settings import Settings
 from simulation.run import simulate
 from tasks import load_task
 
@@ -28,8 +28,11 @@ from .helpers import small
 STEP = 128
 """Bytes between the limits of the full disks."""
 
-AVERAGED = {"method": "fedavg", "num_rounds": 12}
-"""Settings of the runs on a full disk: the tables outgrow the checkpoint, so that every file is the first to fail."""
+LONG = 12
+"""Rounds of the runs on a full disk: FedAvg's tables outgrow its checkpoint, so that every file gets to fail first."""
+
+SHORT = 4
+"""Rounds of the runs that are killed."""
 
 UNDISTURBED, DISTURBED, BROKEN = 0, 1, 2
 
@@ -47,14 +50,14 @@ def die_before_touching_file(number: int, folder: Path) -> None:
     sys.addaudithook(watch)
 
 
-def killed(number: int, folder: Path) -> int:
+def killed(number: int, settings: Settings) -> int:
     """Run until the kill."""
-    die_before_touching_file(number, folder)
-    simulate(small(folder))
+    die_before_touching_file(number, Path(settings.out))
+    simulate(settings)
     return UNDISTURBED
 
 
-def full(number: int, folder: Path) -> int:
+def full(number: int, settings: Settings) -> int:
     """Run against a full disk, and once more while it is still full."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -62,28 +65,28 @@ def full(number: int, folder: Path) -> int:
     for _ in range(2):
         resource.setrlimit(resource.RLIMIT_FSIZE, (number * STEP, hard))
         try:
-            simulate(small(folder, **AVERAGED))
+            simulate(settings)
             outcomes.append("finished")
         except (OSError, RunFolderError) as error:
             outcomes.append(f"{type(error).__name__}: {error}")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    folder.with_suffix(".txt").write_text("\n".join(outcomes))
+    Path(settings.out).with_suffix(".txt").write_text("\n".join(outcomes))
     return UNDISTURBED if outcomes[0] == "finished" else DISTURBED
 
 
 def main() -> None:
     """Fork one process a moment until one is not disturbed."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    kinds: dict[str, Callable[[int, Path], int]] = {"killed": killed, "full": full}
-    disturbed, folder = kinds[sys.argv[1]], Path(sys.argv[2])
-    load_task(small(folder).run_config())
+    kind, folder, method = sys.argv[1:]
+    disturbed, rounds = {"killed": (killed, SHORT), "full": (full, LONG)}[kind]
+    load_task(small("").run_config())
     for number in itertools.count():
         process = os.fork()
         if process == 0:
             status = BROKEN
             try:
-                status = disturbed(number, folder / str(number))
+                status = disturbed(number, small(f"{folder}/{number}", method=method, num_rounds=rounds))
             except Exception:
                 traceback.print_exc()
             os._exit(status)

@@ -10,19 +10,26 @@ from pathlib import Path
 import pytest
 
 from server.checkpoint import load_checkpoint
-from simulation.run import simulate
 
-from .helpers import ROOT, Outcome, drafts, run, small, table
+from .disturbed import SHORT
+from .helpers import ROOT, Outcome, drafts, run, table
 
 ROUNDS = 40
 """Of the runs that are killed from outside: long enough to be caught at work."""
 
 
+@pytest.fixture(scope="module", params=["fedfv", "ditto"])
+def method(request: pytest.FixtureRequest) -> str:
+    """Return a method with memory: FedFV keeps old updates on the server, Ditto personal models with the clients."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def killed(method: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Folders of one run killed before its first, second, … touch of a file; the last one is undisturbed."""
     folder = tmp_path_factory.mktemp("killed")
-    subprocess.run([sys.executable, "-m", "tests.simulation.disturbed", "killed", folder], cwd=ROOT, check=True)
+    command = [sys.executable, "-m", "tests.simulation.disturbed", "killed", str(folder), method]
+    subprocess.run(command, cwd=ROOT, check=True)
     return [folder / str(number) for number in range(1 + max(int(path.name) for path in folder.iterdir()))]
 
 
@@ -32,17 +39,19 @@ def test_kills_met_the_run_before_during_and_after_every_round(killed: list[Path
         for path in (folder / "checkpoint" / "round.safetensors" for folder in killed)
     ]
     assert reached == sorted(reached)
-    assert set(reached) == set(range(7))
-    assert all(reached.count(number) >= 4 for number in range(6))
+    assert set(reached) == set(range(SHORT + 1))
+    assert all(reached.count(number) >= 4 for number in range(SHORT))
 
 
-def test_a_run_killed_at_any_touch_of_a_file_ends_with_the_same_bits(killed: list[Path]) -> None:
+def test_a_run_killed_at_any_touch_of_a_file_ends_with_the_same_bits(killed: list[Path], method: str) -> None:
     whole = Outcome.of(killed[-1])
     wrong = []
     for moment, folder in enumerate(killed[:-1]):
         left = sorted(path.name for path in folder.rglob("*") if path.is_file())
         try:
-            result = Outcome.of(simulate(small(folder))).differences(whole) or ", ".join(map(str, drafts(folder)))
+            result = Outcome.of(run(folder, method=method, num_rounds=SHORT)).differences(whole) or ", ".join(
+                map(str, drafts(folder))
+            )
         except Exception as error:
             result = f"{type(error).__name__}: {error}"
         if result:

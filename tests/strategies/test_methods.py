@@ -138,6 +138,97 @@ def test_renaming_clients_changes_no_step(name: str, arguments: dict[str, Any], 
     assert_same_step(step_of(name, arguments, U[order], losses[order], counts[order]), step, U)
 
 
+HOMOGENEOUS = {
+    **dict.fromkeys(METHODS, 1),
+    **dict.fromkeys(("fedavgn", "fedmgdaplus", "mgdaprox"), 0),
+}
+"""The step is multiplied by s to this power where all updates are multiplied by s."""
+
+
+@every_method
+@given(U=generic_updates(), factor=st.sampled_from((1e-3, 0.5, 7.0, 1e3)))
+def test_multiplying_all_updates_multiplies_the_step(
+    name: str, arguments: dict[str, Any], U: FloatArray, factor: float
+) -> None:
+    """Linear, or unchanged where updates are normalised; q-FFL is so once L has the unit that it has in its formula."""
+    losses, counts = losses_and_counts(len(U))
+    arguments, power = dict(arguments), HOMOGENEOUS[name]
+    step = step_of(name, arguments, U, losses, counts)
+    if name == "qfedavg":
+        arguments["lipschitz"] /= factor**2
+    if name == "qfedsgd":
+        arguments["lipschitz"] *= factor**2
+        power = -1
+    scaled = step_of(name, arguments, factor * U, losses, counts)
+    assert_same_step(scaled / factor**power, step, U)
+
+
+SUM_TO_ONE = [
+    "fedavg",
+    "fedprox",
+    "term",
+    "afl",
+    "drfa",
+    "deltafl",
+    "propfair",
+    "gifair",
+    "vred",
+    "semivred",
+    "fedfa",
+    "fedmgda",
+    "ditto",
+]
+
+
+@pytest.mark.parametrize("name", SUM_TO_ONE)
+@given(U=edgy_updates())
+def test_coefficients_sum_to_one(name: str, U: FloatArray) -> None:
+    losses, counts = losses_and_counts(len(U))
+    for arguments in ARGUMENTS[name]:
+        weighting = weighting_of(name, arguments)
+        cohort = cohort_of(U, losses=losses, counts=counts, weighting=weighting, draws=draws_of(counts))
+        c = make(name, {**arguments, **({"server_lr": 1.0} if "server_lr" in arguments else {})}).weigh(cohort)
+        assert c.sum() == pytest.approx(1.0, abs=1e-9)
+
+
+PLAIN = {
+    "fedprox": {"mu": 0.5},
+    "term": {"tilt": 0.0},
+    "afl": {"gamma": 0.0},
+    "deltafl": {"theta": 1.0},
+    "propfair": {"baseline": 3.0},
+    "gifair": {"strength": 0.0},
+    "vred": {"beta": 0.0},
+    "semivred": {"beta": 0.0},
+    "fedmgda": {"epsilon": 0.0},
+    "ditto": {"lam": 1.0},
+}
+"""The arguments that make a method average as FedAvg does, with the same prior."""
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@given(U=edgy_updates())
+def test_reductions_to_fedavg(name: str, weighting: str, U: FloatArray) -> None:
+    losses, counts = losses_and_counts(len(U))
+    cohort = cohort_of(U, losses=losses, counts=counts, weighting=weighting)
+    expected = METHODS["fedavg"](weighting=weighting).weigh(cohort)
+    np.testing.assert_allclose(make(name, PLAIN[name], weighting=weighting).weigh(cohort), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_the_method_does_not_need_does_not_matter(name: str) -> None:
+    U = np.random.default_rng(7).normal(size=(4, 6))
+    losses, counts = losses_and_counts(4)
+    needs = METHODS[name].needs
+    given = {"losses": losses, "accuracies": accuracies_of(losses), "rates": rates_of(counts)}
+    metric_of = {"losses": "loss-before", "accuracies": "accuracy-after", "rates": "learning-rate"}
+    useless = {key: np.full(4, np.nan) for key in given if metric_of[key] not in needs}
+    c = make(name, ARGUMENTS[name][0]).weigh(cohort_of(U, counts=counts, **given))
+    again = make(name, ARGUMENTS[name][0]).weigh(cohort_of(U, counts=counts, **{**given, **useless}))
+    assert c.tobytes() == again.tobytes()
+
+
 @every_method
 def test_weigh_changes_nothing(name: str, arguments: dict[str, Any]) -> None:
     strategy = make(name, arguments)

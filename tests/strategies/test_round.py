@@ -1,7 +1,7 @@
 """Whole runs over a grid in memory: the model, what travels, what is refused, what is kept."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from .helpers import (
     flat,
     initial_model,
     make,
+    metrics,
     no_reply,
     node_unavailable,
     quadratics,
@@ -79,9 +80,11 @@ def bits(arrays: ArrayRecord) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in unpack(arrays).items()}
 
 
-def expected_model(name: str, arguments: dict[str, Any], rounds: Sequence[Round]) -> Arrays:
+def expected_model(
+    name: str, arguments: dict[str, Any], rounds: Sequence[Round], clients: Mapping[str, Quadratic] | None = None
+) -> Arrays:
     """Run the method on whole float64 vectors, given whose replies were used in each round."""
-    clients, history = quadratics(6), []
+    clients, history = clients or quadratics(6), []
     if name == "local":  # its clients return what they received
         return initial_model()
     steps = arguments.get("local_steps", 10) if name == "drfa" else 1
@@ -173,6 +176,101 @@ def test_arrival_order_and_node_ids_do_not_matter(name: str, arguments: dict[str
         assert [list(r.coefficients) for r in rounds] == [list(r.coefficients) for r in runs[0][1]]
 
 
+def edge_clients(kind: str) -> dict[str, Quadratic]:
+    clients = quadratics(1 if kind == "one client" else 3)
+    if kind == "equal clients":
+        twin = clients["site-0"]
+        clients = dict.fromkeys(clients, twin)
+    if kind == "a zero update":
+        clients["site-1"].target = flat(initial_model())
+    if kind == "only zero updates":
+        for client in clients.values():
+            client.target = flat(initial_model())
+    return clients
+
+
+@every_method
+@pytest.mark.parametrize("kind", ["one client", "equal clients", "a zero update", "only zero updates"])
+def test_edge_cases_of_a_round_end_where_the_papers_vectors_end(
+    name: str, arguments: dict[str, Any], kind: str
+) -> None:
+    clients = edge_clients(kind)
+    named = {client: as_named(client, clients[client]) for client in clients}
+    result, (finished,) = run(make(name, arguments, buffers=BUFFERS), MemoryGrid(named), rounds=1)
+    assert finished.refused == {}
+    assert_model(result.arrays, expected_model(name, arguments, [finished], clients))
+
+
+def as_named(name: str, client: Quadratic) -> Callable[[Message], Message]:
+    """The client under another name."""
+
+    def answer(message: Message) -> Message:
+        reply = client(message)
+        if message.metadata.message_type == MessageType.QUERY:
+            reply.content["client"] = ConfigRecord({"name": name, "num-examples": client.examples})
+        return reply
+
+    return answer
+
+
+def sizes_in(value: Any) -> list[int]:
+    """The number of entries of every array, list and mapping in a value, functions aside."""
+    if isinstance(value, np.ndarray):
+        return [value.size]
+    if isinstance(value, dict | list | tuple):
+        inner = value.values() if isinstance(value, dict) else value
+        return [len(value), *(size for part in inner for size in sizes_in(part))]
+    assert callable(value) or isinstance(value, int | float | str | Kept | type(None)), type(value)
+    return []
+
+
+@every_method
+def test_no_vector_of_the_models_length_reaches_the_method(name: str, arguments: dict[str, Any]) -> None:
+    """A method sees m or (m + r)² numbers, however large the model, in its cohort and in what it remembers."""
+    d, seen = 10_007, []
+
+    def large(client: str) -> Callable[[Message], Message]:
+        small = Quadratic(client)
+
+        def answer(message: Message) -> Message:
+            content = message.content.array_records.get("arrays")
+            if content is None:
+                return small(message)
+            w = content["w"].numpy()
+            config = message.content.config_records["config"]
+            after = record({"w": w + np.float32(len(client)) * np.sin(np.arange(d) * small.rate).astype(np.float32)})
+            numbers = {"num-examples": small.examples, "loss-before": small.rate, "accuracy-after": small.rate}
+            numbers |= {"learning-rate": small.rate, "train-loss": small.rate}
+            replied = RecordDict({"metrics": MetricRecord(numbers)})
+            if message.metadata.message_type == MessageType.TRAIN:
+                replied["arrays"] = after
+                if "snapshot-step" in config:
+                    replied["snapshot"] = after
+            return Message(replied, reply_to=message)
+
+        return answer
+
+    method = METHODS[name]
+
+    def weigh(self: FairStrategy, cohort: Cohort) -> FloatArray:
+        seen.extend(sizes_in(vars(cohort)))
+        c = method.weigh(self, cohort)
+        seen.extend(sizes_in([vars(cohort), self.memory, c]))
+        return c
+
+    def remember(self: FairStrategy, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
+        kept = method.remember(self, cohort, coefficients)
+        seen.extend(sizes_in([vars(cohort), self.memory, dict(kept)]))
+        return kept
+
+    spied = type(name, (method,), {"weigh": weigh, "remember": remember})
+    clients = {client: large(client) for client in quadratics(4)}
+    initial = record({"w": np.zeros(d, np.float32)})
+    _, rounds = run(spied(**arguments), MemoryGrid(clients), rounds=3, initial_arrays=initial)
+    assert all(r.coefficients for r in rounds)
+    assert max(seen) <= 8**2 < d
+
+
 def test_the_same_seed_draws_the_same_participants_for_every_method() -> None:
     drawn = {}
     for name in METHODS:
@@ -226,9 +324,13 @@ def test_a_buffer_that_is_no_float_array_of_the_model_is_refused_by_name(buffers
 # Broken replies -----------------------------------------------------------------------------------------------------
 
 
+SITE_2_IS_DRAWN = 4
+"""A seed with which DRFA, too, draws site-2 in round 1."""
+
+
 def one_faulty(name: str, fault: Fault | None) -> tuple[Result, Round]:
     grid = MemoryGrid(quadratics(6), faults={} if fault is None else {("site-2", 1): fault})
-    result, (only,) = run(make(name, ARGUMENTS[name][0], buffers=BUFFERS), grid, rounds=1)
+    result, (only,) = run(make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=SITE_2_IS_DRAWN), grid, rounds=1)
     return result, only
 
 
@@ -260,6 +362,25 @@ def test_a_reply_without_a_needed_metric_is_refused_and_one_that_is_not_needed_i
         else:
             assert finished.refused == {}
             assert bits(result.arrays) == bits(one_faulty(name, None)[0].arrays)
+
+
+@pytest.mark.parametrize("metric", ["accuracy-after", "learning-rate"])
+@pytest.mark.parametrize("value", [None, np.nan, -np.inf, [0.5]])
+def test_every_metric_is_needed_by_the_methods_that_ask_for_it_alone(metric: str, value: Any) -> None:
+    for name in METHODS:
+        result, finished = one_faulty(name, metrics({metric: value}))
+        if metric in METHODS[name].needs:
+            assert f"metric '{metric}' must be a finite number" in finished.refused["site-2"]
+            assert "site-2" not in finished.coefficients
+        else:
+            assert finished.refused == {}
+            assert bits(result.arrays) == bits(one_faulty(name, None)[0].arrays)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1])
+def test_a_learning_rate_that_is_not_positive_is_refused_by_the_method_that_divides_by_it(rate: float) -> None:
+    _, finished = one_faulty("qfedsgd", metrics({"learning-rate": rate}))
+    assert finished.refused == {"site-2": f"metric 'learning-rate' must be positive, got {rate}"}
 
 
 @pytest.mark.parametrize(

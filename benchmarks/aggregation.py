@@ -1,0 +1,122 @@
+"""Aggregation: each method's server side against the weighted sum of FedAvg, ours and Flower's, on the same replies.
+
+Prints the time of `aggregate_train` (screening, flattening, weights, step) and the peak of the memory that it adds, in
+units of the updates: m · d numbers in the model's dtype. All sides are measured in this one run.
+"""
+
+import argparse
+import gc
+import statistics
+import time
+import tracemalloc
+from collections.abc import Iterable
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app.error import Error
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.serverapp.strategy import Strategy
+from rich.console import Console
+from rich.table import Table
+
+from client.app import app
+from server.settings import Settings
+from simulation.grid import InProcessGrid
+from strategies import METHODS
+
+SIZES = [(m, d) for m in (10, 100, 1000) for d in (10_000, 1_000_000, 11_000_000)]
+LEFT_OUT = ("drfa",)
+"""Exchanges messages a second time within its aggregation."""
+
+
+class Replies(InProcessGrid):
+    """Nodes whose replies are made beforehand: the received model less a random update."""
+
+    def __init__(self, m: int, d: int) -> None:
+        super().__init__(app, {}, m)
+        random = np.random.default_rng(0)
+        model = {
+            "body": random.standard_normal(d // 2, np.float32),
+            "head": random.standard_normal(d - d // 2, np.float32),
+        }
+        self.model = record(model)
+        self.contents = [reply(model, random) for _ in range(m)]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Reply at once; who asks for a name gets an error, so that clients are named by node id."""
+        replies = []
+        for number, message in enumerate(messages):
+            message.metadata.__dict__["_message_id"] = f"{number}"
+            if message.metadata.message_type == MessageType.QUERY:
+                replies.append(Message(Error(2, "no query"), reply_to=message))
+            else:
+                replies.append(Message(self.contents[number], reply_to=message))
+        return replies
+
+
+def record(model: dict[str, np.ndarray]) -> ArrayRecord:
+    """Return a model as Flower carries it."""
+    return ArrayRecord({name: Array(array) for name, array in model.items()})
+
+
+def reply(model: dict[str, np.ndarray], random: np.random.Generator) -> RecordDict:
+    """Return a client's reply with all metrics that any method needs."""
+    after = {name: w - np.float32(0.01) * random.standard_normal(w.shape, np.float32) for name, w in model.items()}
+    metrics = {
+        "num-examples": int(random.integers(10, 100)),
+        "loss-before": float(random.uniform(0.5, 2.0)),
+        "accuracy-after": float(random.uniform(0.5, 1.0)),
+        "learning-rate": 0.1,
+    }
+    return RecordDict({"arrays": record(after), "metrics": MetricRecord(metrics)})
+
+
+def measure(strategy: Strategy, grid: Replies, repeats: int) -> tuple[float, float]:
+    """Return the median seconds of an aggregation, and its peak of added memory in units of the updates."""
+    seconds = []
+    for number in range(1, repeats + 2):  # the last time for its memory: tracing costs time
+        messages = list(strategy.configure_train(number, grid.model, ConfigRecord(), grid))
+        replies = grid.send_and_receive(messages)
+        gc.collect()
+        if number > repeats:
+            tracemalloc.start()
+        started = time.perf_counter()
+        strategy.aggregate_train(number, replies)
+        seconds.append(time.perf_counter() - started)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    updates = len(grid.contents) * sum(len(array.data) for array in grid.model.values())
+    return statistics.median(seconds[:-1][1:] or seconds[:-1]), peak / updates
+
+
+def main() -> None:
+    """Measure all methods at all sizes that fit into memory, and print a table each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=10.0, help="leave out sizes that need more")
+    parser.add_argument("--repeats", type=int, default=4)
+    arguments = parser.parse_args()
+    for m, d in SIZES:
+        if 3 * 4 * m * d > arguments.gigabytes * 1e9:
+            print(f"m = {m}, d = {d:,}: left out, needs about {3 * 4 * m * d / 1e9:.0f} GB")
+            continue
+        grid = Replies(m, d)
+        flower = measure(FlowerFedAvg(min_train_nodes=m, min_available_nodes=m), grid, arguments.repeats)
+        ours: float | None = None
+        table = Table(title=f"m = {m}, d = {d:,}")
+        for heading in ("method", "seconds", "× our FedAvg", "× Flower's FedAvg", "memory, × updates"):
+            table.add_column(heading, justify="left" if heading == "method" else "right")
+        table.add_row("Flower's FedAvg", f"{flower[0]:.4f}", "", "1.00", f"{flower[1]:.2f}")
+        for name, method in METHODS.items():
+            if name in LEFT_OUT:
+                continue
+            seconds, memory = measure(
+                Settings.of({"method": name, "fraction": 1.0}).strategy(), grid, arguments.repeats
+            )
+            ours = seconds if ours is None else ours
+            ratios = (f"{seconds / ours:.2f}", f"{seconds / flower[0]:.2f}", f"{memory:.2f}")
+            table.add_row(method.__name__, f"{seconds:.4f}", *ratios)
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Real nodes: warm clients, certificates and keys, and the operator's commands."""

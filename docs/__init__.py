@@ -1,0 +1,1 @@
+"""The documentation; its pages on the methods are written by `methods`."""

@@ -1,0 +1,256 @@
+"""Two clients with a quadratic loss each, and how every method moves a model of two numbers between them."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from client.objectives import transform_of
+from simulation.grid import InProcessGrid
+from strategies import METHODS, FairStrategy, Round
+from strategies.cohort import FloatArray
+from strategies.torchjd import by_name
+
+ROUNDS = 60
+LOCAL_STEPS = 5
+LEARNING_RATE = 0.05
+STARTS = ((-1.2, 1.5), (0.2, -1.6), (1.7, 1.2))
+"""The losses over the rounds are shown from the first one."""
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "fedprox": {"mu": 4.0},
+    "fedavgn": {"server_lr": 0.1},
+    "qfedavg": {"q": 2.0, "lipschitz": 20.0},
+    "qfedsgd": {"q": 1.0, "lipschitz": 4.0},
+    "term": {"tilt": 1.0},
+    "afl": {"gamma": 0.05},
+    "drfa": {"gamma": 0.005, "local_steps": LOCAL_STEPS},
+    "deltafl": {"theta": 0.3},
+    "propfair": {"baseline": 5.0},
+    "gifair": {"strength": 0.9},
+    "vred": {"beta": 0.3},
+    "semivred": {"beta": 0.3},
+    "fedmgdaplus": {"server_lr": 0.1},
+    "mgdaprox": {"mu": 4.0, "server_lr": 0.1},
+    "fedfv": {"alpha": 0.1, "tau": 1},
+    "adafed": {"gamma": 1.0, "server_lr": 0.1},
+    "ditto": {"lam": 1.0},
+}
+"""What the methods are given here: steps that suit this problem, and parameters whose effect can be seen."""
+
+BLUE, ORANGE, GREEN, DARK = "#1f6fb4", "#d95f0e", "#7fbf7b", "#222222"
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """A client whose loss is ½ (w − target)ᵀ curvature (w − target)."""
+
+    target: FloatArray
+    curvature: FloatArray
+    colour: str
+
+    def loss(self, w: FloatArray) -> FloatArray:
+        """Return the loss at one point, or at many, shape (…, 2)."""
+        away = w - self.target
+        return np.asarray(0.5 * np.einsum("...i,ij,...j", away, self.curvature, away))
+
+    def gradient(self, w: FloatArray) -> FloatArray:
+        """Return the gradient at one point."""
+        return self.curvature @ (w - self.target)
+
+
+CLIENTS = {
+    "steep": Quadratic(np.array([-0.9, -0.3]), np.array([[2.2, 1.0], [1.0, 2.8]]), BLUE),
+    "flat": Quadratic(np.array([1.0, 0.4]), np.array([[0.8, -0.5], [-0.5, 1.0]]), ORANGE),
+}
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where a run went: the global model, shape (rounds + 1, 2), and the personal ones, where there are any."""
+
+    globally: FloatArray
+    personally: Mapping[str, FloatArray]
+
+    def losses(self, name: str) -> FloatArray:
+        """Return a client's loss after each round: of its personal model if it has one, else of the global one."""
+        return CLIENTS[name].loss(self.personally.get(name, self.globally))
+
+
+# The clients --------------------------------------------------------------------------------------------------------
+
+app = ClientApp()
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Say who this is; both clients have the same number of examples."""
+    return Message(RecordDict({"client": ConfigRecord({"name": _name(context), "num-examples": 1})}), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Take local gradient steps as the server's config says, on the global model and on the personal one."""
+    client, w, told = CLIENTS[_name(context)], _model(message), dict(message.content.config_records["config"])
+    after, snapshot = (w, w) if told.get("local-only") else descend(client, w, told)
+    numbers = {"loss-before": client.loss(w), "accuracy-after": 1.0 / (1.0 + client.loss(after))}
+    numbers["learning-rate"] = np.asarray(LEARNING_RATE)
+    metrics = MetricRecord({"num-examples": 1, **{key: float(value) for key, value in numbers.items()}})
+    content = RecordDict({"arrays": _record(after), "metrics": metrics})
+    if "snapshot-step" in told:
+        content["snapshot"] = _record(snapshot)
+    if "personal-lambda" in told:
+        context.state["personal"] = _record(descend_personally(client, w, told, _personal(context, w)))
+    return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Tell the loss of the received model."""
+    loss = float(CLIENTS[_name(context)].loss(_model(message)))
+    return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1, "train-loss": loss})}), reply_to=message)
+
+
+def descend(client: Quadratic, w: FloatArray, told: Mapping[str, Any]) -> tuple[FloatArray, FloatArray]:
+    """Return the model after the local steps from w, and after the step whose model the server asks for."""
+    steps = 1 if told.get("full-batch-step") else told.get("local-steps", LOCAL_STEPS)
+    x, velocity = w, np.zeros(2)
+    snapshot = w
+    for step in range(1, steps + 1):
+        gradient = slope(client.loss(x), told) * client.gradient(x) + told.get("proximal-mu", 0.0) * (x - w)
+        velocity = told.get("client-momentum", 0.0) * velocity + gradient
+        x = x - LEARNING_RATE * velocity
+        snapshot = x if step == told.get("snapshot-step") else snapshot
+    return x, snapshot
+
+
+def slope(loss: FloatArray, told: Mapping[str, Any]) -> float:
+    """Return the derivative of the transform of the loss that the server asks for, 1 where it asks for none."""
+    at = torch.tensor(float(loss), requires_grad=True)
+    return float(torch.autograd.grad(transform_of(told)(at), at)[0])
+
+
+def descend_personally(client: Quadratic, w: FloatArray, told: Mapping[str, Any], v: FloatArray) -> FloatArray:
+    """Return the personal model after its local steps from v, pulled to the received model w."""
+    for _ in range(LOCAL_STEPS * told["personal-epochs"]):
+        v = v - LEARNING_RATE * (client.gradient(v) + told["personal-lambda"] * (v - w))
+    return v
+
+
+def _name(context: Context) -> str:
+    return list(CLIENTS)[int(context.node_config["partition-id"])]
+
+
+def _record(w: FloatArray) -> ArrayRecord:
+    return ArrayRecord({"w": Array(w)})
+
+
+def _model(message: Message) -> FloatArray:
+    return message.content.array_records["arrays"]["w"].numpy()
+
+
+def _personal(context: Context, default: FloatArray) -> FloatArray:
+    return context.state.array_records["personal"]["w"].numpy() if "personal" in context.state else default
+
+
+# Runs ---------------------------------------------------------------------------------------------------------------
+
+
+def strategy(name: str) -> FairStrategy:
+    """Return a method as it is run here."""
+    if name.startswith("torchjd:"):
+        return by_name(name.removeprefix("torchjd:"), fraction_evaluate=0.0)
+    return METHODS[name](**ARGUMENTS.get(name, {}), fraction_evaluate=0.0)
+
+
+@cache
+def run(name: str, start: tuple[float, float]) -> Course:
+    """Return where a method goes from `start`, both clients taking part in every round."""
+    grid = InProcessGrid(app, {}, len(CLIENTS))
+    first = np.array(start)
+    models, personal = [first], {client: [first] for client in CLIENTS}
+
+    def on_round(finished: Round) -> None:
+        models.append(finished.arrays["w"].numpy())
+        for context in grid.contexts.values():
+            personal[_name(context)].append(_personal(context, first))
+
+    level = logging.getLogger("flwr").level
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    try:
+        strategy(name).start(grid, _record(first), ROUNDS, on_round=on_round)
+    finally:
+        logging.getLogger("flwr").setLevel(level)
+    has_personal = any("personal" in context.state for context in grid.contexts.values())
+    kept = {client: np.array(course) for client, course in personal.items()} if has_personal else {}
+    return Course(np.array(models), kept)
+
+
+def pareto_set(points: int = 200) -> FloatArray:
+    """Return the models at which no client can gain but at the other's cost: minimisers of mixtures of the losses."""
+    first, second = CLIENTS.values()
+    mixtures = [
+        np.linalg.solve(
+            (1 - share) * first.curvature + share * second.curvature,
+            (1 - share) * first.curvature @ first.target + share * second.curvature @ second.target,
+        )
+        for share in np.linspace(0.0, 1.0, points)
+    ]
+    return np.array(mixtures)
+
+
+# The figure ---------------------------------------------------------------------------------------------------------
+
+
+def draw(name: str, title: str, file: Path) -> None:
+    """Draw where a method goes and what the clients' losses become; axes are the same for all methods."""
+    figure = Figure(figsize=(9.6, 4.3), layout="constrained", facecolor="white")
+    plane, rounds = figure.subplots(1, 2, width_ratios=(1.12, 1.0))
+    _draw_plane(plane, name)
+    _draw_losses(rounds, name, title)
+    figure.savefig(file, dpi=150)
+
+
+def _draw_plane(axes: Axes, name: str) -> None:
+    x, y = np.meshgrid(np.linspace(-2.3, 2.5, 200), np.linspace(-2.1, 2.1, 200))
+    for client, quadratic in CLIENTS.items():
+        losses = quadratic.loss(np.stack([x, y], axis=-1))
+        axes.contour(x, y, losses, np.array([0.1, 0.4, 1.0, 2.0, 4.0, 8.0]), colors=quadratic.colour, linewidths=0.8, alpha=0.45)
+        axes.plot(*quadratic.target, marker="P", color=quadratic.colour, markersize=9, markeredgecolor="white", zorder=6)
+    axes.plot(*pareto_set().T, color=GREEN, linewidth=7, alpha=0.55, solid_capstyle="round", zorder=2)
+    for number, start in enumerate(STARTS):
+        course = run(name, start)
+        for client, personal in course.personally.items():
+            _draw_course(axes, personal, CLIENTS[client].colour)
+        if not course.personally or np.ptp(course.globally) > 0.0:
+            _draw_course(axes, course.globally, DARK)
+        axes.plot(*start, "o", color=DARK, markersize=8, markerfacecolor=DARK if number == 0 else "white", zorder=5)
+    axes.set(xlim=(-2.3, 2.5), ylim=(-2.1, 2.1), xticks=[], yticks=[], aspect="equal", title="the model")
+
+
+def _draw_course(axes: Axes, points: FloatArray, colour: str) -> None:
+    axes.plot(*points.T, color=colour, linewidth=1.2, marker=".", markersize=3.5, zorder=3)
+    axes.plot(*points[-1], marker="*", color=colour, markersize=13, markeredgecolor="white", zorder=7)
+
+
+def _draw_losses(axes: Axes, name: str, title: str) -> None:
+    for client, quadratic in CLIENTS.items():
+        axes.plot(run("fedavg", STARTS[0]).losses(client), color=quadratic.colour, linewidth=1.2, linestyle=(0, (4, 2)))
+        axes.plot(run(name, STARTS[0]).losses(client), color=quadratic.colour, linewidth=2.2)
+    axes.set(xlim=(0, ROUNDS), yscale="log", ylim=(0.03, 6.0), xlabel="round", ylabel="loss", title="the clients' losses")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    shown = [Line2D([], [], color=quadratic.colour, linewidth=2.2, label=f"{client} client") for client, quadratic in CLIENTS.items()]
+    shown += [Line2D([], [], color=DARK, linewidth=2.2, label=title)]
+    shown += [Line2D([], [], color=DARK, linewidth=1.2, linestyle=(0, (4, 2)), label="FedAvg")]
+    axes.legend(handles=shown, frameon=False, loc="upper right")

@@ -1,0 +1,377 @@
+"""Federated quadratics with a known solution: every method reaches the point that its objective defines.
+
+F_k(x) = ½ (x − a_k)ᵀ A_k (x − a_k) + b_k. Clients take one exact full-batch gradient step a round and report F_k exactly,
+through the real `start` on the grid in memory; the targets are computed by scipy.optimize from the objectives.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from scipy.optimize import minimize
+
+from strategies import METHODS, FairStrategy, FromTorchJD, Round
+from strategies.cohort import FloatArray
+
+from .helpers import MemoryGrid, record, unpack
+
+pytest.importorskip("scipy")
+
+DIM = 3
+RATE = 0.2
+"""The clients' learning rate; the largest curvature is 2, so that every step descends."""
+
+
+class Bowl:
+    """One client: its loss, its gradient, and what it does with a message."""
+
+    def __init__(self, name: str, A: FloatArray, a: FloatArray, b: float, examples: int, rate: float = RATE) -> None:
+        self.name, self.A, self.a, self.b, self.examples, self.rate = name, A, a, b, examples, rate
+
+    def loss(self, x: FloatArray) -> float:
+        return float(0.5 * (x - self.a) @ self.A @ (x - self.a)) + self.b
+
+    def gradient(self, x: FloatArray) -> FloatArray:
+        return self.A @ (x - self.a)
+
+    def slope(self, loss: float, config: Mapping[str, Any]) -> float:
+        """By what the transform multiplies the gradient: 1 / (M − f), no more than 1 / ε."""
+        if config.get("loss-transform") != "propfair":
+            return 1.0
+        return 1.0 / max(config["propfair-baseline"] - loss, config["propfair-epsilon"])
+
+    def __call__(self, message: Message) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            about = ConfigRecord({"name": self.name, "num-examples": self.examples})
+            return Message(RecordDict({"client": about}), reply_to=message)
+        config: Mapping[str, Any] = message.content.config_records["config"]
+        x = unpack(message.content.array_records["arrays"])["x"]
+        numbers: dict[str, Any] = {"num-examples": self.examples, "loss": self.loss(x)}
+        if message.metadata.message_type == MessageType.EVALUATE:
+            numbers |= {"train-loss": self.loss(x)}
+            return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
+        mu, start, steps = config.get("proximal-mu", 0.0), x, [x]
+        for _ in range(config.get("local-steps", 1)):
+            slope = self.slope(self.loss(x), config)
+            x = x - self.rate * (slope * self.gradient(x) + mu * (x - start))
+            steps.append(x)
+        if config.get("local-only"):
+            x = start
+        numbers |= {"loss-before": self.loss(start), "learning-rate": self.rate, "accuracy-after": 0.5}
+        content = RecordDict({"arrays": record({"x": x}), "metrics": MetricRecord(numbers)})
+        if "snapshot-step" in config:
+            content["snapshot"] = record({"x": steps[config["snapshot-step"]]})
+        return Message(content, reply_to=message)
+
+
+def bowls(m: int, seed: int = 0, *, isotropic: bool = False, rates: bool = False) -> list[Bowl]:
+    """m clients with curvatures in [0.5, 2], optima about 1.7 apart from the origin and losses there in [0.2, 1]."""
+    rng = np.random.default_rng(seed)
+    clients = []
+    for k in range(m):
+        Q = np.linalg.qr(rng.normal(size=(DIM, DIM)))[0]
+        A = Q @ np.diag(rng.uniform(0.5, 2.0, DIM)) @ Q.T
+        A = np.eye(DIM) * rng.uniform(0.5, 2.0) if isotropic else A
+        rate = RATE * rng.uniform(0.5, 1.0) if rates else RATE
+        clients.append(Bowl(f"c{k}", A, rng.normal(size=DIM), rng.uniform(0.2, 1.0), int(rng.integers(10, 50)), rate))
+    return clients
+
+
+def descend(strategy: FairStrategy, clients: list[Bowl], rounds: int) -> FloatArray:
+    """Return the model after every round, the first one first, shape (rounds + 1, DIM)."""
+    start = np.full(DIM, 2.0)
+    path = [start]
+
+    def on_round(finished: Round) -> None:
+        path.append(unpack(finished.arrays)["x"])
+
+    grid = MemoryGrid({client.name: client for client in clients})
+    strategy.start(grid, record({"x": start}), num_rounds=rounds, on_round=on_round)
+    return np.array(path)
+
+
+def end(name: str, clients: list[Bowl], rounds: int, **arguments: Any) -> FloatArray:
+    return descend(METHODS[name](fraction_evaluate=0.0, **arguments), clients, rounds)[-1]
+
+
+def losses(clients: list[Bowl], x: FloatArray) -> FloatArray:
+    return np.array([client.loss(x) for client in clients])
+
+
+def gradients(clients: list[Bowl], x: FloatArray) -> FloatArray:
+    return np.array([client.gradient(x) for client in clients])
+
+
+def shares(clients: list[Bowl]) -> FloatArray:
+    n = np.array([client.examples for client in clients], np.float64)
+    return n / n.sum()
+
+
+def minimiser(objective: Callable[[FloatArray], float]) -> FloatArray:
+    """The minimum of a smooth function of DIM variables."""
+    found = np.zeros(DIM)
+    for _ in range(3):
+        found = minimize(objective, found, method="BFGS", options={"gtol": 1e-10}).x
+        found = minimize(objective, found, method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-14}).x
+    return found
+
+
+def minimax(clients: list[Bowl]) -> FloatArray:
+    """The point with the least largest loss: min t subject to F_k(x) ≤ t."""
+    constraints = [
+        {
+            "type": "ineq",
+            "fun": lambda z, c=client: z[-1] - c.loss(z[:-1]),
+            "jac": lambda z, c=client: np.append(-c.gradient(z[:-1]), 1.0),
+        }
+        for client in clients
+    ]
+    begin = np.append(np.zeros(DIM), max(losses(clients, np.zeros(DIM))))
+    options = {"ftol": 1e-14, "maxiter": 500}
+    up = np.append(np.zeros(DIM), 1.0)
+    solved = minimize(
+        lambda z: z[-1], begin, jac=lambda z: up, constraints=constraints, method="SLSQP", options=options
+    )
+    return solved.x[:-1]
+
+
+def least_norm(rows: FloatArray) -> float:
+    """How short a convex combination of the rows can be, by scipy: 0 at a Pareto-stationary point."""
+    scale = np.linalg.norm(rows, axis=1).max()
+    G = rows @ rows.T / scale**2
+    ones = np.ones(len(G))
+    solved = minimize(
+        lambda lam: lam @ G @ lam,
+        ones / len(G),
+        jac=lambda lam: 2.0 * G @ lam,
+        bounds=[(0.0, 1.0)] * len(G),
+        constraints={"type": "eq", "fun": lambda lam: lam.sum() - 1.0, "jac": lambda lam: ones},
+        method="SLSQP",
+        options={"ftol": 1e-18, "maxiter": 500},
+    )
+    return float(np.sqrt(max(solved.fun, 0.0)) * scale)
+
+
+def near(x: FloatArray, target: FloatArray, tolerance: float) -> bool:
+    return bool(np.linalg.norm(x - target) <= tolerance)
+
+
+# Averages -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_fedavg_reaches_the_minimiser_of_the_weighted_mean_loss(weighting: str) -> None:
+    clients = bowls(4)
+    p = shares(clients) if weighting == "examples" else np.full(4, 0.25)
+    H = sum(p_k * c.A for p_k, c in zip(p, clients, strict=True))
+    target = np.linalg.solve(H, sum(p_k * c.A @ c.a for p_k, c in zip(p, clients, strict=True)))
+    assert near(end("fedavg", clients, 150, weighting=weighting), target, 1e-9)
+    assert near(target, minimiser(lambda x: p @ losses(clients, x)), 1e-6)
+
+
+def test_fedprox_with_one_step_is_fedavg_because_the_proximal_gradient_is_zero_at_the_start() -> None:
+    clients = bowls(4)
+    np.testing.assert_array_equal(end("fedprox", clients, 20, mu=3.0), end("fedavg", clients, 20))
+
+
+def test_fedavgn_reaches_the_geometric_median_of_the_optima_where_curvatures_are_isotropic() -> None:
+    """Unit gradients are (x − a_k)/‖x − a_k‖ then; for other curvatures the fixed point belongs to no objective."""
+    clients = bowls(4, isotropic=True)
+    target = minimiser(lambda x: float(np.mean([np.linalg.norm(x - c.a) for c in clients])))
+    assert near(end("fedavgn", clients, 400, server_lr=0.1), target, 1e-6)
+
+
+def test_fedavgn_ends_where_the_unit_gradients_cancel() -> None:
+    clients = bowls(4, seed=1)
+    g = gradients(clients, end("fedavgn", clients, 400, server_lr=0.05))
+    assert np.linalg.norm((g / np.linalg.norm(g, axis=1, keepdims=True)).mean(axis=0)) <= 1e-6
+
+
+# Reweighting by loss ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 5.0])
+@pytest.mark.parametrize("name", ["qfedavg", "qfedsgd"])
+def test_qffl_reaches_the_minimiser_of_the_sum_of_powers_of_the_losses(name: str, q: float) -> None:
+    """q-FedSGD also where the clients' learning rates differ, which q-FedAvg's one L can't know."""
+    clients = bowls(4, rates=name == "qfedsgd")
+    target = minimiser(lambda x: float(np.mean(losses(clients, x) ** (q + 1.0))))
+    lipschitz = 1.0 / RATE if name == "qfedavg" else 2.0
+    assert near(end(name, clients, 250, q=q, lipschitz=lipschitz), target, 1e-5)
+
+
+@pytest.mark.parametrize("tilt", [0.0, 1.0, 3.0, -0.2])
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_term_reaches_the_minimiser_of_the_tilted_loss(tilt: float, weighting: str) -> None:
+    clients = bowls(4)
+    p = shares(clients) if weighting == "examples" else np.full(4, 0.25)
+    target = minimiser(
+        lambda x: float(np.log(p @ np.exp(tilt * losses(clients, x))) / tilt) if tilt else float(p @ losses(clients, x))
+    )
+    assert near(end("term", clients, 250, tilt=tilt, weighting=weighting), target, 1e-5)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_afl_reaches_the_minimax_point(seed: int) -> None:
+    clients = bowls(4, seed)
+    target = minimax(clients)
+    x = end("afl", clients, 800, gamma=0.05)
+    assert near(x, target, 1e-4)
+    assert losses(clients, x).max() <= losses(clients, target).max() + 1e-4
+
+
+def test_drfa_reaches_the_minimax_point_on_average_over_its_draws() -> None:
+    """Constant steps keep the noise of the draw: the mean of the second half of the rounds comes near."""
+    clients = bowls(4)
+    target, best = minimax(clients), losses(clients, minimax(clients)).max()
+    strategy = METHODS["drfa"](gamma=0.02, local_steps=2, fraction_evaluate=0.0)
+    path = descend(strategy, clients, 800)
+    mean = path[400:].mean(axis=0)
+    plain = losses(clients, end("fedavg", clients, 100, weighting="uniform")).max()
+    assert losses(clients, mean).max() <= best + 0.15 * (plain - best)
+    assert near(mean, target, 0.1)
+
+
+@pytest.mark.parametrize(("theta", "tail"), [(1.0, 4), (0.6, 3), (0.4, 2), (0.1, 1)])
+def test_deltafl_reaches_the_minimiser_of_the_superquantile_of_the_whole_clients_in_its_tail(
+    theta: float, tail: int
+) -> None:
+    """The client at the quantile counts in full, so the superquantile is that of the tail's share: here tail / 4."""
+    clients = bowls(4)
+    for level, client in enumerate(clients):  # losses so far apart that their order is the same everywhere
+        client.b = 100.0 * level
+    worst = clients[-tail:]
+    target = minimiser(lambda x: float(np.mean(losses(worst, x))))
+    assert near(end("deltafl", clients, 200, theta=theta, weighting="uniform"), target, 1e-6)
+
+
+def test_deltafl_goes_to_and_fro_about_the_superquantile_minimiser_where_losses_tie_there() -> None:
+    """At a kink constant steps don't come to rest; the superquantile is within what one step changes."""
+    clients = bowls(4)
+
+    def superquantile(x: FloatArray) -> float:
+        return float(np.sort(losses(clients, x))[-2:].mean())
+
+    for client in clients:
+        client.rate = 0.02
+    path = descend(METHODS["deltafl"](theta=0.4, weighting="uniform", fraction_evaluate=0.0), clients, 400)
+    best = min(minimize(superquantile, start, method="Nelder-Mead").fun for start in (path[-1], np.zeros(DIM)))
+    assert best - 1e-6 <= min(map(superquantile, path[-100:])) <= best + 5e-3
+    assert max(map(superquantile, path[-100:])) <= best + 5e-2
+
+
+def spread_out(m: int = 4) -> list[Bowl]:
+    """Clients whose losses differ at every point near the solution, so that objectives of ranks are smooth there."""
+    clients = bowls(m)
+    for level, client in enumerate(clients):
+        client.b = 0.2 + 3.0 * level
+    return clients
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_gifair_reaches_the_minimiser_of_the_loss_plus_all_pairwise_differences(weighting: str) -> None:
+    clients, strength = spread_out(), 0.6
+    p = shares(clients) if weighting == "examples" else np.full(4, 0.25)
+    lam = strength * p.min() / 3
+
+    def objective(x: FloatArray) -> float:
+        F = losses(clients, x)
+        return float(p @ F + lam * sum(abs(F[i] - F[j]) for i in range(4) for j in range(i)))
+
+    assert near(end("gifair", clients, 250, strength=strength, weighting=weighting), minimiser(objective), 1e-5)
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@pytest.mark.parametrize("name", ["vred", "semivred"])
+def test_vred_reaches_the_minimiser_of_the_loss_plus_its_variance(name: str, weighting: str) -> None:
+    clients, beta = bowls(4), 0.3
+    p = shares(clients) if weighting == "examples" else np.full(4, 0.25)
+
+    def objective(x: FloatArray) -> float:
+        F = losses(clients, x)
+        deviation = F - p @ F
+        return float(p @ F + beta * p @ (deviation if name == "vred" else np.maximum(deviation, 0.0)) ** 2)
+
+    assert near(end(name, clients, 250, beta=beta, weighting=weighting), minimiser(objective), 1e-5)
+
+
+def test_fedfa_with_equal_accuracies_reaches_the_unweighted_minimiser_in_spite_of_its_momentum() -> None:
+    clients = bowls(4)
+    target = minimiser(lambda x: float(np.mean(losses(clients, x))))
+    assert near(end("fedfa", clients, 200), target, 1e-6)
+
+
+def test_propfair_reaches_the_maximiser_of_the_product_of_utilities() -> None:
+    clients = bowls(4)
+    p, M = shares(clients), 8.0
+    target = minimiser(lambda x: float(-p @ np.log(np.maximum(M - losses(clients, x), 1e-3))))
+    assert near(end("propfair", clients, 800, baseline=M), target, 1e-5)
+    plain = minimiser(lambda x: float(p @ losses(clients, x)))
+    assert not near(target, plain, 1e-3)
+
+
+# Common descent directions ------------------------------------------------------------------------------------------
+
+
+def assert_no_loss_rises(clients: list[Bowl], path: FloatArray, tolerance: float = 1e-10) -> None:
+    for before, after in pairwise(path):
+        assert (losses(clients, after) <= losses(clients, before) + tolerance).all()
+
+
+@pytest.mark.parametrize(("m", "seed"), [(2, 0), (3, 1), (4, 0), (6, 2)])
+def test_fedmgda_reaches_a_pareto_stationary_point_and_no_loss_ever_rises(m: int, seed: int) -> None:
+    clients = bowls(m, seed)
+    path = descend(METHODS["fedmgda"](fraction_evaluate=0.0), clients, 250)
+    assert least_norm(gradients(clients, path[0])) > 0.1
+    assert least_norm(gradients(clients, path[-1])) <= 1e-4
+    assert_no_loss_rises(clients, path)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("fedmgdaplus", {}), ("mgdaprox", {"mu": 1.0})])
+@pytest.mark.parametrize(("m", "seed"), [(2, 0), (3, 1), (4, 0)])
+def test_fedmgdaplus_reaches_a_pareto_stationary_point_and_no_loss_rises_while_steps_are_small(
+    name: str, arguments: dict[str, Any], m: int, seed: int
+) -> None:
+    """Small: server_lr ≤ 2 min ‖∇F_k‖ / L. Where a client is at its optimum no constant step is."""
+    clients = bowls(m, seed)
+    path = descend(METHODS[name](server_lr=0.02, fraction_evaluate=0.0, **arguments), clients, 500)
+    shortest = min(np.linalg.norm(gradients(clients, x), axis=1).min() for x in path)
+    assert 0.02 <= 2.0 * shortest / 2.0
+    assert least_norm(gradients(clients, path[-1])) <= 1e-3
+    assert_no_loss_rises(clients, path)
+
+
+def test_torchjds_upgrad_reaches_a_pareto_stationary_point_and_no_loss_ever_rises() -> None:
+    aggregation = pytest.importorskip("torchjd.aggregation")
+    clients = bowls(3, 1)
+    path = descend(FromTorchJD(aggregation.UPGradWeighting(), fraction_evaluate=0.0), clients, 150)
+    assert least_norm(gradients(clients, path[-1])) <= 1e-2
+    assert_no_loss_rises(clients, path, 1e-4)
+
+
+@pytest.mark.parametrize("alpha", [0.0])
+def test_fedfv_of_two_clients_never_steps_against_either(alpha: float) -> None:
+    """For more clients, or alpha > 0, the paper's projections don't promise it."""
+    clients = bowls(2, 0)
+    path = descend(METHODS["fedfv"](alpha=alpha, tau=0, fraction_evaluate=0.0), clients, 100)
+    for before, after in pairwise(path):
+        g, step = gradients(clients, before), before - after
+        assert (g @ step >= -1e-9 * np.linalg.norm(g, axis=1) * np.linalg.norm(step)).all()
+
+
+# Personalisation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.1, 1e6])
+def test_dittos_global_model_goes_fedavgs_way_to_the_bit(lam: float) -> None:
+    clients = bowls(4)
+    fedavg = descend(METHODS["fedavg"](), clients, 20)
+    assert descend(METHODS["ditto"](lam=lam), clients, 20).tobytes() == fedavg.tobytes()
+
+
+def test_locals_global_model_never_moves() -> None:
+    path = descend(METHODS["local"](), bowls(4), 5)
+    assert (path == path[0]).all()
