@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Collection, Mapping
+from io import BytesIO
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
+from numpy.typing import NDArray
 
 from .updates import Arrays, Layout
 
@@ -31,12 +34,33 @@ def usable_arrays(content: Any, key: str, layout: Layout) -> Arrays:
     arrays = {}
     for name, array in _only(content.array_records, key, "ArrayRecord").items():
         try:
-            arrays[name] = array.numpy()
+            arrays[name] = view(array)
         except Exception as error:  # nothing bounds what a client's bytes make NumPy raise
             raise ValueError(f"array {name!r} can't be read: {error}") from error
     if (mismatch := layout.mismatch(arrays)) is not None:
         raise ValueError(mismatch)
     return arrays
+
+
+def view(array: Any) -> NDArray[Any]:
+    """Return the values of a Flower Array without a copy, read-only: its bytes are a file as numpy.save writes it.
+
+    Raises
+    ------
+    ValueError
+        When the bytes are no such file, or hold Python objects.
+    """
+    if array.stype != "numpy.ndarray":
+        raise ValueError(f"serialised as {array.stype!r}, not as 'numpy.ndarray'")
+    file = BytesIO(array.data)
+    if read_magic(file) == (1, 0):
+        shape, fortran, dtype = read_array_header_1_0(file)
+    else:
+        shape, fortran, dtype = read_array_header_2_0(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    values = np.frombuffer(array.data, dtype, offset=file.tell())
+    return values.reshape(shape, order="F" if fortran else "C")
 
 
 def usable_snapshot(content: Any, layout: Layout) -> Arrays:

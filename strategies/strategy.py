@@ -21,7 +21,7 @@ from .cohort import Cohort, FloatArray, Kept
 from .ranges import at_least, one_of, whole, within
 from .roster import Roster, sample, share
 from .round import Exchange, Round
-from .screening import usable_arrays, usable_metrics, usable_snapshot
+from .screening import usable_arrays, usable_metrics, usable_snapshot, view
 from .updates import Arrays, Layout, Row, Updates, combine, gram_matrix, squared_norms
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -228,7 +228,7 @@ class FairStrategy(Strategy):
         resume
             A state from `state_dict()`; `initial_arrays` are then the arrays after that round.
         """
-        self._finished_rounds, self._rows, self.memory = 0, {}, {}
+        self._finished_rounds, self._rows, self.memory, self._roster = 0, {}, {}, Roster()
         self._num_rounds, self._timeout = whole(0, num_rounds=num_rounds), timeout
         if resume is not None:
             self.load_state_dict(resume)
@@ -289,7 +289,7 @@ class FairStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Draw the round's clients from (seed, round) and write a message to each."""
-        self._grid, self._layout = grid, Layout({n: a.numpy() for n, a in arrays.items()}, self.buffers)
+        self._grid, self._layout = grid, Layout({n: view(a) for n, a in arrays.items()}, self.buffers)
         self._train, self._evaluate, self._coefficients = Exchange(), Exchange(), {}
         free = self._free(grid, self.min_train_nodes)
         wanted = share(self.fraction_train, len(free), self.min_train_nodes)

@@ -60,7 +60,7 @@ def test_gram_matrix_is_symmetric_and_its_diagonal_holds_the_norms(U: FloatArray
 def test_large_work_is_multiplied_in_float32_to_1_5e_minus_7_in_a_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
     U = drawn(0, 5, 10 * CHUNK + 3)
     rows, exact = [Row(u) for u in U], U.astype(np.float64) @ U.T.astype(np.float64)
-    monkeypatch.setattr(updates, "EXACT_WORK", 0)
+    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
     norms = np.sqrt(np.diag(exact))
     assert np.abs((gram_matrix(rows) - exact) / np.outer(norms, norms)).max() <= 1.5e-7
     np.testing.assert_allclose(gram_matrix(rows, exact=True), exact, rtol=1e-12, atol=1e-8)
@@ -73,7 +73,7 @@ def test_huge_and_tiny_updates_have_exact_products_and_steps(seed: int, sizes: l
     stored = added(model(w=np.zeros(20, np.float32)), *replies)
     exact = np.array([-reply["w"] for reply in replies], np.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates, "EXACT_WORK", 0 if fast else updates.EXACT_WORK)
+        patch.setattr(updates, "EXACT_NUMBERS", 0 if fast else updates.EXACT_NUMBERS)
         G = gram_matrix(stored.rows)
     norms = np.linalg.norm(exact, axis=1)
     assert (np.abs(G - exact @ exact.T) <= 1e-6 * np.outer(norms, norms)).all()
