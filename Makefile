@@ -54,5 +54,5 @@ lock: setup ## write the versions that are installed now into requirements.lock
 	mv $(VENV)/lock requirements.lock
 
 clean: ## remove the virtual environment, caches and runs
-	rm -rf $(VENV) runs dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs dist docs/_build docs/methods .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,19 +1,21 @@
 """Two clients with a quadratic loss each, and how every method moves a model of two numbers between them."""
 
+import io
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from client.objectives import transform_of
 from simulation.grid import InProcessGrid
@@ -37,18 +39,39 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "drfa": {"gamma": 0.005, "local_steps": LOCAL_STEPS},
     "deltafl": {"theta": 0.3},
     "propfair": {"baseline": 5.0},
-    "gifair": {"strength": 0.9},
+    "gifair": {"strength": 0.5},
     "vred": {"beta": 0.3},
     "semivred": {"beta": 0.3},
+    "fedfa": {"client_momentum": 0.5},
     "fedmgdaplus": {"server_lr": 0.1},
     "mgdaprox": {"mu": 4.0, "server_lr": 0.1},
     "fedfv": {"alpha": 0.1, "tau": 1},
-    "adafed": {"gamma": 1.0, "server_lr": 0.1},
+    "adafed": {"gamma": 1.0, "server_lr": 0.3},
     "ditto": {"lam": 1.0},
 }
 """What the methods are given here: steps that suit this problem, and parameters whose effect can be seen."""
 
+NOTES = {
+    "fedavgn": "It stops where the updates point against each other, anywhere on the Pareto set.",
+    "qfedsgd": "A round is a single gradient step of each client.",
+    "drfa": "Two clients are drawn with replacement in each round, so it may be the same one twice.",
+    "deltafl": "Of two clients the tail is the one with the higher loss, so steps alternate between them.",
+    "gifair": "Of two clients the one with the higher loss has the higher weight, so steps alternate between them.",
+    "vred": "From the right, the lower loss has a negative weight at first, and the model overshoots.",
+    "fedmgda": "It stops where it meets the Pareto set, whichever client is better off there.",
+    "fedmgdaplus": "The shortest combination of two unit updates is their mean: with two clients this is FedAvgN.",
+    "mgdaprox": "The shortest combination of two unit updates is their mean: with two clients this is FedAvgN.",
+    "fedfv": "Where the updates conflict, the client with the lower loss gives way, until both losses are equal.",
+    "adafed": "The steps get longer as the losses fall.",
+    "ditto": "Blue and orange lines, left and right, are the personal models.",
+    "local": "Blue and orange lines, left and right, are the clients' own models.",
+}
+"""What is to be seen in a figure, where it needs a word."""
+
 BLUE, ORANGE, GREEN, DARK = "#1f6fb4", "#d95f0e", "#7fbf7b", "#222222"
+DASHES = (0, (4, 2))
+WIDTH, HEIGHT = (-2.3, 2.5), (-2.1, 2.1)
+CONTOURS = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True)
@@ -136,6 +159,8 @@ def descend(client: Quadratic, w: FloatArray, told: Mapping[str, Any]) -> tuple[
 
 def slope(loss: FloatArray, told: Mapping[str, Any]) -> float:
     """Return the derivative of the transform of the loss that the server asks for, 1 where it asks for none."""
+    if "loss-transform" not in told:
+        return 1.0
     at = torch.tensor(float(loss), requires_grad=True)
     return float(torch.autograd.grad(transform_of(told)(at), at)[0])
 
@@ -212,45 +237,66 @@ def pareto_set(points: int = 200) -> FloatArray:
 # The figure ---------------------------------------------------------------------------------------------------------
 
 
-def draw(name: str, title: str, file: Path) -> None:
-    """Draw where a method goes and what the clients' losses become; axes are the same for all methods."""
-    figure = Figure(figsize=(9.6, 4.3), layout="constrained", facecolor="white")
-    plane, rounds = figure.subplots(1, 2, width_ratios=(1.12, 1.0))
-    _draw_plane(plane, name)
-    _draw_losses(rounds, name, title)
-    figure.savefig(file, dpi=150)
+def drawn(name: str, title: str) -> bytes:
+    """Return a PNG of where a method goes and what the clients' losses become; axes are the same for all methods."""
+    png = io.BytesIO()
+    with rc_context({"font.size": 9.5, "axes.titlesize": 10.5, "axes.titlelocation": "left"}):
+        figure = Figure(figsize=(9.6, 4.5), layout="constrained", facecolor="white")
+        plane, rounds = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
+        _draw_plane(plane, name)
+        _draw_losses(rounds, name)
+        figure.legend(handles=_legend(name, title), loc="outside lower center", ncols=5, frameon=False)
+        figure.savefig(png, dpi=150, metadata={"Software": None})
+    return png.getvalue()
 
 
 def _draw_plane(axes: Axes, name: str) -> None:
-    x, y = np.meshgrid(np.linspace(-2.3, 2.5, 200), np.linspace(-2.1, 2.1, 200))
-    for client, quadratic in CLIENTS.items():
-        losses = quadratic.loss(np.stack([x, y], axis=-1))
-        axes.contour(x, y, losses, np.array([0.1, 0.4, 1.0, 2.0, 4.0, 8.0]), colors=quadratic.colour, linewidths=0.8, alpha=0.45)
-        axes.plot(*quadratic.target, marker="P", color=quadratic.colour, markersize=9, markeredgecolor="white", zorder=6)
-    axes.plot(*pareto_set().T, color=GREEN, linewidth=7, alpha=0.55, solid_capstyle="round", zorder=2)
-    for number, start in enumerate(STARTS):
+    x, y = np.meshgrid(np.linspace(*WIDTH, 200), np.linspace(*HEIGHT, 200))
+    for quadratic in CLIENTS.values():
+        losses, colour = quadratic.loss(np.stack([x, y], axis=-1)), quadratic.colour
+        axes.contour(x, y, losses, CONTOURS, colors=colour, linewidths=0.8, alpha=0.4, zorder=1)
+        axes.plot(*quadratic.target, "P", color=colour, markersize=10, markeredgecolor="white", zorder=8)
+    axes.plot(*pareto_set().T, color=GREEN, linewidth=8, alpha=0.5, solid_capstyle="round", zorder=2)
+    for start in STARTS:
         course = run(name, start)
-        for client, personal in course.personally.items():
-            _draw_course(axes, personal, CLIENTS[client].colour)
-        if not course.personally or np.ptp(course.globally) > 0.0:
+        for client, points in course.personally.items():
+            _draw_course(axes, points, CLIENTS[client].colour)
+        if np.ptp(course.globally, axis=0).any():
             _draw_course(axes, course.globally, DARK)
-        axes.plot(*start, "o", color=DARK, markersize=8, markerfacecolor=DARK if number == 0 else "white", zorder=5)
-    axes.set(xlim=(-2.3, 2.5), ylim=(-2.1, 2.1), xticks=[], yticks=[], aspect="equal", title="the model")
+        filled = DARK if start == STARTS[0] else "white"
+        axes.plot(*start, "o", color=DARK, markersize=8, markerfacecolor=filled, zorder=6)
+    axes.set(xlim=WIDTH, ylim=HEIGHT, xticks=[], yticks=[], aspect="equal", title="Where the model goes")
+    axes.spines[:].set_color("lightgray")
 
 
 def _draw_course(axes: Axes, points: FloatArray, colour: str) -> None:
-    axes.plot(*points.T, color=colour, linewidth=1.2, marker=".", markersize=3.5, zorder=3)
-    axes.plot(*points[-1], marker="*", color=colour, markersize=13, markeredgecolor="white", zorder=7)
+    axes.plot(*points.T, color=colour, linewidth=1.1, marker=".", markersize=3.5, zorder=4)
+    axes.plot(*points[-1], "*", color=colour, markersize=13, markeredgecolor="white", zorder=7)
 
 
-def _draw_losses(axes: Axes, name: str, title: str) -> None:
+def _draw_losses(axes: Axes, name: str) -> None:
     for client, quadratic in CLIENTS.items():
-        axes.plot(run("fedavg", STARTS[0]).losses(client), color=quadratic.colour, linewidth=1.2, linestyle=(0, (4, 2)))
+        if name != "fedavg":
+            axes.plot(run("fedavg", STARTS[0]).losses(client), color=quadratic.colour, linewidth=1.2, linestyle=DASHES)
         axes.plot(run(name, STARTS[0]).losses(client), color=quadratic.colour, linewidth=2.2)
-    axes.set(xlim=(0, ROUNDS), yscale="log", ylim=(0.03, 6.0), xlabel="round", ylabel="loss", title="the clients' losses")
+    axes.set(xlim=(0, ROUNDS), yscale="log", ylim=(0.01, 7.0), xlabel="round")
+    axes.set_title("The clients' losses, from the filled circle")
+    axes.yaxis.set_major_locator(FixedLocator([0.01, 0.03, 0.1, 0.3, 1.0, 3.0]))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    shown = [Line2D([], [], color=quadratic.colour, linewidth=2.2, label=f"{client} client") for client, quadratic in CLIENTS.items()]
-    shown += [Line2D([], [], color=DARK, linewidth=2.2, label=title)]
-    shown += [Line2D([], [], color=DARK, linewidth=1.2, linestyle=(0, (4, 2)), label="FedAvg")]
-    axes.legend(handles=shown, frameon=False, loc="upper right")
+
+
+def _legend(name: str, title: str) -> list[Line2D]:
+    handles = [
+        Line2D([], [], color=quadratic.colour, linewidth=2.2, marker="P", markersize=7, label=f"{client} client")
+        for client, quadratic in CLIENTS.items()
+    ]
+    handles.append(Line2D([], [], color=GREEN, linewidth=8, alpha=0.5, label="Pareto set"))
+    if name != "local":
+        label = f"{title}, global model" if run(name, STARTS[0]).personally else title
+        handles.append(Line2D([], [], color=DARK, linewidth=1.1, marker="*", markersize=9, label=label))
+    if name != "fedavg":
+        handles.append(Line2D([], [], color=DARK, linewidth=1.2, linestyle=DASHES, label="losses under FedAvg"))
+    return handles

@@ -4,7 +4,10 @@ import inspect
 import re
 from dataclasses import dataclass
 
-from strategies import METHODS
+from strategies import METHODS, FromTorchJD
+
+LABELS = ("Source", "Reductions", "Departures", "Objective", "Good for", "Hurts when", "Memory", "Cost")
+"""What a paragraph of a method's docstring may begin with, followed by a colon."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Method:
-    """A method as its docstring describes it."""
+    """A method as its docstring describes it; `explanation` is all before the source, formulas in reStructuredText."""
 
     name: str
     title: str
     summary: str
+    explanation: str
     formula: str
     source: str
     needs: tuple[str, ...]
@@ -31,6 +35,11 @@ class Method:
     parameters: tuple[Parameter, ...]
     reductions: str
     departures: str
+    objective: str
+    good_for: str
+    hurts_when: str
+    memory: str
+    cost: str
 
 
 def title(name: str) -> str:
@@ -42,13 +51,14 @@ def title(name: str) -> str:
 
 
 def describe(name: str) -> Method:
-    """Return what the docstring of the method `name` says of it."""
-    method = METHODS[name]
+    """Return what the docstring of the method `name` says of it; "torchjd" is what holds for all its weightings."""
+    method = FromTorchJD if name == "torchjd" else METHODS[name]
     text = inspect.getdoc(method) or ""
     return Method(
         name=name,
         title=method.__name__,
         summary=_one_line(text.partition("\n\n")[0]),
+        explanation=text.partition("\n\nSource: ")[0],
         formula="\n".join(_one_line(block) for block in re.findall(r"\.\. math::((?:.+\n|\n(?= ))+)", text)),
         source=_paragraph(text, "Source"),
         needs=tuple(sorted(method.needs)),
@@ -56,6 +66,11 @@ def describe(name: str) -> Method:
         parameters=tuple(_parameters(name, text)),
         reductions=_paragraph(text, "Reductions"),
         departures=_paragraph(text, "Departures"),
+        objective=_paragraph(text, "Objective"),
+        good_for=_paragraph(text, "Good for"),
+        hurts_when=_paragraph(text, "Hurts when"),
+        memory=_paragraph(text, "Memory"),
+        cost=_paragraph(text, "Cost"),
     )
 
 
@@ -75,7 +90,8 @@ def _parameters(name: str, text: str) -> list[Parameter]:
 
 
 def _paragraph(text: str, label: str) -> str:
-    found = re.search(rf"^{label}: (.+?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    """Return what follows a label, up to an empty line or the next label."""
+    found = re.search(rf"^{label}: (.+?)(?:\n\n|\n(?:{'|'.join(LABELS)}): |\Z)", text, re.MULTILINE | re.DOTALL)
     return _one_line(found[1]) if found else ""
 
 

@@ -27,6 +27,12 @@ class DeltaFL(FairStrategy):
         Share of the prior that is in the tail.
 
     Reductions: `theta=1` is FedAvg; towards 0 it is the worst client alone.
+
+    Objective: the mean loss of the worst share θ
+    Good for: a promise in plain words, the mean of the worst share of clients, that does not hang on a single one.
+    Hurts when: few clients take part in a round: one or two make the whole step, and the work of the others is unused.
+    Memory: none
+    Cost: a sort and a weighted sum
     """
 
     needs = frozenset({"loss-before"})

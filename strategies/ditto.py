@@ -28,6 +28,12 @@ class Ditto(FedAvg):
         Passes over the local data for the personal model in a round.
 
     Reductions: the global model is FedAvg's.
+
+    Objective: the mean loss; for each client F(v) + λ/2 ‖v − w‖²
+    Good for: clients for which different models are right; newcomers still get a common one.
+    Hurts when: clients cannot keep a model between rounds, or come rarely: theirs then lags behind the global one.
+    Memory: none
+    Cost: a weighted sum
     """
 
     own_terms = frozenset({"personal_lambda"})
@@ -51,6 +57,12 @@ class Local(FairStrategy):
     The global model stays as it was at first; the personal models are what is compared.
 
     Source: the baseline of Li et al., Ditto, ICML 2021, section 4.
+
+    Objective: each client's own loss
+    Good for: seeing what taking part is worth: a client that is better off alone gains nothing from the others.
+    Hurts when: a client has few examples, as nothing is learned from the others. There is no model for newcomers.
+    Memory: none
+    Cost: none
     """
 
     default_weighting = None

@@ -36,6 +36,13 @@ class FedFa(FairStrategy):
         Of the clients' SGD, afresh in every round.
 
     Departures: A is floored at 1e-6, and a single client gets weight 1, where f is not defined.
+
+    Objective: none; weights go by accuracy and participation
+    Good for: classification where participation is even; momentum on both sides makes training fast.
+    Hurts when: some clients come rarely: they count less for it. Noisy labels, too, lower the accuracy and raise the
+    weight.
+    Memory: one velocity, and one number a client
+    Cost: a weighted sum
     """
 
     needs = frozenset({"accuracy-after"})

@@ -44,6 +44,12 @@ class FedFV(FairStrategy):
     Departures: Algorithm 2, line 3 prints k ∈ S^α; the paper's text and code mean k ∉ S^α, as here. Rounds count
     from 1, and where ‖g‖² ≤ 1e-6 · mean ‖u_k‖² no step is taken. Updates older than τ rounds, which the algorithm
     keeps and never uses, are dropped.
+
+    Objective: the mean loss, without conflicts
+    Good for: clients in conflict of which few take part in a round; absent ones are respected for tau rounds.
+    Hurts when: updates are noisy: half of all pairs then conflict by chance, and projections cost signal.
+    Memory: tau rounds of updates
+    Cost: a Gram matrix and projections
     """
 
     needs = frozenset({"loss-before"})

@@ -31,6 +31,13 @@ class FedMGDA(Stepped):
         Share of the step size that is left at the end of the run, reached in a step every 100 rounds; 0: no decay.
 
     Reductions: `epsilon=0` is FedAvg (uniform by default); `epsilon=1` is MGDA.
+
+    Objective: a Pareto-stationary point
+    Good for: a step that, to first order, makes no participant worse.
+    Hurts when: clients' updates are noisy; the shortest combination is then near zero. A client that is done, with an
+    update of almost zero, stops the model for all.
+    Memory: none
+    Cost: a Gram matrix and a QP
     """
 
     def __init__(
@@ -65,6 +72,12 @@ class FedMGDAPlus(FedMGDA):
         Share of the step size that is left at the end of the run, reached in a step every 100 rounds; 0: no decay.
 
     Reductions: `epsilon=0` is FedAvgN.
+
+    Objective: a Pareto-stationary point
+    Good for: FedMGDA's promise among clients of different scale, or where one inflates its update.
+    Hurts when: updates are noisy or clients many: m unit updates at right angles have a combination of length 1/√m.
+    Memory: none
+    Cost: a Gram matrix and a QP
     """
 
     def weigh(self, cohort: Cohort) -> FloatArray:
@@ -97,6 +110,12 @@ class MGDAProx(FedMGDAPlus):
         Share of the step size that is left at the end of the run, reached in a step every 100 rounds; 0: no decay.
 
     Reductions: `mu=0` is FedMGDAPlus.
+
+    Objective: a Pareto-stationary point
+    Good for: FedMGDA+ with many local steps, where the pull keeps the directions close to the gradients'.
+    Hurts when: FedMGDA+ does; and where mu is large, clients hardly leave w and their further steps are wasted.
+    Memory: none
+    Cost: a Gram matrix and a QP
     """
 
     own_terms = frozenset({"proximal_mu"})

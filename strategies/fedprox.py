@@ -22,6 +22,12 @@ class FedProx(FedAvg):
     Reductions: `mu=0` is FedAvg.
 
     Departures: the paper's second half, partial work, is a matter of the clients here.
+
+    Objective: the mean loss
+    Good for: many local steps on unlike data, where the clients' models would drift apart.
+    Hurts when: mu is large, since every round then moves little. Training gets steadier by it, not fairer.
+    Memory: none
+    Cost: a weighted sum
     """
 
     own_terms = frozenset({"proximal_mu"})

@@ -26,6 +26,12 @@ class GiFair(FairStrategy):
         Share of the largest regularisation that keeps every weight positive.
 
     Reductions: `strength=0` is FedAvg.
+
+    Objective: the mean loss and the gaps between losses
+    Good for: a mild correction by the order of losses alone, which one extreme loss cannot take over.
+    Hurts when: clients differ much in size: no weight moves by more than the strength times the smallest prior.
+    Memory: none
+    Cost: m² comparisons and a weighted sum
     """
 
     needs = frozenset({"loss-before"})

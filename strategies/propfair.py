@@ -25,6 +25,13 @@ class PropFair(FedAvg):
         Below this utility the logarithm goes on as its tangent.
 
     Reductions: a large `baseline` is FedAvg with a smaller learning rate.
+
+    Objective: −Σ p log(M − F)
+    Good for: clients that can transform their loss and a server that is to learn nothing but models.
+    Hurts when: `baseline` does not fit: far above the losses it only lowers the learning rate, below them the tangent
+    multiplies it by 1/ε.
+    Memory: none
+    Cost: a weighted sum
     """
 
     def __init__(self, *, baseline: float, epsilon: float = 0.2, **options: Unpack[Options]) -> None:

@@ -32,6 +32,12 @@ class FromTorchJD(FairStrategy):
 
     Departures: a weighting with a state starts afresh in every round, because its rows are other clients then; random
     ones draw from (seed, round).
+
+    Objective: the weighting's own
+    Good for: the rules of multi-task learning (UPGrad, Aligned-MTL, …) among clients, as their library has them.
+    Hurts when: a weighting was made for a few tasks and solves a program that gets slow with many clients.
+    Memory: none
+    Cost: a Gram matrix and the weighting
     """
 
     default_weighting = None

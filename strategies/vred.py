@@ -25,6 +25,12 @@ class VRed(FairStrategy):
         Weight of the variance.
 
     Reductions: `beta=0` is FedAvg.
+
+    Objective: the mean loss and β times the variance
+    Good for: losses that are to be alike, with a penalty that is easy to read.
+    Hurts when: a loss is more than 1/(2β) below the mean: its weight is negative, and the step raises that loss.
+    Memory: none
+    Cost: a weighted sum
     """
 
     needs = frozenset({"loss-before"})
@@ -63,6 +69,12 @@ class SemiVRed(VRed):
         Weight of the semi-variance.
 
     Reductions: `beta=0` is FedAvg.
+
+    Objective: the mean loss and β times the semi-variance
+    Good for: raising neglected clients without making well-served ones worse for the sake of likeness.
+    Hurts when: losses are far apart: for β s above 1/2 the weights of all clients below the mean are negative.
+    Memory: none
+    Cost: a weighted sum
     """
 
     def deviation(self, cohort: Cohort) -> FloatArray:

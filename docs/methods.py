@@ -1,0 +1,309 @@
+"""The pages on the methods, written from their docstrings when Sphinx starts."""
+
+import inspect
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from torchjd import aggregation
+
+from experiments.catalogue import Method, Parameter, describe
+from server.settings import Settings, Value, parameter_defaults
+from strategies import METHODS
+from strategies.torchjd import STARTING_POINTS, takes_gram
+
+from . import toy
+
+NEEDS = {
+    "loss-before": ("loss", "reports `loss-before`, the loss of the received model on its whole training set"),
+    "accuracy-after": ("accuracy", "reports `accuracy-after`, the training accuracy of the model it returns"),
+    "learning-rate": ("learning rate", "reports its local `learning-rate`"),
+    "proximal-mu": ("proximal term", "adds (mu/2) ‖x − w‖² to its loss, w being the received model"),
+    "full-batch-step": ("one full-batch step", "takes exactly one step, over all of its examples"),
+    "client-momentum": ("momentum", "trains with the momentum that it is told, afresh in every round"),
+    "loss-transform": ("transformed loss", "transforms the loss of every minibatch"),
+    "local-steps": ("number of steps", "takes as many local steps as it is told"),
+    "snapshot-step": (
+        "snapshot",
+        "replies the model after one of these steps too, and tells its loss at their mean",
+    ),
+    "local-only": ("no common work", "returns the received model as it is"),
+    "personal-lambda": ("personal model", "trains a model of its own as well, and keeps it from round to round"),
+}
+"""What a method may ask of a client: in a word for the table, and as the end of a sentence."""
+
+PAGE = """\
+# {title}
+
+{explanation}
+
+{facts}
+
+## Use
+
+```python
+from strategies import {title}
+
+strategy = {call}
+```
+
+```sh
+{command}
+```
+
+## Parameters
+
+{parameters}
+
+## What it asks of clients
+
+{needs}
+
+## On two clients
+
+{figure}
+
+## Source
+
+{source}
+"""
+
+TOY = """\
+Two clients, one whose loss is about three times as steep as the other's, share a model of two numbers. Thin lines are
+of equal loss, crosses are each client's best model; every dot is a round, stars are the last one. This is `{call}`.
+
+```{{image}} {file}
+:alt: Course of the model and losses of two clients under {title}
+```
+
+{note}
+"""
+
+INDEX = """\
+# Methods
+
+{count} methods, each a Flower strategy that turns the clients' losses, the inner products of their updates and what it
+remembers into one coefficient per update. `fairbloom methods` prints them as well. The common options go with every
+one of them: FedFV with `proximal_mu`, for example, or TERM with personal models by `personal_lambda`.
+
+```{{toctree}}
+:hidden:
+
+{pages}
+```
+
+## At a glance
+
+*Asks of clients* is what a method needs beyond a trained model and its number of examples; *memory* is what the server
+keeps from round to round.
+
+{table}
+
+## Notation
+
+In round $t$ the server sends out the model $w$; each client $k$ of the $m$ whose reply is used returns a model $w_k$.
+
+| symbol | meaning |
+|---|---|
+| $u_k$ | the update $w - w_k$; the server steps to $w - \\sum_k c_k u_k$ |
+| $c_k$ | the coefficients, which the method decides on |
+| $p_k$ | the prior: $n_k / \\sum_j n_j$ with `weighting="examples"`, $1/m$ with `weighting="uniform"` |
+| $n_k$ | training examples of client $k$ |
+| $F_k$ | loss of the received model on the whole training set of client $k$ |
+| $G$ | the Gram matrix, $G_{{ij}} = \\langle u_i, u_j \\rangle$ |
+| $\\eta$ | a learning rate |
+
+## TorchJD's weightings
+
+{explanation}
+
+With `pip install "fairbloom[torchjd]"` each is a method by the name of its class, as in
+`fairbloom run --method torchjd:upgrad`:
+
+{weightings}
+
+{facts}
+
+Arguments without a default are {starting_points}. For others, or a weighting of your own:
+
+```python
+from strategies import FromTorchJD
+from torchjd.aggregation import UPGradWeighting
+
+strategy = FromTorchJD(UPGradWeighting())
+```
+
+{figure}
+
+**Source**: {source}
+
+**Departures**: {departures}
+"""
+
+
+def write(folder: Path) -> None:
+    """Write a page and a figure for each method and a page that compares them; a file that stays the same is kept."""
+    folder.mkdir(exist_ok=True)
+    methods = [describe(name) for name in METHODS]
+    files = {f"{method.name}.md": page(method).encode() for method in methods}
+    files |= {f"{method.name}.png": toy.drawn(method.name, method.title) for method in methods}
+    files |= {"index.md": index(methods).encode(), "torchjd.png": toy.drawn("torchjd:upgrad", "UPGrad")}
+    for old in folder.iterdir():
+        if old.name not in files:
+            old.unlink()
+    for name, content in files.items():
+        file = folder / name
+        if not file.exists() or file.read_bytes() != content:
+            file.write_bytes(content)
+
+
+def page(method: Method) -> str:
+    """Return the page of one method."""
+    notes = {"": method.source, "**Reductions**: ": method.reductions, "**Departures**: ": method.departures}
+    return PAGE.format(
+        title=method.title,
+        explanation=explanation(method),
+        facts=facts(method),
+        call=call(method.title, example(method)),
+        command=command(method),
+        parameters=parameters(method),
+        needs=needs(method),
+        figure=figure(method.name, method.title, f"{method.name}.png"),
+        source="\n\n".join(label + scripts(text) for label, text in notes.items() if text),
+    )
+
+
+def index(methods: Iterable[Method]) -> str:
+    """Return the page that compares all methods."""
+    methods, torchjd = list(methods), describe("torchjd")
+    names = sorted(
+        name.removesuffix("Weighting").lower()
+        for name, value in vars(aggregation).items()
+        if inspect.isclass(value) and not name.startswith("_") and takes_gram(value)
+    )
+    rows = [(f"[{method.title}]({method.name}.md)", *compared(method)) for method in methods]
+    rows.append(("[torchjd:NAME](#torchjds-weightings)", *compared(torchjd)))
+    starts = [f"`{key} = {value}` ({name})" for name, given in STARTING_POINTS.items() for key, value in given.items()]
+    return INDEX.format(
+        count=len(methods),
+        pages="\n".join(method.name for method in methods),
+        table=table(("Method", "Objective", "Asks of clients", "Memory", "Cost"), rows),
+        explanation=explanation(torchjd),
+        weightings=", ".join(f"`torchjd:{name}`" for name in names),
+        facts=facts(torchjd),
+        starting_points=", ".join(starts),
+        figure=figure("torchjd:upgrad", "UPGrad", "torchjd.png"),
+        source=scripts(torchjd.source),
+        departures=scripts(torchjd.departures),
+    )
+
+
+# Parts of a page ----------------------------------------------------------------------------------------------------
+
+
+def explanation(method: Method) -> str:
+    """Return what the docstring says before it names the source, with formulas in MyST's words."""
+    parts = re.split(r"\.\. math::((?:.+\n|\n(?= ))+)", method.explanation + "\n")
+    return "".join(formula(part) if number % 2 else scripts(part) for number, part in enumerate(parts)).strip()
+
+
+def formula(text: str) -> str:
+    """Return LaTeX as a block of MyST."""
+    return "\n".join(["```{math}", *(line.strip() for line in text.strip().splitlines()), "```\n"])
+
+
+def facts(method: Method) -> str:
+    """Return what a reader asks first."""
+    rows = {
+        "Objective": method.objective,
+        "Good for": method.good_for,
+        "Hurts when": method.hurts_when,
+        "Server's memory": method.memory,
+        "Server's cost": method.cost,
+        "Prior": {"examples": "by examples", "uniform": "uniform"}.get(method.weighting, "none"),
+    }
+    lines = [f"* - {name}\n  - {scripts(text)}" for name, text in rows.items()]
+    return "\n".join(["```{list-table}", ":stub-columns: 1", ":widths: 20 80", "", *lines, "```"])
+
+
+def example(method: Method) -> dict[Parameter, Value]:
+    """Return the method's parameters with a run's defaults; words, which choose a variant, are left out."""
+    values = {parameter: parameter_defaults()[parameter.key] for parameter in method.parameters}
+    return {parameter: value for parameter, value in values.items() if not isinstance(value, str)}
+
+
+def call(title: str, arguments: dict[Parameter, Value]) -> str:
+    """Return how a strategy is made in Python."""
+    given = (f"{parameter.key.partition('.')[2].replace('-', '_')}={value}" for parameter, value in arguments.items())
+    return f"{title}({', '.join(given)})"
+
+
+def command(method: Method) -> str:
+    """Return how the method is run from the command line."""
+    words = [f"fairbloom run --method {method.name}"]
+    words += [f"--set {parameter.key}={value}" for parameter, value in example(method).items()]
+    return (" " if len(words) <= 3 else " \\\n    ").join(words)
+
+
+def parameters(method: Method) -> str:
+    """Return the table of the method's parameters, and what is to be said of its prior."""
+    prior = f"`weighting` is `{method.weighting}` if nothing else is said."
+    prior = "It has no prior and refuses a `weighting`." if method.weighting == "no prior" else prior
+    rows = [
+        (f"`{parameter.key}`", parameter.range, default(parameter), parameter.description)
+        for parameter in method.parameters
+    ]
+    own = table(("Key in a run", "Range", "Default", "Meaning"), rows) if rows else "It has none of its own."
+    return f"{own}\n\nThe common options of all methods come on top. {prior}"
+
+
+def default(parameter: Parameter) -> str:
+    """Return a parameter's default in a run, and that it has none in Python."""
+    value = f"`{parameter_defaults()[parameter.key]}`"
+    return f"{value}; in Python required" if parameter.default == "required" else value
+
+
+def needed(method: Method) -> list[str]:
+    """Return the keys of what the method asks of clients: metrics, and what is told beside them."""
+    told = Settings.of({"method": method.name}).strategy().objective(1) if method.name in METHODS else {}
+    return [key for key in NEEDS if key in method.needs or key in told]
+
+
+def needs(method: Method) -> str:
+    """Return what the method asks of clients, as a list."""
+    if not needed(method):
+        return "A trained model and `num-examples`, no more: clients written for Flower's own FedAvg will do."
+    return "\n".join(
+        ["Beyond its model and `num-examples`, a client", "", *(f"- {NEEDS[k][1]}" for k in needed(method))]
+    )
+
+
+def compared(method: Method) -> tuple[str, ...]:
+    """Return the method's row in the comparison, without its name."""
+    asked = ", ".join(NEEDS[key][0] for key in needed(method)) or "nothing"
+    return tuple(map(scripts, (method.objective, asked, method.memory, method.cost)))
+
+
+def figure(name: str, title: str, file: str) -> str:
+    """Return the figure and what it shows."""
+    arguments = ", ".join(f"{key}={value}" for key, value in toy.ARGUMENTS.get(name, {}).items())
+    shown = f"{title}({arguments})" if name in METHODS else f"{title}Weighting()"
+    return TOY.format(call=shown, title=title, file=file, note=toy.NOTES.get(name, "")).strip()
+
+
+# Markdown -----------------------------------------------------------------------------------------------------------
+
+
+def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a table."""
+    lines = [heads, ("---",) * len(heads), *(tuple(cell.replace("|", r"\|") for cell in row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def scripts(text: str) -> str:
+    """Return a docstring's text with F_k and e^(x), outside of code, as subscript and superscript."""
+    parts = text.split("`")
+    found = re.compile(r"(?<=\w)([_^])(?:\(([^)]+)\)|([^\W_])(?![^\W_]))")
+    for number in range(0, len(parts), 2):
+        parts[number] = found.sub(lambda m: f"{{{'sub' if m[1] == '_' else 'sup'}}}`{m[2] or m[3]}`", parts[number])
+    return "`".join(parts)

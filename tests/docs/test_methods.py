@@ -1,0 +1,166 @@
+"""The pages on the methods: complete, well formed, and built without a warning."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+
+import numpy as np
+import pytest
+
+from docs import toy
+from docs.methods import formula, needs, page, scripts
+from experiments.catalogue import describe
+from server.settings import Settings
+from strategies import METHODS
+
+ROOT = Path(__file__).parents[2]
+
+ALWAYS = ("title", "summary", "explanation", "formula", "source", "weighting")
+JUDGED = ("objective", "good_for", "hurts_when", "memory", "cost")
+
+each_method = pytest.mark.parametrize("name", METHODS)
+
+
+# Docstrings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*METHODS, "torchjd"])
+def test_a_docstring_says_all_that_a_page_shows(name: str) -> None:
+    method = describe(name)
+    assert [field for field in (*ALWAYS, *JUDGED) if not getattr(method, field)] == []
+    assert [p.key for p in method.parameters if not (p.range and p.default and p.description)] == []
+
+
+@each_method
+def test_a_paragraph_ends_where_the_next_begins(name: str) -> None:
+    method = describe(name)
+    for field in (*JUDGED, "source", "reductions", "departures"):
+        assert not re.search(r"(Objective|Good for|Hurts when|Memory|Cost|Source|Parameters): ", getattr(method, field))
+
+
+@each_method
+def test_memory_is_named_where_there_is_one(name: str) -> None:
+    """A method that keeps rows or numbers between rounds says so; the others say none."""
+    keeps = METHODS[name].remember is not METHODS["fedavg"].remember
+    assert (describe(name).memory != "none") == keeps
+
+
+@each_method
+def test_brackets_of_formulas_are_balanced(name: str) -> None:
+    for block in re.findall(r"```\{math\}\n(.+?)```", page(describe(name)), re.DOTALL):
+        assert block.count("{") == block.count("}")
+        assert len(re.findall(r"\\[Bb]igg?", block)) % 2 == 0
+        assert len(re.findall(r"\\begin\{", block)) == len(re.findall(r"\\end\{", block))
+
+
+# Pages --------------------------------------------------------------------------------------------------------------
+
+
+@each_method
+def test_a_page_has_every_part(name: str) -> None:
+    method = describe(name)
+    text = page(method)
+    assert text.count("```{math}") == METHODS[name].__doc__.count(".. math::") >= 1  # type: ignore[union-attr]
+    assert ".. math::" not in text
+    for part in (f"from strategies import {method.title}", f"fairbloom run --method {name}", f"{name}.png"):
+        assert part in text
+    for parameter in method.parameters:
+        assert f"| `{parameter.key}` | {parameter.range} |" in text
+
+
+@each_method
+def test_the_example_makes_the_strategy_of_a_run_by_default(name: str) -> None:
+    (call,) = re.findall(r"^strategy = (.+)$", page(describe(name)), re.MULTILINE)
+    made = eval(call, {METHODS[name].__name__: METHODS[name]})
+    default = Settings.of({"method": name, "fraction": 1.0}).strategy()
+    assert {k: v for k, v in vars(made).items() if k[0] != "_"} == {
+        k: v for k, v in vars(default).items() if k[0] != "_"
+    }
+
+
+def test_needs_are_those_of_the_strategy() -> None:
+    assert "no more" in needs(describe("fedavg"))
+    assert "`loss-before`" in needs(describe("fedfv"))
+    assert "(mu/2)" in needs(describe("mgdaprox"))
+    assert "after one of these steps" in needs(describe("drfa"))
+
+
+def test_scripts_are_set_outside_of_code_only() -> None:
+    assert scripts("F_k^γ and e^(tF)") == "F{sub}`k`{sup}`γ` and e{sup}`tF`"
+    assert scripts("`server_lr` and personal_lambda") == "`server_lr` and personal_lambda"
+
+
+def test_a_formula_loses_its_indentation() -> None:
+    assert formula(" a\n        b\n") == "```{math}\na\nb\n```\n"
+
+
+# The two clients ----------------------------------------------------------------------------------------------------
+
+
+@each_method
+def test_no_method_leaves_the_frame_for_good(name: str) -> None:
+    for start in toy.STARTS:
+        end = toy.run(name, start).globally[-1]
+        assert toy.WIDTH[0] < end[0] < toy.WIDTH[1]
+        assert toy.HEIGHT[0] < end[1] < toy.HEIGHT[1]
+
+
+def test_the_plain_mean_neglects_the_flat_client() -> None:
+    course = toy.run("fedavg", toy.STARTS[0])
+    assert course.losses("flat")[-1] > 2 * course.losses("steep")[-1]
+
+
+def test_personal_models_leave_the_global_one_alone() -> None:
+    ditto, local, fedavg = (toy.run(name, toy.STARTS[0]) for name in ("ditto", "local", "fedavg"))
+    np.testing.assert_array_equal(ditto.globally, fedavg.globally)
+    assert (local.globally == toy.STARTS[0]).all()
+    for name, client in toy.CLIENTS.items():
+        np.testing.assert_allclose(local.personally[name][-1], client.target, atol=5e-3)
+        assert ditto.losses(name)[-1] < fedavg.losses(name)[-1]
+
+
+@pytest.mark.parametrize("start", toy.STARTS)
+def test_fedmgda_ends_near_the_pareto_set_and_leaves_nobody_worse(start: tuple[float, float]) -> None:
+    course = toy.run("fedmgda", start)
+    distances = np.linalg.norm(toy.pareto_set(2000) - course.globally[-1], axis=1)
+    assert distances.min() < 0.05  # five local steps are not one gradient
+    for name in toy.CLIENTS:
+        assert course.losses(name)[-1] < course.losses(name)[0]
+
+
+def test_the_transform_of_propfair_divides_the_gradient_by_the_utility() -> None:
+    told = {"loss-transform": "propfair", "propfair-baseline": 5.0, "propfair-epsilon": 0.2}
+    assert toy.slope(np.array(3.0), told) == pytest.approx(1 / 2)
+    assert toy.slope(np.array(9.0), told) == pytest.approx(1 / 0.2)
+    assert toy.slope(np.array(9.0), {}) == 1.0
+
+
+def test_a_figure_is_the_same_file_every_time() -> None:
+    first = toy.drawn("afl", "AFL")
+    assert first.startswith(b"\x89PNG")
+    assert toy.drawn("afl", "AFL") == first
+
+
+# The build ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    pytest.importorskip("furo")
+    pytest.importorskip("myst_parser")
+    copytree(ROOT / "docs", tmp_path / "docs", ignore=ignore_patterns("_build", "methods", "__pycache__"))
+    (tmp_path / "docs" / "methods").mkdir()
+    (tmp_path / "docs" / "methods" / "fedold.md").write_text("# A method that is no more")
+    build = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", "docs", "built"]
+    done = subprocess.run(build, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    written = {file.name for file in (tmp_path / "docs" / "methods").iterdir()}
+    assert written == {f"{name}{end}" for name in [*METHODS] for end in (".md", ".png")} | {"index.md", "torchjd.png"}
+    compared = (tmp_path / "built" / "methods" / "index.html").read_text()
+    for name in METHODS:
+        html = (tmp_path / "built" / "methods" / f"{name}.html").read_text()
+        assert METHODS[name].__name__ in html
+        assert f'href="{name}.html"' in compared
+    assert "torchjd:upgrad" in compared
