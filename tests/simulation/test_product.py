@@ -1,0 +1,75 @@
+"""Every method with every local objective finishes, is finite, repeats and resumes to the same bits."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from server.records import Row
+from server.settings import Settings, SettingsError
+from simulation.run import simulate
+from strategies import METHODS
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "proximal": {"proximal-mu": 0.1},
+    "personal": {"personal-lambda": 0.5},
+    "stragglers": {"stragglers": 0.5, "local-epochs": 3},
+    "proximal, personal, momentum": {"proximal-mu": 0.1, "personal-lambda": 0.5, "momentum": 0.9},
+}
+OWN_TERMS = {("fedprox", "proximal"), ("mgdaprox", "proximal"), ("ditto", "personal"), ("local", "personal")}
+SMALL: dict[str, Any] = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu"}
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_after_round_two(row: Row) -> None:
+    if row["round"] == 2:
+        raise Killed
+
+
+def bits(folder: Path) -> dict[str, Any]:
+    personal = {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("clients/*/*/3.safetensors")}
+    return {
+        "model": (folder / "model.safetensors").read_bytes(),
+        "best": (folder / "model-best.safetensors").read_bytes(),
+        "clients": (folder / "clients.csv").read_bytes(),
+        "personal": sorted(personal.values()),
+    }
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_is_finite_and_repeats_and_resumes_to_the_same_bits(method: str, objective: str, tmp_path: Path) -> None:
+    config = {**SMALL, **OBJECTIVES[objective], "method": method}
+    if any((method, term) in OWN_TERMS for term in objective.split(", ")):
+        with pytest.raises(SettingsError, match="by its own parameter"):
+            Settings.of(config)
+        return
+    whole, again, resumed = (Settings.of({**config, "out": str(tmp_path / name)}) for name in "abc")
+    expected = bits(simulate(whole))
+    assert all(np.isfinite(array).all() for array in load_file(tmp_path / "a" / "model.safetensors").values())
+    assert bits(simulate(again)) == expected
+    with pytest.raises(Killed):
+        simulate(resumed, kill_after_round_two)
+    assert bits(simulate(resumed)) == expected
+    has_personal_models = "personal" in objective or method in ("ditto", "local")
+    assert bool(expected["personal"]) == has_personal_models
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5, 100.0])
+def test_dittos_global_model_is_fedavgs_for_every_lambda(lam: float, tmp_path: Path) -> None:
+    fedavg = simulate(Settings.of({**SMALL, "method": "fedavg", "out": str(tmp_path / "fedavg")}))
+    ditto = simulate(Settings.of({**SMALL, "method": "ditto", "ditto.lam": lam, "out": str(tmp_path / "ditto")}))
+    assert (ditto / "model.safetensors").read_bytes() == (fedavg / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("method", ["fedfv", "semivred", "fedmgdaplus"])
+def test_a_personal_model_beside_any_method_leaves_the_global_one_as_it_is(method: str, tmp_path: Path) -> None:
+    alone = simulate(Settings.of({**SMALL, "method": method, "out": str(tmp_path / "alone")}))
+    both = simulate(Settings.of({**SMALL, "method": method, "personal-lambda": 1.0, "out": str(tmp_path / "both")}))
+    assert (both / "model.safetensors").read_bytes() == (alone / "model.safetensors").read_bytes()
