@@ -37,8 +37,12 @@ class TERM(FairStrategy):
         self.tilt = finite(tilt=tilt)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the tilted prior; the largest exponent is taken out first."""
-        exponents = np.log(cohort.prior) + self.tilt * cohort.losses
-        c: FloatArray = np.exp(exponents - exponents.max())
+        """Return the tilted prior; the largest exponent is taken out first, so that none overflows."""
+        if self.tilt == 0.0:
+            return cohort.prior
+        F = cohort.losses
+        with np.errstate(over="ignore"):  # what is far below the largest counts nothing
+            exponents = self.tilt * (F - (F.max() if self.tilt > 0.0 else F.min()))
+        c: FloatArray = cohort.prior * np.exp(exponents)
         c /= c.sum()
         return c

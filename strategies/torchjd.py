@@ -1,6 +1,7 @@
 """Every Gram-based aggregator of TorchJD, by its own weighting."""
 
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -8,6 +9,8 @@ import numpy as np
 
 from .cohort import Cohort, FloatArray, generator
 from .strategy import CommonOptions, FairStrategy
+
+log = logging.getLogger("flwr").getChild("fairbloom")
 
 STARTING_POINTS: dict[str, dict[str, float]] = {
     "cagrad": {"c": 0.4},
@@ -31,7 +34,7 @@ class FromTorchJD(FairStrategy):
         Maps a Gram matrix, a float64 tensor of shape (m, m), to weights of shape (m,).
 
     Departures: a weighting with a state starts afresh in every round, because its rows are other clients then; random
-    ones draw from (seed, round).
+    ones draw from (seed, round); the mean takes the place of one that is not defined for so few clients (Krum).
 
     Objective: the weighting's own
     Good for: the rules of multi-task learning (UPGrad, Aligned-MTL, …) among clients, as their library has them.
@@ -56,7 +59,11 @@ class FromTorchJD(FairStrategy):
             self.weigh_gram.reset()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(generator(self.seed, "weighting", cohort.round).integers(2**63)))
-            weights = self.weigh_gram(torch.from_numpy(cohort.gram))
+            try:
+                weights = self.weigh_gram(torch.from_numpy(cohort.gram))
+            except ValueError as error:
+                log.warning("the mean takes the place of the weighting in round %d: %s", cohort.round, error)
+                return np.full(cohort.size, 1.0 / cohort.size)
         return np.asarray(weights.detach().numpy(), np.float64)
 
 

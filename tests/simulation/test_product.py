@@ -23,13 +23,13 @@ OWN_TERMS = {("fedprox", "proximal"), ("mgdaprox", "proximal"), ("ditto", "perso
 SMALL: dict[str, Any] = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu"}
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
 def kill_after_round_two(row: Row) -> None:
     if row["round"] == 2:
-        raise Killed
+        raise KilledError
 
 
 def bits(folder: Path) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_a_run_is_finite_and_repeats_and_resumes_to_the_same_bits(method: str, o
     expected = bits(simulate(whole))
     assert all(np.isfinite(array).all() for array in load_file(tmp_path / "a" / "model.safetensors").values())
     assert bits(simulate(again)) == expected
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         simulate(resumed, kill_after_round_two)
     assert bits(simulate(resumed)) == expected
     has_personal_models = "personal" in objective or method in ("ditto", "local")

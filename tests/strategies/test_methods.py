@@ -164,19 +164,8 @@ def test_multiplying_all_updates_multiplies_the_step(
 
 
 SUM_TO_ONE = [
-    "fedavg",
-    "fedprox",
-    "term",
-    "afl",
-    "drfa",
-    "deltafl",
-    "propfair",
-    "gifair",
-    "vred",
-    "semivred",
-    "fedfa",
-    "fedmgda",
-    "ditto",
+    *("fedavg", "fedprox", "term", "afl", "drfa", "deltafl", "propfair", "gifair", "vred", "semivred", "fedfa"),
+    *("fedmgda", "ditto"),
 ]
 
 

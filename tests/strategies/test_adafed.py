@@ -1,0 +1,185 @@
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import AdaFed, FedMGDA, updates
+from strategies.cohort import FloatArray
+
+from .helpers import Answer, MemoryGrid, cohort_of, generic_updates, record, unpack
+
+gammas = st.sampled_from((0.0, 0.5, 1.0, 3.0))
+
+
+def step(U: FloatArray, losses: list[float] | FloatArray | None = None, **arguments: float) -> FloatArray:
+    return AdaFed(**arguments).weigh(cohort_of(U, losses=losses)) @ U
+
+
+def random_losses(m: int) -> FloatArray:
+    return np.random.default_rng(m).uniform(0.2, 3.0, m)
+
+
+# Reductions ---------------------------------------------------------------------------------------------------------
+
+
+@given(U=generic_updates(min_size=2))
+def test_gamma_zero_is_the_point_of_the_affine_hull_nearest_to_zero(U: FloatArray) -> None:
+    """⟨d, u_k⟩ = ‖d‖² for all: so it is MGDA's point, wherever MGDA gives every client a positive weight."""
+    d = step(U, random_losses(len(U)), gamma=0.0)
+    edges = U[1:] - U[0]
+    nearest = U[0] + np.linalg.lstsq(edges.T, -U[0], rcond=None)[0] @ edges
+    np.testing.assert_allclose(d, nearest, rtol=1e-6, atol=1e-7 * np.linalg.norm(U))
+    mgda = FedMGDA().weigh(cohort_of(U))
+    if mgda.min() > 1e-3:
+        np.testing.assert_allclose(d, mgda @ U, rtol=1e-5, atol=1e-5 * np.linalg.norm(U))
+
+
+@given(U=generic_updates(), gamma=gammas)
+def test_equal_losses_are_gamma_zero_over_the_power_of_the_loss(U: FloatArray, gamma: float) -> None:
+    F = np.full(len(U), 2.5)
+    np.testing.assert_allclose(step(U, F, gamma=gamma), step(U, F, gamma=0.0) / 2.5**gamma, rtol=1e-9)
+
+
+# Closed forms -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0])
+def test_orthogonal_updates_by_hand(gamma: float) -> None:
+    # v_k = u_k / F_k^γ; d = Σ F_k^γ u_k / ‖u_k‖² / Σ F_k^2γ / ‖u_k‖²
+    U, F = np.diag([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 0.5])
+    squares = np.array([1.0, 4.0, 16.0])
+    expected = (F**gamma / squares) @ U / np.sum(F ** (2 * gamma) / squares)
+    np.testing.assert_allclose(step(U, F, gamma=gamma), expected, rtol=1e-12)
+
+
+@given(F=st.floats(0.1, 10.0), gamma=gammas, server_lr=st.floats(0.1, 10.0))
+def test_one_client_takes_its_own_step_over_the_power_of_its_loss(F: float, gamma: float, server_lr: float) -> None:
+    U = np.array([[3.0, 4.0]])
+    np.testing.assert_allclose(step(U, [F], gamma=gamma, server_lr=server_lr), server_lr * U[0] / F**gamma, rtol=1e-9)
+
+
+# Properties ---------------------------------------------------------------------------------------------------------
+
+
+@given(U=generic_updates(), gamma=gammas)
+def test_every_clients_slope_is_the_power_of_its_loss_times_the_squared_length(U: FloatArray, gamma: float) -> None:
+    """⟨d, u_k⟩ = F_k^γ ‖d‖² > 0 for every k."""
+    F = random_losses(len(U))
+    d = step(U, F, gamma=gamma)
+    np.testing.assert_allclose(U @ d, F**gamma * (d @ d), rtol=1e-6, atol=1e-9 * np.linalg.norm(U) ** 2)
+
+
+@given(U=generic_updates(), gamma=gammas, unit=st.sampled_from((1e-30, 1e-3, 100.0, 1e30)))
+def test_the_unit_of_the_losses_is_a_factor_of_the_step(U: FloatArray, gamma: float, unit: float) -> None:
+    F = random_losses(len(U))
+    np.testing.assert_allclose(step(U, unit * F, gamma=gamma) * unit**gamma, step(U, F, gamma=gamma), rtol=1e-6)
+
+
+@given(U=generic_updates(), seed=st.integers(0, 99))
+def test_the_order_of_clients_does_not_matter_where_updates_are_independent(U: FloatArray, seed: int) -> None:
+    order, F = np.random.default_rng(seed).permutation(len(U)), random_losses(len(U))
+    np.testing.assert_allclose(step(U[order], F[order]), step(U, F), rtol=1e-6, atol=1e-9 * np.linalg.norm(U))
+
+
+def test_server_lr_multiplies_the_step() -> None:
+    U = np.random.default_rng(0).normal(size=(3, 5))
+    np.testing.assert_allclose(step(U, server_lr=2.5), 2.5 * step(U), rtol=1e-14)
+
+
+# Dependent updates --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5, -1.0, -3.0, 0.0])
+def test_a_multiple_of_an_earlier_update_is_left_out(factor: float) -> None:
+    U = np.random.default_rng(1).normal(size=(3, 5))
+    with_copy = np.vstack([U, factor * U[1]])
+    c = AdaFed().weigh(cohort_of(with_copy, losses=[1.0, 2.0, 3.0, 7.0]))
+    assert c[3] == 0.0
+    # its loss still sets the common unit of losses, which cancels
+    np.testing.assert_allclose(c @ with_copy, step(U, [1.0, 2.0, 3.0]), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("new", "kept"), [(0.5e-6, False), (2e-6, True), (1e-3, True)])
+@pytest.mark.parametrize("length", [1e-10, 1.0, 1e10])
+def test_an_update_is_left_out_up_to_1e_minus_6_of_its_norm_outside_the_span(
+    new: float, kept: bool, length: float
+) -> None:
+    U = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.6 * length, 0.8 * length, new * length]])
+    assert bool(AdaFed(gamma=0.0).weigh(cohort_of(U))[2] != 0.0) is kept
+
+
+def test_more_clients_than_dimensions_leave_the_later_ones_out() -> None:
+    U = np.random.default_rng(2).normal(size=(6, 2))
+    c = AdaFed().weigh(cohort_of(U))
+    assert np.flatnonzero(c).tolist() == [0, 1]
+    d = c @ U
+    np.testing.assert_allclose(U[:2] @ d, np.array([1.0, 2.0]) * (d @ d), rtol=1e-9)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_zero_update_is_left_out(place: int) -> None:
+    U, F = np.random.default_rng(3).normal(size=(3, 5)), np.array([0.5, 1.0, 2.0])
+    zeros, losses = np.insert(U, place, 0.0, axis=0), np.insert(F, place, 0.7)
+    np.testing.assert_allclose(step(zeros, losses), step(U, F), rtol=1e-12)
+
+
+def test_only_zero_updates_take_no_step() -> None:
+    assert AdaFed().weigh(cohort_of(np.zeros((3, 4)))).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_nearly_parallel_updates_of_a_large_model_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gram–Schmidt takes differences of inner products: they are float64 products however large the work."""
+    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
+    u, v = np.random.default_rng(7).normal(size=(2, 20_000)).astype(np.float32)
+    sent = {"a": u, "b": u + np.float32(0.01) * v}
+
+    def client(name: str, loss: float) -> Answer:
+        def answer(message: Message) -> Message:
+            if message.metadata.message_type == MessageType.QUERY:
+                about = ConfigRecord({"name": name, "num-examples": 1})
+                return Message(RecordDict({"client": about}), reply_to=message)
+            numbers = MetricRecord({"num-examples": 1, "loss-before": loss})
+            return Message(RecordDict({"arrays": record({"w": -sent[name]}), "metrics": numbers}), reply_to=message)
+
+        return answer
+
+    grid = MemoryGrid({"a": client("a", 1.0), "b": client("b", 1.1)})
+    result = AdaFed(fraction_evaluate=0.0).start(grid, record({"w": np.zeros(20_000, np.float32)}), num_rounds=1)
+    d = -unpack(result.arrays)["w"].astype(np.float64)
+    slopes = np.array([sent[name].astype(np.float64) @ d for name in "ab"]) / (d @ d)
+    np.testing.assert_allclose(slopes, [1.0, 1.1], rtol=1e-4)
+
+
+# Edge cases ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_of_zero_has_a_slope_of_zero_and_no_division_by_it() -> None:
+    U = np.random.default_rng(4).normal(size=(3, 5))
+    d = step(U, [0.0, 1.0, 2.0])
+    np.testing.assert_allclose(U @ d, np.array([0.0, 1.0, 2.0]) * (d @ d), atol=1e-12)
+
+
+def test_losses_of_zero_everywhere_take_no_step_unless_they_count_nothing() -> None:
+    U = np.random.default_rng(5).normal(size=(3, 5))
+    assert step(U, [0.0] * 3, gamma=1.0).tolist() == [0.0] * 5
+    np.testing.assert_allclose(step(U, [0.0] * 3, gamma=0.0), step(U, [1.0] * 3, gamma=0.0), rtol=1e-12)
+
+
+def test_a_denominator_of_zero_is_no_division_by_zero() -> None:
+    # u_2 has the slope F_2 along u_1 already: s_2 = F_2 − ⟨u_2, v_1⟩/‖v_1‖² = 2 − 2 = 0, so v_2 has weight 0
+    U = np.array([[1.0, 0.0], [2.0, 1.0]])
+    d = step(U, [1.0, 2.0])
+    np.testing.assert_allclose(U @ d, np.array([1.0, 2.0]) * (d @ d), rtol=1e-12)
+    np.testing.assert_allclose(d, [1.0, 0.0], atol=1e-12)
+
+
+@pytest.mark.parametrize("losses", [[1e30, 1.0, 1e-30], [0.0, 1e-30, 1e30], [1e30] * 3])
+@pytest.mark.parametrize("length", [1e-30, 1.0, 1e30])
+def test_extreme_losses_and_updates_keep_the_slopes(losses: list[float], length: float) -> None:
+    U, F = length * np.random.default_rng(6).normal(size=(3, 5)), np.array(losses)
+    d = step(U, losses)
+    assert np.isfinite(d).all()
+    np.testing.assert_allclose(
+        U @ d / length**2, F * (d @ d) / length**2, rtol=1e-6, atol=1e-9 * np.linalg.norm(d) / length
+    )

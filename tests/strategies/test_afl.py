@@ -1,0 +1,186 @@
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import AFL, FedAvg
+from strategies.cohort import FloatArray
+
+from .helpers import client_names, cohort_of
+from .reference import Seen, afl_weights
+
+Losses = Mapping[str, float]
+
+
+def play(strategy: AFL, rounds: Sequence[Losses], counts: Losses | None = None) -> list[dict[str, float]]:
+    """Return c by client name in each round, for the losses of whoever takes part in it."""
+    steps = []
+    for t, losses in enumerate(rounds, start=1):
+        names = sorted(losses)
+        n = [(counts or dict.fromkeys(names, 1.0))[name] for name in names]
+        given = [losses[name] for name in names]
+        cohort = cohort_of(
+            np.eye(len(names)), losses=given, counts=n, weighting=strategy.weighting, names=names, round=t
+        )
+        c = strategy.weigh(cohort)
+        assert strategy.remember(cohort, c) == {}
+        steps.append(dict(zip(names, c, strict=True)))
+    return steps
+
+
+def weights(strategy: AFL) -> dict[str, float]:
+    return strategy.memory["weights"]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[dict[str, float]]:
+    """Losses of random participants over some rounds; clients come in one by one."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    names, rounds = client_names(6), []
+    for t in range(draw(st.integers(1, 8))):
+        known = names[: 2 + t]
+        present = [name for name in known if rng.random() < 0.6] or [known[0]]
+        rounds.append({name: float(rng.uniform(0.0, 3.0)) for name in present})
+    return rounds
+
+
+COUNTS = {name: float(10 + 7 * k) for k, name in enumerate(client_names(6))}
+
+# Reductions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@given(rounds=histories())
+def test_gamma_zero_is_fedavg_over_rounds_whoever_takes_part(weighting: str, rounds: list[dict[str, float]]) -> None:
+    steps = play(AFL(gamma=0.0, weighting=weighting), rounds, COUNTS)
+    for step in steps:
+        n = [COUNTS[name] if weighting == "examples" else 1.0 for name in step]
+        cohort = cohort_of(np.eye(len(n)), counts=n, weighting="examples")
+        np.testing.assert_allclose(list(step.values()), FedAvg().weigh(cohort), rtol=1e-9)
+
+
+@given(loss=st.floats(0.0, 1e30))
+def test_equal_losses_of_all_leave_the_weights(loss: float) -> None:
+    strategy = AFL(gamma=1.0, weighting="uniform")
+    play(strategy, [dict.fromkeys("abc", loss)] * 3)
+    np.testing.assert_allclose(list(weights(strategy).values()), 1 / 3, rtol=1e-9)
+
+
+# Closed forms -------------------------------------------------------------------------------------------------------
+
+
+@given(F=st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 3.0)), min_size=1, max_size=6))
+def test_two_clients_move_by_half_the_difference_of_their_losses(F: list[tuple[float, float]]) -> None:
+    strategy, lam, gamma = AFL(gamma=0.3, weighting="uniform"), 0.5, 0.3
+    steps = play(strategy, [{"a": f, "b": g} for f, g in F])
+    for step, (f, g) in zip(steps, F, strict=True):
+        assert step["a"] == pytest.approx(lam, abs=1e-12)
+        lam = float(np.clip(lam + gamma * (f - g) / 2.0, 0.0, 1.0))
+    assert weights(strategy)["a"] == pytest.approx(lam, abs=1e-12)
+
+
+def test_a_newcomer_enters_with_its_prior_and_the_others_make_room_by_hand() -> None:
+    # a, b with 1 and 3 examples: λ = (¼, ¾), moved to (½, ½) by a gain of ½ for a; c has 4 of 8: (¼, ¼, ½)
+    strategy = AFL(gamma=0.5)
+    first, second = play(strategy, [{"a": 1.0, "b": 0.0}, {"a": 0.0, "c": 0.0}], {"a": 1.0, "b": 3.0, "c": 4.0})
+    assert first == pytest.approx({"a": 0.25, "b": 0.75})
+    assert second == pytest.approx({"a": 0.25 / 0.75, "c": 0.5 / 0.75})
+    assert weights(strategy) == pytest.approx({"a": 0.25, "b": 0.25, "c": 0.5})
+
+
+def test_an_absent_client_gains_nothing_and_gives_way_in_the_projection_by_hand() -> None:
+    # λ = (⅓, ⅓, ⅓) + (0.3, 0, 0): 0.1 less for each
+    strategy = AFL(gamma=0.3, weighting="uniform")
+    play(strategy, [dict.fromkeys("abc", 0.0), {"a": 1.0}])
+    assert weights(strategy) == pytest.approx({"a": 1 / 3 + 0.2, "b": 1 / 3 - 0.1, "c": 1 / 3 - 0.1})
+
+
+def test_clients_without_any_mass_are_averaged_by_their_prior_by_hand() -> None:
+    strategy = AFL(gamma=10.0)
+    steps = play(strategy, [{"a": 9.0, "b": 0.0, "c": 0.0}, {"b": 0.0, "c": 0.0}], {"a": 1.0, "b": 1.0, "c": 3.0})
+    assert steps[1] == pytest.approx({"b": 0.25, "c": 0.75})
+    assert weights(strategy) == pytest.approx({"a": 1.0, "b": 0.0, "c": 0.0})
+
+
+# Properties ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@given(rounds=histories(), gamma=st.floats(0.0, 2.0))
+def test_the_whole_history_goes_as_in_the_definition_with_another_projection(
+    weighting: str, rounds: list[dict[str, float]], gamma: float
+) -> None:
+    strategy = AFL(gamma=gamma, weighting=weighting)
+    steps = play(strategy, rounds, COUNTS)
+    history: list[Seen] = []
+    for t, (losses, step) in enumerate(zip(rounds, steps, strict=True), start=1):
+        present = {name: losses[name] for name in sorted(losses)}
+        counts = {name: COUNTS[name] for name in present}
+        history.append(Seen(t, 10, dict.fromkeys(present, np.zeros(1)), present, counts))
+        before, after = afl_weights(history, gamma, weighting)
+        mass = sum(before[name] for name in present)
+        if mass > 1e-9:
+            expected = {name: before[name] / mass for name in present}
+            assert step == pytest.approx(expected, abs=1e-9 / mass)
+    assert weights(strategy) == pytest.approx(after, abs=1e-9)
+
+
+@given(rounds=histories(), gamma=st.sampled_from((0.1, 1.0, 1e30)))
+def test_weights_of_all_clients_ever_seen_stay_in_the_simplex(rounds: list[dict[str, float]], gamma: float) -> None:
+    strategy = AFL(gamma=gamma)
+    for step in play(strategy, rounds, COUNTS):
+        assert min(step.values()) >= 0.0
+        assert sum(step.values()) == pytest.approx(1.0, abs=1e-12)
+    assert sorted(weights(strategy)) == sorted({name for losses in rounds for name in losses})
+    assert min(weights(strategy).values()) >= 0.0
+    assert sum(weights(strategy).values()) == pytest.approx(1.0, abs=1e-12)
+
+
+@given(shift=st.floats(-5.0, 5.0))
+def test_a_common_shift_of_all_losses_changes_nothing(shift: float) -> None:
+    losses = [{"a": 0.3, "b": 0.9, "c": 0.5}, {"a": 0.7, "b": 0.1, "c": 0.2}]
+    one, other = AFL(gamma=0.4), AFL(gamma=0.4)
+    play(one, losses, dict.fromkeys("abc", 2.0))
+    play(other, [{k: f + shift for k, f in F.items()} for F in losses], dict.fromkeys("abc", 2.0))
+    assert weights(one) == pytest.approx(weights(other), abs=1e-12)
+
+
+def test_the_client_whose_loss_stays_highest_gets_all_the_weight() -> None:
+    strategy = AFL(gamma=0.1, weighting="uniform")
+    steps = play(strategy, [{"a": 1.0, "b": 2.0, "c": 1.5}] * 60)
+    assert steps[-1] == pytest.approx({"a": 0.0, "b": 1.0, "c": 0.0})
+    heaviest = [step["b"] for step in steps]
+    assert heaviest == sorted(heaviest)
+
+
+# Edge cases ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("F", "expected"), [([0.0, 0.0], [0.5, 0.5]), ([0.0, 1e30], [0.0, 1.0])])
+@pytest.mark.parametrize("gamma", [1e-9, 1.0, 1e30])
+def test_extreme_losses(F: list[float], expected: list[float], gamma: float) -> None:
+    strategy = AFL(gamma=gamma, weighting="uniform")
+    play(strategy, [dict(zip("ab", F, strict=True))])
+    np.testing.assert_allclose(list(weights(strategy).values()), expected, atol=1e-15)
+
+
+def test_losses_and_gammas_that_hardly_count_change_nothing() -> None:
+    strategy = AFL(gamma=1.0, weighting="uniform")
+    play(strategy, [{"a": 1e-30, "b": 0.0}])
+    assert weights(strategy) == {"a": 0.5, "b": 0.5}
+
+
+def test_one_client_keeps_all_the_weight() -> None:
+    strategy = AFL(gamma=1.0)
+    assert play(strategy, [{"a": 5.0}, {"a": 1e30}]) == [{"a": 1.0}, {"a": 1.0}]
+
+
+def test_the_memory_is_of_plain_numbers_by_name() -> None:
+    strategy = AFL(gamma=0.1)
+    play(strategy, [{"b": 1.0, "a": 2.0}], {"a": 1.0, "b": 2.0})
+    memory: dict[str, dict[str, FloatArray]] = strategy.memory
+    assert set(memory) == {"weights", "examples"}
+    assert all(type(value) is float for kept in memory.values() for value in kept.values())
+    assert [list(kept) for kept in memory.values()] == [["a", "b"]] * 2

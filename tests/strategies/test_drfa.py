@@ -1,0 +1,361 @@
+"""DRFA: the weighted draw, the second exchange of a round and the ascent of λ, replayed from what went out."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import DRFA, Round
+from strategies.cohort import FloatArray, generator
+
+from .helpers import (
+    BUFFERS,
+    Answer,
+    MemoryGrid,
+    Quadratic,
+    cohort_of,
+    edgy_updates,
+    error,
+    flat,
+    initial_model,
+    quadratics,
+    record,
+    unpack,
+)
+from .reference import nearest_in_simplex
+
+
+def run(
+    strategy: DRFA, clients: Mapping[str, Answer] | None = None, rounds: int = 5
+) -> tuple[list[Round], list[dict[str, float]], MemoryGrid]:
+    """Return the finished rounds, λ after each, and the grid with all that was sent."""
+    finished: list[Round] = []
+    weights: list[dict[str, float]] = []
+    grid = MemoryGrid(clients or quadratics(6))
+
+    def on_round(one: Round) -> None:
+        finished.append(one)
+        weights.append(dict(strategy.memory.get("weights", {})))
+
+    strategy.start(grid, record(initial_model()), num_rounds=rounds, on_round=on_round)
+    return finished, weights, grid
+
+
+def config_of(message: Message) -> dict[str, Any]:
+    return dict(message.content.config_records["config"])
+
+
+def asked_for_losses(grid: MemoryGrid, number: int | None = None) -> dict[str, Message]:
+    """The second exchange of a round, by client name."""
+    return {
+        name: message
+        for name, message in grid.sent_to(MessageType.EVALUATE)
+        if "measure" in config_of(message) and number in (None, config_of(message)["server-round"])
+    }
+
+
+def drawn_by(weights: Mapping[str, float], wanted: int, seed: int, number: int) -> Counter[str]:
+    names = sorted(weights)
+    p = np.array([weights[name] for name in names])
+    picked = generator(seed, "weighted draw", number).choice(len(names), wanted, p=p / p.sum())
+    return Counter(names[i] for i in picked)
+
+
+# Reductions ---------------------------------------------------------------------------------------------------------
+
+
+@given(U=edgy_updates())
+def test_drawn_once_each_it_is_the_unweighted_mean(U: FloatArray) -> None:
+    c = DRFA(gamma=1.0).weigh(cohort_of(U, counts=1 + np.arange(len(U))))
+    np.testing.assert_allclose(c, 1.0 / len(U), rtol=1e-15)
+
+
+def test_gamma_zero_leaves_the_draw_uniform_whatever_the_losses() -> None:
+    _, weights, _ = run(DRFA(gamma=0.0, fraction_train=0.5))
+    for lam in weights:
+        np.testing.assert_allclose(list(lam.values()), 1 / 6, rtol=1e-12)
+
+
+# By hand ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_counts_as_often_as_it_was_drawn() -> None:
+    c = DRFA(gamma=1.0).weigh(cohort_of(np.eye(3), draws=[1, 3, 2], counts=[10, 20, 30]))
+    assert c == pytest.approx([1 / 6, 3 / 6, 2 / 6])
+
+
+def test_lambda_rises_by_k_gamma_n_over_m_times_the_loss_by_hand() -> None:
+    # two clients with losses 3 and 1 at the snapshot, N = m = 2, K γ = 0.1: λ = ½ ± 0.1 · (3 − 1) / 2
+    class Fixed(Quadratic):
+        def loss(self, arrays: Any) -> float:
+            return 3.0 if self.name == "a" else 1.0
+
+    _, weights, _ = run(DRFA(gamma=0.05, local_steps=2), {"a": Fixed("a"), "b": Fixed("b")}, rounds=2)
+    assert weights[0] == pytest.approx({"a": 0.6, "b": 0.4})
+    assert weights[1] == pytest.approx({"a": 0.7, "b": 0.3})
+
+
+# The whole algorithm ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fraction"),
+    [({"gamma": 0.0002}, 0.5), ({"gamma": 0.01, "local_steps": 3}, 1.0), ({"gamma": 0.001, "local_steps": 1}, 0.34)],
+)
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_run_goes_as_in_the_definition(arguments: dict[str, Any], fraction: float, seed: int) -> None:
+    """Draws by λ, the mean of the draws, the snapshot at a random step, losses of a second sample, and the ascent."""
+    strategy = DRFA(fraction_train=fraction, seed=seed, buffers=BUFFERS, **arguments)
+    finished, weights, grid = run(strategy)
+    clients, gamma, K = quadratics(6), arguments["gamma"], arguments.get("local_steps", 10)
+    w, lam = {k: a.astype(np.float64) for k, a in initial_model().items()}, dict.fromkeys(clients, 1 / 6)
+    wanted = int(np.ceil(fraction * 6 - 1e-9))
+    for number, (one, after) in enumerate(zip(finished, weights, strict=True), start=1):
+        draws = drawn_by(lam, wanted, seed, number)
+        assert one.participants == tuple(sorted(draws))
+        told = [config_of(m) for _, m in grid.sent_to(MessageType.TRAIN) if config_of(m)["server-round"] == number]
+        (step,) = {config["snapshot-step"] for config in told}
+        assert {config["local-steps"] for config in told} == {K}
+        assert 1 <= step <= K
+
+        mean = sum(n * flat(clients[c].trained(w, K)) for c, n in draws.items()) / wanted
+        snapshot = sum(n * flat(clients[c].trained(w, step)) for c, n in draws.items()) / wanted
+        asked = asked_for_losses(grid, number)
+        assert len(asked) == wanted
+        F = {}
+        for name, message in asked.items():
+            assert set(message.content) == {"arrays", "config"}
+            assert config_of(message) == {"server-round": number, "measure": ["train-loss"]}
+            arrays = unpack(message.content.array_records["arrays"])
+            assert {k: (a.dtype, a.shape) for k, a in arrays.items()} == {
+                k: (a.dtype, a.shape) for k, a in initial_model().items()
+            }
+            np.testing.assert_allclose(flat(arrays), snapshot, rtol=2e-5, atol=2e-5)
+            F[name] = 0.5 * float(clients[name].curvature @ (snapshot - clients[name].target) ** 2)
+        lam = nearest_in_simplex({c: lam[c] + K * gamma * 6 / wanted * F.get(c, 0.0) for c in sorted(clients)})
+        assert after == pytest.approx(lam, abs=1e-4)
+        lam = after  # so that rounding does not grow into another draw
+
+        places = np.split(mean, np.cumsum([w[key].size for key in ("weight", "bias", "scale")])[:-1])
+        w |= {k: p.reshape(w[k].shape) for k, p in zip(("weight", "bias", "scale"), places, strict=True)}
+        np.testing.assert_allclose(flat(unpack(one.arrays)), mean, rtol=2e-5, atol=2e-5)
+
+
+# The draw -----------------------------------------------------------------------------------------------------------
+
+
+def test_clients_are_drawn_with_replacement_as_often_as_lambda_says() -> None:
+    strategy, rounds = DRFA(gamma=1.0, seed=5), 3000
+    lam = {"a": 0.5, "b": 0.3, "c": 0.2, "d": 0.0}
+    strategy.memory = {"weights": lam}
+    draws = [strategy.choose(list(lam), 3, number) for number in range(rounds)]
+    assert all(len(drawn) == 3 and drawn == sorted(drawn) for drawn in draws)
+    counted = Counter(name for drawn in draws for name in drawn)
+    for name, p in lam.items():
+        assert abs(counted[name] - 3 * rounds * p) <= 4 * np.sqrt(3 * rounds * p * (1 - p))
+    assert sum(len(set(drawn)) < 3 for drawn in draws) > rounds / 2
+
+
+@given(seed=st.integers(0, 1000), number=st.integers(1, 1000), names=st.permutations("abcdef"))
+def test_the_draw_depends_on_names_weights_seed_and_round_alone(seed: int, number: int, names: Sequence[str]) -> None:
+    one, other = DRFA(gamma=1.0, seed=seed), DRFA(gamma=0.5, seed=seed)
+    one.memory = other.memory = {"weights": {"b": 0.5, "a": 0.5}}
+    assert one.choose(names, 4, number) == other.choose(sorted(names), 4, number)
+
+
+def test_newcomers_are_drawn_by_their_prior_and_free_clients_alone_take_part() -> None:
+    strategy = DRFA(gamma=1.0)
+    strategy.memory = {"weights": {"a": 1.0, "b": 0.0}}
+    draws = Counter(name for number in range(600) for name in strategy.choose(["b", "c"], 2, number))
+    assert set(draws) == {"c"}
+    draws = Counter(name for number in range(600) for name in strategy.choose(["a", "b", "c"], 2, number))
+    assert set(draws) == {"a", "c"}
+    assert abs(draws["c"] - 400) <= 4 * np.sqrt(1200 * 2 / 9)
+
+
+def test_where_lambda_has_no_mass_on_the_free_clients_they_are_drawn_uniformly() -> None:
+    strategy = DRFA(gamma=1.0)
+    strategy.memory = {"weights": {"a": 1.0, "b": 0.0, "c": 0.0}}
+    draws = Counter(name for number in range(600) for name in strategy.choose(["b", "c"], 1, number))
+    assert abs(draws["b"] - 300) <= 4 * np.sqrt(150)
+
+
+def test_the_snapshot_step_is_uniform_over_the_local_steps() -> None:
+    steps = Counter(DRFA(gamma=1.0, local_steps=4, seed=2).objective(number)["snapshot-step"] for number in range(2000))
+    assert set(steps) == {1, 2, 3, 4}
+    assert all(abs(times - 500) <= 4 * np.sqrt(2000 * 0.25 * 0.75) for times in steps.values())
+    assert DRFA(gamma=1.0, local_steps=1).objective(3) == {"local-steps": 1, "snapshot-step": 1}
+
+
+def test_who_tells_its_loss_is_drawn_uniformly_without_replacement_and_apart_from_who_trains() -> None:
+    finished, _, grid = run(DRFA(gamma=0.001, fraction_train=0.5, fraction_evaluate=0.0), rounds=60)
+    told = [sorted(asked_for_losses(grid, one.number)) for one in finished]
+    assert all(len(set(names)) == 3 for names in told)
+    counted = Counter(name for names in told for name in names)
+    assert all(abs(counted[name] - 30) <= 4 * np.sqrt(60 * 0.25) for name in quadratics(6))
+    assert any(set(names) != set(one.participants) for names, one in zip(told, finished, strict=True))
+
+
+# What is refused ----------------------------------------------------------------------------------------------------
+
+
+def wrapped(
+    name: str, message_type: str, change: Callable[[Message, Message], Message | None], number: int = 1
+) -> dict[str, Answer]:
+    """Six clients of which one answers one kind of message of one round otherwise."""
+    clients: dict[str, Answer] = dict(quadratics(6))
+    good = clients[name]
+
+    def answer(message: Message) -> Message | None:
+        reply = good(message)
+        if message.metadata.message_type != message_type or message.metadata.message_type == MessageType.QUERY:
+            return reply
+        config = config_of(message)
+        second = message_type == MessageType.TRAIN or "measure" in config
+        return change(message, reply) if config["server-round"] == number and second else reply
+
+    return {**clients, name: answer}
+
+
+def with_snapshot(**changed: Any) -> Callable[[Message, Message], Message]:
+    def change(sent: Message, reply: Message) -> Message:
+        kept = {**reply.content.array_records["snapshot"], **{k: Array(np.asarray(v)) for k, v in changed.items()}}
+        return Message(RecordDict({**reply.content, "snapshot": ArrayRecord(kept)}), reply_to=sent)
+
+    return change
+
+
+def lacking(record_name: str) -> Callable[[Message, Message], Message]:
+    def change(sent: Message, reply: Message) -> Message:
+        return Message(RecordDict({k: v for k, v in reply.content.items() if k != record_name}), reply_to=sent)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lacking("snapshot"), "'snapshot' is missing"),
+        (lacking("arrays"), "'arrays' is missing"),
+        (with_snapshot(bias=np.float32([np.nan, 0, 0])), "array 'bias' of the snapshot is not finite"),
+        (with_snapshot(bias=np.zeros(4, np.float32)), "'bias' has shape (4,)"),
+        (with_snapshot(extra=np.zeros(4, np.float32)), "'extra' is not in the model"),
+    ],
+)
+def test_a_reply_without_arrays_and_snapshot_that_can_be_used_is_refused(change: Any, reason: str) -> None:
+    """Neither stands in for the other: the snapshot is the model at a random local step, not the last one."""
+    clients = wrapped("site-2", MessageType.TRAIN, change)
+    (one,), _, _ = run(DRFA(gamma=0.001, seed=4, buffers=BUFFERS), clients, rounds=1)
+    assert list(one.refused) == ["site-2"]
+    assert reason in one.refused["site-2"]
+    assert set(one.coefficients) == set(one.participants) - {"site-2"}
+    assert sum(one.coefficients.values()) == pytest.approx(1.0)
+
+
+def loss_of(value: Any) -> Callable[[Message, Message], Message]:
+    def change(sent: Message, reply: Message) -> Message:
+        numbers = {**reply.content.metric_records["metrics"], "train-loss": value}
+        kept = MetricRecord({key: number for key, number in numbers.items() if number is not None})
+        return Message(RecordDict({"metrics": kept}), reply_to=sent)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (loss_of(None), "metric 'train-loss' must be a finite number, got None"),
+        (loss_of(np.nan), "metric 'train-loss' must be a finite number, got nan"),
+        (lambda sent, reply: error(sent, reply)[0], "out of memory"),
+    ],
+)
+def test_a_loss_that_cannot_be_used_is_left_out_and_its_sender_named(change: Any, reason: str) -> None:
+    clients = wrapped("site-2", MessageType.EVALUATE, change)
+    (one,), (lam,), grid = run(DRFA(gamma=0.001, fraction_evaluate=0.0), clients, rounds=1)
+    assert "site-2" in asked_for_losses(grid)
+    assert one.refused["site-2"].startswith("loss at the snapshot: ")
+    assert reason in one.refused["site-2"]
+    assert set(one.coefficients) == set(one.participants)
+    (_,), (whole,), _ = run(DRFA(gamma=0.001, fraction_evaluate=0.0), rounds=1)
+    assert lam["site-2"] == min(lam.values()) < whole["site-2"]
+    assert sum(lam.values()) == pytest.approx(1.0)
+
+
+def test_a_client_that_does_not_tell_its_loss_owes_it() -> None:
+    clients = wrapped("site-2", MessageType.EVALUATE, lambda sent, reply: None)
+    finished, _, grid = run(DRFA(gamma=0.001, fraction_evaluate=0.0), clients, rounds=4)
+    assert "site-2" in asked_for_losses(grid, 1)
+    for one in finished[1:]:
+        assert "site-2" not in one.participants
+        assert "site-2" not in asked_for_losses(grid, one.number)
+
+
+def test_without_any_loss_lambda_stays() -> None:
+    def silent(client: Quadratic) -> Answer:
+        return lambda m: error(m, m)[0] if m.metadata.message_type == MessageType.EVALUATE else client(m)
+
+    clients = {name: silent(client) for name, client in quadratics(4).items()}
+    finished, weights, _ = run(DRFA(gamma=1.0), clients, rounds=2)
+    for lam in weights:
+        np.testing.assert_allclose(list(lam.values()), 0.25, rtol=1e-12)
+    assert all(one.coefficients for one in finished)
+
+
+def test_no_second_exchange_in_a_skipped_round() -> None:
+    clients = quadratics(3)
+    grid = MemoryGrid(clients, faults={(name, 1): error for name in clients})
+    strategy = DRFA(gamma=0.1, fraction_evaluate=0.0)
+    strategy.start(grid, record(initial_model()), num_rounds=1)
+    assert asked_for_losses(grid) == {}
+    assert strategy.memory == {}
+
+
+def test_a_huge_loss_takes_all_the_weight() -> None:
+    clients = wrapped("site-2", MessageType.EVALUATE, loss_of(1e30))
+    _, (lam,), _ = run(DRFA(gamma=1.0, fraction_evaluate=0.0), clients, rounds=1)
+    assert lam == {name: float(name == "site-2") for name in quadratics(6)}
+
+
+# The snapshot -------------------------------------------------------------------------------------------------------
+
+
+def test_integer_arrays_of_the_mean_snapshot_are_one_clients_and_not_averaged() -> None:
+    """METHODS.md, Buffers: taken over from the usable client with the most examples; section 6: never averaged."""
+    (one,), _, grid = run(DRFA(gamma=0.001, buffers=BUFFERS), rounds=1)
+    clients = quadratics(6)
+    most = max(one.coefficients, key=lambda name: clients[name].examples)
+    for message in asked_for_losses(grid).values():
+        steps = unpack(message.content.array_records["arrays"])["norm.steps"]
+        assert steps == 5 + clients[most].examples
+
+
+def test_bytes_count_the_second_exchange_and_the_snapshots() -> None:
+    (one,), _, grid = run(DRFA(gamma=0.001, fraction_evaluate=0.0), rounds=1)
+    size = sum(len(array.data) for array in one.arrays.values())
+    assert one.bytes_sent == size * (len(one.participants) + len(asked_for_losses(grid)))
+    assert one.bytes_received == size * 2 * len(one.coefficients)
+
+
+# State --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_resumed_in_the_middle_draws_and_ascends_the_same() -> None:
+    strategy, states, finished = DRFA(gamma=0.001, fraction_train=0.5, seed=2), [], []
+
+    def on_round(one: Round) -> None:
+        finished.append(one)
+        states.append(strategy.state_dict())
+
+    strategy.start(MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=6, on_round=on_round)
+    again, rest = DRFA(gamma=0.001, fraction_train=0.5, seed=2), []
+    again.start(
+        MemoryGrid(quadratics(6), seed=3), finished[2].arrays, num_rounds=6, resume=states[2], on_round=rest.append
+    )
+    assert [one.coefficients for one in rest] == [one.coefficients for one in finished[3:]]
+    assert again.memory == strategy.memory
+    assert flat(unpack(rest[-1].arrays)).tobytes() == flat(unpack(finished[-1].arrays)).tobytes()

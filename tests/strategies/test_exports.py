@@ -1,0 +1,175 @@
+"""Every method file keeps to the pattern: exported, documented as it is checked, short."""
+
+import ast
+import importlib
+import inspect
+import io
+import re
+import tokenize
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strategies
+from strategies import METHODS, FairStrategy, FromTorchJD
+
+from .helpers import ARGUMENTS, make
+
+FILES = sorted(Path(strategies.__file__).parent.glob("*.py"))
+PUBLIC = [*METHODS.values(), FromTorchJD]
+every_class = pytest.mark.parametrize("method", PUBLIC, ids=lambda method: method.__name__)
+
+
+def own_parameters(method: type[FairStrategy]) -> set[str]:
+    """What the constructor takes beside the common options."""
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = inspect.signature(method).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind not in kinds}
+
+
+def documented(method: type[FairStrategy]) -> dict[str, str]:
+    """Each parameter in the docstring's Parameters section, with what stands behind its colon."""
+    text = inspect.getdoc(method) or ""
+    if "\nParameters\n----------\n" not in text:
+        return {}
+    section = text.split("\nParameters\n----------\n")[1].split("\n\n")[0]
+    return dict(re.findall(r"^(\w+) : (.+)$", section, re.MULTILINE))
+
+
+# Exports ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_public_class_with_a_weigh_is_exported_and_a_method_by_name() -> None:
+    """A base without a weigh of its own, as Stepped, is no method."""
+    found = set()
+    for path in FILES:
+        module = importlib.import_module(f"strategies.{path.stem}" if path.stem != "__init__" else "strategies")
+        for name, member in inspect.getmembers(module, inspect.isclass):
+            public = issubclass(member, FairStrategy) and not name.startswith("_")
+            if public and member.weigh is not FairStrategy.weigh:
+                assert name == member.__name__
+                found.add(name)
+    assert found == {method.__name__ for method in PUBLIC}
+    assert found | {"FairStrategy", "METHODS", "Options", "Round"} == set(strategies.__all__)
+    assert {name: method.__name__.lower() for name, method in METHODS.items()} == {name: name for name in METHODS}
+    assert all(getattr(strategies, name) is not None for name in strategies.__all__)
+
+
+def test_every_method_has_its_own_test_file_or_shares_its_sources() -> None:
+    tests = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+    sources = {Path(inspect.getfile(method)).stem for method in PUBLIC} - {"fedavgn"}  # in test_fedmgda.py
+    assert sources <= tests
+
+
+# Docstrings ---------------------------------------------------------------------------------------------------------
+
+
+@every_class
+def test_the_docstring_has_a_formula_and_a_source(method: type[FairStrategy]) -> None:
+    assert "__doc__" in vars(method)
+    text = inspect.getdoc(method) or ""
+    assert ".. math::" in text
+    (source,) = [part for part in text.split("\n\n") if part.startswith("Source:")]
+    assert re.search(r"\b(19|20)\d\d\b", source) or method is METHODS["local"]
+
+
+@every_class
+def test_the_parameters_section_names_exactly_the_own_parameters_of_the_constructor(method: type[FairStrategy]) -> None:
+    assert set(documented(method)) == own_parameters(method)
+
+
+@every_class
+def test_the_docstring_states_the_defaults_of_the_signature(method: type[FairStrategy]) -> None:
+    for name, text in documented(method).items():
+        default = inspect.signature(method).parameters[name].default
+        stated = re.search(r", default (\S+)$", text)
+        assert (stated is None) == (default is inspect.Parameter.empty), name
+        if stated:
+            assert stated[1] == str(default), name
+
+
+def outside(text: str) -> list[Any]:
+    """Values outside the range that a docstring states."""
+    never = [float("nan"), float("inf"), float("-inf"), None, "0.5", True]
+    kind = text.split(", default")[0]
+    if found := re.fullmatch(r"(float|int) at least (\S+)", kind):
+        lowest = float(found[2])
+        return [*never, lowest - 1, *([lowest + 0.5] if found[1] == "int" else [lowest - 1e-9])]
+    if found := re.fullmatch(r"float above (\S+)", kind):
+        return [*never, float(found[1]), float(found[1]) - 1.0]
+    if found := re.fullmatch(r"float in ([\[(])(\S+), (\S+)([\])])", kind):
+        low, high = float(found[2]), float(found[3])
+        ends = [end for bracket, end in ((found[1], low), (found[4], high)) if bracket in "()"]
+        return [*never, low - 1e-9, high + 1e-9, *ends]
+    if kind == "finite float":
+        return never
+    if found := re.fullmatch(r"(\w+(?:, \w+)*) or (\w+)", kind):
+        return [*never, "", found[2].upper()]
+    raise AssertionError(f"no range is stated by {text!r}")
+
+
+def inside(text: str) -> list[Any]:
+    """Values at the ends of the range that a docstring states, and within it."""
+    kind = text.split(", default")[0]
+    if found := re.fullmatch(r"(float|int) at least (\S+)", kind):
+        return [int(found[2]), int(found[2]) + 3]
+    if found := re.fullmatch(r"float above (\S+)", kind):
+        return [float(found[1]) + 1e-9, 1e9]
+    if found := re.fullmatch(r"float in ([\[(])(\S+), (\S+)([\])])", kind):
+        low, high = float(found[2]), float(found[3])
+        ends = [end for bracket, end in ((found[1], low), (found[4], high)) if bracket in "[]"]
+        return [*ends, low + 1e-9, high - 1e-9]
+    if kind == "finite float":
+        return [-1e30, 0.0, 1e30]
+    return kind.replace(" or ", ", ").split(", ")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "text"),
+    [(name, parameter, text) for name, method in METHODS.items() for parameter, text in documented(method).items()],
+)
+def test_the_constructor_refuses_what_is_outside_the_stated_range_and_takes_what_is_inside(
+    name: str, parameter: str, text: str
+) -> None:
+    for value in inside(text):
+        make(name, {**ARGUMENTS[name][0], parameter: value})
+    for value in outside(text):
+        with pytest.raises(ValueError, match=parameter) as refused:
+            make(name, {**ARGUMENTS[name][0], parameter: value})
+        assert repr(value) in str(refused.value)
+
+
+def test_the_common_options_are_documented_once_with_their_ranges() -> None:
+    text = inspect.getdoc(FairStrategy) or ""
+    for name in strategies.Options.__optional_keys__:
+        assert re.search(rf"^(\w+, )*{name}(, \w+)* : .+", text, re.MULTILINE), name
+
+
+# Size ---------------------------------------------------------------------------------------------------------------
+
+
+def code_lines(path: Path) -> int:
+    """How many lines hold code: no docstrings, comments or blank lines."""
+    source = path.read_text(encoding="utf-8")
+    strings = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            strings |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    no_code = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in no_code:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - strings)
+
+
+@pytest.mark.parametrize("path", sorted({Path(inspect.getfile(method)) for method in PUBLIC}), ids=lambda p: p.name)
+def test_a_method_file_has_at_most_90_lines_of_code(path: Path) -> None:
+    assert code_lines(path) <= 90
+
+
+def test_only_strategy_py_knows_flower_and_only_simplex_py_the_solver() -> None:
+    for package, home in (("flwr", "strategy.py"), ("cvxopt", "simplex.py")):
+        pattern = re.compile(rf"^\s*(import|from) {package}\b", re.MULTILINE)
+        assert [path.name for path in FILES if pattern.search(path.read_text(encoding="utf-8"))] == [home]

@@ -1,0 +1,197 @@
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import FedFa
+from strategies.cohort import Cohort, FloatArray, Kept
+
+from .helpers import (
+    BUFFERS,
+    MemoryGrid,
+    client_names,
+    cohort_of,
+    error,
+    flat,
+    generic_updates,
+    initial_model,
+    quadratics,
+    record,
+    unpack,
+)
+from .reference import Seen, fedfa
+
+
+def first_round(accuracies: Sequence[float], **arguments: Any) -> FloatArray:
+    return FedFa(**arguments).weigh(cohort_of(np.eye(len(accuracies)), accuracies=accuracies))
+
+
+# Reductions ---------------------------------------------------------------------------------------------------------
+
+
+@given(m=st.integers(1, 8), accuracy=st.floats(1e-6, 1.0), alpha=st.floats(0.1, 5.0), beta=st.floats(0.0, 5.0))
+def test_equal_accuracies_and_participation_are_the_unweighted_mean(
+    m: int, accuracy: float, alpha: float, beta: float
+) -> None:
+    np.testing.assert_allclose(first_round([accuracy] * m, alpha=alpha, beta=beta), 1.0 / m, rtol=1e-12)
+
+
+@given(U=generic_updates())
+def test_without_server_momentum_the_velocity_does_not_matter(U: FloatArray) -> None:
+    kept = {Kept("velocity", 1): 100.0 * np.ones(U.shape[1])}
+    c = FedFa(server_momentum=0.0).weigh(cohort_of(U, round=2, memory=kept))
+    assert c[-1] == 0.0
+    np.testing.assert_array_equal(c[:-1], FedFa().weigh(cohort_of(U, round=2)))
+
+
+# Closed forms -------------------------------------------------------------------------------------------------------
+
+
+def test_accuracies_by_hand() -> None:
+    # A = (½, ¼, ¼): a = (1, 2, 2) bits, of 5
+    assert first_round([0.5, 0.25, 0.25], alpha=1.0, beta=0.0) == pytest.approx([0.2, 0.4, 0.4])
+    # with beta, f = 1/3 each: ½ a/5 + ½ ⅓
+    assert first_round([0.5, 0.25, 0.25]) == pytest.approx([0.1 + 1 / 6, 0.2 + 1 / 6, 0.2 + 1 / 6])
+
+
+def test_participation_by_hand() -> None:
+    # the first took part in 2 earlier rounds, this is its third: freq = (3, 1), f = (-log2 ¼, -log2 ¾) = (2, 0.415)
+    strategy = FedFa(alpha=0.0, beta=1.0)
+    strategy.memory = {"rounds": {"client-000": 2}}
+    rare = -np.log2(0.75)
+    c = strategy.weigh(cohort_of(np.eye(2), accuracies=[0.9, 0.1], round=3))
+    assert c == pytest.approx([2.0 / (2.0 + rare), rare / (2.0 + rare)])
+
+
+def test_the_velocity_by_hand() -> None:
+    # v_1 = 1, v_2 = ½·1 + 1, v_3 = ½·1.5 + 1 along the same unit update
+    strategy, velocity = FedFa(server_momentum=0.5), []
+    memory: dict[Kept, FloatArray] = {}
+    for t in (1, 2, 3):
+        cohort = cohort_of(np.array([[1.0]]), round=t, memory=memory)
+        c = strategy.weigh(cohort)
+        rows = np.vstack([np.array([[1.0]]), *memory.values()])
+        velocity.append(float((c @ rows)[0]))
+        memory = {kept: mix @ rows for kept, mix in strategy.remember(cohort, c).items()}
+        assert list(memory) == [Kept("velocity", t)]
+    assert velocity == [1.0, 1.5, 1.75]
+
+
+# Properties ---------------------------------------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    alpha=st.sampled_from((0.0, 0.5, 1.0)),
+    beta=st.sampled_from((0.5, 2.0)),
+    momentum=st.sampled_from((0.0, 0.5, 0.9)),
+)
+def test_velocity_and_participation_go_over_rounds_as_in_the_definition(
+    seed: int, alpha: float, beta: float, momentum: float
+) -> None:
+    """Random participants over ten rounds, one of them skipped; the memory goes through `remember` alone."""
+    rng = np.random.default_rng(seed)
+    strategy = FedFa(alpha=alpha, beta=beta, server_momentum=momentum)
+    memory: dict[Kept, FloatArray] = {}
+    history: list[Seen] = []
+    for t in range(1, 11):
+        names = [name for name in client_names(6) if rng.random() < 0.5]
+        if not names or t == 4:
+            continue
+        U, A = rng.normal(size=(len(names), 5)), rng.uniform(size=len(names))
+        vectors, accuracies = (dict(zip(names, column, strict=True)) for column in (U, A))
+        history.append(Seen(t, 10, vectors, {}, dict.fromkeys(names, 1.0), accuracies))
+        cohort = cohort_of(U, accuracies=A, names=names, round=t, memory=memory)
+        rows = np.vstack([U, *memory.values()])
+        c = strategy.weigh(cohort)
+        expected = fedfa(history, alpha, beta, momentum)
+        np.testing.assert_allclose(c @ rows, expected, rtol=1e-9, atol=1e-12)
+        memory = {kept: mix @ rows for kept, mix in strategy.remember(cohort, c).items()}
+    took_part = [name for seen in history for name in seen.updates]
+    assert strategy.memory.get("rounds", {}) == {name: took_part.count(name) for name in set(took_part)}
+
+
+@given(A=st.lists(st.floats(0.01, 1.0), min_size=2, max_size=8), unit=st.sampled_from((0.1, 2.0, 100.0)))
+def test_the_unit_of_accuracies_and_of_the_two_weights_does_not_matter(A: list[float], unit: float) -> None:
+    c = first_round(A, alpha=0.3, beta=0.7)
+    np.testing.assert_allclose(first_round([unit * a for a in A], alpha=0.3, beta=0.7), c, rtol=1e-9)
+    np.testing.assert_allclose(first_round(A, alpha=0.3 * unit, beta=0.7 * unit), c, rtol=1e-9)
+
+
+@given(A=st.lists(st.floats(0.0, 1.0), min_size=2, max_size=8).map(sorted))
+def test_weights_sum_to_one_and_fall_with_the_accuracy(A: list[float]) -> None:
+    c = first_round(A)
+    assert c.min() >= 0.0
+    assert c.sum() == pytest.approx(1.0, abs=1e-12)
+    assert (np.diff(c) <= 1e-12).all()
+
+
+def test_who_took_part_more_often_counts_more() -> None:
+    strategy = FedFa(alpha=0.0, beta=1.0)
+    strategy.memory = {"rounds": {"client-000": 0, "client-001": 3, "client-002": 7}}
+    assert (np.diff(strategy.weigh(cohort_of(np.eye(3)))) > 0).all()
+
+
+# Edge cases ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("A", [[0.0, 0.0], [0.0, 1.0], [1e-30, 1.0], [1e-6, 1.0], [1.0, 1.0, 0.0], [-1.0, 0.5]])
+def test_accuracies_are_floored_at_1e_minus_6(A: list[float]) -> None:
+    floored = np.maximum(A, 1e-6)
+    bits = -np.log2(floored / floored.sum())
+    np.testing.assert_allclose(first_round(A, alpha=1.0, beta=0.0), bits / bits.sum(), rtol=1e-12)
+    assert np.isfinite(first_round(A)).all()
+
+
+def test_one_client_has_weight_one_and_still_its_momentum() -> None:
+    kept = {Kept("velocity", 1): np.array([2.0, 0.0])}
+    for accuracy in (0.0, 0.5, 1.0):
+        c = FedFa(server_momentum=0.5).weigh(cohort_of(np.array([[1.0, 1.0]]), accuracies=[accuracy], memory=kept))
+        assert c.tolist() == [1.0, 0.5]
+
+
+def test_a_skipped_round_counts_for_nobody_and_leaves_the_velocity() -> None:
+    states: list[dict[str, Any]] = []
+    clients = quadratics(3)
+    strategy = FedFa(buffers=BUFFERS)
+    grid = MemoryGrid(clients, faults={(name, 2): error for name in clients})
+    models = []
+
+    def on_round(finished: Any) -> None:
+        states.append(strategy.state_dict())
+        models.append(flat(unpack(finished.arrays)))
+
+    strategy.start(grid, record(initial_model()), num_rounds=3, on_round=on_round)
+    assert states[0]["memory"] == states[1]["memory"] == {"rounds": dict.fromkeys(clients, 1)}
+    assert states[2]["memory"] == {"rounds": dict.fromkeys(clients, 2)}
+    np.testing.assert_array_equal(models[0], models[1])
+    rows = [state["rows"][0]["values"] for state in states]
+    np.testing.assert_array_equal(rows[0], rows[1])
+    np.testing.assert_allclose(models[1] - models[2], rows[2].astype(np.float64), rtol=1e-4, atol=1e-6)
+
+
+def test_the_step_is_the_velocity_of_the_round() -> None:
+    strategy, models, velocities = FedFa(server_momentum=0.9, buffers=BUFFERS), [flat(initial_model())], []
+
+    def on_round(finished: Any) -> None:
+        models.append(flat(unpack(finished.arrays)))
+        (row,) = strategy.state_dict()["rows"]
+        velocities.append(row["scale"] * row["values"].astype(np.float64))
+
+    strategy.start(MemoryGrid(quadratics(4)), record(initial_model()), num_rounds=5, on_round=on_round)
+    for (before, after), velocity in zip(pairwise(models), velocities, strict=True):
+        np.testing.assert_allclose(before - after, velocity, rtol=1e-4, atol=1e-5)
+
+
+def test_the_clients_momentum_is_told_and_the_servers_is_not() -> None:
+    assert FedFa().objective(1) == {"client-momentum": 0.9}
+    assert FedFa(client_momentum=0.0, server_momentum=0.7).objective(5) == {"client-momentum": 0.0}
+
+
+def test_a_cohort_is_all_it_looks_at() -> None:
+    cohort: Cohort = cohort_of(np.eye(3), losses=[np.nan] * 3, accuracies=[0.2, 0.3, 0.4])
+    assert np.isfinite(FedFa().weigh(cohort)).all()

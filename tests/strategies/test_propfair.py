@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import FedAvg, PropFair
+from strategies.cohort import FloatArray
+
+from .helpers import cohort_of, edgy_updates, losses_and_counts
+
+
+@given(U=edgy_updates(), baseline=st.floats(1e-3, 1e3), weighting=st.sampled_from(("examples", "uniform")))
+def test_the_server_averages_as_fedavg_does(U: FloatArray, baseline: float, weighting: str) -> None:
+    F, n = losses_and_counts(len(U))
+    cohort = cohort_of(U, losses=F, counts=n, weighting=weighting)
+    c = PropFair(baseline=baseline, weighting=weighting).weigh(cohort)
+    np.testing.assert_array_equal(c, FedAvg(weighting=weighting).weigh(cohort))
+
+
+def test_the_clients_are_told_the_transform_with_its_numbers() -> None:
+    expected = {"loss-transform": "propfair", "propfair-baseline": 5.0, "propfair-epsilon": 0.2}
+    assert PropFair(baseline=5).objective(1) == PropFair(baseline=5, epsilon=0.2).objective(99) == expected
+    told = PropFair(baseline=3.0, epsilon=1e-3, proximal_mu=0.5).objective(1)
+    assert told == {
+        "loss-transform": "propfair",
+        "propfair-baseline": 3.0,
+        "propfair-epsilon": 1e-3,
+        "proximal-mu": 0.5,
+    }
+
+
+def test_no_metric_is_needed_and_no_fedavg_client_is_told_of_a_transform() -> None:
+    assert PropFair.needs == frozenset()
+    assert "loss-transform" not in FedAvg().objective(1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
+def test_baseline_and_epsilon_are_above_zero(value: float) -> None:
+    with pytest.raises(ValueError, match="baseline must be a finite number greater than 0"):
+        PropFair(baseline=value)
+    with pytest.raises(ValueError, match="epsilon must be a finite number greater than 0"):
+        PropFair(baseline=1.0, epsilon=value)
