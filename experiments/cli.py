@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from deploy import cli as deployment
 from server.records import ACCURACY
 from server.settings import Settings, SettingsError, Value, default_config
 from strategies import METHODS
@@ -141,6 +142,10 @@ def settings(as_json: JsonOption = False) -> None:
         print(json.dumps(defaults, indent=2))
     else:
         show_settings(defaults)
+
+
+app.command()(deployment.client)
+app.add_typer(deployment.app, name="deploy")
 
 
 def merged(named: Mapping[str, Value | None], assignments: Iterable[str]) -> dict[str, Value]:

@@ -139,7 +139,7 @@ def final_accuracies(folder: Path, column: str = ACCURACY) -> Accuracies:
     """Return each client's accuracy in percent after the last round, empty where there is none in `column`."""
     with (folder / "clients.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    last = max(int(row["round"]) for row in rows)
+    last = max((int(row["round"]) for row in rows), default=0)
     return {row["client"]: float(row[column]) for row in rows if int(row["round"]) == last and row[column]}
 
 
