@@ -69,7 +69,7 @@ class DRFA(FairStrategy):
 
     def remember(self, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
         """Ascend λ by the losses of a uniform sample at the mean snapshot."""
-        losses = self.losses_at_snapshot(cohort.round, coefficients)
+        losses = self.losses_at_snapshot(cohort, coefficients)
         factor = self.local_steps * self.gamma * len(self.online) / max(len(losses), 1)
         gains = {name: factor * loss for name, loss in losses.items()}
         self.memory = {"weights": ascended(self._weights(self.online), gains)}

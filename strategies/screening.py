@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from .updates import Arrays, Layout
 
+SNAPSHOT = "snapshot"
+"""The ArrayRecord with the model that a client had in the midst of its local work."""
+
 
 def usable_metrics(content: Any, weight_key: str, needs: Collection[str] = ()) -> dict[str, float]:
     """Return the finite numbers among a reply's metrics, if count, weight and the needed ones are there."""
@@ -65,7 +68,7 @@ def view(array: Any) -> NDArray[Any]:
 
 def usable_snapshot(content: Any, layout: Layout) -> Arrays:
     """Return the model that a client had in the midst of its local work, if it is like the model and finite."""
-    arrays = usable_arrays(content, "snapshot", layout)
+    arrays = usable_arrays(content, SNAPSHOT, layout)
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise ValueError(f"array {name!r} of the snapshot is not finite")
@@ -74,6 +77,9 @@ def usable_snapshot(content: Any, layout: Layout) -> Arrays:
 
 def _only(records: Mapping[str, Any], key: str, kind: str) -> Any:
     """Return the record named `key`, or the only one there is: foreign clients choose their own name."""
-    if key not in records and len(records) != 1:
+    if key in records:
+        return records[key]
+    others = [record for name, record in records.items() if name != SNAPSHOT]
+    if key == SNAPSHOT or len(others) != 1:
         raise ValueError(f"{kind} {key!r} is missing")
-    return records[key] if key in records else next(iter(records.values()))
+    return others[0]

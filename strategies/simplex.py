@@ -16,6 +16,9 @@ SOLVER = {"show_progress": False, "abstol": 1e-13, "reltol": 1e-13, "feastol": 1
 ENOUGH = 1e-11
 """Relative excess of the objective over its minimum, as its duality gap bounds it, that is left as it is."""
 
+POLISHING_WORK = 2e8
+"""Bounds the time of exact refinement: so many operations, in steps of m³ each, ten steps at least."""
+
 
 def project(vector: FloatArray) -> FloatArray:
     """Return the point of the simplex that is nearest to `vector`, shape (m,).
@@ -88,7 +91,7 @@ def _polished(
     lengths[lengths == 0.0] = 1.0
     at_lower, at_upper = active
     y = np.where(at_lower, lower, np.where(at_upper, upper, x))
-    for _ in range(3 * len(x)):
+    for _ in range(min(3 * len(x), max(10, int(POLISHING_WORK / len(x) ** 3)))):
         free = ~(at_lower | at_upper)
         if not free.any():
             free[np.argmax(np.where(at_upper, G @ y, -np.inf))] = True

@@ -58,8 +58,7 @@ class FairStrategy(Strategy):
     """A federated method that maps a cohort of updates to one coefficient per update.
 
     Subclasses implement `weigh`; they name the metrics they need in `needs`, their prior in `default_weighting`
-    (None: the method has none), where they come from in `source`, and what they keep between rounds in `remember`
-    and `memory`.
+    (None: the method has none), and what they keep between rounds in `remember` and `memory`.
 
     Parameters
     ----------
@@ -134,7 +133,7 @@ class FairStrategy(Strategy):
         self._timeout: float | None = None
         self._roster = Roster()
         self._layout = Layout({})
-        self._train, self._evaluate = Exchange(), Exchange()
+        self._train, self._second, self._evaluate = Exchange(), Exchange(), Exchange()
         self._draws: Counter[str] = Counter()
         self._snapshots: dict[str, Arrays] = {}
         self._grid: Grid | None = None
@@ -279,8 +278,8 @@ class FairStrategy(Strategy):
             metrics=dict(metrics),
             train_metrics=train.metrics,
             evaluations=evaluate.metrics,
-            bytes_sent=size * (len(train.messages) + len(evaluate.messages)),
-            bytes_received=size * len(train.metrics),
+            bytes_sent=size * (len(train.messages) + len(self._second.messages) + len(evaluate.messages)),
+            bytes_received=size * len(train.metrics) * (2 if self.snapshots else 1),
         )
 
     # One round, as Flower's hooks -----------------------------------------------------------------------------------
@@ -290,7 +289,7 @@ class FairStrategy(Strategy):
     ) -> Iterable[Message]:
         """Draw the round's clients from (seed, round) and write a message to each."""
         self._grid, self._layout = grid, Layout({n: view(a) for n, a in arrays.items()}, self.buffers)
-        self._train, self._evaluate, self._coefficients = Exchange(), Exchange(), {}
+        self._train, self._second, self._evaluate, self._coefficients = Exchange(), Exchange(), Exchange(), {}
         free = self._free(grid, self.min_train_nodes)
         wanted = share(self.fraction_train, len(free), self.min_train_nodes)
         self._draws = Counter(self.choose(free, wanted, server_round) if free else [])
@@ -394,21 +393,20 @@ class FairStrategy(Strategy):
 
     # Messages and roster --------------------------------------------------------------------------------------------
 
-    def losses_at_snapshot(self, server_round: int, coefficients: FloatArray) -> dict[str, float]:
+    def losses_at_snapshot(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
         """Average the snapshots by `coefficients`; return the loss there of a uniform sample of as many clients.
 
         This is a second exchange within the round; a client whose answer cannot be used is left out.
         """
-        used = list(zip(self._snapshots.values(), coefficients, strict=True))
-        mean = {
-            name: np.asarray(sum(c * snapshot[name].astype(np.float64) for snapshot, c in used)).astype(array.dtype)
-            for name, array in self._layout.arrays.items()
-        }
+        snapshots = Updates(self._layout, capacity=len(self._snapshots))
+        for snapshot in self._snapshots.values():
+            snapshots.add(snapshot)
+        mean = snapshots.model_after(coefficients, snapshots.rows, cohort.prior, cohort.counts)
         arrays = ArrayRecord({name: Array(array) for name, array in mean.items()})
-        told = {"server-round": server_round, "measure": ["train-loss"]}
+        told = {"server-round": cohort.round, "measure": ["train-loss"]}
         wanted = min(sum(self._draws.values()), len(self._roster.free))
-        asked = Exchange()
-        for name in sample(self._roster.free, wanted, self.seed, "losses", server_round):
+        self._second = asked = Exchange()
+        for name in sample(self._roster.free, wanted, self.seed, "losses", cohort.round):
             asked.messages[name] = self._message(MessageType.EVALUATE, self.online[name], arrays, told)
         if self._grid is None:
             raise RuntimeError("configure_train has not been called")
