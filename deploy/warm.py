@@ -10,6 +10,7 @@ Started by `fairbloom client`, as `python -P -m deploy.warm [--isolated] [--any-
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import gc
 import importlib
@@ -21,10 +22,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from multiprocessing.connection import Connection
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 from zipfile import ZipFile
@@ -45,7 +46,7 @@ REPLACED: Mapping[str, Iterable[str]] = {
 USED: Mapping[str, Iterable[str]] = {
     f"{LOOP}:_insert_message": ("msg", "state", "store"),
     f"{OBJECTS}:inflate_object_from_contents": ("object_id", "object_contents"),
-    "flwr.supercore.inflatable.inflatable_object:iterate_object_tree": ("object_tree",),
+    "flwr.supercore.inflatable.inflatable_object:iterate_object_tree": ("tree",),
     "flwr.clientapp.utils:get_load_client_app_fn": ("default_app_ref", "app_path", "multi_app"),
     "flwr.cli.install:install_from_fab": ("fab_file", "skip_prompt"),
     "flwr.common.config:get_project_dir": ("fab_id", "fab_version", "fab_hash"),
@@ -68,11 +69,18 @@ USED: Mapping[str, Iterable[str]] = {
 BACKOFF_SECONDS = 0.05
 """First wait for an object that is announced and not there yet; Flower's is 1 s, and doubles."""
 
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.02, 1.0
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.0
 """Between two questions for work."""
 
-PRELOADED = ("deploy.warm", "flwr.clientapp", "flwr.cli.install", "numpy", "torch", "torch._dynamo", "sklearn.datasets")
-"""By the fork server. Never the app's own modules, which would win over the bundle's. Nothing here starts CUDA."""
+PRELOADED = ("numpy", "torch")
+"""Before the node connects. Never the app's own modules, which would win over the bundle's."""
+
+SHARED = ("deploy.warm", "flwr.clientapp.utils", "flwr.cli.install", "torch._dynamo", "sklearn.datasets", *PRELOADED)
+"""By the fork server, for all its children. Nothing here starts CUDA."""
+
+SERVER_SIDE = (("server",), ("strategies",), (".info",))
+DATA = ("", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl")
+"""What of a bundle a client never imports: top-level folders, and endings of names."""
 
 OWN_PLACES = ("state-dir", "data-dir")
 """Settings of a run that this device's operator overrides by the node config: they are about its own disk."""
@@ -95,7 +103,7 @@ class Answer(Protocol):
         """Answer one message."""
 
 
-# The app in this process -----------------------------------------------------------------------------------------------
+# The app in this process --------------------------------------------------------------------------------------------
 
 
 class Resident:
@@ -110,6 +118,9 @@ class Resident:
     def __init__(self, *, any_bundle: bool = False) -> None:
         self._any_bundle = any_bundle
         self._loaded: tuple[str, Path, Any] | None = None
+        for name in PRELOADED:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
 
     def __call__(self, fab: Any, run: Any, task_id: int, message: Message, context: Context) -> tuple[Message, Context]:
         """Answer one message; what the app changes of its context is lost where it raises."""
@@ -154,25 +165,27 @@ def forget(folder: Path) -> None:
 
 
 def check_bundle(content: bytes) -> None:
-    """Raise BundleRefusedError unless every Python file of a bundle is, byte for byte, one that is installed here.
+    """Raise BundleRefusedError unless all code of a bundle that a client could import is installed here, to the byte.
 
     Whoever reaches the SuperLink's control API can submit a bundle. This keeps its code off the device, modules that
-    would hide a library included.
+    would hide a library included. Server-side packages are free: nothing that runs here imports them.
     """
     installed = Path(__file__).parents[1]
     with ZipFile(BytesIO(content)) as bundle:
-        for name in bundle.namelist():
-            here = installed / name
-            if name.endswith((".py", ".pth", ".so")) and not (
-                here.is_file() and here.read_bytes() == bundle.read(name)
-            ):
+        for entry in bundle.infolist():
+            path = PurePosixPath(entry.filename)
+            plain = not path.is_absolute() and ".." not in path.parts
+            if plain and (path.parts[:1] in SERVER_SIDE or path.suffix in DATA or entry.is_dir()):
+                continue
+            here = installed / path
+            if not (plain and here.is_file() and here.read_bytes() == bundle.read(entry)):
                 raise BundleRefusedError(
-                    f"the bundle's {name} is not what is installed on this client: install the server's version "
-                    'there, or let it run any bundle (bundles = "any")'
+                    f"the bundle's {entry.filename} is not what is installed on this client: install the server's "
+                    'version there, or let the client run any bundle (bundles = "any")'
                 )
 
 
-# The app in a child a message ------------------------------------------------------------------------------------------
+# The app in a child a message ---------------------------------------------------------------------------------------
 
 
 class Isolated:
@@ -190,7 +203,7 @@ class Isolated:
     def __init__(self, *, any_bundle: bool = False) -> None:
         self._any_bundle = any_bundle
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(PRELOADED))
+        self._context.set_forkserver_preload(list(SHARED))
         first = self._context.Process(target=int)  # starts the fork server, now
         first.start()
         first.join()
@@ -204,20 +217,20 @@ class Isolated:
         try:
             ours.send((fab, run, task_id, message, context))
             outcome = ours.recv()
+            child.join(timeout=5.0)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             child.join()
             raise CrashedError(f"the client app's process ended without a reply: {_ending(child.exitcode)}") from None
         finally:
             ours.close()
-            child.join(timeout=5.0)
             child.kill()
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, AppError):
             raise outcome
         reply, changed = outcome
         return reply, changed
 
 
-class Failure(Exception):
+class AppError(Exception):
     """What the app raised in a child, in words: the exception itself may not travel."""
 
 
@@ -227,13 +240,13 @@ def _answer_in_child(pipe: Connection, any_bundle: bool) -> None:
     try:
         import numpy as np
 
-        np.random.seed()  # children of one fork server share its state  # noqa: NPY002
+        np.random.seed()  # children of one fork server share its state
         outcome = Resident(any_bundle=any_bundle)(*pipe.recv())
     except BundleRefusedError as error:
         outcome = error
     except BaseException as error:
         log.exception("the client app raised")
-        outcome = Failure(f"{type(error).__name__}: {error}")
+        outcome = AppError(f"{type(error).__name__}: {error}")
     pipe.send(outcome)
 
 
@@ -243,7 +256,7 @@ def _ending(exitcode: int | None) -> str:
     return f"exit code {exitcode}"
 
 
-# In Flower's loop ------------------------------------------------------------------------------------------------------
+# In Flower's loop ---------------------------------------------------------------------------------------------------
 
 
 class Pace:
@@ -291,7 +304,8 @@ def answer_next(state: Any, store: Any, answer: Answer) -> None:
         return
     message_id = heads[0].metadata.message_id
     tree = store.get_object_tree(message_id)
-    message = inflate_object_from_contents(message_id, {o.object_id: store.get(o.object_id) for o in iterate_object_tree(tree)})
+    contents = {part.object_id: store.get(part.object_id) for part in iterate_object_tree(tree)}
+    message: Any = inflate_object_from_contents(message_id, contents)
     message.metadata.__dict__["_message_id"] = message_id
     store.delete(message_id)
     run = state.get_run(message.metadata.run_id)
@@ -318,7 +332,7 @@ def _answered(answer: Answer, state: Any, run: Any, task_id: int, message: Messa
         code, reason = ErrorCode.INVALID_FAB, str(error)
     except CrashedError as error:
         code, reason = ErrorCode.CLIENT_APP_CRASHED, str(error)
-    except Failure as error:
+    except AppError as error:
         code, reason = ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)
     except (Exception, SystemExit) as error:  # one message's failure is one error reply; an app may not end the node
         log.exception("the client app raised")
@@ -339,7 +353,7 @@ def _drop_tasks(state: Any) -> int:
     return task_id
 
 
-# Start -----------------------------------------------------------------------------------------------------------------
+# Start --------------------------------------------------------------------------------------------------------------
 
 
 def missing_names(names: Mapping[str, Iterable[str]] = {**REPLACED, **USED}) -> list[str]:
@@ -376,8 +390,8 @@ class Remedies(logging.Handler):
         "[code: 2004]": "the SuperLink does not admit this key. It is not registered (fairbloom deploy enroll), or was "
         "revoked (enroll the client anew), or a node with it is connected already: one that was killed counts as "
         "connected for a minute",
-        "UNAUTHENTICATED": "the SuperLink refuses this node's signature: the key was revoked, or this device's clock is "
-        "more than 5 s ahead or 5 min behind (timedatectl)",
+        "UNAUTHENTICATED": "the SuperLink refuses this node's signature: the key was revoked, or this device's clock "
+        "is more than 5 s ahead or 5 min behind (timedatectl)",
     }
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -417,4 +431,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # Under its own name: what travels between this process and a forked child must be the same class on both sides.
+    from deploy.warm import main as start
+
+    start()

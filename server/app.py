@@ -13,6 +13,8 @@ from flwr.serverapp import Grid, ServerApp
 from strategies import Round
 from tasks import load_task
 
+from .observability import Metrics, log_as_json
+from .polling import PollingGrid
 from .records import Row, RunFolder
 from .settings import Settings
 
@@ -30,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run what the run config says, with the nodes of this federation as clients."""
     settings = Settings.of(context.run_config)
     wait_for_clients(grid, settings.clients)
-    federate(settings, grid)
+    federate(settings, PollingGrid(grid))
 
 
 def federate(settings: Settings, grid: Grid, on_row: Callable[[Row], None] = lambda row: None) -> Path:
@@ -63,6 +65,9 @@ def federate(settings: Settings, grid: Grid, on_row: Callable[[Row], None] = lam
         arrays = ArrayRecord({name: Array(array) for name, array in continued[0].items()})
     buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point() and name in arrays]
     strategy = settings.strategy(buffers=buffers)
+    if settings.log_format == "json":
+        log_as_json(folder.path.name)
+    metrics = Metrics(settings.metrics_port) if settings.metrics_port else None
     asked = ConfigRecord()
     started = time.perf_counter()
 
@@ -74,8 +79,12 @@ def federate(settings: Settings, grid: Grid, on_row: Callable[[Row], None] = lam
     def on_round(finished: Round) -> None:
         nonlocal started
         now = time.perf_counter()
-        on_row(folder.record(finished, strategy.state_dict(), seconds=now - started))
+        row = folder.record(finished, strategy.state_dict(), seconds=now - started)
         started = now
+        log.info("round %d is finished", finished.number, extra={"round": finished.number})
+        if metrics is not None:
+            metrics.observe(finished, row, connected=len(strategy.online))
+        on_row(row)
         ask_for_losses(finished.number + 1)
 
     ask_for_losses(1 if continued is None else continued[1]["round"] + 1)
@@ -90,6 +99,8 @@ def federate(settings: Settings, grid: Grid, on_row: Callable[[Row], None] = lam
         resume=None if continued is None else continued[1],
     )
     folder.finish({name: array.numpy() for name, array in result.arrays.items()})
+    if metrics is not None:
+        metrics.close()
     return folder.path
 
 

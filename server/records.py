@@ -26,6 +26,9 @@ FORMAT = 1
 ACCURACY = "test_accuracy_of_global_model"
 """In percent, of each client on its own test split."""
 
+WITHOUT_EFFECT = {"out", "log-format", "metrics-port"}
+"""Settings that may differ when a run is continued."""
+
 FIRST_LAID = ("checkpoint", "env.json", ".env.json.draft", ".config.toml.draft")
 """What a folder may hold whose making was interrupted before its settings were written."""
 
@@ -163,7 +166,7 @@ def check_folder(path: Path, config: Mapping[str, object]) -> None:
             f"{path} was written by a newer version (run-folder-format = {written}, this version knows {FORMAT}): "
             "upgrade fairbloom or choose another --out"
         )
-    differing = sorted(key for key in (config.keys() | there.keys()) - {"out"} if config.get(key) != there.get(key))
+    differing = sorted(k for k in (config.keys() | there.keys()) - WITHOUT_EFFECT if config.get(k) != there.get(k))
     if differing:
         shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in differing)
         raise RunFolderError(f"{path} belongs to a run with other settings ({shown}): choose another --out")

@@ -104,6 +104,10 @@ class Settings(BaseModel):
         "loop", description="of in-process runs"
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
+    log_format: Annotated[str, AfterValidator(partial(check_known, "log-format", choices=("text", "json")))] = Field(
+        "text", description="of the server's log: text, or json lines with run, round and client"
+    )
+    metrics_port: int = Field(0, ge=0, lt=65536, description="serves metrics for Prometheus; 0: nowhere")
     state_dir: str = Field("", description="where clients keep personal models; in process, the run folder")
     out: str = Field("", description='run folder; "" names it by the settings, under runs/')
     parameters: dict[str, Any] = Field(default_factory=dict, description="of methods, as fedfv.alpha")

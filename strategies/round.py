@@ -56,6 +56,7 @@ class Exchange:
     `strays` holds the ids of other messages that were answered meanwhile: late replies, which are not used.
     """
 
+    round: int = 0
     messages: dict[str, Any] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
     strays: set[str] = field(default_factory=set)
@@ -71,7 +72,7 @@ class Exchange:
         """Record, and log, why a reply of `name` is not used."""
         reason = " ".join(reason.split())  # a client's error may be a whole traceback
         self.refused.setdefault(name, []).append(reason)
-        log.warning("refused a reply of client %s: %s", name, reason)
+        log.warning("refused a reply of client %s: %s", name, reason, extra={"client": name, "round": self.round})
 
     def sort(self, replies: Iterable[Any], roster: Mapping[str, int]) -> list[tuple[str, Any]]:
         """Return client name and content of each reply to this exchange, in the order of names; refuse the others."""

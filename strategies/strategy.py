@@ -289,7 +289,8 @@ class FairStrategy(Strategy):
     ) -> Iterable[Message]:
         """Draw the round's clients from (seed, round) and write a message to each."""
         self._grid, self._layout = grid, Layout({n: view(a) for n, a in arrays.items()}, self.buffers)
-        self._train, self._second, self._evaluate, self._coefficients = Exchange(), Exchange(), Exchange(), {}
+        self._train, self._second, self._evaluate = (Exchange(server_round) for _ in range(3))
+        self._coefficients = {}
         free = self._free(grid, self.min_train_nodes)
         wanted = share(self.fraction_train, len(free), self.min_train_nodes)
         self._draws = Counter(self.choose(free, wanted, server_round) if free else [])
@@ -326,7 +327,7 @@ class FairStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Draw the clients that evaluate, where the round is evaluated, and write a message to each."""
-        self._evaluate = Exchange()
+        self._evaluate = Exchange(server_round)
         last = server_round == self._num_rounds
         due = last or (self.evaluate_every > 0 and server_round % self.evaluate_every == 0)
         if self.fraction_evaluate == 0.0 or not due:
@@ -405,7 +406,7 @@ class FairStrategy(Strategy):
         arrays = ArrayRecord({name: Array(array) for name, array in mean.items()})
         told = {"server-round": cohort.round, "measure": ["train-loss"]}
         wanted = min(sum(self._draws.values()), len(self._roster.free))
-        self._second = asked = Exchange()
+        self._second = asked = Exchange(cohort.round)
         for name in sample(self._roster.free, wanted, self.seed, "losses", cohort.round):
             asked.messages[name] = self._message(MessageType.EVALUATE, self.online[name], arrays, told)
         if self._grid is None:
