@@ -6,7 +6,6 @@ units of the updates: m · d numbers in the model's dtype. All sides are measure
 
 import argparse
 import gc
-import statistics
 import time
 import tracemalloc
 from collections.abc import Iterable
@@ -72,7 +71,7 @@ def reply(model: dict[str, np.ndarray], random: np.random.Generator) -> RecordDi
 
 
 def measure(strategy: Strategy, grid: Replies, repeats: int) -> tuple[float, float]:
-    """Return the median seconds of an aggregation, and its peak of added memory in units of the updates."""
+    """Return the least seconds of an aggregation, and its peak of added memory in units of the updates."""
     seconds = []
     for number in range(1, repeats + 2):  # the last time for its memory: tracing costs time
         messages = list(strategy.configure_train(number, grid.model, ConfigRecord(), grid))
@@ -86,14 +85,14 @@ def measure(strategy: Strategy, grid: Replies, repeats: int) -> tuple[float, flo
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     updates = len(grid.contents) * sum(len(array.data) for array in grid.model.values())
-    return statistics.median(seconds[:-1][1:] or seconds[:-1]), peak / updates
+    return min(seconds[:-1]), peak / updates
 
 
 def main() -> None:
     """Measure all methods at all sizes that fit into memory, and print a table each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=10.0, help="leave out sizes that need more")
-    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=8)
     arguments = parser.parse_args()
     for m, d in SIZES:
         if 3 * 4 * m * d > arguments.gigabytes * 1e9:

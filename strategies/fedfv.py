@@ -1,6 +1,6 @@
 """Fair averaging without conflicts between clients."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Unpack
 
 import numpy as np
@@ -105,16 +105,20 @@ class FedFV(FairStrategy):
             products = G @ g
             con = np.zeros(len(G))
             for row, kept in enumerate(cohort.memory, start=m):
-                absent = kept.key not in cohort.names
+                absent = self.recalls(kept, cohort.names)
                 con[row] = absent and kept.round == cohort.round - age and products[row] < 0.0
             squared_length = con @ G @ con
             if con @ products < 0.0 and squared_length > 0.0:
                 g = g - (con @ products) / squared_length * con
         return g
 
+    def recalls(self, kept: Kept, names: Collection[str]) -> bool:
+        """Return whether a row is of a client that is not there: the others' latest update is of this round."""
+        return kept.key not in names
+
     def remember(self, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
         """Keep every client's latest update for tau rounds."""
         rows = np.eye(cohort.size + len(cohort.memory))
-        latest = {kept: rows[cohort.size + i] for i, kept in enumerate(cohort.memory) if kept.key not in cohort.names}
+        latest = {k: rows[i] for i, k in enumerate(cohort.memory, cohort.size) if self.recalls(k, cohort.names)}
         latest |= {Kept(name, cohort.round): rows[i] for i, name in enumerate(cohort.names)}
         return {kept: row for kept, row in latest.items() if kept.round > cohort.round - self.tau}

@@ -154,6 +154,10 @@ class FairStrategy(Strategy):
         """Update `memory` after the step; return the rows to keep, each as a combination of shape (m + r,)."""
         return {}
 
+    def recalls(self, kept: Kept, names: Collection[str]) -> bool:
+        """Return whether `weigh` needs a kept row in a round with the replies of `names`; others are dropped."""
+        return True
+
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
         """Return the method's own metrics of the round."""
         return {}
@@ -356,7 +360,8 @@ class FairStrategy(Strategy):
     def _step(self, server_round: int, updates: Updates) -> tuple[ArrayRecord | None, dict[str, float]]:
         """Return the model after the round, None where it would not be finite, and the method's own metrics."""
         names = tuple(self._train.metrics)
-        rows = [*updates.rows, *self._rows.values()]
+        memory = {kept: row for kept, row in self._rows.items() if self.recalls(kept, names)}
+        rows = [*updates.rows, *memory.values()]
         counts = np.array([m[self.weighted_by_key] for m in self._train.metrics.values()], np.float64)
         prior = counts / counts.sum() if self.weighting == "examples" else np.full(len(names), 1.0 / len(names))
         cohort = Cohort(
@@ -367,7 +372,7 @@ class FairStrategy(Strategy):
             prior=prior,
             draws=np.array([self._draws[name] for name in names], np.float64),
             metrics={key: np.array([m[key] for m in self._train.metrics.values()], np.float64) for key in self.needs},
-            memory=tuple(self._rows),
+            memory=tuple(memory),
             gram_of=lambda: gram_matrix(rows, exact=self.exact_gram),
             squared_norms_of=lambda: squared_norms(updates.rows),
         )

@@ -1,0 +1,214 @@
+"""A deployed round: warm clients, isolated ones and Flower's own, over TLS with node authentication, on loopback.
+
+All sides run the same app with the same settings on this machine, one after the other. CPU-seconds a round and memory
+(PSS: shared pages counted once) stand beside the seconds. The load of the machine at the start is printed: other work
+on the same cores counts.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.deploy.federation import Deployment, federation, names, rounds
+
+VARIANTS: Mapping[str, Sequence[str]] = {
+    "fairbloom client": (),
+    "fairbloom client --isolated": ("--isolated",),
+    "flower-supernode": ("plain",),
+}
+TICKS = os.sysconf("SC_CLK_TCK")
+LARGE = Path(__file__).parent / "large"
+
+
+@dataclass
+class Usage:
+    """CPU-seconds of clients and server when each round was seen to end, and the most memory they had, in MB."""
+
+    cpu: list[tuple[float, float]] = field(default_factory=list)
+    memory: tuple[float, float] = (0.0, 0.0)
+
+    def cpu_a_round(self, side: int) -> float:
+        """Return the CPU-seconds a round of clients (0) or server (1), without the first round and the last."""
+        first, last = self.cpu[1][side], self.cpu[-2][side]
+        return (last - first) / (len(self.cpu) - 3)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument(
+        "--plain-rounds", type=int, default=5, help="of flower-supernode, which takes 10 s and more each"
+    )
+    parser.add_argument("--variants", nargs="+", choices=[*VARIANTS], default=[*VARIANTS])
+    parser.add_argument("--no-database", action="store_true", help="the SuperLink forgets all when it ends")
+    parser.add_argument("--floats", type=int, help="send a model of so many floats to and fro instead")
+    chosen = parser.parse_args()
+    print(f"load of the machine at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+    if chosen.floats:
+        large(chosen.floats, chosen.clients, database=not chosen.no_database)
+    else:
+        compare(chosen)
+
+
+def compare(chosen: argparse.Namespace) -> None:
+    """Print the table of all variants, train only and train with evaluation."""
+    title = f"{chosen.clients} clients, logistic 64-10, TLS, node keys, {'no ' * chosen.no_database}database"
+    table = Table(title=title)
+    headings = (
+        "clients run by",
+        "a round",
+        "seconds",
+        "CPU-s clients",
+        "CPU-s server",
+        "PSS clients MB",
+        "PSS server MB",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in headings[:2] else "right")
+    for variant in chosen.variants:
+        number = chosen.plain_rounds if "plain" in VARIANTS[variant] else chosen.rounds
+        for row in measured(variant, chosen.clients, number + 1, database=not chosen.no_database):
+            table.add_row(variant, *row)
+    Console(width=120).print(table)
+
+
+def measured(variant: str, clients: int, number: int, *, database: bool) -> Iterator[list[str]]:
+    """Run train only, then train with evaluation, on one federation; give the table's cells of each."""
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        federation(Path(scratch, "home"), clients, database=database) as there,
+    ):
+        start_clients(there, variant, clients)
+        for what, every in (("train", 0), ("train + evaluate", 1)):
+            out = Path(scratch, what.replace(" ", ""))
+            settings = {
+                "clients": clients,
+                "fraction": 1.0,
+                "num-rounds": number,
+                "evaluate-every": every,
+                "device": "cpu",
+            }
+            with watched(there, lambda out=out: len(rounds(out))) as usage:
+                if there.submit(settings | {"out": str(out)}, seconds=1800) != 0:
+                    raise RuntimeError(f"{variant}, {what}: the run did not complete")
+            rows = rounds(out)
+            if any(row["missing"] or row["refused"] for row in rows):
+                raise RuntimeError(f"{variant}, {what}: replies are missing or refused")
+            # Round 1 loads data and libraries; the last round of train only evaluates.
+            seconds = statistics.median(float(row["seconds"]) for row in rows[1:-1])
+            cpu = [f"{usage.cpu_a_round(side):.2f}" for side in (0, 1)]
+            yield [what, f"{seconds:.2f}", *cpu, *(f"{megabytes:.0f}" for megabytes in usage.memory)]
+
+
+def start_clients(there: Deployment, variant: str, clients: int) -> None:
+    """Start all clients and wait until they are online."""
+    for partition, name in enumerate(names(clients)):
+        if "plain" in VARIANTS[variant]:
+            there.start_plain_client(name, partition)
+        else:
+            there.start_client(name, *VARIANTS[variant])
+    there.wait_for_clients(*names(clients), seconds=60.0 + 10.0 * clients)
+
+
+def large(floats: int, clients: int, *, database: bool) -> None:
+    """Print seconds a round and memory with a model of `floats` numbers."""
+    table = Table(
+        title=f"{floats / 1e6:.0f} M floats, {clients} clients, TLS, node keys, {'no ' * (not database)}database"
+    )
+    for heading in ("seconds a round", "peak MB a client", "peak MB SuperLink", "peak MB ServerApp"):
+        table.add_column(heading, justify="right")
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        federation(Path(scratch, "home"), clients, database=database) as there,
+    ):
+        for name in names(clients):
+            there.start_client(name, "--bundles", "any")
+        there.wait_for_clients(*names(clients), seconds=60.0 + 10.0 * clients)
+        out = Path(scratch, "seconds.json")
+        run_config = {"floats": floats, "out": str(out)}
+        peak = 0.0
+        run = there.submitting(run_config, LARGE)
+        while run.poll() is None:
+            peak = max([peak, *(peak_memory(pid) for pid in there.serverapps())])
+            time.sleep(0.5)
+        if run.returncode != 0:
+            raise RuntimeError(f"the run did not complete:\n{there.log(run)}")
+        nodes = [pid for process in there.clients.values() for pid in there.offspring(process)]
+        seconds = statistics.median(json.loads(out.read_text())[1:])
+        most = max(peak_memory(pid) for pid in nodes)
+        row = (f"{seconds:.1f}", *(f"{megabytes:.0f}" for megabytes in (most, peak_memory(there.superlink.pid), peak)))
+        table.add_row(*row)
+    Console(width=120).print(table)
+
+
+@contextlib.contextmanager
+def watched(there: Deployment, finished_rounds: Callable[[], int]) -> Iterator[Usage]:
+    """Watch what clients and server use while a run goes on."""
+    usage, over = Usage(), threading.Event()
+
+    def watch() -> None:
+        since = 0.0
+        while not over.wait(0.05):
+            if time.monotonic() - since > 2.0:  # looking at memory costs the processes time
+                now = [sum(map(pss, family)) for family in families(there)]
+                usage.memory = (max(usage.memory[0], now[0]), max(usage.memory[1], now[1]))
+                since = time.monotonic()
+            while len(usage.cpu) <= finished_rounds():
+                used = [sum(map(cpu_seconds, family)) for family in families(there)]
+                usage.cpu.append((used[0], used[1]))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield usage
+    finally:
+        over.set()
+        watcher.join()
+
+
+def families(there: Deployment) -> tuple[list[int], list[int]]:
+    """Return the processes of all clients, and those of the server."""
+    clients = [pid for process in there.clients.values() for pid in (process.pid, *there.offspring(process))]
+    server = [pid for process in (there.superlink, there.superexec) for pid in (process.pid, *there.offspring(process))]
+    return clients, server
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU-seconds of a process and of its children that have ended."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / TICKS
+    return 0.0
+
+
+def pss(pid: int) -> float:
+    """Return the memory of a process in MB, pages that it shares counted in parts."""
+    return _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss:") / 1000
+
+
+def peak_memory(pid: int) -> float:
+    """Return the most memory a process has had, in MB."""
+    return _kilobytes(Path(f"/proc/{pid}/status"), "VmHWM:") / 1000
+
+
+def _kilobytes(file: Path, key: str) -> float:
+    with contextlib.suppress(OSError):
+        return sum(float(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(key))
+    return 0.0
+
+
+if __name__ == "__main__":
+    main()

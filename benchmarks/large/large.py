@@ -1,0 +1,43 @@
+"""An app that sends a model of many floats to and fro, and writes the seconds of each round."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from server.polling import PollingGrid
+from strategies import FedAvg, Round
+
+client = ClientApp()
+server = ServerApp()
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    """Add one to every number."""
+    arrays = {name: Array(array.numpy() + 1) for name, array in message.content.array_records["arrays"].items()}
+    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 1})})
+    return Message(content, reply_to=message)
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the rounds and write how long each took."""
+    seconds: list[float] = []
+    started = time.perf_counter()
+
+    def on_round(finished: Round) -> None:
+        nonlocal started
+        if finished.refused or finished.missing:
+            raise RuntimeError(f"{finished.refused} {finished.missing}")
+        seconds.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        Path(str(context.run_config["out"])).write_text(json.dumps(seconds))
+
+    floats, rounds = int(context.run_config["floats"]), int(context.run_config["num-rounds"])
+    model = ArrayRecord({"weights": Array(np.zeros(floats, np.float32))})
+    FedAvg(fraction_evaluate=0.0).start(PollingGrid(grid), model, rounds, on_round=on_round)
