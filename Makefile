@@ -8,7 +8,7 @@ DEMO := runs/demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-runtimes lint docs bench lock clean
+.PHONY: help setup demo test test-runtimes test-docker lint docs bench lock clean
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,7 +32,10 @@ test: setup ## run the tests
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup
 
 test-runtimes: setup ## run only the tests that start Ray or real server and client processes
-	$(BIN)/pytest -m runtimes
+	$(BIN)/pytest -m "runtimes or federation"
+
+test-docker: setup ## build the images and run a federation of containers; needs a Docker engine
+	$(BIN)/pytest -m docker -s tests/docker
 
 lint: setup ## check style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -109,14 +109,16 @@ def runs(federation: Federation, run_id: str = "") -> list[dict[str, Any]]:
 def _stream(federation: Federation, run_id: str, skip: int) -> int:
     """Print the log's lines from line `skip` on until the stream ends; return how many lines there were."""
     seen = 0
-    with federation.environment() as environment:
-        log = subprocess.Popen(
+    with (
+        federation.environment() as environment,
+        subprocess.Popen(
             [flwr_command(), "log", run_id, CONNECTION],
             env=environment | {"PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # its own words about the connection; ours come from the status
             text=True,
-        )
+        ) as log,
+    ):
         try:
             for line in log.stdout or ():
                 seen += 1
@@ -124,7 +126,6 @@ def _stream(federation: Federation, run_id: str, skip: int) -> int:
                     print(line, end="", flush=True)
         finally:
             log.terminate()
-            log.wait()
     return max(seen, skip)
 
 

@@ -224,7 +224,7 @@ class Isolated:
         finally:
             ours.close()
             child.kill()
-        if isinstance(outcome, AppError):
+        if isinstance(outcome, Exception):
             raise outcome
         reply, changed = outcome
         return reply, changed

@@ -1,0 +1,12 @@
+"""`python -m deploy`: the commands of client and operator, where libraries for figures are not installed."""
+
+import sys
+
+from .cli import app, client
+
+app.command()(client)
+try:
+    app(prog_name="python -m deploy")
+except ValueError as error:
+    print(f"fairbloom: {error}", file=sys.stderr)
+    sys.exit(2)

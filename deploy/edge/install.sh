@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+# Make a Debian, Raspberry Pi OS or Jetson box a Fairbloom client, or bring one up to date. Run it as root.
+#
+#   ./install.sh --bundle site-1.tar.gz --wheels FOLDER     offline, from what wheels.sh has gathered
+#   ./install.sh --bundle site-1.tar.gz --source CHECKOUT   from a checkout and the network
+#   ./install.sh --wheels FOLDER                            upgrade; bundle, data and personal models stay
+#   ./install.sh --uninstall                                keeps bundle, data and personal models
+#
+# More: --torch SPEC (torch), --system-torch (the device's own PyTorch, as on Jetson), --index URL (of CPU wheels),
+# --python PATH (python3), --data-dir DIR, --no-service (no systemd), --root DIR (put everything below DIR).
+set -euo pipefail
+umask 022
+
+here=$(cd "$(dirname "$0")" && pwd)
+bundle='' wheels='' source='' torch=torch system_torch='' index='' python=python3 data='' service=yes root='' uninstall=''
+user=fairbloom
+
+say() { printf 'install: %s\n' "$*"; }
+fail() { printf 'install: %s\n' "$*" >&2; exit 1; }
+
+read_options() {
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --bundle | --wheels | --source | --torch | --index | --python | --data-dir | --root)
+        [ $# -gt 1 ] || fail "$1 needs a value"
+        case $1 in
+          --bundle) bundle=$2 ;;
+          --wheels) wheels=$2 ;;
+          --source) source=$2 ;;
+          --torch) torch=$2 ;;
+          --index) index=$2 ;;
+          --python) python=$2 ;;
+          --data-dir) data=$2 ;;
+          --root) root=${2%/} ;;
+        esac
+        shift 2 ;;
+      --system-torch) system_torch=yes; shift ;;
+      --no-service) service=''; shift ;;
+      --uninstall) uninstall=yes; shift ;;
+      -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+      *) fail "unknown option $1; --help lists them" ;;
+    esac
+  done
+  opt=$root/opt/fairbloom etc=$root/etc/fairbloom state=$root/var/lib/fairbloom unit=$root/etc/systemd/system/fairbloom-client.service
+}
+
+check() {
+  [ "$(id -u)" -eq 0 ] || fail "run it as root: sudo $0"
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
+    || fail "$python is $("$python" --version 2>&1 || true): Python 3.11 or later is needed; name another by --python PATH"
+  "$python" -c 'import ensurepip, venv' 2> /dev/null || fail "$python has no venv: apt-get install python3-venv"
+  [ -n "$wheels$source" ] || fail "say where Fairbloom comes from: --wheels FOLDER or --source CHECKOUT"
+  [ -z "$wheels" ] || compgen -G "$wheels/fairbloom-*.whl" > /dev/null || fail "--wheels $wheels: there is no fairbloom wheel in it (wheels.sh)"
+  [ -z "$bundle" ] || [ -f "$bundle" ] || fail "--bundle $bundle: there is no such file"
+  [ -n "$bundle" ] || [ -f "$etc/client.toml" ] || fail "this device has no bundle yet: give it by --bundle (fairbloom deploy enroll makes it)"
+  local free
+  free=$(df -Pk "$(nearest "$opt")" | awk 'NR == 2 {print int($4 / 1024)}')
+  [ "$free" -ge 3000 ] || fail "$free MB are free for $opt: 3000 MB are needed"
+}
+
+nearest() { # the nearest folder that exists
+  local folder=$1
+  while [ ! -d "$folder" ]; do folder=$(dirname "$folder"); done
+  echo "$folder"
+}
+
+make_user() {
+  id "$user" > /dev/null 2>&1 || useradd --system --home-dir /var/lib/fairbloom --shell /usr/sbin/nologin "$user"
+  # Cameras, accelerators: groups that not every system has.
+  local group
+  for group in video render; do
+    if getent group "$group" > /dev/null; then usermod --append --groups "$group" "$user"; fi
+  done
+}
+
+install_libraries() { # into a new folder; the old one serves until the new one is whole
+  local venv wheel pip
+  venv=$opt/venv-$(date -u +%Y%m%d%H%M%S)
+  mkdir -p "$opt"
+  "$python" -m venv ${system_torch:+--system-site-packages} "$venv"
+  trap 'rm -rf "$venv"' EXIT
+  pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-cache-dir)
+  if [ -n "$wheels" ]; then
+    pip+=(install --quiet --no-index --find-links "$wheels")
+    wheel=$(compgen -G "$wheels/fairbloom-*.whl" | tail -1)
+    [ ! -f "$wheels/constraints.txt" ] || pip+=(--constraint "$wheels/constraints.txt")
+  else
+    "${pip[@]}" wheel --quiet --no-deps --wheel-dir "$venv/wheel" "$source"
+    wheel=$(compgen -G "$venv/wheel/fairbloom-*.whl")
+    grep -v '^torch==' "$source/requirements.lock" > "$venv/constraints.txt"
+    pip+=(install --quiet --constraint "$venv/constraints.txt" ${index:+--extra-index-url "$index"})
+  fi
+  say "libraries into $venv (minutes on a small device)"
+  [ -n "$system_torch" ] || "${pip[@]}" "$torch"
+  "${pip[@]}" --no-deps "$wheel"
+  "$venv/bin/python" "$here/requirements.py" "$wheel" > "$venv/client.txt"
+  "${pip[@]}" --requirement "$venv/client.txt"
+  "$venv/bin/python" -c 'import torch, flwr' || fail "PyTorch or Flower cannot be loaded; the old installation, if any, is in place"
+  trap - EXIT
+  ln -sfn "$(basename "$venv")" "$opt/venv.new"
+  mv -T "$opt/venv.new" "$opt/venv"
+  find "$opt" -mindepth 1 -maxdepth 1 -name 'venv-*' ! -name "$(basename "$venv")" -exec rm -rf {} +
+}
+
+install_bundle() {
+  local unpacked
+  install -d -m 750 -o root -g "$user" "$etc"
+  install -d -m 700 -o "$user" -g "$user" "$state"
+  if [ -n "$bundle" ]; then
+    unpacked=$(mktemp -d)
+    tar -xzf "$bundle" -C "$unpacked" --strip-components 1
+    install -m 644 "$unpacked/ca.crt" "$etc/ca.crt"
+    install -m 600 -o "$user" -g "$user" "$unpacked/key" "$etc/key"
+    install -m 644 "$unpacked/client.toml" "$etc/client.toml"
+    rm -rf "$unpacked"
+  fi
+  if [ -n "$data" ]; then
+    sed -i '/^data-dir *=/d' "$etc/client.toml"
+    printf 'data-dir = "%s"\n' "$data" >> "$etc/client.toml"
+  fi
+}
+
+install_service() {
+  local packaged
+  packaged=$(compgen -G "$opt/venv/lib/python3*/site-packages/deploy/edge/fairbloom-client.service")
+  install -D -m 644 "$packaged" "$unit"
+  if [ -n "$data" ]; then # may lie below /home, which the unit does not see
+    install -d -m 755 "$unit.d"
+    printf '[Service]\nBindReadOnlyPaths=%s\n' "$data" > "$unit.d/data.conf"
+  fi
+  [ -n "$service" ] || { say "without systemd start it by: $(command_line)"; return; }
+  systemctl daemon-reload
+  systemctl enable --quiet fairbloom-client
+  systemctl restart fairbloom-client
+  say "running; see it by: journalctl --follow --unit fairbloom-client"
+}
+
+command_line() { echo "runuser -u $user -- $opt/venv/bin/python -P -m deploy client $etc/client.toml --state-dir $state"; }
+
+remove() {
+  if [ -n "$service" ] && [ -f "$unit" ]; then systemctl disable --quiet --now fairbloom-client; fi
+  rm -rf "$opt" "$unit" "$unit.d"
+  [ -z "$service" ] || systemctl daemon-reload
+  say "removed; $etc and $state are left: delete them by hand if this device is never to return"
+}
+
+main() {
+  read_options "$@"
+  if [ -n "$uninstall" ]; then remove; exit; fi
+  check
+  make_user
+  install_libraries
+  install_bundle
+  install_service
+  runuser -u "$user" -- "$opt/venv/bin/python" -P -m deploy doctor --client "$etc/client.toml" \
+    || say "the client is installed and keeps trying; see to the faults above"
+}
+
+main "$@"

@@ -1,0 +1,39 @@
+"""Enrol the clients that $CLIENTS names and put each one's bundle on its own volume; those that have one are left."""
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from deploy import pki
+from deploy.federation import Federation
+
+
+def enrol(federation: Federation, partition: int, name: str, known: bool) -> str:
+    """Give a client keys of its own where its volume has none, and revoke those it had; return what was done."""
+    volume = Path("/clients", name)
+    if known and (volume / "key").exists() and (volume / "ca.crt").read_bytes() == federation.authority.read_bytes():
+        return f"{name} is enrolled"
+    if known:
+        federation.revoke(name)
+    bundle = federation.enroll(name, partition, unpack=True)
+    pki.write_private(volume / "key", (bundle / "key").read_bytes())
+    for public in ("ca.crt", "client.toml"):
+        pki.write_public(volume / public, (bundle / public).read_bytes())
+    shutil.rmtree(bundle)  # the private key is on the client's volume alone
+    return f"{name} is enrolled anew"
+
+
+def main() -> None:
+    """Enrol all, some at a time: most of it is waiting for Flower's command to load."""
+    federation = Federation(Path("/federation"))
+    names = os.environ["CLIENTS"].split()
+    known = {client.name for client in federation.clients if not client.revoked}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        work = [pool.submit(enrol, federation, i, name, name in known) for i, name in enumerate(names)]
+    for done in work:
+        print(done.result())
+
+
+if __name__ == "__main__":
+    main()

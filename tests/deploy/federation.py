@@ -1,0 +1,199 @@
+"""A federation of real processes on loopback: TLS, node authentication, a database, and the operator's commands."""
+
+import contextlib
+import csv
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tests.runtimes.flower import ROOT, SCRIPTS, Flower, free_port, wait_for_port
+
+
+class Deployment(Flower):
+    """SuperLink, superexec and clients of a federation, enrolled by the operator's commands."""
+
+    def __init__(self, home: Path, *, database: bool = True) -> None:
+        super().__init__(home)
+        self.database = ["--database", str(home / "state.db")] if database else []
+        self.folder = home / "fed"
+        self.control, self.fleet = free_port(), free_port()
+        self.clients: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment["FAIRBLOOM_FEDERATION"] = str(self.folder)
+        self.environment["OMP_NUM_THREADS"] = "1"
+        self.fairbloom(
+            *("deploy", "init", str(self.folder), "--host", "localhost"),
+            *("--fleet-port", str(self.fleet), "--control", f"127.0.0.1:{self.control}"),
+        )
+
+    def start_server(self) -> None:
+        self.start_superlink()
+        runtime = ["--runtime-api-address", f"127.0.0.1:{self.control}"]
+        self.superexec = self.start("flower-superexec", "--root-certificates", str(self.folder / "ca.crt"), *runtime)
+
+    def start_superlink(self) -> None:
+        tls = [f"--ssl-ca-certfile={self.folder}/ca.crt", f"--ssl-certfile={self.folder}/server.crt"]
+        self.superlink = self.start(
+            *("flower-superlink", "--isolation", "process", "--port", str(self.control)),
+            *("--fleet-api-address", f"127.0.0.1:{self.fleet}", *tls, f"--ssl-keyfile={self.folder}/server.key"),
+            *("--enable-supernode-auth", *self.database),
+        )
+        wait_for_port(self.control)
+        wait_for_port(self.fleet)
+
+    def enroll(self, *names: str, options: Sequence[str] = ()) -> None:
+        self.fairbloom("deploy", "enroll", *names, "--unpacked", *options)
+
+    def bundle(self, name: str) -> Path:
+        return self.folder / "bundles" / name
+
+    def start_client(self, name: str, *options: str) -> None:
+        settings = str(self.bundle(name) / "client.toml")
+        self.clients[name] = self.start(
+            "fairbloom", "client", settings, "--state-dir", str(self.home / f"state-{name}"), *options
+        )
+
+    def start_plain_client(self, name: str, partition_id: int) -> None:
+        bundle = self.bundle(name)
+        self.clients[name] = self.start(
+            *(
+                "flower-supernode",
+                "--root-certificates",
+                str(bundle / "ca.crt"),
+                "--superlink",
+                f"localhost:{self.fleet}",
+            ),
+            *("--auth-supernode-private-key", str(bundle / "key"), "--node-config", f"partition-id={partition_id}"),
+            *("--port", str(free_port())),
+        )
+
+    def fairbloom(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [SCRIPTS / "fairbloom", *command],
+            env=self.environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def submitting(self, run_config: Mapping[str, object], app: Path = ROOT) -> subprocess.Popen[bytes]:
+        words = [word for key, value in run_config.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+        return self.start("fairbloom", "deploy", "submit", "--app", str(app), *words)
+
+    def submit(self, run_config: Mapping[str, object], seconds: float = 300.0) -> int:
+        return self.submitting(run_config).wait(timeout=seconds)
+
+    def online(self) -> set[str]:
+        rows = json.loads(self.fairbloom("deploy", "status", "--json").stdout)["clients"]
+        return {row["client"] for row in rows if row["status"] == "online"}
+
+    def wait_for_clients(self, *names: str, seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not (online := self.online()) >= set(names):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"online after {seconds} s: {sorted(online)} of {names}")
+            time.sleep(0.5)
+
+    def log(self, process: subprocess.Popen[bytes]) -> str:
+        command = self.processes.index(process)
+        (file,) = self.home.glob(f"*-{command}.log")
+        return file.read_text()
+
+    def wait_for_words(self, process: subprocess.Popen[bytes], *words: str, seconds: float = 60.0) -> str:
+        deadline = time.monotonic() + seconds
+        while not all(word in (text := self.log(process)) for word in words):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not all of {words} within {seconds} s in:\n{text}")
+            time.sleep(0.2)
+        return text
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill a process and all it started, as a power cut does."""
+        os.killpg(process.pid, signal.SIGKILL)
+        for child in self.offspring(process):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        process.wait()
+
+    def stop(self, process: subprocess.Popen[bytes]) -> None:
+        """End a process in order."""
+        process.terminate()
+        process.wait(timeout=30)
+
+    def stop_runs(self) -> None:
+        for run in json.loads(self.fairbloom("deploy", "status", "--json").stdout)["runs"]:
+            if run["status"] == "running":
+                home = self.environment | {"FLWR_HOME": str(self.folder / "flower")}
+                subprocess.run([SCRIPTS / "flwr", "stop", str(run["run-id"])], env=home, check=True, timeout=60)
+
+    def kill_serverapps(self) -> None:
+        for pid in self.serverapps():
+            os.kill(pid, signal.SIGKILL)
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not so after {seconds} s")
+            time.sleep(0.2)
+
+    def offspring(self, process: subprocess.Popen[bytes]) -> list[int]:
+        """Return the ids of processes below this one; a client's node has a session of its own."""
+        parents = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        found = [process.pid]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found[1:]
+
+    def serverapps(self) -> list[int]:
+        return [pid for pid in self.offspring(self.superexec) if b"flwr-serverapp" in cmdline(pid)]
+
+
+@contextlib.contextmanager
+def federation(home: Path, clients: int = 0, *, database: bool = True) -> Iterator[Deployment]:
+    """A federation with `clients` enrolled as the digits task names them, none of them started."""
+    runtime = Deployment(home, database=database)
+    try:
+        runtime.start_server()
+        if clients:
+            runtime.enroll(*names(clients))
+        yield runtime
+    finally:
+        runtime.close()
+
+
+def names(clients: int) -> list[str]:
+    width = len(str(clients - 1))
+    return [f"client-{i:0{width}d}" for i in range(clients)]
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def rounds(folder: Path) -> list[dict[str, str]]:
+    path = folder / "rounds.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def wait_for_rounds(folder: Path, number: int, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while len(rounds(folder)) < number:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(rounds(folder))} of {number} rounds after {seconds} s in {folder}")
+        time.sleep(0.1)

@@ -1,0 +1,130 @@
+"""Certificates and keys: what they say, who can read them, and that they are written whole."""
+
+import ipaddress
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from deploy import pki
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> tuple[Path, Path]:
+    files = (tmp_path / "ca.crt", tmp_path / "ca.key")
+    pki.make_authority(*files)
+    return files
+
+
+def certificate(authority: tuple[Path, Path], *hosts: str, days: float = 10.0) -> tuple[Path, Path]:
+    files = (authority[0].with_name("server.crt"), authority[0].with_name("server.key"))
+    pki.make_server_certificate(*authority, *files, hosts, days)
+    return files
+
+
+def shake_hands(authority: Path, server: tuple[Path, Path], host: str) -> None:
+    """Let a client that trusts `authority` meet a server with this certificate, called `host`."""
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(*server)
+    asking = ssl.create_default_context(cafile=str(authority))
+    to_server, to_client, from_server, from_client = (ssl.MemoryBIO() for _ in range(4))
+    client = asking.wrap_bio(to_client, from_client, server_hostname=host)
+    other = serving.wrap_bio(to_server, from_server, server_side=True)
+    for _ in range(5):
+        for end, out, into in ((client, from_client, to_server), (other, from_server, to_client)):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            finally:
+                into.write(out.read())
+
+
+@pytest.mark.parametrize("host", ["fl.example.org", "10.0.0.7", "2001:db8::7", "localhost", "127.0.0.1", "::1"])
+def test_a_client_that_trusts_the_authority_accepts_the_server_by_every_name(
+    authority: tuple[Path, Path], host: str
+) -> None:
+    shake_hands(authority[0], certificate(authority, "fl.example.org", "10.0.0.7", "2001:db8::7"), host)
+
+
+def test_another_name_is_refused(authority: tuple[Path, Path]) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        shake_hands(authority[0], certificate(authority, "fl.example.org"), "evil.example.org")
+
+
+def test_an_expired_certificate_is_refused(authority: tuple[Path, Path]) -> None:
+    files = certificate(authority, "localhost", days=-1)
+    assert pki.days_left(files[0]) == pytest.approx(-1.0, abs=0.01)
+    with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+        shake_hands(authority[0], files, "localhost")
+
+
+def test_another_authority_is_refused(authority: tuple[Path, Path], tmp_path: Path) -> None:
+    pki.make_authority(tmp_path / "other.crt", tmp_path / "other.key")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(tmp_path / "other.crt", certificate(authority, "localhost"), "localhost")
+
+
+def test_a_server_certificate_signs_no_others(authority: tuple[Path, Path]) -> None:
+    loaded = x509.load_pem_x509_certificate(certificate(authority, "localhost")[0].read_bytes())
+    assert loaded.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
+
+
+def test_names_and_expiry_can_be_read_back(authority: tuple[Path, Path]) -> None:
+    files = certificate(authority, "fl.example.org", "10.0.0.7", days=398)
+    assert pki.hosts_of(files[0]) == ["fl.example.org", "10.0.0.7", *pki.LOCAL]
+    assert pki.days_left(files[0]) == pytest.approx(398.0, abs=0.01)
+    assert ipaddress.ip_address(pki.hosts_of(files[0])[1])
+
+
+def test_node_keys_are_openssh_p384_and_differ() -> None:
+    pair, other = pki.new_node_key(), pki.new_node_key()
+    private, public = load_ssh_private_key(pair.private, None), load_ssh_public_key(pair.public)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    assert private.curve.name == public.curve.name == "secp384r1"
+    assert private.public_key() == public
+    assert pair.private != other.private
+
+
+def test_only_the_owner_reads_private_keys(authority: tuple[Path, Path]) -> None:
+    files = certificate(authority, "localhost")
+    assert [path.stat().st_mode & 0o777 for path in (authority[1], files[1])] == [0o600, 0o600]
+    assert [path.stat().st_mode & 0o777 for path in (authority[0], files[0])] == [0o644, 0o644]
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path, old, new = tmp_path / "key", b"a" * 100_000, b"b" * 100_000
+    pki.write_private(path, old)
+    over, seen = threading.Event(), set[bytes]()
+
+    def look() -> None:
+        while not over.is_set():
+            seen.add(path.read_bytes())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for _ in range(20):
+        pki.write_private(path, new)
+        pki.write_private(path, old)
+    over.set()
+    looking.join()
+    assert seen <= {old, new}
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    pki.write_private(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        pki.write_private(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["key"]

@@ -1,0 +1,107 @@
+"""The grid that looks for replies often: which it returns, and when it ends."""
+
+import time
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.app import Message, RecordDict
+
+from server import polling
+from server.polling import PollingGrid
+
+
+class Slow:
+    """Stands for a grid: the reply to message i comes at second i of a clock that only sleeping moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.asked, self.sent = 0.0, list[set[str]](), list[str | None]()
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
+        monkeypatch.setattr(polling, "time", clock)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str | None]:
+        self.sent = [
+            None if message.metadata.dst_node_id == 99 else str(message.metadata.dst_node_id) for message in messages
+        ]
+        return self.sent
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]:
+        self.asked.append(set(message_ids))
+        came = [message_id for message_id in message_ids if float(message_id) <= self.now]
+        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=message_id)) for message_id in came]
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    return Slow(monkeypatch)
+
+
+def to(*nodes: int) -> list[Message]:
+    return [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
+
+
+def replies(grid: Slow, *nodes: int, timeout: float | None) -> list[str]:
+    came = PollingGrid(grid).send_and_receive(to(*nodes), timeout=timeout)  # type: ignore[arg-type]
+    return [reply.metadata.reply_to_message_id for reply in came]
+
+
+def test_it_ends_with_the_last_reply(slow: Slow) -> None:
+    assert replies(slow, 1, 3, 2, timeout=60.0) == ["1", "2", "3"]
+    assert 3.0 <= slow.now < 3.0 + 3.0 / 20 + polling.SHORTEST_SECONDS
+
+
+def test_at_the_deadline_it_returns_what_is_there(slow: Slow) -> None:
+    assert replies(slow, 1, 50, timeout=10.0) == ["1"]
+    assert 10.0 <= slow.now < 11.0
+
+
+def test_without_a_deadline_it_waits(slow: Slow) -> None:
+    assert replies(slow, 5000, timeout=None) == ["5000"]
+
+
+def test_each_reply_is_asked_for_until_it_has_come(slow: Slow) -> None:
+    replies(slow, 1, 2, timeout=60.0)
+    assert slow.asked[0] == {"1", "2"}
+    assert slow.asked[-1] == {"2"}
+
+
+def test_what_could_not_be_sent_is_not_waited_for(slow: Slow) -> None:
+    assert replies(slow, 1, 99, timeout=60.0) == ["1"]
+    assert slow.now < 2.0
+
+
+def test_nothing_sent_is_nothing_waited_for(slow: Slow) -> None:
+    assert replies(slow, timeout=None) == []
+    assert slow.now == 0.0
+
+
+def test_waits_grow_with_the_round_and_end_at_a_second(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = list[float]()
+    monkeypatch.setattr(
+        polling, "time", SimpleNamespace(monotonic=lambda: slow.now, sleep=lambda s: (waits.append(s), slow.sleep(s)))
+    )
+    replies(slow, 100, timeout=None)
+    assert waits[0] == polling.SHORTEST_SECONDS
+    assert waits == sorted(waits)
+    assert waits[-1] == polling.LONGEST_SECONDS
+
+
+def test_the_rest_is_the_other_grids(task_identity: None) -> None:
+    asked = list[str]()
+
+    class Other:
+        run = "the run"
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: (asked.append(name), arguments)[1]
+
+    grid: Any = PollingGrid(Other())  # type: ignore[arg-type]
+    started = time.monotonic()
+    grid.set_run("r"), grid.get_node_ids(), grid.get_nodes(), grid.create_message(1, "t", 2, "g", 3.0)
+    assert asked == ["set_run", "get_node_ids", "get_nodes", "create_message"]
+    assert grid.run == "the run"
+    assert time.monotonic() - started < 1.0

@@ -1,0 +1,268 @@
+"""Real processes on loopback, with TLS and node authentication: what a run gives, what it survives, who is refused."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from benchmarks.deployed import LARGE
+from deploy import pki
+from server.settings import Settings
+from simulation.run import simulate
+from tests.runtimes.flower import free_port, wait_for_port
+
+from .federation import Deployment, federation, names, rounds, wait_for_rounds
+
+pytestmark = [pytest.mark.federation, pytest.mark.xdist_group("runtimes")]
+
+CLIENTS = names(4)
+ROUNDS = 12
+SETTINGS: dict[str, Any] = {
+    "clients": len(CLIENTS),
+    "fraction": 0.75,
+    "num-rounds": ROUNDS,
+    "evaluate-every": 0,
+    "method": "fedfv",
+    "momentum": 0.9,
+    "device": "cpu",
+    "seed": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulate(Settings.of({**SETTINGS, "out": str(tmp_path_factory.mktemp("in-process") / "run")}))
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A federation with four warm clients online."""
+    with federation(tmp_path_factory.mktemp("deployed") / "home", len(CLIENTS)) as runtime:
+        for name in CLIENTS:
+            runtime.start_client(name)
+        runtime.wait_for_clients(*CLIENTS)
+        yield runtime
+
+
+def assert_same_model(folder: Path, other: Path) -> None:
+    model, expected = load_file(folder / "model.safetensors"), load_file(other / "model.safetensors")
+    assert model.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-5)
+
+
+def missing(folder: Path) -> list[str]:
+    return [row["missing"] for row in rounds(folder)]
+
+
+# What a run gives ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_gives_the_run_in_process(there: Deployment, undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert there.submit({**SETTINGS, "out": str(out)}) == 0
+    assert_same_model(out, undisturbed)
+    assert missing(out) == [""] * ROUNDS
+
+
+def test_isolated_and_plain_nodes_give_it_too_side_by_side(
+    there: Deployment, undisturbed: Path, tmp_path: Path
+) -> None:
+    out, settings = tmp_path / "run", {**SETTINGS, "num-rounds": 2}
+    for name in CLIENTS[:2]:
+        there.stop(there.clients[name])
+    there.start_client(CLIENTS[0], "--isolated")
+    there.start_plain_client(CLIENTS[1], partition_id=1)
+    there.wait_for_clients(*CLIENTS)
+    assert there.submit({**settings, "out": str(out)}) == 0
+    for name in CLIENTS[:2]:
+        there.stop(there.clients[name])
+        there.start_client(name)
+    assert_same_model(out, simulate(Settings.of({**settings, "out": str(tmp_path / "in-process")})))
+    there.wait_for_clients(*CLIENTS)
+
+
+def test_a_failed_run_has_an_exit_code_and_a_reason(there: Deployment, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "diary.txt").write_text("mine")
+    submitted = there.submitting({**SETTINGS, "out": str(tmp_path / "run")})
+    assert submitted.wait(timeout=120) == 1
+    log = there.log(submitted)
+    assert "is there already and is no run folder" in log
+    assert "finished:failed" in log
+
+
+# What it survives ---------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_serverapp_costs_one_round(there: Deployment, undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = there.submitting({**SETTINGS, "out": str(out)})
+    wait_for_rounds(out, 4)
+    there.kill_serverapps()
+    there.kill(first)
+    done = len(rounds(out))
+    assert 4 <= done < ROUNDS
+    assert there.submit({**SETTINGS, "out": str(out)}) == 0
+    assert_same_model(out, undisturbed)
+    assert [int(row["round"]) for row in rounds(out)] == [*range(1, ROUNDS + 1)]
+
+
+def test_a_killed_superlink_is_restarted_and_the_run_goes_on(
+    there: Deployment, undisturbed: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    submitted = there.submitting({**SETTINGS, "out": str(out)})
+    wait_for_rounds(out, 4)
+    there.kill(there.superlink)
+    assert len(rounds(out)) < ROUNDS
+    there.start_superlink()
+    assert submitted.wait(timeout=240) == 0
+    assert_same_model(out, undisturbed)
+    assert missing(out) == [""] * ROUNDS
+
+
+def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    endless = {**SETTINGS, "fraction": 1.0, "num-rounds": 100_000, "round-timeout": 8.0, "out": str(out)}
+    submitted = there.submitting(endless)
+    wait_for_rounds(out, 2)
+    there.kill(there.clients[CLIENTS[3]])
+    before = len(rounds(out))
+    there.start_client(CLIENTS[3])
+    there.wait_for_words(there.clients[CLIENTS[3]], "counts as connected for a minute")
+    there.wait_until(lambda: any(row["replies_used"] == "4" for row in rounds(out)[before + 4 :]), seconds=150)
+    there.stop_runs()
+    assert submitted.wait(timeout=60) == 1
+    rows = rounds(out)[before - 1 :]
+    away = [row for row in rows if row["replies_used"] != "4"]
+    assert any(CLIENTS[3] in row["missing"] + row["refused"] for row in away)
+    assert all(row["replies_used"] == "3" for row in away)
+    assert all(float(row["seconds"]) < 12.0 for row in away)  # a dead client holds the others no longer than that
+
+
+def test_a_crash_of_an_isolated_app_is_one_error_at_once(there: Deployment, tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    shutil.copytree(LARGE, app)
+    source = (app / "large.py").read_text()
+    crash = "__import__('os').kill(__import__('os').getpid(), 11)"
+    (app / "large.py").write_text(source.replace('"""Add one to every number."""', crash))
+    name = CLIENTS[0]
+    for other in CLIENTS[1:]:
+        there.stop(there.clients[other])
+    there.stop(there.clients[name])
+    there.start_client(name, "--isolated", "--bundles", "any")
+    there.wait_for_clients(name)
+    submitted = there.submitting({"floats": 10, "out": str(tmp_path / "seconds.json")}, app)
+    assert submitted.wait(timeout=50) == 1
+    assert "killed by SIGSEGV" in there.log(submitted)
+    there.stop(there.clients[name])
+    for client in CLIENTS:
+        there.start_client(client)
+    there.wait_for_clients(*CLIENTS)
+
+
+# Who is refused -----------------------------------------------------------------------------------------------------
+
+
+def refused(there: Deployment, name: str, *words: str, options: tuple[str, ...] = ()) -> None:
+    """Start the client of this bundle and expect that it says these words."""
+    there.start_client(name, *options)
+    there.wait_for_words(there.clients[name], *words)
+    there.stop(there.clients.pop(name))
+
+
+def bundle_of_nobody(there: Deployment, name: str) -> Path:
+    """Lay out a bundle that was never enrolled."""
+    shutil.copytree(there.bundle(CLIENTS[0]), there.bundle(name))
+    pki.write_private(there.bundle(name) / "key", pki.new_node_key().private)
+    return there.bundle(name)
+
+
+def test_without_tls(there: Deployment, tmp_path: Path) -> None:
+    address = f"localhost:{there.fleet}"
+    client = there.start("fairbloom", "client", "--superlink", address, "--insecure", "--state-dir", str(tmp_path))
+    there.wait_for_words(client, "speaks TLS and this client is set insecure")
+    there.stop(client)
+
+
+def test_with_a_wrong_ca(there: Deployment) -> None:
+    bundle = bundle_of_nobody(there, "wrong-ca")
+    pki.make_authority(bundle / "ca.crt", bundle / "other.key")
+    refused(there, "wrong-ca", "does not vouch for", "trying again")
+
+
+def test_with_an_expired_server_certificate(there: Deployment, tmp_path: Path) -> None:
+    ca, server = (there.folder / "ca.crt", there.folder / "ca.key"), (tmp_path / "server.crt", tmp_path / "server.key")
+    pki.make_server_certificate(*ca, *server, ["localhost"], days=-1)
+    control, fleet = free_port(), free_port()
+    superlink = there.start(
+        *("flower-superlink", "--port", str(control), "--fleet-api-address", f"127.0.0.1:{fleet}"),
+        *(f"--ssl-ca-certfile={ca[0]}", f"--ssl-certfile={server[0]}", f"--ssl-keyfile={server[1]}"),
+    )
+    wait_for_port(fleet)
+    bundle_of_nobody(there, "late")
+    refused(there, "late", "certificate has expired", options=("--superlink", f"localhost:{fleet}"))
+    there.stop(superlink)
+
+
+def test_with_an_unregistered_key(there: Deployment) -> None:
+    bundle_of_nobody(there, "nobody")
+    refused(there, "nobody", "[code: 2004]", "is not registered (fairbloom deploy enroll)", "trying again")
+
+
+def test_with_a_revoked_key(there: Deployment) -> None:
+    there.enroll("guest")
+    there.start_client("guest")
+    there.wait_for_clients("guest")
+    there.fairbloom("deploy", "revoke", "guest")
+    there.wait_for_words(there.clients["guest"], "the SuperNode ended", "trying again", "was revoked", seconds=90)
+    assert "guest" not in there.online()
+    there.stop(there.clients.pop("guest"))
+
+
+def test_a_second_node_with_the_same_key(there: Deployment) -> None:
+    twin = shutil.copytree(there.bundle(CLIENTS[0]), there.bundle("twin"))
+    assert twin.exists()
+    refused(there, "twin", "[code: 2004]", "a node with it is connected already")
+    assert CLIENTS[0] in there.online()
+
+
+def test_a_node_that_claims_anothers_name_takes_part_under_its_own(there: Deployment, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    there.enroll("mallory", options=("--partition-id", "99"))
+    there.start_client("mallory", "--name", CLIENTS[0])
+    there.wait_for_clients("mallory", *CLIENTS)
+    assert there.submit({**SETTINGS, "fraction": 1.0, "num-rounds": 1, "out": str(out)}) == 0
+    (row,) = rounds(out)
+    assert row["refused"].startswith("mallory: error 2: ValueError: partition-id = 99")
+    assert row["replies_used"] == "4"
+    there.stop(there.clients.pop("mallory"))
+
+
+def test_an_app_that_is_not_installed_on_the_clients(there: Deployment, tmp_path: Path) -> None:
+    submitted = there.submitting({"floats": 10, "out": str(tmp_path / "seconds.json")}, LARGE)
+    assert submitted.wait(timeout=90) == 1
+    assert "the bundle's large.py is not what is installed on this client" in there.log(submitted)
+
+
+# What the operator sees ---------------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_nothing(there: Deployment) -> None:
+    done: subprocess.CompletedProcess[str] = there.fairbloom("deploy", "doctor")
+    assert "fault" not in done.stdout
+    settings = there.bundle(CLIENTS[0]) / "client.toml"
+    assert "fault" not in there.fairbloom("deploy", "doctor", "--client", str(settings)).stdout
+
+
+def test_a_name_is_enrolled_once(there: Deployment) -> None:
+    done = there.fairbloom("deploy", "enroll", CLIENTS[0], check=False)
+    assert done.returncode == 2
+    assert f"client '{CLIENTS[0]}' is enrolled already: revoke it first, or choose another name" in done.stderr
+    assert "enrolled already" in there.fairbloom("deploy", "enroll", CLIENTS[0], "--keep").stdout

@@ -1,0 +1,236 @@
+"""Images are built and a federation of containers is run: make test-docker.
+
+Needs a Docker engine (DOCKER_HOST) with compose 2.20 or newer. TORCH and TORCH_INDEX choose the images' PyTorch.
+"""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from server.settings import Settings
+from simulation.run import simulate
+
+pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker")]
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = 4
+SETTINGS: dict[str, Any] = {"method": "fedfv", "num-rounds": 5}
+CLIENT_LIMIT_GB = 1.4
+KILL = """
+import os, signal
+from pathlib import Path
+for process in Path("/proc").glob("[0-9]*"):
+    if int(process.name) not in (1, os.getpid()) and b"flower-superlink" in (process / "cmdline").read_bytes():
+        os.kill(int(process.name), signal.SIGKILL)
+"""
+METRICS = """
+import urllib.request
+print(urllib.request.urlopen("http://superexec:9464/metrics").read().decode())
+"""
+REACH = """
+import socket
+for host in ("control", "superlink"):
+    for port in (8000, 9092):
+        try:
+            socket.create_connection((host, port), 3).close()
+            print(host, port)
+        except OSError:
+            pass
+"""
+
+
+def docker(*command: str) -> str:
+    done = subprocess.run(["docker", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"docker {' '.join(command)}: {done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def images() -> None:
+    if shutil.which("docker") is None:
+        pytest.skip("no docker command here")
+    asked = subprocess.run(["docker", "compose", "version"], capture_output=True, text=True, check=False)
+    there = subprocess.run(["docker", "version"], capture_output=True, text=True, check=False)
+    if asked.returncode or there.returncode:
+        pytest.skip(f"no Docker engine with compose: {asked.stderr} {there.stderr}")
+    given = [f"--build-arg={name}={os.environ[name]}" for name in ("TORCH", "TORCH_INDEX") if os.environ.get(name)]
+    for target in ("client", "server"):
+        started = time.monotonic()
+        docker(
+            *("build", "--network=host", f"--target={target}", f"--tag=fairbloom-{target}", *given),
+            *("--file", str(ROOT / "docker" / "Dockerfile"), str(ROOT)),
+        )
+        print(f"\nfairbloom-{target}: {size(target):.2f} GB unpacked, built in {time.monotonic() - started:.0f} s")
+
+
+def size(target: str) -> float:
+    return int(docker("image", "inspect", f"fairbloom-{target}", "--format", "{{.Size}}")) / 1e9
+
+
+class Checkout:
+    """What of a fresh clone `docker compose` needs, as a project of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir()
+        (path / "docker").mkdir()
+        shutil.copy(ROOT / "compose.yaml", path)
+        for name in ("compose.yaml", "clients.yaml"):
+            shutil.copy(ROOT / "docker" / name, path / "docker")
+        self.environment = os.environ | {"FLEET": "127.0.0.1:", "COMPOSE_PROJECT_NAME": f"fairbloom-test-{os.getpid()}"}
+
+    def compose(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["docker", "compose", "--ansi=never", *command],
+            **{"cwd": self.path, "env": self.environment | environment, "capture_output": True, "text": True},
+            check=False,
+            timeout=300,
+        )
+
+    def containers(self) -> dict[str, dict[str, Any]]:
+        """Every service's container."""
+        lines = self.compose("ps", "--all", "--format", "json").stdout.splitlines()
+        return {line["Service"]: line for line in map(json.loads, lines)}
+
+    def first_round_of(self, run: Path, since: float) -> float:
+        """Wait until the first round is on disk; return how long that took."""
+        while time.monotonic() < since + 240:
+            with suppress(FileNotFoundError):
+                if len((run / "rounds.csv").read_text().splitlines()) > 1:
+                    return time.monotonic() - since
+            time.sleep(0.1)
+        raise TimeoutError(f"no round in {run} after 240 s")
+
+
+@pytest.fixture(scope="module")
+def checkout(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+    made = Checkout(tmp_path_factory.mktemp("docker") / "fairbloom")
+    yield made
+    made.compose("down", "--volumes", "--remove-orphans", "--timeout=5")
+
+
+@pytest.fixture(scope="module")
+def finished(checkout: Checkout) -> Path:
+    """The run folder that `docker compose up` leaves, which ends by itself."""
+    run, started = checkout.path / "runs" / "first", time.monotonic()
+    settings = " ".join(f"{key}={value}" for key, value in SETTINGS.items())
+    with (checkout.path / "up.log").open("w") as log:
+        up = subprocess.Popen(
+            ["docker", "compose", "--ansi=never", "up", "--no-color"],
+            **{"cwd": checkout.path, "env": checkout.environment | {"SETTINGS": f"{settings} out=runs/first"}},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            print(f"\ndocker compose up to the end of round 1: {checkout.first_round_of(run, started):.0f} s")
+            assert up.wait(timeout=240) == 0
+        finally:
+            up.terminate()
+            print((checkout.path / "up.log").read_text()[-2000:] if up.wait() else "")
+    rows = read(run / "rounds.csv")
+    later = sorted(float(row["seconds"]) for row in rows[1:])
+    print(
+        f"to the end: {time.monotonic() - started:.0f} s; median round after the first: {later[len(later) // 2]:.2f} s"
+    )
+    return run
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_images_are_small_unprivileged_and_without_tools(images: None) -> None:
+    assert size("client") <= CLIENT_LIMIT_GB
+    for target in ("client", "server"):
+        config = json.loads(docker("image", "inspect", f"fairbloom-{target}"))[0]["Config"]
+        assert config["User"] == "1000:1000"
+        assert config["Healthcheck"]["Test"][0] == "CMD"
+        assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
+        look = "ls /venv/bin/pip /venv/bin/uv /usr/bin/gcc /usr/bin/make; find / -xdev -name '*.key' -o -name id_ecdsa"
+        found = docker("run", "--rm", "--network=none", "--entrypoint=sh", f"fairbloom-{target}", "-c", f"{look}; true")
+        assert found == ""
+
+
+def test_docker_compose_up_gives_the_run_in_process(finished: Path, tmp_path: Path) -> None:
+    expected = simulate(Settings.of({**SETTINGS, "clients": CLIENTS, "out": str(tmp_path / "run")}))
+    model, other = load_file(finished / "model.safetensors"), load_file(expected / "model.safetensors")
+    assert model.keys() == other.keys()
+    for name, array in other.items():
+        np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-5)
+    difference = max(float(np.abs(model[name] - array).max()) for name, array in other.items())
+    print(f"\nlargest difference of a weight: {difference:.1e}")
+    columns = ("round", "client", "participated", "test_examples")
+    rows = [[row[key] for key in columns] for row in read(finished / "clients.csv")]
+    assert rows == [[row[key] for key in columns] for row in read(expected / "clients.csv")]
+    assert len(rows) == CLIENTS * SETTINGS["num-rounds"]
+    assert all(not row["refused"] and not row["missing"] for row in read(finished / "rounds.csv"))
+
+
+def test_all_services_have_ended_well(checkout: Checkout, finished: Path) -> None:
+    ended = {service: (line["State"], line["ExitCode"]) for service, line in checkout.containers().items()}
+    names = {"certificates", "superlink", "superexec", "enrolment", "experiment"}
+    assert ended.keys() == names | {f"client-{i}" for i in range(CLIENTS)}
+    assert set(ended.values()) == {("exited", 0)}
+
+
+def test_private_keys_are_their_owners_alone(checkout: Checkout, finished: Path) -> None:
+    code = "find /federation /server /clients -name '*key' -printf '%p %m %U\\n' | sort"
+    listed = checkout.compose(
+        *("run", "--rm", "--no-deps", "--user=1000:1000", "--entrypoint=sh", "certificates", "-c", code)
+    )
+    keys = ["/federation/ca.key", "/federation/server.key", "/server/server.key"]
+    keys += [f"/clients/client-{i}/key" for i in range(CLIENTS)]
+    assert listed.stdout.splitlines() == sorted(f"{key} 600 1000" for key in keys)
+
+
+def test_the_experiment_exits_with_the_runs_status(checkout: Checkout, finished: Path) -> None:
+    bad = checkout.compose(
+        "run", "--rm", "experiment", SETTINGS="num-rounds=1 out=/public/run"
+    )  # it cannot write there
+    assert bad.returncode == 1, bad.stderr[-2000:]
+    assert "finished:failed" in bad.stdout
+
+
+def check_reach(checkout: Checkout) -> None:
+    """A client reaches the fleet API of the SuperLink and nothing else."""
+    reached = checkout.compose("exec", "-T", "client-0", "python", "-c", REACH).stdout.splitlines()
+    assert reached == ["superlink 9092"]
+
+
+def test_a_run_outlives_the_superlink_and_clients_do_not_reach_its_control_api(
+    checkout: Checkout, finished: Path
+) -> None:
+    run, settings = checkout.path / "runs" / "second", "num-rounds=15 out=runs/second"
+    with (checkout.path / "second.log").open("w") as log:
+        experiment = subprocess.Popen(
+            ["docker", "compose", "--ansi=never", "run", "--rm", "experiment"],
+            **{"cwd": checkout.path, "env": checkout.environment | {"SETTINGS": settings}},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            checkout.first_round_of(run, time.monotonic())
+            check_reach(checkout)
+            metrics = checkout.compose("exec", "-T", "superexec", "python", "-c", METRICS).stdout
+            assert "fairbloom_connected_clients 4.0" in metrics
+            assert checkout.compose("exec", "-T", "superlink", "python", "-c", KILL).returncode == 0
+            code = experiment.wait(timeout=240)
+        finally:
+            experiment.terminate()
+            experiment.wait()
+    assert code == 0, (checkout.path / "second.log").read_text()[-3000:]
+    rows = read(run / "rounds.csv")
+    assert len(rows) == 15
+    print(f"\nwith the SuperLink killed: slowest round {max(float(row['seconds']) for row in rows):.1f} s")

@@ -1,0 +1,178 @@
+"""What can be said of the files in docker/ without an engine."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from server.observability import Metrics
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+KEEP = [sys.executable, str(DOCKER / "keep.py")]
+TORCH = "torch==2.13.0+cpu"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def services() -> dict[str, dict[str, Any]]:
+    """All services; where both files have something to say of one, the first."""
+    files = [yaml.safe_load((DOCKER / name).read_text())["services"] for name in ("clients.yaml", "compose.yaml")]
+    return {**files[0], **files[1]}
+
+
+def test_clients_yaml_is_as_written_for_four() -> None:
+    script = DOCKER / "clients.py"
+    code = f"import runpy; print(runpy.run_path({str(script)!r})['written'](4), end='')"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == (DOCKER / "clients.yaml").read_text()
+
+
+def test_clients_are_named_as_the_tasks_name_them() -> None:
+    code = f"import runpy; print(runpy.run_path({str(DOCKER / 'clients.py')!r})['written'](12), end='')"
+    written = yaml.safe_load(subprocess.check_output([sys.executable, "-c", code], text=True))
+    names = [f"client-{i:02d}" for i in range(12)]
+    assert written["services"]["experiment"]["environment"]["CLIENTS"].split() == names
+    assert list(written["volumes"]) == names
+    assert [written["services"][name]["command"][-1] for name in names] == [str(i) for i in range(12)]
+
+
+@pytest.mark.parametrize("name", services())
+def test_every_service_is_confined(name: str) -> None:
+    service = services()[name]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["mem_limit"]
+    assert service["pids_limit"]
+    root = service["user"] == "0:0"
+    assert root == (name == "certificates")
+    assert service.get("cap_add", []) == (["CHOWN", "SETUID", "SETGID"] if root else [])
+    if root:
+        assert service["network_mode"] == "none"
+
+
+def test_no_client_is_on_the_network_of_the_control_api() -> None:
+    clients = {name: service for name, service in services().items() if name.startswith("client-")}
+    assert len(clients) == 8  # four, and a twin with a GPU each
+    assert all(service["networks"] == ["fleet"] for service in clients.values())
+    superlink = services()["superlink"]
+    assert "--host=control" in superlink["command"]
+    assert superlink["networks"]["control"] == {"aliases": ["control"]}
+    assert superlink["ports"] == ["${FLEET:-127.0.0.1:9092}:9092"]  # the fleet's alone
+    published = {name for name, service in services().items() if "ports" in service}
+    assert published == {"superlink", "grafana"}
+    assert all("control" not in services()[name]["networks"] for name in ("prometheus", "grafana"))
+    networks = yaml.safe_load((DOCKER / "compose.yaml").read_text())["networks"]
+    assert networks["fleet"]["internal"]
+    assert networks["control"]["internal"]
+
+
+def test_a_client_has_its_own_volume_and_no_other() -> None:
+    for name, service in services().items():
+        if name.startswith("client-"):
+            own = name.removesuffix("-gpu")
+            assert service["volumes"] == [f"{own}:/client", "signals:/signals:ro"]
+
+
+def test_the_gpu_twins_reserve_devices() -> None:
+    twins = {name: service for name, service in services().items() if name.endswith("-gpu")}
+    for name, twin in twins.items():
+        assert twin["profiles"] == ["gpu"]
+        [device] = twin["deploy"]["resources"]["reservations"]["devices"]
+        assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+        waits = services()[name.removesuffix("-gpu")]["depends_on"][name]
+        assert waits == {"condition": "service_started", "required": False}
+
+
+def test_the_dashboard_shows_what_a_run_tells() -> None:
+    dashboard = json.loads((DOCKER / "monitoring" / "dashboards" / "fairbloom.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    metrics = Metrics(port := free_port())
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+            told = {line.split()[2] for line in page.read().decode().splitlines() if line.startswith("# TYPE")}
+    finally:
+        metrics.close()
+    shown = {name for expression in asked for name in re.findall(r"fairbloom_\w+", expression)}
+    assert shown
+    assert shown <= told
+    scraped = yaml.safe_load((DOCKER / "monitoring" / "prometheus.yaml").read_text())["scrape_configs"]
+    assert scraped[0]["static_configs"] == [{"targets": ["superexec:9464"]}]
+    assert '"metrics-port=9464"' in (DOCKER / "experiment.py").read_text()
+
+
+def test_the_dockerfile_names_no_host_and_one_torch() -> None:
+    dockerfile = (DOCKER / "Dockerfile").read_text()
+    assert "syntax=" not in dockerfile
+    assert "://" not in dockerfile
+    assert f"ARG TORCH={TORCH}\n" in dockerfile
+    assert all(f"${{TORCH:-{TORCH}}}" in (DOCKER / name).read_text() for name in ("compose.yaml", "clients.yaml"))
+
+
+def test_what_an_image_needs_is_taken_from_the_project() -> None:
+    script = [sys.executable, str(DOCKER / "requirements.py")]
+    client = subprocess.check_output([*script, "client"], text=True, cwd=ROOT).split()
+    assert "flwr>=1.39,<1.40" in client
+    assert not {"matplotlib", "cvxopt"} & {requirement.partition(">")[0] for requirement in client}
+    assert "cvxopt>=1.3" in subprocess.check_output([*script, "server"], text=True, cwd=ROOT).split()
+
+
+def test_keep_hands_on_exit_code_and_signal(tmp_path: Path) -> None:
+    assert subprocess.run([*KEEP, "--", "sh", "-c", "exit 7"], check=False).returncode == 7
+    assert subprocess.run([*KEEP, "--", "sh", "-c", "kill -9 $$"], check=False).returncode == 137
+    kept = subprocess.Popen([*KEEP, "--", "sh", "-c", f"trap 'exit 3' TERM; touch {tmp_path / 'up'}; sleep 30 & wait"])
+    wait_for(tmp_path / "up")
+    kept.terminate()
+    assert kept.wait(timeout=10) == 3
+
+
+def test_keep_ends_when_the_experiment_is_over(tmp_path: Path) -> None:
+    end = tmp_path / "ended"
+    for lock in ("running", "serving"):
+        (tmp_path / lock).touch()
+    environment = os.environ | {"ENDS_WITH": str(end)}
+    client = subprocess.Popen([*KEEP, "--", "sh", "-c", "trap 'sleep 2; exit' TERM; sleep 60 & wait"], env=environment)
+    server = subprocess.Popen([*KEEP, "--last", "--", "sleep", "60"], env=environment)
+    for kept in (client, server):
+        with pytest.raises(subprocess.TimeoutExpired):
+            kept.wait(timeout=1.0)
+    end.touch()
+    with pytest.raises(subprocess.TimeoutExpired):  # a server outlives its clients, which take their leave of it
+        server.wait(timeout=2.0)
+    assert client.wait(timeout=10) == 0
+    assert server.wait(timeout=10) == 0
+
+
+def test_keep_gives_way_to_who_holds_the_lock(tmp_path: Path) -> None:
+    lock, up = tmp_path / "lock", tmp_path / "up"
+    first = subprocess.Popen([*KEEP, "--lock", str(lock), "--", "sh", "-c", f"touch {up}; exec sleep 60"])
+    try:
+        wait_for(up)
+        second = subprocess.run(
+            [*KEEP, "--lock", str(lock), "--", "sh", "-c", "exit 9"], capture_output=True, text=True, check=False
+        )
+        assert second.returncode == 0
+        assert "another container holds" in second.stdout
+    finally:
+        first.terminate()
+        first.wait()
+
+
+def wait_for(path: Path, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.05)
