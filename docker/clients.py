@@ -39,7 +39,7 @@ x-cpu: &cpu
     dockerfile: docker/Dockerfile
     target: client
     args:
-      TORCH: ${{TORCH:-torch}}
+      TORCH: ${{TORCH:-torch==2.13.0+cpu}}
       TORCH_INDEX: ${{TORCH_INDEX:-}}
 
 x-gpu: &gpu
