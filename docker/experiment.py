@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ PATIENCE_SECONDS = 40.0
 
 def main() -> int:
     """Return the run's exit code."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the first process must do so itself
     clients = len(os.environ["CLIENTS"].split())
     settings = [f"clients={clients}", "metrics-port=9464", *shlex.split(os.environ.get("SETTINGS", ""))]
     words = [word for setting in settings for word in ("--set", setting)]

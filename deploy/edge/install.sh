@@ -92,9 +92,9 @@ install_libraries() { # into a new folder; the old one serves until the new one 
   fi
   say "libraries into $venv (minutes on a small device)"
   [ -n "$system_torch" ] || "${pip[@]}" "$torch"
-  "${pip[@]}" --no-deps "$wheel"
   "$venv/bin/python" "$here/requirements.py" "$wheel" > "$venv/client.txt"
   "${pip[@]}" --requirement "$venv/client.txt"
+  "${pip[@]}" --no-deps "$wheel" # its other libraries are for servers
   "$venv/bin/python" -c 'import torch, flwr' || fail "PyTorch or Flower cannot be loaded; the old installation, if any, is in place"
   trap - EXIT
   ln -sfn "$(basename "$venv")" "$opt/venv.new"
