@@ -48,8 +48,9 @@ docs: setup ## build the documentation into docs/_build
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs docs/_build
 	@echo "open docs/_build/index.html"
 
-bench: setup ## measure a simulated round against a plain loop and against flwr run
+bench: setup ## measure simulated and deployed rounds against a plain loop and against Flower's own
 	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.deployed
 
 lock: setup ## write the versions that are installed now into requirements.lock
 	@grep '^#' requirements.lock > $(VENV)/lock
