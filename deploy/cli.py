@@ -133,13 +133,13 @@ def submit(
 
     The same settings continue a run that was interrupted. Ctrl-C leaves the run going.
     """
-    from server.settings import Settings
+    from server.settings import Settings, assigned
 
     from . import submit as runs
     from .federation import Federation
 
     federation = Federation(folder)
-    config = runs.assigned(settings)
+    config = assigned(settings)
     app, ours = runs.app_folder(app_folder)
     if ours:
         Settings.of(config)  # an impossible value stops here, before anything is sent

@@ -126,7 +126,8 @@ class Client:
         node |= {"data-dir": self.data_dir, "state-dir": self.state_dir}
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items() if value != "")
         place = ["--host", self.host, "--port", str(self.port or free_port())]
-        python = [sys.executable, "-P", "-m", "deploy.warm"]
+        # Not by -m: children of the fork server would import the module once more, as their main one.
+        python = [sys.executable, "-P", "-c", "from deploy.warm import main; main()"]
         return [*python, *ours, "--", "--superlink", self.superlink, *safety, "--node-config", config, *place]
 
     def environment(self) -> dict[str, str]:

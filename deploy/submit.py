@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +35,6 @@ def app_folder(given: Path | None) -> tuple[Path, bool]:
     raise DeployError(
         f"{candidates[0]} holds no Flower app (a pyproject.toml with [tool.flwr.app]): name the checkout by --app"
     )
-
-
-def assigned(assignments: Iterable[str]) -> dict[str, bool | int | float | str]:
-    """Return the settings of KEY=VALUE words, values as TOML reads them and else as they are written.
-
-    Raises
-    ------
-    DeployError
-        When a word is no assignment.
-    """
-    config: dict[str, bool | int | float | str] = {}
-    for word in assignments:
-        key, equals, text = word.partition("=")
-        if not equals:
-            raise DeployError(f"--set {word}: write it as KEY=VALUE, method=fedfv say")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        config[key.strip()] = value if isinstance(value, bool | int | float | str) else text.strip()
-    return config
 
 
 def submit(federation: Federation, app: Path, run_config: Mapping[str, object]) -> str:

@@ -4,7 +4,7 @@ Flower starts a new Python process for every message and waits in polls of 3 sec
 SuperNode's own process, or, isolated, each message is answered by a child of a fork server that has the libraries
 loaded; and a node that is busy asks for work often. Everything else is Flower's: connection, keys, heartbeat, transfer.
 
-Started by `fairbloom client`, as `python -P -m deploy.warm [--isolated] [--any-bundle] -- FLOWER_SUPERNODE_ARGUMENTS`.
+Started by `fairbloom client`, with `[--isolated] [--any-bundle] -- FLOWER_SUPERNODE_ARGUMENTS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from io import BytesIO
 from multiprocessing.connection import Connection
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from zipfile import ZipFile
 
 if TYPE_CHECKING:
@@ -50,8 +50,10 @@ USED: Mapping[str, Iterable[str]] = {
     "flwr.clientapp.utils:get_load_client_app_fn": ("default_app_ref", "app_path", "multi_app"),
     "flwr.cli.install:install_from_fab": ("fab_file", "skip_prompt"),
     "flwr.common.config:get_project_dir": ("fab_id", "fab_version", "fab_hash"),
+    "flwr.supercore.exit:add_exit_handler": ("exit_handler",),
     "flwr.supercore.task_identity:TaskIdentity": (),
-    f"{STATE}:InMemoryNodeState.get_messages": ("is_reply", "limit"),
+    f"{STATE}:InMemoryNodeState.get_messages": ("is_reply",),
+    f"{STATE}:InMemoryNodeState.delete_messages": ("message_ids",),
     f"{STATE}:InMemoryNodeState.get_tasks": ("statuses",),
     f"{STATE}:InMemoryNodeState.finish_task": ("task_id", "sub_status", "details"),
     f"{STATE}:InMemoryNodeState.get_run": ("run_id",),
@@ -96,6 +98,10 @@ class CrashedError(Exception):
     """The process that answered a message ended without a reply."""
 
 
+class AppError(Exception):
+    """What the app raised, in words: the exception itself may not travel, or would end this process."""
+
+
 class Answer(Protocol):
     """Calls a bundle's ClientApp; returns its reply and the context after it."""
 
@@ -116,8 +122,12 @@ class Resident:
     """
 
     def __init__(self, *, any_bundle: bool = False) -> None:
+        from flwr.supercore.exit import add_exit_handler
+
         self._any_bundle = any_bundle
         self._loaded: tuple[str, Path, Any] | None = None
+        self._ending = threading.Event()
+        add_exit_handler(self._ending.set)
         for name in PRELOADED:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
@@ -130,9 +140,18 @@ class Resident:
         own = {key: value for key, value in context.node_config.items() if key in OWN_PLACES}
         working = copy.deepcopy(context)
         working.run_config = {**context.run_config, **own}
-        reply: Message = self._app(fab, run)(message=message, context=working)
+        reply = self._call(self._app(fab, run), message, working)
         working.run_config = context.run_config
         return reply, working
+
+    def _call(self, app: Any, message: Message, context: Context) -> Message:
+        try:
+            reply: Message = app(message=message, context=context)
+        except SystemExit as end:
+            if self._ending.is_set():  # SIGTERM in the midst of the app: the node's end, not the app's
+                raise
+            raise AppError(f"SystemExit: {end}") from end
+        return reply
 
     def _app(self, fab: Any, run: Any) -> Any:
         if self._loaded is None or self._loaded[0] != fab.hash_str:
@@ -230,10 +249,6 @@ class Isolated:
         return reply, changed
 
 
-class AppError(Exception):
-    """What the app raised in a child, in words: the exception itself may not travel."""
-
-
 def _answer_in_child(pipe: Connection, any_bundle: bool) -> None:
     _end_with(os.getppid())
     outcome: Any
@@ -299,10 +314,13 @@ def answer_next(state: Any, store: Any, answer: Answer) -> None:
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-    heads = state.get_messages(is_reply=False, limit=1)
-    if not heads:  # Flower itself has answered, because it trusts the bundle's signature not
+    received = [message.metadata.message_id for message in state.get_messages(is_reply=False)]
+    if not received:  # Flower itself has answered, because it trusts the bundle's signature not
         return
-    message_id = heads[0].metadata.message_id
+    *torn, message_id = received
+    state.delete_messages(message_ids=torn)  # of runs that ended while their message came: Flower leaves them behind
+    for left in torn:
+        store.delete(left)
     tree = store.get_object_tree(message_id)
     contents = {part.object_id: store.get(part.object_id) for part in iterate_object_tree(tree)}
     message: Any = inflate_object_from_contents(message_id, contents)
@@ -334,7 +352,7 @@ def _answered(answer: Answer, state: Any, run: Any, task_id: int, message: Messa
         code, reason = ErrorCode.CLIENT_APP_CRASHED, str(error)
     except AppError as error:
         code, reason = ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)
-    except (Exception, SystemExit) as error:  # one message's failure is one error reply; an app may not end the node
+    except Exception as error:  # one message's failure is one error reply
         log.exception("the client app raised")
         code, reason = ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"
     log.error("answered with error %d: %s", code, reason)
@@ -427,11 +445,15 @@ def main() -> None:
 
     logging.getLogger("flwr").addHandler(Remedies())
     sys.argv = ["flower-supernode", *arguments]
-    flower_supernode()
+    try:
+        flower_supernode()
+    except SystemExit as end:
+        leave(end.code if isinstance(end.code, int) else 1)
+    leave(1)  # Flower's loop ends only by a fault, which it has logged
 
 
-if __name__ == "__main__":
-    # Under its own name: what travels between this process and a forked child must be the same class on both sides.
-    from deploy.warm import main as start
-
-    start()
+def leave(code: int) -> NoReturn:
+    """End this process at once: Flower's server of the node's own API would go on without the loop."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

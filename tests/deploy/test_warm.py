@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.run import Run
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from deploy import warm
 from deploy.warm import (
@@ -69,13 +72,14 @@ def test_a_parameter_that_is_gone_is_found_out() -> None:
 def test_without_the_names_flowers_own_way_is_taken_and_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    started: list[list[str]] = []
+    started, ended = list[list[str]](), list[int]()
     monkeypatch.setattr(warm, "missing_names", lambda: ["flwr.x:y()"])
     monkeypatch.setattr(warm, "_end_with", lambda parent: None)
+    monkeypatch.setattr(warm.os, "_exit", ended.append)
     monkeypatch.setattr(command, "flower_supernode", lambda: started.append(list(sys.argv)))
     monkeypatch.setattr(sys, "argv", ["warm", "--isolated", "--", "--superlink", "a:1"])
     warm.main()
-    assert started == [["flower-supernode", "--superlink", "a:1"]]
+    assert (started, ended) == ([["flower-supernode", "--superlink", "a:1"]], [1])
     assert "this version of Flower has no flwr.x:y(): going on in Flower's own way" in capsys.readouterr().err
 
 
@@ -220,15 +224,56 @@ def test_a_crash_of_an_isolated_app_is_noticed_at_once(home: Path) -> None:
     assert reply.content["metrics"]["version"] == 1
 
 
-def test_an_app_that_exits_does_not_end_an_isolated_client(home: Path) -> None:
+def test_an_app_that_exits_does_not_end_the_client(answer: Any, home: Path) -> None:
     with pytest.raises(AppError, match="SystemExit: 5"):
-        Isolated(any_bundle=True)(*bundle_of(home, 1), 3, message("exit"), context())
+        answer(*bundle_of(home, 1), 3, message("exit"), context())
+
+
+def test_the_end_of_the_node_in_the_midst_of_the_app_is_no_error_of_the_app(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers: list[Any] = []
+    monkeypatch.setattr("flwr.supercore.exit.add_exit_handler", handlers.append)
+    resident = Resident(any_bundle=True)
+    for handler in handlers:  # as Flower does on SIGTERM, before it raises SystemExit
+        handler()
+    with pytest.raises(SystemExit):
+        resident(*bundle_of(home, 1), 3, message("exit"), context())
 
 
 def test_a_foreign_bundle_is_refused(home: Path) -> None:
     for answer in (Resident(), Isolated()):
         with pytest.raises(BundleRefusedError, match=r"tried_app\.py is not what is installed"):
             answer(*bundle_of(home, 1), 3, message("reply"), context())
+
+
+# In Flower's loop ---------------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_a_stopped_run_left_half_received_is_dropped(home: Path) -> None:
+    fab, run = bundle_of(home, 1)
+    run.fab_hash, run.series_id = fab.hash_str, 4
+    store = InMemoryObjectStore()
+    state = InMemoryNodeState(store)
+    state.set_node_id(2)
+    state.store_run(run)
+    state.store_fab(fab)
+    state.set_run_series_context(4, context())
+    torn, whole = message("reply"), message("reply")
+    torn.metadata.__dict__["_message_id"] = torn.object_id
+    store.preregister(1, get_object_tree(torn))
+    state.store_message(torn)
+    whole.content["config"]["do"] = "reply"
+    whole.content["config"]["round"] = 2
+    importlib.import_module(warm.LOOP)._insert_message(whole, state, store)
+
+    warm.answer_next(state, store, Resident(any_bundle=True))
+
+    (reply,) = state.get_messages(is_reply=True)
+    assert reply.metadata.reply_to_message_id == whole.metadata.message_id
+    assert not reply.has_error()
+    assert [*state.msg_store] == [whole.metadata.message_id, reply.metadata.message_id]
+    assert store.get(torn.metadata.message_id) is None
 
 
 # Waits --------------------------------------------------------------------------------------------------------------
