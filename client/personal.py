@@ -17,6 +17,9 @@ StateDict = dict[str, Tensor]
 
 MODEL, ABOUT = "personal-model", "personal"
 
+NOT_THE_RUNS = ("state-dir", "out", "device", "log-format", "metrics-port")
+"""Settings that may differ when a run is continued: it finds its personal models again."""
+
 
 def load(context: Context, client: str, before: int) -> StateDict | None:
     """Return the client's personal model from its last round before round `before`, None where there is none."""
@@ -49,7 +52,7 @@ def _folder(context: Context, client: str) -> Path | None:
     state_dir = context.run_config.get("state-dir", "")
     if not state_dir:
         return None
-    about: dict[str, Any] = {k: v for k, v in context.run_config.items() if k not in ("state-dir", "out", "device")}
+    about: dict[str, Any] = {k: v for k, v in context.run_config.items() if k not in NOT_THE_RUNS}
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
     return Path(str(state_dir)) / digest / client
 

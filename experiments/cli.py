@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from deploy import cli as deployment
 from server.records import ACCURACY
-from server.settings import Settings, SettingsError, Value, default_config
+from server.settings import Settings, SettingsError, Value, assigned, default_config
 from strategies import METHODS
 from tasks import TASKS
 
@@ -149,23 +148,8 @@ app.add_typer(deployment.app, name="deploy")
 
 
 def merged(named: Mapping[str, Value | None], assignments: Iterable[str]) -> dict[str, Value]:
-    """Return the settings of the named options that were given, and of KEY=VALUE assignments."""
-    config = {key: value for key, value in named.items() if value is not None}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals:
-            raise SettingsError(f"--set {assignment}: write it as KEY=VALUE, fedfv.alpha=0.2 say")
-        config[key.strip()] = parsed(text.strip())
-    return config
-
-
-def parsed(text: str) -> Value:
-    """Return a boolean, a number or a string as TOML reads it; anything else is taken as it is written."""
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    return value if isinstance(value, Value) else text
+    """Return the settings of the named options that were given, and of KEY=VALUE assignments, which win."""
+    return {key: value for key, value in named.items() if value is not None} | assigned(assignments)
 
 
 def progress(measures: str) -> Progress:

@@ -15,7 +15,7 @@ from tasks import load_task
 
 from .observability import Metrics, log_as_json
 from .polling import PollingGrid
-from .records import Row, RunFolder
+from .records import WITHOUT_EFFECT, Row, RunFolder
 from .settings import Settings
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run what the run config says, with the nodes of this federation as clients."""
     settings = Settings.of(context.run_config)
     wait_for_clients(grid, settings.clients)
-    federate(settings, PollingGrid(grid))
+    federate(settings, PollingGrid(grid, min_replies=settings.min_replies))
 
 
 def federate(settings: Settings, grid: Grid, on_row: Callable[[Row], None] = lambda row: None) -> Path:
@@ -108,7 +108,7 @@ def run_folder(settings: Settings) -> Path:
     """Return the absolute run folder: `out`, or a name under runs/ that the settings determine."""
     if settings.out:
         return Path(settings.out).absolute()
-    config = {key: value for key, value in settings.run_config().items() if key != "out"}
+    config = {key: value for key, value in settings.run_config().items() if key not in WITHOUT_EFFECT}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
     return Path("runs", f"{settings.task}-{settings.method}-seed{settings.seed}-{digest}").absolute()
 

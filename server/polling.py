@@ -1,10 +1,11 @@
 """A grid that looks for replies often, in place of every three seconds."""
 
+import math
 import time
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
@@ -24,10 +25,12 @@ class PollingGrid(Grid):
     ----------
     grid
         Carries the messages.
+    min_replies
+        How many replies, errors not counted, end a round's training; 0: one to every message.
     """
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    def __init__(self, grid: Grid, *, min_replies: int = 0) -> None:
+        self._grid, self._min_replies = grid, min_replies
         defaults: dict[str, Any] = getattr(pull_objects, "__kwdefaults__", None) or {}
         if "initial_backoff" in defaults:  # no argument of Flower's reaches it; where it is gone, its own wait stays
             defaults["initial_backoff"] = BACKOFF_SECONDS
@@ -64,17 +67,21 @@ class PollingGrid(Grid):
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages; return the replies once all are here, or those that are here after `timeout` seconds."""
-        started = time.monotonic()
-        due = {message_id for message_id in self.push_messages(list(messages)) if message_id}
+        """Send messages; return the replies once enough are here, or those that are here after `timeout` seconds."""
+        messages, started = list(messages), time.monotonic()
+        training = all(message.metadata.message_type == MessageType.TRAIN for message in messages)
+        due = {message_id for message_id in self.push_messages(messages) if message_id}
         replies: list[Message] = []
         while due:
             came = list(self.pull_messages(due))
             replies += came
             due -= {reply.metadata.reply_to_message_id for reply in came}
+            if training and 0 < self._min_replies <= sum(reply.has_content() for reply in replies):
+                break
             elapsed = time.monotonic() - started
-            if timeout is not None and elapsed >= timeout:
+            left = math.inf if timeout is None else timeout - elapsed
+            if left <= 0:
                 break
             if due:
-                time.sleep(min(LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)))
+                time.sleep(min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)))
         return replies

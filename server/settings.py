@@ -2,7 +2,8 @@
 
 import difflib
 import inspect
-from collections.abc import Collection, Mapping
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache, partial
 from typing import Annotated, Any
 
@@ -100,6 +101,9 @@ class Settings(BaseModel):
     time_budget: float = Field(0.0, ge=0, description="seconds of local work in a round, then what is there; 0: no end")
     evaluate_every: int = Field(1, ge=0, description="rounds between evaluations; 0: only at the end")
     round_timeout: float = Field(600.0, gt=0, description="seconds until a round's replies are due")
+    min_replies: int = Field(
+        0, ge=0, description="of deployed clients that end a round's training; 0: all that are due"
+    )
     engine: Annotated[str, AfterValidator(partial(check_known, "engine", choices=ENGINES))] = Field(
         "loop", description="of in-process runs"
     )
@@ -196,6 +200,32 @@ def parameter_defaults() -> Mapping[str, Value]:
                 missing = parameter.default is inspect.Parameter.empty
                 defaults[key] = STARTING_POINTS[key] if missing else parameter.default
     return defaults
+
+
+def assigned(words: Iterable[str]) -> dict[str, Value]:
+    """Return the settings of KEY=VALUE words; of several values of a key, the last.
+
+    Raises
+    ------
+    SettingsError
+        When a word is no assignment.
+    """
+    config: dict[str, Value] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise SettingsError(f"--set {word}: write it as KEY=VALUE, fedfv.alpha=0.2 say")
+        config[key.strip()] = parsed(text.strip())
+    return config
+
+
+def parsed(text: str) -> Value:
+    """Return a boolean, a number or a string as TOML reads it; anything else is taken as it is written."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, Value) else text
 
 
 def _in_words(error: Mapping[str, Any]) -> str:

@@ -166,11 +166,12 @@ def test_personal_models_go_on_from_round_to_round_and_are_each_clients_own() ->
     assert personal(other, told)["loss-personal"] == personal(other, told)["loss"]
 
 
-def test_a_personal_model_outlives_the_process_where_a_state_folder_is_set(tmp_path: Path) -> None:
+@pytest.mark.parametrize("also", [{}, {"metrics_port": 9464, "log_format": "json", "out": "elsewhere"}], ids=str)
+def test_a_personal_model_outlives_the_process_where_a_state_folder_is_set(tmp_path: Path, also: Any) -> None:
     config = run_config(state_dir=str(tmp_path))
     told, where = {"personal-lambda": 0.1}, context(config=config)
     trained(told, where)
-    restarted = context(config=config)
+    restarted = context(config=run_config(state_dir=str(tmp_path), **also))
     assert restarted.state == RecordDict()
     assert personal(restarted, told) == personal(where, told)
 

@@ -5,7 +5,9 @@ import csv
 import json
 import os
 import signal
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -156,6 +158,52 @@ class Deployment(Flower):
 
     def serverapps(self) -> list[int]:
         return [pid for pid in self.offspring(self.superexec) if b"flwr-serverapp" in cmdline(pid)]
+
+
+class Cable:
+    """A port that leads to another one on loopback, until it is cut: then connections break and new ones hang."""
+
+    def __init__(self, port: int) -> None:
+        self._far = port
+        self._whole = threading.Event()
+        self._whole.set()
+        self._ends: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._connect, daemon=True).start()
+
+    def cut(self) -> None:
+        self._whole.clear()
+        self._break()
+
+    def mend(self) -> None:
+        self._whole.set()
+
+    def close(self) -> None:
+        self._listener.close()
+        self._break()
+
+    def _break(self) -> None:
+        while self._ends:
+            with contextlib.suppress(OSError):
+                self._ends.pop().shutdown(socket.SHUT_RDWR)
+
+    def _connect(self) -> None:
+        with contextlib.suppress(OSError):  # the listener is closed
+            while True:
+                near, _ = self._listener.accept()
+                self._whole.wait()
+                far = socket.create_connection(("127.0.0.1", self._far))
+                self._ends += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=_pump, args=(one, other), daemon=True).start()
+
+
+def _pump(one: socket.socket, other: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while content := one.recv(1 << 16):
+            other.sendall(content)
+        other.shutdown(socket.SHUT_WR)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from deploy import federation as module
 from deploy.client import Client
 from deploy.doctor import disk, expiry, open_keys
 from deploy.federation import DeployError, Federation
-from deploy.submit import app_folder, assigned
+from deploy.submit import app_folder
 from tests.experiments.helpers import fairbloom
 
 MACHINE = """#!{python} -SE
@@ -236,15 +236,6 @@ def test_an_impossible_setting_is_named_before_anything_is_sent(
     assert fairbloom("deploy", "submit", "--set", "fraction=2") == 2
     assert "fraction" in capsys.readouterr().err
     assert not (machine.folder / "asked.jsonl").exists()
-
-
-def test_settings_are_read_as_toml_or_as_they_stand() -> None:
-    assert assigned(["a=1", "b=0.5", "c=true", "d=fedfv", 'e="x y"', "f=/data/x"]) == {
-        **{"a": 1, "b": 0.5, "c": True},
-        **{"d": "fedfv", "e": "x y", "f": "/data/x"},
-    }
-    with pytest.raises(DeployError, match="--set rounds: write it as KEY=VALUE"):
-        assigned(["rounds"])
 
 
 def test_a_folder_without_an_app_is_named(tmp_path: Path) -> None:

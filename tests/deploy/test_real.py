@@ -1,7 +1,10 @@
 """Real processes on loopback, with TLS and node authentication: what a run gives, what it survives, who is refused."""
 
+import os
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from server.settings import Settings
 from simulation.run import simulate
 from tests.runtimes.flower import free_port, wait_for_port
 
-from .federation import Deployment, federation, names, rounds, wait_for_rounds
+from .federation import Cable, Deployment, federation, names, rounds, wait_for_rounds
 
 pytestmark = [pytest.mark.federation, pytest.mark.xdist_group("runtimes")]
 
@@ -144,6 +147,52 @@ def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp
     assert any(CLIENTS[3] in row["missing"] + row["refused"] for row in away)
     assert all(row["replies_used"] == "3" for row in away)
     assert all(float(row["seconds"]) < 12.0 for row in away)  # a dead client holds the others no longer than that
+
+
+def test_a_network_that_is_away_for_a_minute_costs_a_client_one_round_at_most(
+    there: Deployment, tmp_path: Path
+) -> None:
+    out, cable = tmp_path / "run", Cable(there.fleet)
+    there.stop(there.clients[CLIENTS[3]])
+    there.start_client(CLIENTS[3], "--superlink", f"localhost:{cable.port}")
+    there.wait_for_clients(*CLIENTS)
+    submitted = there.submitting({**SETTINGS, "fraction": 1.0, "num-rounds": 100_000, "out": str(out)})
+    wait_for_rounds(out, 3)
+    cable.cut()
+    before = len(rounds(out))
+    time.sleep(60.0)
+    cable.mend()
+    there.wait_until(lambda: [row["replies_used"] for row in rounds(out)[before + 2 :]].count("4") >= 5, seconds=120)
+    there.stop_runs()
+    assert submitted.wait(timeout=60) == 1
+    rows = rounds(out)[before - 1 :]
+    assert [int(row["round"]) for row in rows] == [*range(before, before + len(rows))]
+    away = [row for row in rows if row["replies_used"] != "4"]
+    print([(row["round"], row["participants"], row["refused"], row["missing"], row["seconds"]) for row in away])
+    assert "the SuperNode ended" not in there.log(there.clients[CLIENTS[3]])
+    there.stop(there.clients[CLIENTS[3]])
+    there.start_client(CLIENTS[3])
+    there.wait_for_clients(*CLIENTS)
+    cable.close()
+
+
+def test_enough_replies_end_a_round_and_the_late_client_takes_part_again(there: Deployment, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    endless = {**SETTINGS, "fraction": 1.0, "num-rounds": 100_000, "min-replies": 3, "out": str(out)}
+    submitted = there.submitting(endless)
+    wait_for_rounds(out, 2)
+    (frozen,) = there.offspring(there.clients[CLIENTS[3]])
+    os.kill(frozen, signal.SIGSTOP)
+    before = len(rounds(out))
+    there.wait_until(lambda: len(rounds(out)) >= before + 6, seconds=60)
+    os.kill(frozen, signal.SIGCONT)
+    there.wait_until(lambda: any(row["participants"] == "4" for row in rounds(out)[before + 7 :]), seconds=60)
+    there.stop_runs()
+    assert submitted.wait(timeout=60) == 1
+    rows = rounds(out)
+    assert all(row["replies_used"] == "3" for row in rows[before + 1 : before + 6])
+    assert any(row["missing"] == CLIENTS[3] for row in rows[before : before + 3])
+    assert all(not row["refused"] for row in rows)
 
 
 def test_a_crash_of_an_isolated_app_is_one_error_at_once(there: Deployment, tmp_path: Path) -> None:

@@ -32,7 +32,13 @@ class Slow:
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]:
         self.asked.append(set(message_ids))
         came = [message_id for message_id in message_ids if float(message_id) <= self.now]
-        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=message_id)) for message_id in came]
+        return [self.reply(message_id) for message_id in came]
+
+    @staticmethod
+    def reply(message_id: str) -> SimpleNamespace:
+        """Replies of nodes 7 and above are errors."""
+        about = SimpleNamespace(reply_to_message_id=message_id)
+        return SimpleNamespace(metadata=about, has_content=lambda: int(message_id) < 7)
 
 
 @pytest.fixture
@@ -40,12 +46,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     return Slow(monkeypatch)
 
 
-def to(*nodes: int) -> list[Message]:
-    return [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
-
-
-def replies(grid: Slow, *nodes: int, timeout: float | None) -> list[str]:
-    came = PollingGrid(grid).send_and_receive(to(*nodes), timeout=timeout)  # type: ignore[arg-type]
+def replies(grid: Slow, *nodes: int, timeout: float | None, what: str = "query", min_replies: int = 0) -> list[str]:
+    messages = [Message(RecordDict(), dst_node_id=node, message_type=what) for node in nodes]
+    came = PollingGrid(grid, min_replies=min_replies).send_and_receive(messages, timeout=timeout)  # type: ignore[arg-type]
     return [reply.metadata.reply_to_message_id for reply in came]
 
 
@@ -56,7 +59,20 @@ def test_it_ends_with_the_last_reply(slow: Slow) -> None:
 
 def test_at_the_deadline_it_returns_what_is_there(slow: Slow) -> None:
     assert replies(slow, 1, 50, timeout=10.0) == ["1"]
-    assert 10.0 <= slow.now < 11.0
+    assert slow.now == pytest.approx(10.0)
+
+
+def test_enough_replies_end_a_rounds_training_and_errors_do_not_count(slow: Slow) -> None:
+    assert replies(slow, 1, 2, 50, timeout=60.0, what="train", min_replies=2) == ["1", "2"]
+    slow.now = 0.0
+    assert replies(slow, 1, 7, 6, 50, timeout=60.0, what="train", min_replies=3) == ["1", "6", "7", "50"]
+    slow.now = 0.0
+    assert replies(slow, 1, 2, timeout=60.0, what="train", min_replies=5) == ["1", "2"]
+
+
+@pytest.mark.parametrize("what", ["evaluate", "query"])
+def test_everybody_is_waited_for_where_it_is_not_training(slow: Slow, what: str) -> None:
+    assert replies(slow, 1, 2, 5, timeout=60.0, what=what, min_replies=1) == ["1", "2", "5"]
 
 
 def test_without_a_deadline_it_waits(slow: Slow) -> None:

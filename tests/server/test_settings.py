@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.settings import Settings, SettingsError, Value, default_config, parameter_defaults
+from server.settings import Settings, SettingsError, Value, assigned, default_config, parameter_defaults, parsed
 from strategies import METHODS, FedFV, FedProx, QFedAvg
 from tasks import load_task
 
@@ -50,6 +50,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"proximal-mu": -1.0}, ("proximal-mu = -1.0", "greater than or equal to 0")),
     ({"personal-lambda": -1.0}, ("personal-lambda = -1.0", "greater than or equal to 0")),
     ({"evaluate-every": -1}, ("evaluate-every = -1", "greater than or equal to 0")),
+    ({"min-replies": -1}, ("min-replies = -1", "greater than or equal to 0")),
     ({"round-timeout": 0.0}, ("round-timeout = 0.0", "greater than 0")),
     ({"shards-per-client": 0}, ("shards-per-client = 0", "greater than or equal to 1")),
     ({"dirichlet-alpha": 0.0}, ("dirichlet-alpha = 0.0", "greater than 0")),
@@ -181,3 +182,35 @@ def test_checking_settings_draws_nothing() -> None:
     before = torch.get_rng_state()
     Settings.of({"method": "fedfv"})
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5", 5),
+        ("-1", -1),
+        ("0.2", 0.2),
+        ("1e-3", 0.001),
+        ("true", True),
+        ("fedfv", "fedfv"),
+        ('"5"', "5"),
+        ("cuda:1", "cuda:1"),
+        ("", ""),
+        ("/data/my runs/a", "/data/my runs/a"),
+        ("a=b", "a=b"),
+    ],
+)
+def test_a_value_is_read_as_toml_and_else_as_a_string(text: str, value: object) -> None:
+    assert parsed(text) == value
+    assert type(parsed(text)) is type(value)
+
+
+@pytest.mark.parametrize("text", ["2024-01-01", "12:30:00", "{a = 1}", "[1, 2]"])
+def test_a_value_that_is_no_number_boolean_or_string_is_taken_as_written(text: str) -> None:
+    """A run folder may be called 2024-01-01."""
+    assert parsed(text) == text
+
+
+def test_an_assignment_without_a_value_is_refused_with_how_to_write_it() -> None:
+    with pytest.raises(SettingsError, match="--set clients: write it as KEY=VALUE"):
+        assigned(["clients"])

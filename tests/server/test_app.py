@@ -1,0 +1,18 @@
+"""Where a run is written."""
+
+from typing import Any
+
+import pytest
+
+from server.app import run_folder
+from server.settings import Settings
+
+
+@pytest.mark.parametrize("config", [{"metrics-port": 9464}, {"log-format": "json"}])
+def test_what_has_no_effect_on_a_run_does_not_move_its_folder(config: dict[str, Any]) -> None:
+    assert run_folder(Settings.of(config)) == run_folder(Settings.of({}))
+
+
+@pytest.mark.parametrize("config", [{"seed": 1}, {"method": "fedfv"}, {"learning-rate": 0.05}, {"num-rounds": 51}])
+def test_every_other_setting_does(config: dict[str, Any]) -> None:
+    assert run_folder(Settings.of(config)) != run_folder(Settings.of({}))
