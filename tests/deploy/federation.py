@@ -200,7 +200,7 @@ class Cable:
 
 
 def _pump(one: socket.socket, other: socket.socket) -> None:
-    with contextlib.suppress(OSError):
+    with one, contextlib.suppress(OSError):
         while content := one.recv(1 << 16):
             other.sendall(content)
         other.shutdown(socket.SHUT_WR)

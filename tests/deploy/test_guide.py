@@ -1,0 +1,56 @@
+"""The deployment guide, followed to the letter: its commands are read from the page."""
+
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.runtimes.flower import ROOT, SCRIPTS, flower, wait_for_port
+
+from .federation import rounds
+
+pytestmark = [pytest.mark.federation, pytest.mark.xdist_group("runtimes")]
+
+PAGE = (ROOT / "docs" / "deployment.md").read_text()
+SECTION = re.findall(r"^## A federation in six steps\n(.+?)^## ", PAGE, re.M | re.S)[0]
+COMMANDS = [
+    line for block in re.findall(r"```sh\n(.+?)```", SECTION, re.S) for line in block.replace("\\\n", " ").splitlines()
+]
+STAY = ("flower-superlink", "flower-superexec", "fairbloom client")
+PORTS = (8000, 9092)
+
+
+def test_six_steps_make_a_federation(tmp_path: Path) -> None:
+    for port in PORTS:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                pytest.skip(f"port {port} is in use")
+    assert [line.split()[0] for line in COMMANDS].count("fairbloom") == 5
+    with flower(tmp_path / "home") as runtime:
+        for line in COMMANDS:
+            line = line.replace("fl.example.org", "localhost").replace("num-rounds=50", "num-rounds=2")
+            each = [line, line.replace("site-a", "site-b")] if line.startswith(("tar", "fairbloom client")) else [line]
+            for words in map(shlex.split, each):
+                if words[0] == "tar":
+                    shutil.copy(runtime.home / "federation" / "bundles" / words[-1], runtime.home)
+                if line.startswith(STAY):
+                    runtime.start(*words)
+                    for port in PORTS if words[0] == "flower-superlink" else ():
+                        wait_for_port(port)
+                    continue
+                program = SCRIPTS / words[0] if words[0] == "fairbloom" else words[0]
+                done = subprocess.run(
+                    [program, *words[1:]],
+                    env=runtime.environment,
+                    cwd=runtime.home,
+                    capture_output=True,
+                    text=True,
+                    timeout=300,
+                )
+                assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        (run,) = (runtime.home / "runs").iterdir()
+    assert [row["replies_used"] for row in rounds(run)] == ["1", "1"]
