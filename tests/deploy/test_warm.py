@@ -280,14 +280,39 @@ def test_a_message_that_a_stopped_run_left_half_received_is_dropped(home: Path) 
 
 
 def test_a_busy_node_waits_little_and_an_idle_one_never_more_than_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, slept = [0.0], list[float]()
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append)
-    monkeypatch.setattr(warm, "time", clock)
+    clock = Clock(monkeypatch)
     pace = Pace()
-    for idle in (0.0, 5.0, 3600.0):
-        now[0] = idle
+    pace.sleep(3.0)
+    while clock.now < 5.0:
         pace.sleep(3.0)
+    assert clock.slept[0] == warm.SHORTEST_SECONDS
+    assert 0.4 < clock.slept[-1] < 0.5
+    while clock.now < 3600.0:
+        pace.sleep(3.0)
+    assert clock.slept[-1] == warm.LONGEST_SECONDS
     pace.worked()
     pace.sleep(3.0)
     pace.sleep(0.01)
-    assert slept == [warm.SHORTEST_SECONDS, 0.5, warm.LONGEST_SECONDS, warm.SHORTEST_SECONDS, 0.01]
+    assert clock.slept[-2:] == [warm.SHORTEST_SECONDS, 0.01]
+
+
+def test_a_node_asks_less_often_where_the_answer_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    pace = Pace()
+    for took in (0.01, 0.04, 0.1, 2.0):
+        pace.worked()
+        clock.now += took
+        pace.sleep(3.0)
+    assert clock.slept == pytest.approx([warm.SHORTEST_SECONDS, 0.2, 0.5, warm.LONGEST_SECONDS])
+
+
+class Clock:
+    """A clock that sleeping and `now` move."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.slept = 0.0, list[float]()
+        monkeypatch.setattr(warm, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
