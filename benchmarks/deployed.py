@@ -161,8 +161,8 @@ def watched(there: Deployment, finished_rounds: Callable[[], int]) -> Iterator[U
 
     def watch() -> None:
         since = 0.0
-        while not over.wait(0.05):
-            if time.monotonic() - since > 2.0:  # looking at memory costs the processes time
+        while not over.wait(0.2):
+            if time.monotonic() - since > 10.0:  # looking at memory costs the processes time
                 now = [sum(map(pss, family)) for family in families(there)]
                 usage.memory = (max(usage.memory[0], now[0]), max(usage.memory[1], now[1]))
                 since = time.monotonic()
