@@ -40,6 +40,7 @@ STATE = "flwr.supernode.nodestate.in_memory_nodestate"
 REPLACED: Mapping[str, Iterable[str]] = {
     f"{LOOP}:_push_messages": ("state", "object_store", "send", "push_object"),
     f"{LOOP}:time.sleep": (),
+    f"{LOOP}:make_simple_grpc_retry_invoker": (),
     f"{OBJECTS}:pull_objects": ("initial_backoff",),
     f"{OBJECTS}:pull_and_inflate_object_from_tree": ("initial_backoff",),
 }
@@ -309,10 +310,24 @@ def keep_warm(answer: Answer) -> None:
         push(state=state, object_store=object_store, send=send, push_object=push_object)
         pace.worked()
 
+    make_invoker = loop.make_simple_grpc_retry_invoker
+    loop.make_simple_grpc_retry_invoker = lambda: patient(make_invoker())  # type: ignore[attr-defined]
     loop._push_messages = answer_and_push  # type: ignore[attr-defined]
     loop.time = SimpleNamespace(sleep=pace.sleep)  # type: ignore[attr-defined]
     for function in (objects.pull_objects, objects.pull_and_inflate_object_from_tree):
         function.__kwdefaults__["initial_backoff"] = BACKOFF_SECONDS
+
+
+def patient(invoker: Any) -> Any:
+    """Let a call be tried again as well when the SuperLink had a fault of its own, as when its database is busy.
+
+    Flower gives up then: the message, the reply or the node's heartbeat is lost.
+    """
+    from grpc import StatusCode
+
+    gives_up = invoker.should_giveup
+    invoker.should_giveup = lambda error: error.code() != StatusCode.INTERNAL and gives_up(error)
+    return invoker
 
 
 def answer_next(state: Any, store: Any, answer: Answer) -> None:

@@ -20,6 +20,7 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+from grpc import StatusCode
 
 from deploy import warm
 from deploy.warm import (
@@ -274,6 +275,16 @@ def test_a_message_that_a_stopped_run_left_half_received_is_dropped(home: Path) 
     assert not reply.has_error()
     assert [*state.msg_store] == [whole.metadata.message_id, reply.metadata.message_id]
     assert store.get(torn.metadata.message_id) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "gives_up"),
+    [(StatusCode.INTERNAL, False), (StatusCode.UNAVAILABLE, False), (StatusCode.INVALID_ARGUMENT, True)],
+)
+def test_a_fault_of_the_superlinks_own_is_tried_again(code: StatusCode, gives_up: bool) -> None:
+    error = SimpleNamespace(code=lambda: code, details=lambda: "")
+    invoker = warm.patient(importlib.import_module(warm.LOOP).make_simple_grpc_retry_invoker())
+    assert invoker.should_giveup(error) == gives_up
 
 
 # Waits --------------------------------------------------------------------------------------------------------------
