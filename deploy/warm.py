@@ -75,9 +75,6 @@ BACKOFF_SECONDS = 0.05
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.0
 """Between two questions for work."""
 
-SHARE = 5.0
-"""A node that finds nothing to do waits this multiple of the time the question took."""
-
 PRELOADED = ("numpy", "torch")
 """Before the node connects. Never the app's own modules, which would win over the bundle's."""
 
@@ -282,22 +279,19 @@ class Pace:
     """How long a node waits before it asks for work again: a tenth of the time it has been idle.
 
     Busy nodes answer within hundredths of a second; the polls of a node that waits for hours cost next to nothing.
-    Where the SuperLink takes long to say that there is nothing, because many ask, the wait is a multiple of that.
     """
 
     def __init__(self) -> None:
-        self._idle_since = self._asked = time.monotonic()
+        self._idle_since = time.monotonic()
 
     def worked(self) -> None:
         """Note that a message was answered just now."""
-        self._idle_since = self._asked = time.monotonic()
+        self._idle_since = time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         """Wait, at most `seconds`."""
-        now = time.monotonic()
-        wanted = max(SHORTEST_SECONDS, (now - self._idle_since) / 10, SHARE * (now - self._asked))
-        time.sleep(min(seconds, LONGEST_SECONDS, wanted))
-        self._asked = time.monotonic()
+        tenth = (time.monotonic() - self._idle_since) / 10
+        time.sleep(min(seconds, LONGEST_SECONDS, max(SHORTEST_SECONDS, tenth)))
 
 
 def keep_warm(answer: Answer) -> None:

@@ -12,7 +12,7 @@ from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.run import Run
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
-"""Between two looks: a twentieth of what the messages have taken so far, or as long as a look in vain took."""
+"""Between two looks; in between, a twentieth of what the messages have taken so far."""
 
 BACKOFF_SECONDS = 0.05
 """Until a part of a reply is asked for again that is announced and still on its way; Flower's is 1 s, and doubles."""
@@ -73,17 +73,15 @@ class PollingGrid(Grid):
         due = {message_id for message_id in self.push_messages(messages) if message_id}
         replies: list[Message] = []
         while due:
-            looked = time.monotonic()
             came = list(self.pull_messages(due))
             replies += came
             due -= {reply.metadata.reply_to_message_id for reply in came}
             if training and 0 < self._min_replies <= sum(reply.has_content() for reply in replies):
                 break
-            now = time.monotonic()
-            elapsed, in_vain = now - started, 0.0 if came else now - looked
+            elapsed = time.monotonic() - started
             left = math.inf if timeout is None else timeout - elapsed
             if left <= 0:
                 break
             if due:
-                time.sleep(min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20, in_vain)))
+                time.sleep(min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)))
         return replies

@@ -307,16 +307,6 @@ def test_a_busy_node_waits_little_and_an_idle_one_never_more_than_a_second(monke
     assert clock.slept[-2:] == [warm.SHORTEST_SECONDS, 0.01]
 
 
-def test_a_node_asks_less_often_where_the_answer_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    pace = Pace()
-    for took in (0.01, 0.04, 0.1, 2.0):
-        pace.worked()
-        clock.now += took
-        pace.sleep(3.0)
-    assert clock.slept == pytest.approx([warm.SHORTEST_SECONDS, 0.2, 0.5, warm.LONGEST_SECONDS])
-
-
 class Clock:
     """A clock that sleeping and `now` move."""
 
