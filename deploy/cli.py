@@ -152,6 +152,21 @@ def submit(
 
 
 @app.command()
+def stop(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Its id; default: all that have not ended.")
+    ] = None,
+    folder: DirOption = HERE,
+) -> None:
+    """Stop a run at once. The same submit continues it after its last finished round."""
+    from . import submit as runs
+    from .federation import Federation
+
+    stopped = runs.stop(Federation(folder), run or "")
+    print("\n".join(f"run {each} is stopped" for each in stopped) or "no run is going on")
+
+
+@app.command()
 def doctor(
     client: Annotated[Path | None, typer.Option(metavar="CLIENT.TOML", help="Check this client's device.")] = None,
     folder: DirOption = HERE,

@@ -69,9 +69,28 @@ def watch(federation: Federation, run_id: str) -> str:
                 raise
             print(f"lost sight of run {run_id}: {error}; looking again", file=sys.stderr, flush=True)
         else:
-            if status.startswith("finished"):
+            if ended(status):
                 return status
         time.sleep(AGAIN_SECONDS)
+
+
+def stop(federation: Federation, run_id: str = "") -> list[str]:
+    """Stop a run, or without one all that have not ended; return which were stopped.
+
+    Raises
+    ------
+    DeployError
+        When there is no such run, or it has ended.
+    """
+    going = [run_id] if run_id else [str(run["run-id"]) for run in runs(federation) if not ended(str(run["status"]))]
+    for each in going:
+        federation.flwr_json("stop", each, CONNECTION)
+    return going
+
+
+def ended(status: str) -> bool:
+    """Return whether a run of this status is over."""
+    return status.startswith("finished")
 
 
 def status_of(federation: Federation, run_id: str) -> str:

@@ -15,7 +15,7 @@ PATIENCE_SECONDS = 40.0
 
 def main() -> int:
     """Return the run's exit code."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the first process must do so itself
+    signal.signal(signal.SIGTERM, stop)
     clients = len(os.environ["CLIENTS"].split())
     settings = [f"clients={clients}", "metrics-port=9464", *shlex.split(os.environ.get("SETTINGS", ""))]
     words = [word for setting in settings for word in ("--set", setting)]
@@ -23,6 +23,12 @@ def main() -> int:
     if os.environ.get("STAY", "no") != "yes":
         end_all()
     return code
+
+
+def stop(number: int, frame: object) -> None:
+    """Stop the run before the clients leave: it would go on without them to the last."""
+    subprocess.call(["fairbloom", "deploy", "stop"])
+    sys.exit(128 + number)
 
 
 def end_all() -> None:

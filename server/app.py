@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from strategies import Round
 from tasks import load_task
 
-from .observability import Metrics, log_as_json
+from .observability import Metrics, in_short, log_as_json, worst_served
 from .polling import PollingGrid
 from .records import WITHOUT_EFFECT, Row, RunFolder
 from .settings import Settings
@@ -81,7 +81,9 @@ def federate(settings: Settings, grid: Grid, on_row: Callable[[Row], None] = lam
         now = time.perf_counter()
         row = folder.record(finished, strategy.state_dict(), seconds=now - started)
         started = now
-        log.info("round %d is finished", finished.number, extra={"round": finished.number})
+        log.info("round %d is finished%s", finished.number, in_short(row), extra={"round": finished.number})
+        if finished.number == settings.num_rounds and finished.evaluations:
+            log.info("worst served: %s", worst_served(finished))
         if metrics is not None:
             metrics.observe(finished, row, connected=len(strategy.online))
         on_row(row)

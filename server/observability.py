@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 
 from strategies import Round
@@ -36,6 +37,24 @@ def log_as_json(run: str) -> None:
     """Let Flower's logger, and ours below it, write JSON lines."""
     for handler in log.handlers:
         handler.setFormatter(JsonLines(run))
+
+
+SHOWN = 5
+"""Clients that are named at the end."""
+
+
+def in_short(row: Mapping[str, object]) -> str:
+    """Return what a log line tells of an evaluated round, "" of another."""
+    mean, worst = (row.get(f"test_accuracy_of_global_model_{over}") for over in ("mean", "worst_10"))
+    return "" if mean is None else f": test accuracy {mean:.1f} %, of the worst 10 % of clients {worst:.1f} %"
+
+
+def worst_served(finished: Round) -> str:
+    """Return the clients with the lowest accuracy, and the one with the highest."""
+    accuracy = {name: measured.get("accuracy", math.nan) for name, measured in finished.evaluations.items()}
+    *others, best = sorted(accuracy, key=lambda name: (accuracy[name], name))
+    shown = [f"{name} {100 * accuracy[name]:.1f} %" for name in (*others[:SHOWN], best)]
+    return ", ".join([*shown[:-1], f"best: {shown[-1]}"])
 
 
 class Metrics:

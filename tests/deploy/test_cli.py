@@ -230,6 +230,21 @@ def test_submit_streams_the_log_once_and_tells_the_truth(
     assert submitted[4] == 'method="fedfv" num-rounds=2'
 
 
+def test_stop_stops_what_has_not_ended(made: Path, machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    going = [{"run-id": "9", "status": "running"}, {"run-id": "8", "status": "finished:completed"}]
+    machine.answers(list={"success": True, "runs": going}, stop={"success": True})
+    capsys.readouterr()
+    assert fairbloom("deploy", "stop") == 0
+    assert capsys.readouterr().out == "run 9 is stopped\n"
+    assert [words[:2] for words in machine.asked] == [["list", "federation"], ["stop", "9"]]
+    machine.answers(list={"success": True, "runs": going[1:]}, stop={"success": False, "error-message": "has ended"})
+    assert fairbloom("deploy", "stop") == 0
+    assert fairbloom("deploy", "stop", "8") == 2
+    printed = capsys.readouterr()
+    assert printed.out == "no run is going on\n"
+    assert "flwr stop 8: has ended" in printed.err
+
+
 def test_an_impossible_setting_is_named_before_anything_is_sent(
     made: Path, machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import socket
 import urllib.request
 from pathlib import Path
@@ -37,6 +38,25 @@ def test_a_run_serves_its_rounds_accuracies_and_clients(tmp_path: Path) -> None:
     assert 0 <= float(pages[-1]['fairbloom_test_accuracy_percent{over="worst_10"}']) <= 100
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0  # nothing is left behind
+
+
+def test_a_run_logs_the_accuracy_of_each_round_and_who_is_served_worst(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows: list[Row] = []
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    caplog.set_level(logging.INFO, "flwr")
+    try:
+        simulate(Settings.of({**SMALL, "evaluate-every": 2, "out": str(tmp_path / "run")}), rows.append)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith(("round", "worst"))]
+    mean, worst, best = (rows[2][f"test_accuracy_of_global_model_{over}"] for over in ("mean", "worst", "best"))
+    assert said[0] == "round 1 is finished"
+    assert said[2].startswith(f"round 3 is finished: test accuracy {mean:.1f} %, of the worst 10 % of clients")
+    client = r"client-\d"
+    others = rf"{client} {worst:.1f} %(, {client} [\d.]+ %){{2}}"
+    assert re.fullmatch(rf"worst served: {others}, best: {client} {best:.1f} %", said[3])
 
 
 def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
