@@ -13,7 +13,7 @@ from tests.runtimes.flower import ROOT, SCRIPTS, flower, wait_for_port
 
 from .federation import rounds
 
-pytestmark = [pytest.mark.federation, pytest.mark.xdist_group("runtimes")]
+pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("runtimes")]
 
 PAGE = (ROOT / "docs" / "deployment.md").read_text()
 SECTION = re.findall(r"^## A federation in six steps\n(.+?)^## ", PAGE, re.M | re.S)[0]

@@ -28,7 +28,7 @@ from tests.runtimes.flower import free_port, wait_for_port
 
 from .federation import Cable, Deployment, federation, names, rounds, wait_for_rounds
 
-pytestmark = [pytest.mark.federation, pytest.mark.xdist_group("runtimes")]
+pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("runtimes")]
 
 CLIENTS = names(4)
 ROUNDS = 12
@@ -170,6 +170,7 @@ def test_a_killed_superlink_is_restarted_and_the_run_goes_on(
     assert missing(out) == [""] * ROUNDS
 
 
+@pytest.mark.federation
 def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp_path: Path) -> None:
     out = tmp_path / "run"
     endless = {**SETTINGS, "fraction": 1.0, "num-rounds": 100_000, "round-timeout": 8.0, "out": str(out)}
@@ -189,6 +190,7 @@ def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp
     assert_same_as_with_the_same_clients(out, endless, tmp_path)
 
 
+@pytest.mark.federation
 def test_a_network_that_is_away_for_a_minute_costs_a_client_one_round_at_most(
     there: Deployment, tmp_path: Path
 ) -> None:

@@ -62,7 +62,6 @@ def test_flwr_run_on_ray_gives_the_run_in_process(in_process: Path, tmp_path: Pa
     assert_same_run(out, in_process)
 
 
-@pytest.mark.federation
 def test_real_processes_over_grpc_give_the_run_in_process(in_process: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with deployment(tmp_path / "home", CLIENTS) as runtime:
