@@ -79,6 +79,7 @@ class Flower:
                 process.wait(timeout=15)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         self._end_detached()
 
     def _end_detached(self) -> None:
