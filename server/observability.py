@@ -53,8 +53,8 @@ def worst_served(finished: Round) -> str:
     """Return the clients with the lowest accuracy, and the one with the highest."""
     accuracy = {name: measured.get("accuracy", math.nan) for name, measured in finished.evaluations.items()}
     *others, best = sorted(accuracy, key=lambda name: (accuracy[name], name))
-    shown = [f"{name} {100 * accuracy[name]:.1f} %" for name in (*others[:SHOWN], best)]
-    return ", ".join([*shown[:-1], f"best: {shown[-1]}"])
+    shown = ", ".join(f"{name} {100 * accuracy[name]:.1f} %" for name in others[:SHOWN] or [best])
+    return f"{shown}; best: {best} {100 * accuracy[best]:.1f} %"
 
 
 class Metrics:

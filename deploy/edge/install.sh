@@ -152,6 +152,7 @@ main() {
   install_libraries
   install_bundle
   install_service
+  cd "$state" # its disk is the one to look at
   runuser -u "$user" -- "$opt/venv/bin/python" -P -m deploy doctor --client "$etc/client.toml" \
     || say "the client is installed and keeps trying; see to the faults above"
 }
