@@ -57,7 +57,7 @@ def test_a_run_logs_the_accuracy_of_each_round_and_who_is_served_worst(
     assert said[2].startswith(f"round 3 is finished: test accuracy {mean:.1f} %, of the worst 10 % of clients")
     client = r"client-\d"
     others = rf"{client} {worst:.1f} %(, {client} [\d.]+ %){{2}}"
-    assert re.fullmatch(rf"worst served: {others}, best: {client} {best:.1f} %", said[3])
+    assert re.fullmatch(rf"worst served: {others}; best: {client} {best:.1f} %", said[3])
 
 
 def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
