@@ -170,7 +170,6 @@ def test_a_killed_superlink_is_restarted_and_the_run_goes_on(
     assert missing(out) == [""] * ROUNDS
 
 
-@pytest.mark.federation
 def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp_path: Path) -> None:
     out = tmp_path / "run"
     endless = {**SETTINGS, "fraction": 1.0, "num-rounds": 100_000, "round-timeout": 8.0, "out": str(out)}
