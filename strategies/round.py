@@ -8,6 +8,15 @@ from typing import Any
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 
+EXPIRED = (3, 4)
+"""Flower's error codes for a message, or a reply, that has outlived its deadline."""
+
+
+def expired(reply: Any) -> bool:
+    """Return whether a reply is the grid's word that no answer came in time."""
+    return not reply.has_content() and reply.error.code in EXPIRED
+
+
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """A finished round, as `on_round` gets it.
@@ -85,6 +94,8 @@ class Exchange:
                 node_id = reply.metadata.src_node_id
                 known = (client for client, node in roster.items() if node == node_id)
                 self.refuse(next(known, f"node {node_id}"), "it answers no message of this round")
+            elif expired(reply):
+                continue
             elif name in self.answered:
                 self.refuse(name, "a second reply to the same message")
             else:

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from .cohort import Cohort, FloatArray, Kept
 from .ranges import at_least, one_of, whole, within
 from .roster import Roster, sample, share
-from .round import Exchange, Round
+from .round import Exchange, Round, expired
 from .screening import usable_arrays, usable_metrics, usable_snapshot, view
 from .updates import Arrays, Layout, Row, Updates, combine, gram_matrix, squared_norms
 
@@ -471,7 +471,7 @@ class FairStrategy(Strategy):
         sender = asked.senders()
         for reply in replies:
             node = sender(reply)
-            if node is not None and node not in names:
+            if node is not None and node not in names and not expired(reply):
                 client = reply.content.config_records.get("client") if reply.has_content() else None
                 names[node] = str(client["name"]) if client and client.get("name") else node
         asked.answered = set(names)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app.error import Error
 from flwr.serverapp.strategy import Result, Strategy
 
 from strategies import METHODS, Ditto, FairStrategy, FedAvg, FedFV, FedMGDA, FedProx, MGDAProx, QFedAvg, Round
@@ -445,6 +446,17 @@ def test_a_node_that_is_gone_is_named_though_its_error_carries_the_servers_id() 
     _, finished = one_faulty("fedavg", node_unavailable)
     assert list(finished.refused) == ["site-2"]
     assert finished.missing == ()
+
+
+@pytest.mark.parametrize("code", [3, 4])
+def test_a_message_that_has_expired_is_no_answer(code: int) -> None:
+    def expired(sent: Message, reply: Message) -> list[Message]:
+        return [Message(Error(code, "it may have expired"), reply_to=sent)]
+
+    result, finished = one_faulty("fedavg", expired)
+    without, absent = one_faulty("fedavg", no_reply)
+    assert (finished.missing, finished.refused) == (absent.missing, absent.refused) == (("site-2",), {})
+    assert bits(result.arrays) == bits(without.arrays)
 
 
 def test_a_broken_evaluation_is_refused_by_client_name() -> None:
