@@ -8,10 +8,10 @@ DEMO := runs/demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-runtimes test-docker lint docs bench lock clean
+.PHONY: help setup demo test test-runtimes test-latest-flower test-docker lint docs bench lock clean
 
 help: ## explain the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/ready ## make the virtual environment .venv with everything that is needed
 
@@ -33,6 +33,15 @@ test: setup ## run the tests
 
 test-runtimes: setup ## run only the tests that start Ray or real server and client processes
 	$(BIN)/pytest -m "runtimes or federation"
+
+test-latest-flower: ## run the tests on the newest Flower that can be installed; warm clients need the pinned one
+	$(PYTHON) -m venv .venv-latest
+	.venv-latest/bin/python -m pip install --quiet --quiet --upgrade "pip>=25.1"
+	.venv-latest/bin/python -m pip install --quiet --quiet "$(TORCH)"
+	.venv-latest/bin/python -m pip install --quiet --quiet --editable . --group dev
+	.venv-latest/bin/python -m pip install --quiet --quiet --upgrade "flwr[simulation]"
+	.venv-latest/bin/python -c 'import importlib.metadata as m; print("Flower", m.version("flwr"))'
+	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "not docker and not runtimes" --ignore tests/deploy/test_warm.py
 
 test-docker: setup ## build the images and run a federation of containers; needs a Docker engine
 	$(BIN)/pytest -m docker -s tests/docker
@@ -58,5 +67,5 @@ lock: setup ## write the versions that are installed now into requirements.lock
 	mv $(VENV)/lock requirements.lock
 
 clean: ## remove the virtual environment, caches and runs
-	rm -rf $(VENV) runs dist docs/_build docs/methods .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-latest runs dist docs/_build docs/methods .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
