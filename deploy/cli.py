@@ -133,7 +133,7 @@ def submit(
 
     The same settings continue a run that was interrupted. Ctrl-C leaves the run going.
     """
-    from server.settings import Settings, assigned
+    from server.settings import Settings, assigned, check_used
 
     from . import submit as runs
     from .federation import Federation
@@ -142,7 +142,7 @@ def submit(
     config = assigned(settings)
     app, ours = runs.app_folder(app_folder)
     if ours:
-        Settings.of(config)  # an impossible value stops here, before anything is sent
+        check_used(config, Settings.of(config).method)  # what is impossible stops here, before anything is sent
     run_id = runs.submit(federation, app, config)
     print(f"run {run_id}", flush=True)
     if not detach:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from deploy import cli as deployment
 from server.records import ACCURACY
-from server.settings import Settings, SettingsError, Value, assigned, default_config
+from server.settings import Settings, SettingsError, Value, assigned, check_used, default_config
 from strategies import METHODS
 from tasks import TASKS
 
@@ -67,7 +67,9 @@ def run(
     named: dict[str, Value | None] = {"task": task, "method": method, "model": model, "clients": clients}
     named |= {"partition": partition, "num-rounds": rounds, "fraction": fraction, "seed": seed}
     named |= {"engine": engine, "device": device, "out": out}
-    chosen = Settings.of(merged(named, settings))
+    config = merged(named, settings)
+    chosen = Settings.of(config)
+    check_used(config, chosen.method)
     with progress("mean [b]{task.fields[mean]}[/] %  worst 10 % [b]{task.fields[worst]}[/] %") as bar:
         shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, mean="–", worst="–")
 

@@ -184,6 +184,17 @@ class Settings(BaseModel):
         return fields | {key: value for key, value in chosen.items() if key.startswith(f"{self.method}.")}
 
 
+def check_used(given: Iterable[str], method: str) -> None:
+    """Raise SettingsError when one of the keys that a user has given is another method's parameter.
+
+    A run config has the parameters of all methods, so only where somebody typed them is it a mistake.
+    """
+    for key in given:
+        owner, dot, _ = key.partition(".")
+        if dot and owner != method:
+            raise SettingsError(f"{key} has no effect with method = {method!r}: leave it out, or set method={owner}")
+
+
 def default_config() -> dict[str, Value]:
     """Return every run-config key with its default, those of all methods included."""
     return Settings.model_validate({}).model_dump(by_alias=True, exclude={"parameters"}) | dict(parameter_defaults())

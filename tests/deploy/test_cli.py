@@ -250,6 +250,8 @@ def test_an_impossible_setting_is_named_before_anything_is_sent(
 ) -> None:
     assert fairbloom("deploy", "submit", "--set", "fraction=2") == 2
     assert "fraction" in capsys.readouterr().err
+    assert fairbloom("deploy", "submit", "--set", "fedfv.alpha=0.2") == 2
+    assert "fedfv.alpha has no effect with method = 'fedavg'" in capsys.readouterr().err
     assert not (machine.folder / "asked.jsonl").exists()
 
 

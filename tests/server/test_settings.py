@@ -11,7 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.settings import Settings, SettingsError, Value, assigned, default_config, parameter_defaults, parsed
+from server.settings import (
+    Settings,
+    SettingsError,
+    Value,
+    assigned,
+    check_used,
+    default_config,
+    parameter_defaults,
+    parsed,
+)
 from strategies import METHODS, FedFV, FedProx, QFedAvg
 from tasks import load_task
 
@@ -209,6 +218,12 @@ def test_a_value_is_read_as_toml_and_else_as_a_string(text: str, value: object) 
 def test_a_value_that_is_no_number_boolean_or_string_is_taken_as_written(text: str) -> None:
     """A run folder may be called 2024-01-01."""
     assert parsed(text) == text
+
+
+def test_another_methods_parameter_is_refused_where_somebody_typed_it() -> None:
+    check_used(["fedfv.alpha", "num-rounds"], "fedfv")
+    with pytest.raises(SettingsError, match=r"fedfv\.alpha has no effect with method = 'fedavg': leave it out, or set"):
+        check_used(["num-rounds", "fedfv.alpha"], "fedavg")
 
 
 def test_an_assignment_without_a_value_is_refused_with_how_to_write_it() -> None:
