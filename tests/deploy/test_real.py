@@ -67,15 +67,19 @@ def assert_same_model(folder: Path, other: Path) -> None:
 
 
 class Replay(InProcessGrid):
-    """Clients in this process, the last of which is away in the rounds in which it was away from a run."""
+    """Clients in this process that give no answer where they gave none in a run.
+
+    Where all that are free take part, and these are fewer, it is the last that is away.
+    """
 
     def __init__(self, settings: Settings, rows: list[dict[str, str]]) -> None:
         super().__init__(app, settings.run_config(), settings.clients)
-        self._rows, self._trained = rows, 0
+        self._rows, self._trained, self._all_take_part = rows, 0, settings.fraction == 1.0
 
     def get_node_ids(self) -> list[int]:
         everybody = [*super().get_node_ids()]
-        return everybody[: int(self._rows[min(self._trained, len(self._rows) - 1)]["participants"])]
+        free = int(self._rows[min(self._trained, len(self._rows) - 1)]["participants"])
+        return everybody[:free] if self._all_take_part else everybody
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
@@ -83,8 +87,9 @@ class Replay(InProcessGrid):
         return super().push_messages(messages)
 
     def _answer(self, message: Message) -> Message:
-        used = int(self._rows[max(self._trained, 1) - 1]["replies_used"])
-        if message.metadata.message_type == MessageType.TRAIN and message.metadata.dst_node_id >= 2 + used:
+        row = self._rows[max(self._trained, 1) - 1]
+        away = CLIENTS[message.metadata.dst_node_id - 2] in row["missing"] + row["refused"]
+        if away and message.metadata.message_type == MessageType.TRAIN:
             return Message(Error(ErrorCode.NODE_UNAVAILABLE, "away"), reply_to=message)
         return super()._answer(message)
 
@@ -156,18 +161,19 @@ def test_a_killed_serverapp_costs_one_round(there: Deployment, undisturbed: Path
     assert [int(row["round"]) for row in rounds(out)] == [*range(1, ROUNDS + 1)]
 
 
-def test_a_killed_superlink_is_restarted_and_the_run_goes_on(
-    there: Deployment, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_a_killed_superlink_is_restarted_and_the_run_goes_on(there: Deployment, tmp_path: Path) -> None:
+    """A message that was being handed out may be lost: its client is then missing, and the round ends in time."""
     out = tmp_path / "run"
-    submitted = there.submitting({**SETTINGS, "out": str(out)})
+    settings = {**SETTINGS, "round-timeout": 30.0, "out": str(out)}
+    submitted = there.submitting(settings)
     wait_for_rounds(out, 4)
     there.kill(there.superlink)
     assert len(rounds(out)) < ROUNDS
     there.start_superlink()
     assert submitted.wait(timeout=240) == 0
-    assert_same_model(out, undisturbed)
-    assert missing(out) == [""] * ROUNDS
+    assert [int(row["round"]) for row in rounds(out)] == [*range(1, ROUNDS + 1)]
+    assert sum(bool(row["missing"] + row["refused"]) for row in rounds(out)) <= 1
+    assert_same_as_with_the_same_clients(out, settings, tmp_path)
 
 
 def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def check_reach(checkout: Checkout) -> None:
 def test_a_run_outlives_the_superlink_and_clients_do_not_reach_its_control_api(
     checkout: Checkout, finished: Path
 ) -> None:
-    run, settings = checkout.path / "runs" / "second", "num-rounds=15 out=runs/second"
+    run, settings = checkout.path / "runs" / "second", "num-rounds=15 round-timeout=30 out=runs/second"
     with (checkout.path / "second.log").open("w") as log:
         experiment = subprocess.Popen(
             ["docker", "compose", "--ansi=never", "run", "--rm", "experiment"],
