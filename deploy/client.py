@@ -15,7 +15,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +169,7 @@ def obstacle(client: Client) -> str | None:
     gRPC retries some of these for ever without saying what is wrong.
     """
     host, _, port = client.superlink.rpartition(":")
-    context = ssl.create_default_context(cafile=client.ca or None)
-    context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)  # as lenient as gRPC
+    context = tls(client.ca or None)
     context.set_alpn_protocols(["h2"])
     if client.insecure:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -181,6 +180,13 @@ def obstacle(client: Client) -> str | None:
         return f"{client.superlink} does not answer within {PROBE_SECONDS:.0f} s: is a firewall between?"
     except OSError as error:
         return f"{client.superlink} cannot be reached: {error.strerror or error}"
+
+
+def tls(authority: str | None) -> ssl.SSLContext:
+    """Return how a server's certificate is checked: against one authority, and as leniently as gRPC does."""
+    context = ssl.create_default_context(cafile=authority)
+    context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
+    return context
 
 
 def _shake_hands(context: ssl.SSLContext, connection: socket.socket, host: str, client: Client) -> str | None:
@@ -259,7 +265,7 @@ def replace_process(client: Client) -> None:
 
 def main() -> None:
     """Run the client of the settings that are given as JSON."""
-    Supervisor(replace(Client(**json.loads(sys.argv[1])))).run()
+    Supervisor(Client(**json.loads(sys.argv[1]))).run()
 
 
 if __name__ == "__main__":

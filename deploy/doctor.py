@@ -4,7 +4,6 @@ import email.utils
 import re
 import shutil
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from . import pki
-from .client import Client, obstacle
+from .client import Client, obstacle, tls
 from .federation import Federation
 
 SECONDS = 5.0
@@ -104,8 +103,7 @@ def reachable(what: str, address: str, authority: Path) -> Finding:
 def control_api(federation: Federation) -> Finding:
     """Check that the control API answers, and how far its clock is from ours."""
     host, _, port = federation.control.rpartition(":")
-    context = ssl.create_default_context(cafile=str(federation.authority))
-    context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
+    context = tls(str(federation.authority))
     request = f"GET /health HTTP/1.1\r\nHost: {federation.control}\r\nConnection: close\r\n\r\n"
     try:
         with (

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from strategies import Round
 
+from .records import ACCURACY
+
 log = logging.getLogger("flwr")
 
 
@@ -45,7 +47,7 @@ SHOWN = 5
 
 def in_short(row: Mapping[str, object]) -> str:
     """Return what a log line tells of an evaluated round, "" of another."""
-    mean, worst = (row.get(f"test_accuracy_of_global_model_{over}") for over in ("mean", "worst_10"))
+    mean, worst = (row.get(f"{ACCURACY}_{over}") for over in ("mean", "worst_10"))
     return "" if mean is None else f": test accuracy {mean:.1f} %, of the worst 10 % of clients {worst:.1f} %"
 
 
@@ -104,7 +106,7 @@ class Metrics:
         for name in finished.missing:
             self._missing.labels(client=name).inc()
         for over in ("mean", "worst_10", "best_10"):
-            value = row.get(f"test_accuracy_of_global_model_{over}")
+            value = row.get(f"{ACCURACY}_{over}")
             if isinstance(value, float):
                 self._accuracy.labels(over=over).set(value)
 

@@ -1,18 +1,18 @@
 """A federation of real processes on loopback: TLS, node authentication, a database, and the operator's commands."""
 
 import contextlib
-import csv
 import json
 import os
 import signal
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.runtimes.flower import ROOT, SCRIPTS, Flower, free_port, wait_for_port
+from deploy.client import free_port
+from tests.runtimes.flower import ROOT, SCRIPTS, Flower, wait_for_port, wait_until
+from tests.simulation.helpers import table
 
 
 class Deployment(Flower):
@@ -96,24 +96,19 @@ class Deployment(Flower):
         return {row["client"] for row in rows if row["status"] == "online"}
 
     def wait_for_clients(self, *names: str, seconds: float = 90.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not (online := self.online()) >= set(names):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"online after {seconds} s: {sorted(online)} of {names}")
-            time.sleep(0.5)
+        wait_until(lambda: self.online() >= set(names), seconds, lambda: f"online: {sorted(self.online())} of {names}")
 
     def log(self, process: subprocess.Popen[bytes]) -> str:
         command = self.processes.index(process)
         (file,) = self.home.glob(f"*-{command}.log")
         return file.read_text()
 
-    def wait_for_words(self, process: subprocess.Popen[bytes], *words: str, seconds: float = 60.0) -> str:
-        deadline = time.monotonic() + seconds
-        while not all(word in (text := self.log(process)) for word in words):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not all of {words} within {seconds} s in:\n{text}")
-            time.sleep(0.2)
-        return text
+    def wait_for_words(self, process: subprocess.Popen[bytes], *words: str, seconds: float = 60.0) -> None:
+        def said() -> bool:
+            text = self.log(process)
+            return all(word in text for word in words)
+
+        wait_until(said, seconds, lambda: f"not all of {words} in:\n{self.log(process)}")
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """Kill a process and all it started, as a power cut does."""
@@ -134,13 +129,6 @@ class Deployment(Flower):
     def kill_serverapps(self) -> None:
         for pid in self.serverapps():
             os.kill(pid, signal.SIGKILL)
-
-    def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not so after {seconds} s")
-            time.sleep(0.2)
 
     def offspring(self, process: subprocess.Popen[bytes]) -> list[int]:
         """Return the ids of processes below this one; a client's node has a session of its own."""
@@ -230,15 +218,8 @@ def cmdline(pid: int) -> bytes:
 
 def rounds(folder: Path) -> list[dict[str, str]]:
     path = folder / "rounds.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return table(path) if path.exists() else []
 
 
 def wait_for_rounds(folder: Path, number: int, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while len(rounds(folder)) < number:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(rounds(folder))} of {number} rounds after {seconds} s in {folder}")
-        time.sleep(0.1)
+    wait_until(lambda: len(rounds(folder)) >= number, seconds, lambda: f"{len(rounds(folder))} rounds in {folder}")

@@ -3,13 +3,12 @@
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.runtimes.flower import ROOT, SCRIPTS, flower, wait_for_port
+from tests.runtimes.flower import ROOT, SCRIPTS, flower, listens, wait_for_port
 
 from .federation import rounds
 
@@ -26,9 +25,8 @@ PORTS = (8000, 9092)
 
 def test_six_steps_make_a_federation(tmp_path: Path) -> None:
     for port in PORTS:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                pytest.skip(f"port {port} is in use")
+        if listens(port):
+            pytest.skip(f"port {port} is in use")
     assert [line.split()[0] for line in COMMANDS].count("fairbloom") == 5
     with flower(tmp_path / "home") as runtime:
         for line in COMMANDS:

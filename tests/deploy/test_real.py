@@ -19,12 +19,14 @@ from safetensors.numpy import load_file
 from benchmarks.deployed import LARGE
 from client.app import app
 from deploy import pki
+from deploy.client import free_port
 from server.app import federate
 from server.checkpoint import load_checkpoint
 from server.settings import Settings
 from simulation.grid import InProcessGrid
 from simulation.run import simulate
-from tests.runtimes.flower import free_port, wait_for_port
+from tests.runtimes.flower import wait_for_port, wait_until
+from tests.simulation.helpers import assert_same_model
 
 from .federation import Cable, Deployment, federation, names, rounds, wait_for_rounds
 
@@ -57,13 +59,6 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
             runtime.start_client(name)
         runtime.wait_for_clients(*CLIENTS)
         yield runtime
-
-
-def assert_same_model(folder: Path, other: Path) -> None:
-    model, expected = load_file(folder / "model.safetensors"), load_file(other / "model.safetensors")
-    assert model.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-5)
 
 
 class Replay(InProcessGrid):
@@ -185,7 +180,7 @@ def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp
     before = len(rounds(out))
     there.start_client(CLIENTS[3])
     there.wait_for_words(there.clients[CLIENTS[3]], "counts as connected for a minute")
-    there.wait_until(lambda: any(row["replies_used"] == "4" for row in rounds(out)[before + 4 :]), seconds=150)
+    wait_until(lambda: any(row["replies_used"] == "4" for row in rounds(out)[before + 4 :]), seconds=150)
     there.stop_runs()
     assert submitted.wait(timeout=60) == 1
     rows = rounds(out)[before - 1 :]
@@ -210,7 +205,7 @@ def test_a_network_that_is_away_for_a_minute_costs_a_client_one_round_at_most(
     before = len(rounds(out))
     time.sleep(60.0)
     cable.mend()
-    there.wait_until(lambda: [row["replies_used"] for row in rounds(out)[before + 2 :]].count("4") >= 5, seconds=120)
+    wait_until(lambda: [row["replies_used"] for row in rounds(out)[before + 2 :]].count("4") >= 5, seconds=120)
     there.stop_runs()
     assert submitted.wait(timeout=60) == 1
     rows = rounds(out)[before - 1 :]
@@ -235,9 +230,9 @@ def test_enough_replies_end_a_round_and_the_late_client_takes_part_again(there: 
     (frozen,) = there.offspring(there.clients[CLIENTS[3]])
     os.kill(frozen, signal.SIGSTOP)
     before = len(rounds(out))
-    there.wait_until(lambda: len(rounds(out)) >= before + 6, seconds=60)
+    wait_until(lambda: len(rounds(out)) >= before + 6, seconds=60)
     os.kill(frozen, signal.SIGCONT)
-    there.wait_until(lambda: any(row["participants"] == "4" for row in rounds(out)[before + 7 :]), seconds=60)
+    wait_until(lambda: any(row["participants"] == "4" for row in rounds(out)[before + 7 :]), seconds=60)
     there.stop_runs()
     assert submitted.wait(timeout=60) == 1
     rows = rounds(out)

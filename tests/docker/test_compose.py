@@ -3,7 +3,6 @@
 Needs a Docker engine (DOCKER_HOST) with compose 2.20 or newer. TORCH and TORCH_INDEX choose the images' PyTorch.
 """
 
-import csv
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from safetensors.numpy import load_file
 
 from server.settings import Settings
 from simulation.run import simulate
+from tests.simulation.helpers import assert_same_model, table
 
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker")]
 
@@ -138,17 +138,12 @@ def finished(checkout: Checkout) -> Path:
         finally:
             up.terminate()
             print((checkout.path / "up.log").read_text()[-2000:] if up.wait() else "")
-    rows = read(run / "rounds.csv")
+    rows = table(run / "rounds.csv")
     later = sorted(float(row["seconds"]) for row in rows[1:])
     print(
         f"to the end: {time.monotonic() - started:.0f} s; median round after the first: {later[len(later) // 2]:.2f} s"
     )
     return run
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_images_are_small_unprivileged_and_without_tools(images: None) -> None:
@@ -165,17 +160,15 @@ def test_images_are_small_unprivileged_and_without_tools(images: None) -> None:
 
 def test_docker_compose_up_gives_the_run_in_process(finished: Path, tmp_path: Path) -> None:
     expected = simulate(Settings.of({**SETTINGS, "clients": CLIENTS, "out": str(tmp_path / "run")}))
+    assert_same_model(finished, expected)
     model, other = load_file(finished / "model.safetensors"), load_file(expected / "model.safetensors")
-    assert model.keys() == other.keys()
-    for name, array in other.items():
-        np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-5)
     difference = max(float(np.abs(model[name] - array).max()) for name, array in other.items())
     print(f"\nlargest difference of a weight: {difference:.1e}")
     columns = ("round", "client", "participated", "test_examples")
-    rows = [[row[key] for key in columns] for row in read(finished / "clients.csv")]
-    assert rows == [[row[key] for key in columns] for row in read(expected / "clients.csv")]
+    rows = [[row[key] for key in columns] for row in table(finished / "clients.csv")]
+    assert rows == [[row[key] for key in columns] for row in table(expected / "clients.csv")]
     assert len(rows) == CLIENTS * SETTINGS["num-rounds"]
-    assert all(not row["refused"] and not row["missing"] for row in read(finished / "rounds.csv"))
+    assert all(not row["refused"] and not row["missing"] for row in table(finished / "rounds.csv"))
 
 
 def test_all_services_have_ended_well(checkout: Checkout, finished: Path) -> None:
@@ -231,6 +224,6 @@ def test_a_run_outlives_the_superlink_and_clients_do_not_reach_its_control_api(
             experiment.terminate()
             experiment.wait()
     assert code == 0, (checkout.path / "second.log").read_text()[-3000:]
-    rows = read(run / "rounds.csv")
+    rows = table(run / "rounds.csv")
     assert len(rows) == 15
     print(f"\nwith the SuperLink killed: slowest round {max(float(row['seconds']) for row in rows):.1f} s")

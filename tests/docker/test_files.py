@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -14,18 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.client import free_port
 from server.observability import Metrics
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 KEEP = [sys.executable, str(DOCKER / "keep.py")]
 TORCH = "torch==2.13.0+cpu"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def services() -> dict[str, dict[str, Any]]:

@@ -8,17 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+from deploy.client import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class Flower:
@@ -116,12 +112,18 @@ def deployment(home: Path, clients: int) -> Iterator[Flower]:
         yield runtime
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def wait_for_port(port: int, seconds: float = 60.0) -> None:
+    wait_until(lambda: listens(port), seconds, lambda: f"nothing listens on port {port}")
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, otherwise: Callable[[], str] = lambda: "not so") -> None:
     deadline = time.monotonic() + seconds
-    while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+    while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nothing listens on port {port} after {seconds} s")
+            raise TimeoutError(f"after {seconds} s: {otherwise()}")
         time.sleep(0.2)

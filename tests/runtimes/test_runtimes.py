@@ -1,15 +1,13 @@
 """The same settings in process, on Ray and between real processes over gRPC give the same run."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from server.settings import Settings
 from simulation.run import simulate
+from tests.simulation.helpers import assert_same_model, table
 
 from .flower import deployment, flower
 
@@ -34,11 +32,8 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_same_run(folder: Path, other: Path) -> None:
-    model, expected = load_file(folder / "model.safetensors"), load_file(other / "model.safetensors")
-    assert model.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-5)
-    rows, expected_rows = read(folder / "clients.csv"), read(other / "clients.csv")
+    assert_same_model(folder, other)
+    rows, expected_rows = table(folder / "clients.csv"), table(other / "clients.csv")
     assert len(rows) == len(expected_rows) == CLIENTS * SETTINGS["num-rounds"]
     for row, expected_row in zip(rows, expected_rows, strict=True):
         assert {key: row[key] for key in ("round", "client", "participated", "test_examples")} == {
@@ -47,11 +42,6 @@ def assert_same_run(folder: Path, other: Path) -> None:
         for key, value in expected_row.items():
             if key != "client" and value:
                 assert float(row[key]) == pytest.approx(float(value), abs=1e-4)
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_flwr_run_on_ray_gives_the_run_in_process(in_process: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from deploy.client import free_port
 from server.observability import JsonLines, Metrics
 from server.records import Row
 from server.settings import Settings
@@ -17,12 +18,6 @@ from simulation.run import simulate
 from strategies.round import Exchange
 
 SMALL: dict[str, Any] = {"clients": 4, "num-rounds": 3, "device": "cpu"}
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def test_a_run_serves_its_rounds_accuracies_and_clients(tmp_path: Path) -> None:

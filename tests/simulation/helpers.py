@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load_file
+
 from server.records import Row
 from server.settings import Settings
 from simulation.run import simulate
@@ -25,6 +28,14 @@ def run(out: Path | str, **changes: Any) -> Path:
 def table(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def assert_same_model(folder: Path, other: Path) -> None:
+    """The final weights agree as they must across runtimes."""
+    model, expected = (load_file(each / "model.safetensors") for each in (folder, other))
+    assert model.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-5)
 
 
 def rounds(folder: Path) -> list[dict[str, str]]:
