@@ -47,6 +47,7 @@ REPLACED: Mapping[str, Iterable[str]] = {
 USED: Mapping[str, Iterable[str]] = {
     f"{LOOP}:_insert_message": ("msg", "state", "store"),
     f"{OBJECTS}:inflate_object_from_contents": ("object_id", "object_contents"),
+    f"{OBJECTS}:ObjectPushError": (),
     "flwr.supercore.inflatable.inflatable_object:iterate_object_tree": ("tree",),
     "flwr.clientapp.utils:get_load_client_app_fn": ("default_app_ref", "app_path", "multi_app"),
     "flwr.cli.install:install_from_fab": ("fab_file", "skip_prompt"),
@@ -300,8 +301,13 @@ def keep_warm(answer: Answer) -> None:
     pace, push = Pace(), loop._push_messages
 
     def answer_and_push(state: Any, object_store: Any, send: Any, push_object: Any) -> None:
+        def push_part(*part: Any) -> None:
+            # Refused where the SuperLink has it already and only the receipt was lost: Flower then gives up the reply.
+            with contextlib.suppress(objects.ObjectPushError):
+                push_object(*part)
+
         answer_next(state, object_store, answer)
-        push(state=state, object_store=object_store, send=send, push_object=push_object)
+        push(state=state, object_store=object_store, send=send, push_object=push_part)
         pace.worked()
 
     make_invoker = loop.make_simple_grpc_retry_invoker

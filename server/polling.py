@@ -1,25 +1,39 @@
 """A grid that looks for replies often, in place of every three seconds."""
 
+import logging
 import math
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
+import httpx
 from flwr.app import Message, MessageType, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import pull_objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, pull_objects
 from flwr.supercore.run import Run
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
 """Between two looks; in between, a twentieth of what the messages have taken so far."""
 
 BACKOFF_SECONDS = 0.05
-"""Until a part of a reply is asked for again that is announced and still on its way; Flower's is 1 s, and doubles."""
+"""Until a part of a reply is asked for again that is announced and still on its way, doubling up to the longest wait.
+Flower's own is 1 s to 10 s, 500 times: a reply that broke off would hold its round long past the deadline."""
+
+TROUBLES = (httpx.HTTPError, ObjectPushError)
+"""What a SuperLink's fall leaves behind that Flower's own patience does not cover: a handshake that breaks off, a
+database that is busy, messages that have outlived their time, a part sent twice since its receipt was lost."""
+
+TRIES = 10
+"""Of a call that meets them, a second apart."""
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class PollingGrid(Grid):
-    """Another grid, whose replies are collected through its public push and pull.
+    """Another grid, whose replies are collected through its public push and pull; a SuperLink may fall and come back.
 
     Parameters
     ----------
@@ -31,9 +45,6 @@ class PollingGrid(Grid):
 
     def __init__(self, grid: Grid, *, min_replies: int = 0) -> None:
         self._grid, self._min_replies = grid, min_replies
-        defaults: dict[str, Any] = getattr(pull_objects, "__kwdefaults__", None) or {}
-        if "initial_backoff" in defaults:  # no argument of Flower's reaches it; where it is gone, its own wait stays
-            defaults["initial_backoff"] = BACKOFF_SECONDS
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -52,36 +63,77 @@ class PollingGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the nodes online."""
-        return self._grid.get_node_ids()
+        return _insist(self._grid.get_node_ids)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return the nodes online."""
-        return self._grid.get_nodes()
+        return _insist(self._grid.get_nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; return their ids."""
-        return self._grid.push_messages(messages)
+        """Send messages; return their ids.
+
+        Where that fails all are sent again: the SuperLink knows a message by its content, and asks only for the parts
+        that it lacks.
+        """
+        messages = list(messages)
+        lifetimes = [message.metadata.ttl for message in messages]
+
+        def push() -> Iterable[str]:
+            for message, lifetime in zip(messages, lifetimes, strict=True):
+                age = time.time() - message.metadata.created_at
+                if age >= message.metadata.ttl:  # on its way to a SuperLink that was away
+                    message.metadata.ttl = age + lifetime
+            return self._grid.push_messages(messages)
+
+        return _insist(push)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to these messages that have come."""
-        return self._grid.pull_messages(message_ids)
+        return _insist(lambda: self._grid.pull_messages(message_ids))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages; return the replies once enough are here, or those that are here after `timeout` seconds."""
-        messages, started = list(messages), time.monotonic()
+        """Send messages; return the replies once enough are here, or those that are here `timeout` seconds later."""
+        messages = list(messages)
         training = all(message.metadata.message_type == MessageType.TRAIN for message in messages)
         due = {message_id for message_id in self.push_messages(messages) if message_id}
+        started, left = time.monotonic(), math.inf if timeout is None else timeout
         replies: list[Message] = []
         while due:
+            _wait_for_parts(left)
             came = list(self.pull_messages(due))
             replies += came
             due -= {reply.metadata.reply_to_message_id for reply in came}
             if training and 0 < self._min_replies <= sum(reply.has_content() for reply in replies):
                 break
             elapsed = time.monotonic() - started
-            left = math.inf if timeout is None else timeout - elapsed
-            if left <= 0:
+            if timeout is not None and (left := timeout - elapsed) <= 0:
                 break
             if due:
                 time.sleep(min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)))
         return replies
+
+
+def _wait_for_parts(seconds: float) -> None:
+    """Let Flower wait for the parts of a reply at most so long.
+
+    No argument of Flower's reaches these; where one is gone, its own waits stay.
+    """
+    waits: dict[str, Any] = {
+        "initial_backoff": BACKOFF_SECONDS,
+        "backoff_cap": LONGEST_SECONDS,
+        "max_tries_per_object": None,
+        "max_time": seconds,
+    }
+    defaults: dict[str, Any] = getattr(pull_objects, "__kwdefaults__", None) or {}
+    defaults.update({name: value for name, value in waits.items() if name in defaults})
+
+
+def _insist(call: Callable[[], T]) -> T:
+    """Call until it works, or has failed ten times."""
+    for _ in range(TRIES - 1):
+        try:
+            return call()
+        except TROUBLES as error:
+            log.warning("the SuperLink: %s; trying again", error)
+        time.sleep(LONGEST_SECONDS)
+    return call()

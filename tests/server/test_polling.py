@@ -5,11 +5,20 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from flwr.app import Message, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    ObjectUnavailableError,
+    pull_objects,
+)
 
 from server import polling
 from server.polling import PollingGrid
+
+STARTED = time.time()
 
 
 class Slow:
@@ -17,7 +26,7 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.asked, self.sent = 0.0, list[set[str]](), list[str | None]()
-        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: STARTED + self.now, sleep=self.sleep)
         monkeypatch.setattr(polling, "time", clock)
 
     def sleep(self, seconds: float) -> None:
@@ -90,6 +99,89 @@ def test_what_could_not_be_sent_is_not_waited_for(slow: Slow) -> None:
     assert slow.now < 2.0
 
 
+class Falls(Slow):
+    """Fails at the first calls, as a SuperLink that falls and comes back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: Exception, seconds: float = 0.0) -> None:
+        super().__init__(monkeypatch)
+        self.errors, self.seconds = list(errors), seconds
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str | None]:
+        ids = super().push_messages(messages)
+        self.fail()
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]:
+        self.fail()
+        return super().pull_messages(message_ids)
+
+    def get_node_ids(self) -> list[int]:
+        self.fail()
+        return [1]
+
+    get_nodes = get_node_ids
+
+    def fail(self) -> None:
+        if self.errors:
+            self.now += self.seconds
+            raise self.errors.pop(0)
+
+
+REFUSED = ObjectPushError("an object", 1, "a session")
+HANDSHAKE = httpx.ConnectError("[SSL: UNEXPECTED_EOF_WHILE_READING]")
+
+
+@pytest.mark.parametrize("error", [REFUSED, HANDSHAKE])
+def test_a_fall_of_the_superlink_is_outlived(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    falls = Falls(monkeypatch, *[error] * (polling.TRIES - 1))
+    assert sorted(replies(falls, 1, 2, timeout=60.0)) == ["1", "2"]
+    falls.errors = [HANDSHAKE]
+    grid = PollingGrid(falls)  # type: ignore[arg-type]
+    assert next(iter(grid.pull_messages({"1"}))).metadata.reply_to_message_id == "1"
+    falls.errors = [HANDSHAKE]
+    assert grid.get_node_ids() == [1]
+    falls.errors = [HANDSHAKE]
+    assert grid.get_nodes() == [1]
+
+
+def test_what_does_not_pass_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ObjectPushError, match="an object"):
+        replies(Falls(monkeypatch, *[REFUSED] * polling.TRIES), 1, timeout=60.0)
+    with pytest.raises(ZeroDivisionError):
+        replies(Falls(monkeypatch, ZeroDivisionError()), 1, timeout=60.0)
+
+
+def test_messages_that_outlived_their_time_on_the_way_live_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = Falls(monkeypatch, HANDSHAKE, HANDSHAKE, seconds=7.0)
+    message = Message(RecordDict(), dst_node_id=18, message_type="train", ttl=10.0)
+    lives: list[float] = []
+    push = grid.push_messages
+    grid.push_messages = lambda messages: (lives.append(message.metadata.ttl), push(messages))[1]  # type: ignore[method-assign]
+    came = [*PollingGrid(grid).send_and_receive([message], timeout=4.0)]  # type: ignore[arg-type]
+    assert lives == [10.0, 10.0, pytest.approx(16.0 + 10.0, abs=1.0)]
+    assert len(came) == 1  # at second 18: the deadline counts from when the message was taken
+
+
+def test_a_reply_that_broke_off_holds_a_round_to_its_deadline_at_most() -> None:
+    def never(object_id: str) -> bytes:
+        raise ObjectUnavailableError(object_id)
+
+    class Broken:
+        """Stands for a grid: a reply is announced and its parts never come."""
+
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            return ["1"]
+
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
+            with pytest.raises(ObjectPullError, match="timeout"):
+                pull_objects(["a part"], never)
+            return [Slow.reply("9")]
+
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
+    (reply,) = PollingGrid(Broken()).send_and_receive([message], timeout=0.3)  # type: ignore[arg-type]
+    assert not reply.has_content()
+
+
 def test_nothing_sent_is_nothing_waited_for(slow: Slow) -> None:
     assert replies(slow, timeout=None) == []
     assert slow.now == 0.0
@@ -97,9 +189,7 @@ def test_nothing_sent_is_nothing_waited_for(slow: Slow) -> None:
 
 def test_waits_grow_with_the_round_and_end_at_a_second(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = list[float]()
-    monkeypatch.setattr(
-        polling, "time", SimpleNamespace(monotonic=lambda: slow.now, sleep=lambda s: (waits.append(s), slow.sleep(s)))
-    )
+    monkeypatch.setattr(polling.time, "sleep", lambda s: (waits.append(s), slow.sleep(s)))
     replies(slow, 100, timeout=None)
     assert waits[0] == polling.SHORTEST_SECONDS
     assert waits == sorted(waits)
