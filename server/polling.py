@@ -3,11 +3,13 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import httpx
 from flwr.app import Message, MessageType, RecordDict
+from flwr.app.error import Error
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, pull_objects
@@ -23,6 +25,11 @@ Flower's own is 1 s to 10 s, 500 times: a reply that broke off would hold its ro
 TROUBLES = (httpx.HTTPError, ObjectPushError)
 """What a SuperLink's fall leaves behind that Flower's own patience does not cover: a handshake that breaks off, a
 database that is busy, messages that have outlived their time, a part sent twice since its receipt was lost."""
+
+GRACE_SECONDS = 60.0
+"""From when a node is seen offline until its reply is given up: a network that is away for a minute costs no reply."""
+
+GIVEN_UP = (ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back without this reply")
 
 TRIES = 10
 """Of a call that meets them, a second apart."""
@@ -95,14 +102,17 @@ class PollingGrid(Grid):
         """Send messages; return the replies once enough are here, or those that are here `timeout` seconds later."""
         messages = list(messages)
         training = all(message.metadata.message_type == MessageType.TRAIN for message in messages)
-        due = {message_id for message_id in self.push_messages(messages) if message_id}
+        ids = self.push_messages(messages)
+        due = {sent: message for sent, message in zip(ids, messages, strict=True) if sent}
         started, left = time.monotonic(), math.inf if timeout is None else timeout
+        offline_since: dict[int, float] = {}
         replies: list[Message] = []
         while due:
             _wait_for_parts(left)
-            came = list(self.pull_messages(due))
+            came = self._collect(due, offline_since)
             replies += came
-            due -= {reply.metadata.reply_to_message_id for reply in came}
+            for reply in came:
+                due.pop(reply.metadata.reply_to_message_id, None)
             if training and 0 < self._min_replies <= sum(reply.has_content() for reply in replies):
                 break
             elapsed = time.monotonic() - started
@@ -111,6 +121,21 @@ class PollingGrid(Grid):
             if due:
                 time.sleep(min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)))
         return replies
+
+    def _collect(self, due: Mapping[str, Message], offline_since: dict[int, float]) -> list[Message]:
+        """Return the replies that have come, with an error for each that is given up.
+
+        Of nodes that are offline none is asked for: the SuperLink would give up the message and refuse its reply.
+        """
+        now, online = time.monotonic(), set(self.get_node_ids())
+        waiting = {sent: message.metadata.dst_node_id for sent, message in due.items()}
+        for node in set(waiting.values()) - online:
+            offline_since.setdefault(node, now)
+        late = {node for node, since in offline_since.items() if now - since >= GRACE_SECONDS}
+        came = list(self.pull_messages([sent for sent, node in waiting.items() if node in online | late]))
+        answered = {reply.metadata.reply_to_message_id for reply in came}
+        given_up = [sent for sent, node in waiting.items() if node in late and sent not in answered]
+        return came + [Message(Error(*GIVEN_UP), reply_to=due[sent]) for sent in given_up]
 
 
 def _wait_for_parts(seconds: float) -> None:

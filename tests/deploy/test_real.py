@@ -191,9 +191,7 @@ def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp
 
 
 @pytest.mark.federation
-def test_a_network_that_is_away_for_a_minute_costs_a_client_one_round_at_most(
-    there: Deployment, tmp_path: Path
-) -> None:
+def test_a_network_that_is_away_for_a_minute_costs_nothing(there: Deployment, tmp_path: Path) -> None:
     out, cable = tmp_path / "run", Cable(there.fleet)
     there.stop(there.clients[CLIENTS[3]])
     there.start_client(CLIENTS[3], "--superlink", f"localhost:{cable.port}")
@@ -205,15 +203,12 @@ def test_a_network_that_is_away_for_a_minute_costs_a_client_one_round_at_most(
     before = len(rounds(out))
     time.sleep(60.0)
     cable.mend()
-    wait_until(lambda: [row["replies_used"] for row in rounds(out)[before + 2 :]].count("4") >= 5, seconds=120)
+    wait_for_rounds(out, before + 5)
     there.stop_runs()
     assert submitted.wait(timeout=60) == 1
-    rows = rounds(out)[before - 1 :]
-    assert [int(row["round"]) for row in rows] == [*range(before, before + len(rows))]
-    away = [row for row in rows if row["replies_used"] != "4"]
-    print(f"\nwithout the client: {len(away)} rounds, {sum(float(row['seconds']) for row in away):.0f} s")
-    assert sum(CLIENTS[3] in row["refused"] + row["missing"] for row in away) <= 1
-    assert all(row["replies_used"] == "3" for row in away)
+    rows = rounds(out)
+    assert [int(row["round"]) for row in rows] == [*range(1, len(rows) + 1)]
+    assert {row["replies_used"] for row in rows} == {"4"}
     assert "the SuperNode ended" not in there.log(there.clients[CLIENTS[3]])
     assert_same_as_with_the_same_clients(out, endless, tmp_path)
     there.stop(there.clients[CLIENTS[3]])

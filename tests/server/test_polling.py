@@ -18,15 +18,15 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from server import polling
 from server.polling import PollingGrid
 
-STARTED = time.time()
-
 
 class Slow:
     """Stands for a grid: the reply to message i comes at second i of a clock that only sleeping moves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.asked, self.sent = 0.0, list[set[str]](), list[str | None]()
-        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: STARTED + self.now, sleep=self.sleep)
+        self.offline = dict[int, tuple[float, float]]()
+        started = time.time()
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: started + self.now, sleep=self.sleep)
         monkeypatch.setattr(polling, "time", clock)
 
     def sleep(self, seconds: float) -> None:
@@ -36,18 +36,29 @@ class Slow:
         self.sent = [
             None if message.metadata.dst_node_id == 99 else str(message.metadata.dst_node_id) for message in messages
         ]
+        for message, message_id in zip(messages, self.sent, strict=True):
+            message.metadata.__dict__["_message_id"] = message_id or ""
         return self.sent
 
+    def get_node_ids(self) -> list[int]:
+        return [node for node in (*range(100), 5000) if not self.is_away(node)]
+
+    def is_away(self, node: int) -> bool:
+        start, end = self.offline.get(node, (0.0, 0.0))
+        return start <= self.now < end
+
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]:
+        """Return replies; asked about a node that is offline give an error, as the SuperLink does."""
         self.asked.append(set(message_ids))
+        given_up = [self.reply("9", message_id) for message_id in message_ids if self.is_away(int(message_id))]
         came = [message_id for message_id in message_ids if float(message_id) <= self.now]
-        return [self.reply(message_id) for message_id in came]
+        return [*given_up, *(self.reply(message_id) for message_id in came if not self.is_away(int(message_id)))]
 
     @staticmethod
-    def reply(message_id: str) -> SimpleNamespace:
-        """Replies of nodes 7 and above are errors."""
-        about = SimpleNamespace(reply_to_message_id=message_id)
-        return SimpleNamespace(metadata=about, has_content=lambda: int(message_id) < 7)
+    def reply(kind: str, message_id: str = "") -> SimpleNamespace:
+        """Replies of nodes 7, 8 and 9 are errors."""
+        about = SimpleNamespace(reply_to_message_id=message_id or kind)
+        return SimpleNamespace(metadata=about, has_content=lambda: kind not in {"7", "8", "9"})
 
 
 @pytest.fixture
@@ -117,7 +128,7 @@ class Falls(Slow):
 
     def get_node_ids(self) -> list[int]:
         self.fail()
-        return [1]
+        return super().get_node_ids()
 
     get_nodes = get_node_ids
 
@@ -139,9 +150,9 @@ def test_a_fall_of_the_superlink_is_outlived(monkeypatch: pytest.MonkeyPatch, er
     grid = PollingGrid(falls)  # type: ignore[arg-type]
     assert next(iter(grid.pull_messages({"1"}))).metadata.reply_to_message_id == "1"
     falls.errors = [HANDSHAKE]
-    assert grid.get_node_ids() == [1]
+    assert 5000 in grid.get_node_ids()
     falls.errors = [HANDSHAKE]
-    assert grid.get_nodes() == [1]
+    assert 5000 in grid.get_nodes()
 
 
 def test_what_does_not_pass_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +173,25 @@ def test_messages_that_outlived_their_time_on_the_way_live_anew(monkeypatch: pyt
     assert len(came) == 1  # at second 18: the deadline counts from when the message was taken
 
 
+def test_a_node_whose_network_is_away_for_less_than_a_minute_answers_after(slow: Slow) -> None:
+    slow.offline = {20: (10.0, 10.0 + polling.GRACE_SECONDS - 2.0)}
+    assert replies(slow, 1, 20, timeout=600.0) == ["1", "20"]
+    assert 68.0 <= slow.now < 70.0
+
+
+def test_a_node_that_stays_offline_is_given_up_after_a_minute(slow: Slow) -> None:
+    slow.offline = {20: (10.0, 1000.0)}
+    came = replies(slow, 1, 20, 30, timeout=600.0)
+    assert came == ["1", "30", "20"]  # the last one is the SuperLink's error
+    assert 70.0 <= slow.now < 72.0
+
+
+def test_a_node_that_comes_back_without_its_work_is_given_up_too(slow: Slow) -> None:
+    slow.offline = {90: (10.0, 40.0)}
+    assert replies(slow, 1, 90, timeout=600.0) == ["1", "90"]  # an error, so that it takes part in the next round
+    assert 70.0 <= slow.now < 72.0
+
+
 def test_a_reply_that_broke_off_holds_a_round_to_its_deadline_at_most() -> None:
     def never(object_id: str) -> bytes:
         raise ObjectUnavailableError(object_id)
@@ -170,7 +200,10 @@ def test_a_reply_that_broke_off_holds_a_round_to_its_deadline_at_most() -> None:
         """Stands for a grid: a reply is announced and its parts never come."""
 
         def push_messages(self, messages: Iterable[Message]) -> list[str]:
-            return ["1"]
+            return ["9"]
+
+        def get_node_ids(self) -> list[int]:
+            return [1]
 
         def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
             with pytest.raises(ObjectPullError, match="timeout"):
