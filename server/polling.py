@@ -22,19 +22,19 @@ BACKOFF_SECONDS = 0.05
 """Until a part of a reply is asked for again that is announced and still on its way, doubling up to the longest wait.
 Flower's own is 1 s to 10 s, 500 times: a reply that broke off would hold its round long past the deadline."""
 
-TROUBLES = (httpx.HTTPError, ObjectPushError)
-"""What a SuperLink's fall leaves behind that Flower's own patience does not cover: a handshake that breaks off, a
-database that is busy, messages that have outlived their time, a part sent twice since its receipt was lost."""
-
 GRACE_SECONDS = 60.0
 """From when a node is seen offline until its reply is given up: a network that is away for a minute costs no reply."""
 
 GIVEN_UP = (ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back without this reply")
 
+TROUBLES = (httpx.HTTPError, ObjectPushError)
+"""What a SuperLink's fall leaves behind that Flower's own patience does not cover: a handshake that breaks off, a
+database that is busy, messages that have outlived their time, a part sent twice since its receipt was lost."""
+
 TRIES = 10
 """Of a call that meets them, a second apart."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("flwr").getChild("fairbloom")
 
 T = TypeVar("T")
 
