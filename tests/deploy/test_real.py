@@ -171,6 +171,26 @@ def test_a_killed_superlink_is_restarted_and_the_run_goes_on(there: Deployment, 
     assert_same_as_with_the_same_clients(out, settings, tmp_path)
 
 
+@pytest.mark.federation
+def test_everything_is_killed_and_started_again_and_nothing_is_lost(
+    there: Deployment, undisturbed: Path, tmp_path: Path
+) -> None:
+    """The clients are refused for a minute, and find the round's messages waiting for them after it."""
+    out = tmp_path / "run"
+    submitted = there.submitting({**SETTINGS, "out": str(out)})
+    wait_for_rounds(out, 4)
+    for process in (submitted, there.superexec, there.superlink, *there.clients.values()):
+        there.kill(process)
+    assert len(rounds(out)) < ROUNDS
+    there.start_server()
+    for name in CLIENTS:
+        there.start_client(name)
+    assert there.submit({**SETTINGS, "out": str(out)}) == 0
+    assert missing(out) == [""] * ROUNDS
+    assert_same_model(out, undisturbed)
+    there.wait_for_clients(*CLIENTS)
+
+
 def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp_path: Path) -> None:
     out = tmp_path / "run"
     endless = {**SETTINGS, "fraction": 1.0, "num-rounds": 100_000, "round-timeout": 8.0, "out": str(out)}
