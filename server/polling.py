@@ -23,7 +23,8 @@ BACKOFF_SECONDS = 0.05
 Flower's own is 1 s to 10 s, 500 times: a reply that broke off would hold its round long past the deadline."""
 
 GRACE_SECONDS = 60.0
-"""From when a node is seen offline until its reply is given up: a network that is away for a minute costs no reply."""
+"""From when a node is seen offline until its reply is given up: a network that is away for a minute costs no reply. One
+that is back has so long again, or as long as the slowest of the others took."""
 
 GIVEN_UP = (ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back without this reply")
 
@@ -105,37 +106,65 @@ class PollingGrid(Grid):
         ids = self.push_messages(messages)
         due = {sent: message for sent, message in zip(ids, messages, strict=True) if sent}
         started, left = time.monotonic(), math.inf if timeout is None else timeout
-        offline_since: dict[int, float] = {}
+        absences = Absences()
         replies: list[Message] = []
         while due:
             _wait_for_parts(left)
-            came = self._collect(due, offline_since)
+            came = self._collect(due, absences)
             replies += came
             for reply in came:
                 due.pop(reply.metadata.reply_to_message_id, None)
             if training and 0 < self._min_replies <= sum(reply.has_content() for reply in replies):
                 break
             elapsed = time.monotonic() - started
+            if any(reply.has_content() for reply in came):
+                absences.patience = max(GRACE_SECONDS, elapsed)
             if timeout is not None and (left := timeout - elapsed) <= 0:
                 break
             if due:
                 time.sleep(min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)))
         return replies
 
-    def _collect(self, due: Mapping[str, Message], offline_since: dict[int, float]) -> list[Message]:
+    def _collect(self, due: Mapping[str, Message], absences: "Absences") -> list[Message]:
         """Return the replies that have come, with an error for each that is given up.
 
         Of nodes that are offline none is asked for: the SuperLink would give up the message and refuse its reply.
         """
-        now, online = time.monotonic(), set(self.get_node_ids())
         waiting = {sent: message.metadata.dst_node_id for sent, message in due.items()}
-        for node in set(waiting.values()) - online:
-            offline_since.setdefault(node, now)
-        late = {node for node, since in offline_since.items() if now - since >= GRACE_SECONDS}
+        online = set(self.get_node_ids())
+        late = absences.late(set(waiting.values()), online)
         came = list(self.pull_messages([sent for sent, node in waiting.items() if node in online | late]))
         answered = {reply.metadata.reply_to_message_id for reply in came}
         given_up = [sent for sent, node in waiting.items() if node in late and sent not in answered]
         return came + [Message(Error(*GIVEN_UP), reply_to=due[sent]) for sent in given_up]
+
+
+class Absences:
+    """Which nodes were offline while their replies were due, and since when they are gone or back.
+
+    A node that is back may have its reply still, or have been restarted without: nothing tells which.
+
+    Attributes
+    ----------
+    patience
+        Seconds for the reply of a node that is back; no end before anybody has answered.
+    """
+
+    def __init__(self) -> None:
+        self.patience = math.inf
+        self._gone: dict[int, float] = {}
+        self._back: dict[int, float] = {}
+
+    def late(self, nodes: set[int], online: set[int]) -> set[int]:
+        """Return which of `nodes` are not to be waited for any longer."""
+        now = time.monotonic()
+        for node in nodes & online & self._gone.keys():
+            del self._gone[node]
+            self._back[node] = now
+        for node in nodes - online:
+            self._gone.setdefault(node, now)
+        gone = {node for node, since in self._gone.items() if now - since >= GRACE_SECONDS}
+        return gone | {node for node in nodes & online & self._back.keys() if now - self._back[node] >= self.patience}
 
 
 def _wait_for_parts(seconds: float) -> None:

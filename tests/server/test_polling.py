@@ -187,9 +187,29 @@ def test_a_node_that_stays_offline_is_given_up_after_a_minute(slow: Slow) -> Non
 
 
 def test_a_node_that_comes_back_without_its_work_is_given_up_too(slow: Slow) -> None:
-    slow.offline = {90: (10.0, 40.0)}
+    slow.offline = {90: (10.0, 20.0)}
     assert replies(slow, 1, 90, timeout=600.0) == ["1", "90"]  # an error, so that it takes part in the next round
-    assert 70.0 <= slow.now < 72.0
+    assert 80.0 <= slow.now < 82.0
+
+
+def test_a_node_that_comes_back_has_as_long_as_the_slowest_of_the_others_took(slow: Slow) -> None:
+    slow.offline = {98: (10.0, 20.0)}
+    assert replies(slow, 85, 98, timeout=600.0) == ["85", "98"]
+    assert 98.0 <= slow.now < 100.0
+
+
+def test_nobody_is_given_up_who_is_back_before_anybody_has_answered(slow: Slow) -> None:
+    slow.offline = {95: (10.0, 20.0), 96: (10.0, 20.0)}
+    assert replies(slow, 95, 96, timeout=600.0) == ["95", "96"]
+    assert 96.0 <= slow.now < 98.0
+
+
+def test_a_node_that_goes_again_has_its_minute_again(slow: Slow) -> None:
+    slow.offline = {30: (10.0, 200.0)}
+    absences, minute = polling.Absences(), polling.GRACE_SECONDS
+    for now, online, late in ((0.0, {1}, set()), (50.0, {1, 2}, set()), (90.0, {1}, set()), (90.0 + minute, {1}, {2})):
+        slow.now = now
+        assert absences.late({1, 2}, online) == late
 
 
 def test_a_reply_that_broke_off_holds_a_round_to_its_deadline_at_most() -> None:
