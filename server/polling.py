@@ -1,4 +1,4 @@
-"""A grid that looks for replies often, in place of every three seconds."""
+"""A grid that looks for replies often, in place of every three seconds, and outlives a SuperLink that falls."""
 
 import logging
 import math
@@ -40,8 +40,36 @@ log = logging.getLogger("flwr").getChild("fairbloom")
 T = TypeVar("T")
 
 
+class Absences:
+    """Which nodes were offline while their replies were due, and since when they are gone or back.
+
+    A node that is back may have its reply still, or have been restarted without: nothing tells which.
+
+    Attributes
+    ----------
+    patience
+        Seconds for the reply of a node that is back; no end before anybody has answered.
+    """
+
+    def __init__(self) -> None:
+        self.patience = math.inf
+        self._gone: dict[int, float] = {}
+        self._back: dict[int, float] = {}
+
+    def late(self, nodes: set[int], online: set[int]) -> set[int]:
+        """Return which of `nodes` are not to be waited for any longer."""
+        now = time.monotonic()
+        for node in nodes & online & self._gone.keys():
+            del self._gone[node]
+            self._back[node] = now
+        for node in nodes - online:
+            self._gone.setdefault(node, now)
+        gone = {node for node, since in self._gone.items() if now - since >= GRACE_SECONDS}
+        return gone | {node for node in nodes & online & self._back.keys() if now - self._back[node] >= self.patience}
+
+
 class PollingGrid(Grid):
-    """Another grid, whose replies are collected through its public push and pull; a SuperLink may fall and come back.
+    """Another grid, whose replies are collected through its public push and pull.
 
     Parameters
     ----------
@@ -125,7 +153,7 @@ class PollingGrid(Grid):
                 time.sleep(min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)))
         return replies
 
-    def _collect(self, due: Mapping[str, Message], absences: "Absences") -> list[Message]:
+    def _collect(self, due: Mapping[str, Message], absences: Absences) -> list[Message]:
         """Return the replies that have come, with an error for each that is given up.
 
         Of nodes that are offline none is asked for: the SuperLink would give up the message and refuse its reply.
@@ -137,34 +165,6 @@ class PollingGrid(Grid):
         answered = {reply.metadata.reply_to_message_id for reply in came}
         given_up = [sent for sent, node in waiting.items() if node in late and sent not in answered]
         return came + [Message(Error(*GIVEN_UP), reply_to=due[sent]) for sent in given_up]
-
-
-class Absences:
-    """Which nodes were offline while their replies were due, and since when they are gone or back.
-
-    A node that is back may have its reply still, or have been restarted without: nothing tells which.
-
-    Attributes
-    ----------
-    patience
-        Seconds for the reply of a node that is back; no end before anybody has answered.
-    """
-
-    def __init__(self) -> None:
-        self.patience = math.inf
-        self._gone: dict[int, float] = {}
-        self._back: dict[int, float] = {}
-
-    def late(self, nodes: set[int], online: set[int]) -> set[int]:
-        """Return which of `nodes` are not to be waited for any longer."""
-        now = time.monotonic()
-        for node in nodes & online & self._gone.keys():
-            del self._gone[node]
-            self._back[node] = now
-        for node in nodes - online:
-            self._gone.setdefault(node, now)
-        gone = {node for node, since in self._gone.items() if now - since >= GRACE_SECONDS}
-        return gone | {node for node in nodes & online & self._back.keys() if now - self._back[node] >= self.patience}
 
 
 def _wait_for_parts(seconds: float) -> None:

@@ -205,7 +205,6 @@ def test_nobody_is_given_up_who_is_back_before_anybody_has_answered(slow: Slow) 
 
 
 def test_a_node_that_goes_again_has_its_minute_again(slow: Slow) -> None:
-    slow.offline = {30: (10.0, 200.0)}
     absences, minute = polling.Absences(), polling.GRACE_SECONDS
     for now, online, late in ((0.0, {1}, set()), (50.0, {1, 2}, set()), (90.0, {1}, set()), (90.0 + minute, {1}, {2})):
         slow.now = now
