@@ -9,13 +9,15 @@ from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
+from torch.nn import Module
 
 from strategies import Round
 from tasks import load_task
 
+from .lock import alone
 from .observability import Metrics, in_short, log_as_json, worst_served
 from .polling import PollingGrid
-from .records import WITHOUT_EFFECT, Row, RunFolder
+from .records import LIMITS, WITHOUT_EFFECT, Row, RunFolder, check_folder, is_finished
 from .settings import Settings
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -31,8 +33,9 @@ PATIENCE_SECONDS = 60.0
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says, with the nodes of this federation as clients."""
     settings = Settings.of(context.run_config)
-    wait_for_clients(grid, settings.clients)
-    federate(settings, PollingGrid(grid, min_replies=settings.min_replies))
+    patient = PollingGrid(grid, min_replies=settings.min_replies)
+    wait_for_clients(patient, settings.clients)
+    federate(settings, patient)
 
 
 def federate(settings: Settings, grid: Grid, on_row: Callable[[Row], None] = lambda row: None) -> Path:
@@ -52,12 +55,20 @@ def federate(settings: Settings, grid: Grid, on_row: Callable[[Row], None] = lam
     ValueError
         When the data cannot be split as asked, or the run folder cannot be used.
     """
-    task = load_task(settings.run_config())
-    model = task.model()
-    folder = RunFolder(run_folder(settings), settings)
-    if folder.finished:
-        log.info("%s is finished; nothing to run", folder.path)
-        return folder.path
+    model = load_task(settings.run_config()).model()
+    path = run_folder(settings)
+    check_folder(path, settings.run_config())
+    if not is_finished(path):
+        with alone(path):
+            folder = RunFolder(path, settings)
+            if not folder.finished:  # by the process that was waited for
+                _federate(settings, model, folder, grid, on_row)
+                return path
+    log.info("%s is finished; nothing to run", path)
+    return path
+
+
+def _federate(settings: Settings, model: Module, folder: RunFolder, grid: Grid, on_row: Callable[[Row], None]) -> None:
     log.info("run folder: %s", folder.path)
     continued = folder.resume()
     arrays = ArrayRecord(model.state_dict())
@@ -103,14 +114,14 @@ def federate(settings: Settings, grid: Grid, on_row: Callable[[Row], None] = lam
     folder.finish({name: array.numpy() for name, array in result.arrays.items()})
     if metrics is not None:
         metrics.close()
-    return folder.path
 
 
 def run_folder(settings: Settings) -> Path:
     """Return the absolute run folder: `out`, or a name under runs/ that the settings determine."""
     if settings.out:
         return Path(settings.out).absolute()
-    config = {key: value for key, value in settings.run_config().items() if key not in WITHOUT_EFFECT}
+    free = WITHOUT_EFFECT | LIMITS
+    config = {key: value for key, value in settings.run_config().items() if key not in free}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
     return Path("runs", f"{settings.task}-{settings.method}-seed{settings.seed}-{digest}").absolute()
 

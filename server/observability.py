@@ -1,13 +1,25 @@
 """What a run tells the outside while it goes on: log lines as JSON, and a metrics endpoint for Prometheus."""
 
+import hmac
 import json
 import logging
 import math
-from collections.abc import Mapping
+import os
+import socket
+import threading
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from strategies import Round
 
 from .records import ACCURACY
+
+HOST, TOKEN_FILE = "FAIRBLOOM_METRICS_HOST", "FAIRBLOOM_METRICS_TOKEN_FILE"
+"""Environment variables of the server: the address where metrics are served, and the file with their credential."""
 
 log = logging.getLogger("flwr")
 
@@ -59,23 +71,46 @@ def worst_served(finished: Round) -> str:
     return f"{shown}; best: {best} {100 * accuracy[best]:.1f} %"
 
 
+class Server(ThreadingMixIn, WSGIServer):
+    """A thread for each request, at an address of either family."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+
+class Quiet(WSGIRequestHandler):
+    """Answers without a log line, and ends a connection that says nothing for so many seconds."""
+
+    timeout = 10
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Log nothing."""
+
+
 class Metrics:
     """Counts and gauges of one run, served over HTTP at /metrics.
+
+    They are served at the address in FAIRBLOOM_METRICS_HOST, 127.0.0.1 if there is none. Where
+    FAIRBLOOM_METRICS_TOKEN_FILE names a file, only requests with the header `Authorization: Bearer` and the file's
+    content are answered.
 
     Parameters
     ----------
     port
-        Where they are served, on all interfaces.
+        Where they are served.
 
     Raises
     ------
     ValueError
-        When prometheus-client is not installed, or the port is taken.
+        When prometheus-client is not installed, the port is taken, or there is no credential in its file.
     """
 
     def __init__(self, port: int) -> None:
         try:
-            from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+            from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
         except ImportError as error:
             raise ValueError("metrics-port needs prometheus-client: pip install 'fairbloom[metrics]'") from error
         registry = CollectorRegistry()
@@ -87,14 +122,24 @@ class Metrics:
         self._missing = Counter(
             "fairbloom_missing_replies", "Replies that did not come in time", ["client"], registry=registry
         )
+        self._decided = Counter(
+            "fairbloom_decided_rounds",
+            "Rounds of three clients or more that one decided",
+            ["client"],
+            registry=registry,
+        )
         self._connected = Gauge("fairbloom_connected_clients", "Clients online", registry=registry)
         self._accuracy = Gauge(
             "fairbloom_test_accuracy_percent", "Test accuracy of the global model", ["over"], registry=registry
         )
+        host, app = os.environ.get(HOST, "127.0.0.1"), guarded(make_wsgi_app(registry), token())
         try:
-            self._server, _ = start_http_server(port, registry=registry)
+            self._server = make_server(host, port, app, Server, Quiet)
         except OSError as error:
-            raise ValueError(f"metrics-port = {port} cannot be served: {error.strerror}; choose another") from error
+            raise ValueError(
+                f"metrics-port = {port} cannot be served on {host}: {error.strerror}; choose another"
+            ) from error
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def observe(self, finished: Round, row: Mapping[str, object], connected: int) -> None:
         """Take in a finished round: what it was, its row of rounds.csv, and how many clients are online."""
@@ -105,6 +150,8 @@ class Metrics:
             self._refused.labels(client=name).inc()
         for name in finished.missing:
             self._missing.labels(client=name).inc()
+        if finished.decided_by:
+            self._decided.labels(client=finished.decided_by).inc()
         for over in ("mean", "worst_10", "best_10"):
             value = row.get(f"{ACCURACY}_{over}")
             if isinstance(value, float):
@@ -114,3 +161,41 @@ class Metrics:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
+
+
+def token() -> str | None:
+    """Return the credential of the metrics page, None where no file is named.
+
+    Raises
+    ------
+    ValueError
+        When the file cannot be read or is empty.
+    """
+    if not (path := os.environ.get(TOKEN_FILE)):
+        return None
+    try:
+        content = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{TOKEN_FILE} = {path} cannot be read: {error}") from error
+    if not content:
+        raise ValueError(f"{TOKEN_FILE} = {path} is empty: write the credential of the metrics page into it")
+    return content
+
+
+def guarded(page: WSGIApplication, token: str | None) -> WSGIApplication:
+    """Return an app that shows `page` at /metrics alone, and only to who brings the token where there is one."""
+
+    def app(request: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        given, needed = request.get("HTTP_AUTHORIZATION", ""), f"Bearer {token}"
+        if token is not None and not hmac.compare_digest(given.encode(), needed.encode()):
+            return _nothing(start_response, HTTPStatus.UNAUTHORIZED, [("WWW-Authenticate", "Bearer")])
+        if request["PATH_INFO"] != "/metrics":
+            return _nothing(start_response, HTTPStatus.NOT_FOUND, [])
+        return page(request, start_response)
+
+    return app
+
+
+def _nothing(start_response: StartResponse, status: HTTPStatus, headers: list[tuple[str, str]]) -> Iterable[bytes]:
+    start_response(f"{status.value} {status.phrase}", [*headers, ("Content-Length", "0")])
+    return [b""]

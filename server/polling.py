@@ -28,12 +28,11 @@ that is back has so long again, or as long as the slowest of the others took."""
 
 GIVEN_UP = (ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back without this reply")
 
-TROUBLES = (httpx.HTTPError, ObjectPushError)
-"""What a SuperLink's fall leaves behind that Flower's own patience does not cover: a handshake that breaks off, a
-database that is busy, messages that have outlived their time, a part sent twice since its receipt was lost."""
+LATE_SECONDS = 10.0
+"""For the parts of all late replies that a round asks for as it starts: nobody uses them, so nobody shall wait."""
 
-TRIES = 10
-"""Of a call that meets them, a second apart."""
+PATIENCE_SECONDS = 600.0
+"""From the first fault of a call until the run gives up: a disk can be cleared in that time, or a SuperLink mended."""
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -124,7 +123,11 @@ class PollingGrid(Grid):
         return _insist(push)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that have come."""
+        """Return the replies to these messages that have come; one that broke off is waited for a few seconds."""
+        _wait_for_parts(LATE_SECONDS)
+        return self._pull(message_ids)
+
+    def _pull(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return _insist(lambda: self._grid.pull_messages(message_ids))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -161,14 +164,26 @@ class PollingGrid(Grid):
         waiting = {sent: message.metadata.dst_node_id for sent, message in due.items()}
         online = set(self.get_node_ids())
         late = absences.late(set(waiting.values()), online)
-        came = list(self.pull_messages([sent for sent, node in waiting.items() if node in online | late]))
+        came = list(self._pull([sent for sent, node in waiting.items() if node in online | late]))
         answered = {reply.metadata.reply_to_message_id for reply in came}
         given_up = [sent for sent, node in waiting.items() if node in late and sent not in answered]
         return came + [Message(Error(*GIVEN_UP), reply_to=due[sent]) for sent in given_up]
 
 
+class Deadline(float):
+    """A moment of the monotonic clock, for Flower to compare with the seconds that it has spent on one reply.
+
+    A call may pull several replies, one after the other; each would have the whole time that is left if it were told
+    the seconds.
+    """
+
+    def __le__(self, seconds_spent: float) -> bool:
+        """Return whether the moment is past; Python asks this for `seconds_spent >= deadline`."""
+        return time.monotonic() >= float(self)
+
+
 def _wait_for_parts(seconds: float) -> None:
-    """Let Flower wait for the parts of a reply at most so long.
+    """Let Flower wait for the parts of replies no longer than until so many seconds from now.
 
     No argument of Flower's reaches these; where one is gone, its own waits stay.
     """
@@ -176,18 +191,40 @@ def _wait_for_parts(seconds: float) -> None:
         "initial_backoff": BACKOFF_SECONDS,
         "backoff_cap": LONGEST_SECONDS,
         "max_tries_per_object": None,
-        "max_time": seconds,
+        "max_time": Deadline(time.monotonic() + seconds),
     }
     defaults: dict[str, Any] = getattr(pull_objects, "__kwdefaults__", None) or {}
     defaults.update({name: value for name, value in waits.items() if name in defaults})
 
 
 def _insist(call: Callable[[], T]) -> T:
-    """Call until it works, or has failed ten times."""
-    for _ in range(TRIES - 1):
+    """Call until it works, fails in a way that time does not cure, or has failed for `PATIENCE_SECONDS`."""
+    since = math.inf
+    while True:
         try:
-            return call()
-        except TROUBLES as error:
-            log.warning("the SuperLink: %s; trying again", error)
+            result = call()
+        except Exception as error:
+            now = time.monotonic()
+            if not passes(error) or now - since >= PATIENCE_SECONDS:
+                raise
+            if since == math.inf:
+                since = now
+                minutes = PATIENCE_SECONDS / 60.0
+                log.warning("the SuperLink fails this run, which waits for it up to %.0f minutes: %s", minutes, error)
+        else:
+            if since < math.inf:
+                log.warning("the SuperLink works again after %.0f s, and the run goes on", time.monotonic() - since)
+            return result
         time.sleep(LONGEST_SECONDS)
-    return call()
+
+
+def passes(error: Exception) -> bool:
+    """Return whether what went wrong may be over at a later try, as when a SuperLink falls or its disk is full.
+
+    Beyond Flower's own patience are a handshake that breaks off, a database that is busy or cannot be written, messages
+    that have outlived their time, and a part sent twice since its receipt was lost. An answer that refuses the request
+    (401 to another process's task, 403, 404) stays what it is.
+    """
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
+    return isinstance(error, httpx.TransportError | ObjectPushError)

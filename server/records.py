@@ -18,7 +18,7 @@ from strategies import FairStrategy, Round
 
 from .checkpoint import Arrays, load_checkpoint, save_checkpoint, save_model, write_whole
 from .fairness import percent_improved, summarize
-from .settings import Settings
+from .settings import Settings, default_config
 
 FORMAT = 1
 """Of the run folder; a folder of a higher one was written by a newer version."""
@@ -26,10 +26,16 @@ FORMAT = 1
 ACCURACY = "test_accuracy_of_global_model"
 """In percent, of each client on its own test split."""
 
-WITHOUT_EFFECT = {"out", "log-format", "metrics-port"}
-"""Settings that may differ when a run is continued."""
+WITHOUT_EFFECT = {"out", "log-format", "metrics-port", "enrolled-sizes"}
+"""Settings that may differ when a run is continued: where it is and what it tells, and which clients have enrolled."""
 
-FIRST_LAID = ("checkpoint", "env.json", ".env.json.draft", ".config.toml.draft")
+LIMITS = {"max-growth", "loss-limit"}
+"""Settings that may be changed until a run is finished: an honest client may have met one of them."""
+
+LOCK = ".lock"
+"""The file that says which process writes to the folder; it is there no longer than that process works."""
+
+FIRST_LAID = (LOCK, "checkpoint", "env.json", ".env.json.draft", ".config.toml.draft")
 """What a folder may hold whose making was interrupted before its settings were written."""
 
 PERSONAL = "test_accuracy_of_personal_model"
@@ -86,11 +92,13 @@ class RunFolder:
         check_folder(path, config)
         if not (path / "config.toml").exists():
             self._lay_out(config)
+        elif not self.finished and _read(path)[1] != config:
+            self._write_settings(config)
 
     @property
     def finished(self) -> bool:
         """Whether the run is over."""
-        return (self.path / "model.safetensors").exists()
+        return is_finished(self.path)
 
     def resume(self) -> tuple[Arrays, Mapping[str, Any]] | None:
         """Return the model and the strategy's state after the last finished round, None where there is none yet."""
@@ -100,7 +108,7 @@ class RunFolder:
         else:
             arrays, state = load_checkpoint(checkpoint)
         self._best, last = state["best"], state["strategy"]["round"]
-        with self._written(f"what is there up to round {last}"):
+        with written(f"what is there up to round {last}", self.path):
             keep_rows(self.path / "rounds.csv", self._columns, last)
             keep_rows(self.path / "clients.csv", CLIENT_COLUMNS, last)
         return None if arrays is None else (arrays, state["strategy"])
@@ -115,7 +123,7 @@ class RunFolder:
         """
         row = round_row(finished, seconds, self._reports)
         arrays = {name: array.numpy() for name, array in finished.arrays.items()}
-        with self._written(f"round {finished.number}"):
+        with written(f"round {finished.number}", self.path):
             append(self.path / "rounds.csv", self._columns, [row])
             append(self.path / "clients.csv", CLIENT_COLUMNS, client_rows(finished))
             mean = row.get(f"{ACCURACY}_mean")
@@ -129,28 +137,38 @@ class RunFolder:
 
     def finish(self, arrays: Arrays) -> None:
         """Write the final model, which marks the run as finished."""
-        with self._written("the final model"):
+        with written("the final model", self.path):
             save_model(self.path / "model.safetensors", arrays, {})
 
-    @contextmanager
-    def _written(self, what: str) -> Iterator[None]:
-        """Say what a disk did not take, and what to do."""
-        try:
-            yield
-        except OSError as error:
-            raise RunFolderError(
-                f"{what} cannot be written to {self.path}: {error.strerror}. Everything up to the last checkpoint is "
-                "intact: make room there, or mend its permissions, and run the same command again"
-            ) from error
-
     def _lay_out(self, config: Mapping[str, object]) -> None:
-        with self._written("the run folder"):
+        with written("the run folder", self.path):
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
             about = {"machine": platform.platform(), "processors": os.cpu_count(), "python": platform.python_version()}
             packages = {name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")}
             write_whole(self.path / "env.json", json.dumps(about | packages, indent=2).encode())
-            # The settings come last: a folder without them was killed while it was made, and is made again.
+        # The settings come last: a folder without them was killed while it was made, and is made again.
+        self._write_settings(config)
+
+    def _write_settings(self, config: Mapping[str, object]) -> None:
+        with written("the run folder", self.path):
             write_whole(self.path / "config.toml", tomli_w.dumps({"run-folder-format": FORMAT, **config}).encode())
+
+
+@contextmanager
+def written(what: str, folder: Path) -> Iterator[None]:
+    """Say what a disk did not take, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"{what} cannot be written to {folder}: {error.strerror}. Everything up to the last checkpoint is "
+            "intact: make room there, or mend its permissions, and run the same command again"
+        ) from error
+
+
+def is_finished(path: Path) -> bool:
+    """Return whether the run in a folder is over."""
+    return (path / "model.safetensors").exists()
 
 
 def check_folder(path: Path, config: Mapping[str, object]) -> None:
@@ -159,24 +177,33 @@ def check_folder(path: Path, config: Mapping[str, object]) -> None:
         if path.exists() and not (path.is_dir() and all(entry.name in FIRST_LAID for entry in path.iterdir())):
             raise RunFolderError(f"{path} is there already and is no run folder: choose another --out")
         return
-    there = tomllib.loads((path / "config.toml").read_text())
-    written = there.pop("run-folder-format", 0)
-    if written > FORMAT:
+    number, there = _read(path)
+    if number > FORMAT:
         raise RunFolderError(
-            f"{path} was written by a newer version (run-folder-format = {written}, this version knows {FORMAT}): "
+            f"{path} was written by a newer version (run-folder-format = {number}, this version knows {FORMAT}): "
             "upgrade fairbloom or choose another --out"
         )
-    differing = sorted(k for k in (config.keys() | there.keys()) - WITHOUT_EFFECT if config.get(k) != there.get(k))
+    # A setting that is newer than the folder had its default.
+    there = {key: value for key, value in default_config().items() if key in config} | there
+    free = WITHOUT_EFFECT if is_finished(path) else WITHOUT_EFFECT | LIMITS
+    differing = sorted(k for k in (config.keys() | there.keys()) - free if config.get(k) != there.get(k))
     if differing:
         shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in differing)
         raise RunFolderError(f"{path} belongs to a run with other settings ({shown}): choose another --out")
+
+
+def _read(path: Path) -> tuple[int, dict[str, Any]]:
+    """Return the number of a run folder's format, and its settings."""
+    there = tomllib.loads((path / "config.toml").read_text())
+    return there.pop("run-folder-format", 0), there
 
 
 def round_columns(strategy: FairStrategy) -> tuple[str, ...]:
     """Return the columns of rounds.csv: those of personal models, and the method's own, only where there are any."""
     accuracies = (ACCURACY, PERSONAL) if "personal-lambda" in strategy.objective(1) else (ACCURACY,)
     return (
-        *("round", "participants", "replies_used", "refused", "missing", "percent_of_participants_improved"),
+        *("round", "participants", "replies_used", "refused", "missing", "decided_by"),
+        "percent_of_participants_improved",
         *(f"{accuracy}_{measure}" for accuracy in accuracies for measure in MEASURES),
         *(report.replace("-", "_") for report in strategy.reports),
         *("bytes_sent", "bytes_received", "seconds"),
@@ -191,6 +218,7 @@ def round_row(finished: Round, seconds: float, reports: Iterable[str] = ()) -> d
         "replies_used": len(finished.coefficients),
         "refused": " | ".join(f"{name}: {reason}" for name, reason in finished.refused.items()),
         "missing": " ".join(finished.missing),
+        "decided_by": finished.decided_by,
         "bytes_sent": finished.bytes_sent,
         "bytes_received": finished.bytes_received,
         "seconds": round(seconds, 6),

@@ -60,6 +60,31 @@ def check_method(name: str) -> str:
     return name if name.startswith(TORCHJD) else check_known("method", name, METHODS)
 
 
+def sizes_of(words: str) -> dict[str, int]:
+    """Return the sizes by client name of words as site-a=1200 site-b=300.
+
+    Raises
+    ------
+    ValueError
+        When a word is none of these, or a name comes twice.
+    """
+    sizes: dict[str, int] = {}
+    for word in words.split():
+        name, _, size = word.partition("=")
+        if not (name and size.isascii() and size.isdigit() and int(size) >= 1):
+            raise ValueError(f"{word!r} is no client's name and number of examples: write site-a=1200 say")
+        if name in sizes:
+            raise ValueError(f"{name} comes twice: give each client one number of examples")
+        sizes[name] = int(size)
+    return sizes
+
+
+def check_sizes(words: str) -> str:
+    """Return `words` if they are clients' sizes."""
+    sizes_of(words)
+    return words
+
+
 class Settings(BaseModel):
     """Everything that determines a run; the run config's keys are these names with hyphens."""
 
@@ -103,6 +128,21 @@ class Settings(BaseModel):
     round_timeout: float = Field(600.0, gt=0, description="seconds until a round's replies are due")
     min_replies: int = Field(
         0, ge=0, description="of deployed clients that end a round's training; 0: all that are due"
+    )
+    max_growth: float = Field(
+        10.0,
+        ge=1,
+        allow_inf_nan=True,
+        description="a reply with more than so many times the examples of its client's first is refused; inf: never",
+    )
+    loss_limit: float = Field(
+        1000.0,
+        ge=1,
+        allow_inf_nan=True,
+        description="a reply with a loss above so many times the round's median, or 1, is refused; inf: never",
+    )
+    enrolled_sizes: Annotated[str, AfterValidator(check_sizes)] = Field(
+        "", description="the most examples that each client may have: 'site-a=1200 site-b=300'"
     )
     engine: Annotated[str, AfterValidator(partial(check_known, "engine", choices=ENGINES))] = Field(
         "loop", description="of in-process runs"
@@ -166,6 +206,9 @@ class Settings(BaseModel):
             "fraction_train": self.fraction,
             "seed": self.seed,
             "evaluate_every": self.evaluate_every,
+            "max_growth": self.max_growth,
+            "loss_limit": self.loss_limit,
+            "enrolled_sizes": sizes_of(self.enrolled_sizes),
         }
         given = {"weighting": self.weighting, "proximal_mu": self.proximal_mu, "personal_lambda": self.personal_lambda}
         common |= {name: value for name, value in given.items() if value}

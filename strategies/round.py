@@ -1,6 +1,7 @@
 """A round as data: what went out, what came back, and what the strategy hands on of it."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,32 @@ EXPIRED = (3, 4)
 def expired(reply: Any) -> bool:
     """Return whether a reply is the grid's word that no answer came in time."""
     return not reply.has_content() and reply.error.code in EXPIRED
+
+
+LONGEST_REASON = 2000
+"""Characters of a reason: a client's error may be a whole traceback, or a flood."""
+
+
+def one_line(text: str) -> str:
+    """Return what a client may have written as one line that is safe to print, without its middle where it is long."""
+    if len(text) > LONGEST_REASON:
+        text = f"{text[: LONGEST_REASON // 2]} … {text[-LONGEST_REASON // 2 :]}"
+    return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
+
+
+DECIDING_SHARE = 0.9
+"""Of the absolute coefficients of a round, from which on one client of three or more decides it."""
+
+
+def decides(coefficients: Mapping[str, float]) -> tuple[str, float]:
+    """Return the one client of three or more that decides a round, and its share; "" and 0 where none does."""
+    weights = {name: abs(c) for name, c in coefficients.items()}
+    total = sum(weights.values())
+    if len(weights) < 3 or not 0.0 < total < math.inf:
+        return "", 0.0
+    name = max(weights, key=lambda client: weights[client])
+    share = weights[name] / total
+    return (name, share) if share >= DECIDING_SHARE else ("", 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +62,8 @@ class Round:
         c_k of the step w ← w − Σ c_k u_k, by name of the clients whose reply was used; empty in a skipped round.
     arrays
         The global model after the round, a Flower ArrayRecord.
+    decided_by
+        The client that has nearly all the weight of a round of three or more: at least 0.9 of Σ|c|; "" for none.
     metrics
         Means over the used replies, and the method's own metrics.
     train_metrics
@@ -56,6 +85,7 @@ class Round:
     evaluations: Mapping[str, Mapping[str, float]]
     bytes_sent: int
     bytes_received: int
+    decided_by: str = ""
 
 
 @dataclass
@@ -79,7 +109,7 @@ class Exchange:
 
     def refuse(self, name: str, reason: str) -> None:
         """Record, and log, why a reply of `name` is not used."""
-        reason = " ".join(reason.split())  # a client's error may be a whole traceback
+        reason = one_line(reason)
         self.refused.setdefault(name, []).append(reason)
         log.warning("refused a reply of client %s: %s", name, reason, extra={"client": name, "round": self.round})
 

@@ -20,8 +20,16 @@ from flwr.serverapp.strategy import Result, Strategy
 from .cohort import Cohort, FloatArray, Kept
 from .ranges import at_least, one_of, whole, within
 from .roster import Roster, sample, share
-from .round import Exchange, Round, expired
-from .screening import usable_arrays, usable_metrics, usable_snapshot, view
+from .round import Exchange, Round, decides, expired
+from .screening import (
+    check_counts,
+    out_of_proportion,
+    usable_arrays,
+    usable_evaluation,
+    usable_metrics,
+    usable_snapshot,
+    view,
+)
 from .updates import Arrays, Layout, Row, Updates, combine, gram_matrix, squared_norms
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -42,6 +50,9 @@ class CommonOptions(TypedDict, total=False):
     seed: int
     proximal_mu: float
     personal_lambda: float
+    max_growth: float
+    loss_limit: float
+    enrolled_sizes: Mapping[str, int]
     buffers: Sequence[str]
     weighted_by_key: str
     arrayrecord_key: str
@@ -82,6 +93,17 @@ class FairStrategy(Strategy):
         Clients add (mu/2)‖x − w‖² to their loss.
     personal_lambda : float at least 0, default 0.0
         Above 0, clients also train a personal model that is pulled to w with this strength.
+    max_growth : float in [1, inf], default 10.0
+        A reply is refused whose num-examples (or what `weighted_by_key` names) is more than so many times that of the
+        client's first usable reply in this run. It may shrink.
+    loss_limit : float in [1, inf], default 1000.0
+        A reply is refused with a needed loss whose absolute value is more than so many times the larger of 1 and the
+        lower median of the round's otherwise usable replies. The limit is wide, because a badly served client does
+        have a high loss; and it refuses, because a liar whose loss is capped keeps the most weight that there is.
+        Where a method needs the learning rate, one that is so many times off the median of three or more is refused.
+    enrolled_sizes : mapping of client names to int at least 1, default none
+        A reply is refused whose num-examples is more than the client's entry here; one without an entry is not
+        bound by this.
     buffers : names of float arrays, default none
         BatchNorm statistics: averaged by p_k and no part of the update.
     weighted_by_key, arrayrecord_key, configrecord_key : str
@@ -120,6 +142,12 @@ class FairStrategy(Strategy):
         self.weighting = self._checked_weighting(options.get("weighting"))
         self.proximal_mu = at_least(0.0, proximal_mu=options.get("proximal_mu", 0.0))
         self.personal_lambda = at_least(0.0, personal_lambda=options.get("personal_lambda", 0.0))
+        self.max_growth = within("[1, inf]", max_growth=options.get("max_growth", 10.0))
+        self.loss_limit = within("[1, inf]", loss_limit=options.get("loss_limit", 1000.0))
+        self.enrolled_sizes = {
+            name: whole(1, **{f"enrolled_sizes[{name!r}]": size})
+            for name, size in options.get("enrolled_sizes", {}).items()
+        }
         self.buffers = tuple(options.get("buffers", ()))
         self.weighted_by_key = options.get("weighted_by_key", "num-examples")
         self.arrayrecord_key = options.get("arrayrecord_key", "arrays")
@@ -128,6 +156,7 @@ class FairStrategy(Strategy):
         self.memory: dict[str, Any] = {}
         """The method's memory beside old updates: str, numbers, None, NumPy arrays, lists and dicts only."""
         self._rows: dict[Kept, Row] = {}
+        self._first_counts: dict[str, float] = {}
         self._finished_rounds = 0
         self._num_rounds: int | None = None
         self._timeout: float | None = None
@@ -138,6 +167,7 @@ class FairStrategy(Strategy):
         self._snapshots: dict[str, Arrays] = {}
         self._grid: Grid | None = None
         self._coefficients: dict[str, float] = {}
+        self._decided_by = ""
 
     def _checked_weighting(self, weighting: str | None) -> str:
         if self.default_weighting is None and weighting is not None:
@@ -178,16 +208,24 @@ class FairStrategy(Strategy):
     # State ----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last finished round and the method's memory: str, numbers, None, arrays, lists and dicts only."""
+        """Return the last finished round, the method's memory and each client's first count.
+
+        It is made of str, numbers, None, arrays, lists and dicts only.
+        """
         rows = [
             {"key": kept.key, "round": kept.round, "scale": row.scale, "values": row.values.copy()}
             for kept, row in self._rows.items()
         ]
-        memory = copy.deepcopy(self.memory)
-        return {"method": type(self).__name__, "round": self._finished_rounds, "rows": rows, "memory": memory}
+        return {
+            "method": type(self).__name__,
+            "round": self._finished_rounds,
+            "rows": rows,
+            "memory": copy.deepcopy(self.memory),
+            "first-counts": dict(self._first_counts),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned.
+        """Continue from what `state_dict` returned; one of an older version has no first counts.
 
         Raises
         ------
@@ -199,6 +237,7 @@ class FairStrategy(Strategy):
         self._finished_rounds = whole(0, round=state["round"])
         self._rows = {Kept(row["key"], row["round"]): Row(row["values"], row["scale"]) for row in state["rows"]}
         self.memory = copy.deepcopy(state["memory"])
+        self._first_counts = dict(state.get("first-counts", {}))
 
     # The run --------------------------------------------------------------------------------------------------------
 
@@ -232,6 +271,7 @@ class FairStrategy(Strategy):
             A state from `state_dict()`; `initial_arrays` are then the arrays after that round.
         """
         self._finished_rounds, self._rows, self.memory, self._roster = 0, {}, {}, Roster()
+        self._first_counts = {}
         self._num_rounds, self._timeout = whole(0, num_rounds=num_rounds), timeout
         if resume is not None:
             self.load_state_dict(resume)
@@ -278,6 +318,7 @@ class FairStrategy(Strategy):
             refused={name: "; ".join(given) for name, given in sorted(reasons.items())},
             missing=tuple(train.missing),
             coefficients=self._coefficients,
+            decided_by=self._decided_by,
             arrays=arrays,
             metrics=dict(metrics),
             train_metrics=train.metrics,
@@ -294,7 +335,7 @@ class FairStrategy(Strategy):
         """Draw the round's clients from (seed, round) and write a message to each."""
         self._grid, self._layout = grid, Layout({n: view(a) for n, a in arrays.items()}, self.buffers)
         self._train, self._second, self._evaluate = (Exchange(server_round) for _ in range(3))
-        self._coefficients = {}
+        self._coefficients, self._decided_by = {}, ""
         free = self._free(grid, self.min_train_nodes)
         wanted = share(self.fraction_train, len(free), self.min_train_nodes)
         self._draws = Counter(self.choose(free, wanted, server_round) if free else [])
@@ -315,11 +356,23 @@ class FairStrategy(Strategy):
         for name, content in contents:
             try:
                 metrics = usable_metrics(content, self.weighted_by_key, self.needs)
+                check_counts(
+                    metrics,
+                    self.weighted_by_key,
+                    enrolled=self.enrolled_sizes.get(name, math.inf),
+                    first=self._first_counts.get(name, math.inf),
+                    max_growth=self.max_growth,
+                )
                 snapshot = usable_snapshot(content, self._layout) if self.snapshots else {}
                 updates.add(usable_arrays(content, self.arrayrecord_key, self._layout))
                 self._train.metrics[name], self._snapshots[name] = metrics, snapshot
             except ValueError as reason:
                 self._train.refuse(name, str(reason))
+        for name, why in out_of_proportion(self._train.metrics, self.needs, self.loss_limit).items():
+            updates.remove(list(self._train.metrics).index(name))
+            del self._train.metrics[name], self._snapshots[name]
+            self._train.refuse(name, why)
+        self._first_counts = {n: m[self.weighted_by_key] for n, m in self._train.metrics.items()} | self._first_counts
         self._note_debts(self._train)
         self._finished_rounds = server_round
         arrays, own = self._step(server_round, updates) if self._train.metrics else (None, {})
@@ -351,7 +404,7 @@ class FairStrategy(Strategy):
         """Keep every client's row; return the means weighted by examples, None where no client was asked."""
         for name, content in self._evaluate.sort(replies, self._roster.online):
             try:
-                self._evaluate.metrics[name] = usable_metrics(content, self.weighted_by_key)
+                self._evaluate.metrics[name] = usable_evaluation(content, self.weighted_by_key)
             except ValueError as reason:
                 self._evaluate.refuse(name, str(reason))
         self._note_debts(self._evaluate)
@@ -384,6 +437,11 @@ class FairStrategy(Strategy):
             return None, {}
         self._rows = {kept: combine(mix, rows) for kept, mix in self.remember(cohort, coefficients).items()}
         self._coefficients = dict(zip(names, map(float, coefficients[: len(names)]), strict=True))
+        self._decided_by, part = decides(self._coefficients)
+        if self._decided_by:
+            words = f"client %s decides round %d: {100.0 * part:.0f} %% of all coefficients"
+            about = {"client": self._decided_by, "round": server_round}
+            log.warning(words, self._decided_by, server_round, extra=about)
         own = self.own_metrics(cohort, coefficients)
         return ArrayRecord({name: Array(array) for name, array in after.items()}), own
 
@@ -416,16 +474,18 @@ class FairStrategy(Strategy):
             asked.messages[name] = self._message(MessageType.EVALUATE, self.online[name], arrays, told)
         if self._grid is None:
             raise RuntimeError("configure_train has not been called")
-        losses = {}
         for name, content in asked.sort(self._deliver(self._grid, asked.messages.values()), self.online):
             try:
-                losses[name] = usable_metrics(content, self.weighted_by_key, {"train-loss"})["train-loss"]
+                asked.metrics[name] = usable_metrics(content, self.weighted_by_key, {"train-loss"})
             except ValueError as reason:
                 asked.refuse(name, str(reason))
+        for name, why in out_of_proportion(asked.metrics, {"train-loss"}, self.loss_limit).items():
+            del asked.metrics[name]
+            asked.refuse(name, why)
         for name, reasons in asked.refused.items():
             self._train.refused.setdefault(name, []).extend(f"loss at the snapshot: {reason}" for reason in reasons)
         self._note_debts(asked)
-        return losses
+        return {name: metrics["train-loss"] for name, metrics in asked.metrics.items()}
 
     def _message(self, message_type: str, node_id: int, arrays: ArrayRecord, told: Mapping[str, Any]) -> Message:
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ConfigRecord(dict(told))})

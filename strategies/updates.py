@@ -138,6 +138,12 @@ class Updates:
         self._scales.append(2.0**exponent if abs(exponent) > SAFE_EXPONENT else 1.0)
         self._others.append({name: arrays[name] for name in (*self.layout.buffers, *self.layout.integers)})
 
+    def remove(self, place: int) -> None:
+        """Leave out the row at `place`; those after it move up, one at a time, so that no copy of all is made."""
+        del self._scales[place], self._others[place]
+        for k in range(place, len(self._scales)):
+            self._matrix[k] = self._matrix[k + 1]
+
     @property
     def rows(self) -> list[Row]:
         """The rows added so far; they share the memory of the whole."""

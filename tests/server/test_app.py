@@ -8,8 +8,17 @@ from server.app import run_folder
 from server.settings import Settings
 
 
-@pytest.mark.parametrize("config", [{"metrics-port": 9464}, {"log-format": "json"}])
-def test_what_has_no_effect_on_a_run_does_not_move_its_folder(config: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"metrics-port": 9464},
+        {"log-format": "json"},
+        {"enrolled-sizes": "client-0=80"},
+        {"max-growth": 20.0},
+        {"loss-limit": float("inf")},
+    ],
+)
+def test_what_may_change_while_a_run_goes_on_does_not_move_its_folder(config: dict[str, Any]) -> None:
     assert run_folder(Settings.of(config)) == run_folder(Settings.of({}))
 
 

@@ -1,10 +1,12 @@
 """What a run tells the outside: metrics over HTTP, and log lines as JSON."""
 
+import http.client
 import json
 import logging
 import re
 import socket
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from server.records import Row
 from server.settings import Settings
 from simulation.run import simulate
 from strategies.round import Exchange
+
+from .test_records import a_round
 
 SMALL: dict[str, Any] = {"clients": 4, "num-rounds": 3, "device": "cpu"}
 
@@ -53,6 +57,114 @@ def test_a_run_logs_the_accuracy_of_each_round_and_who_is_served_worst(
     client = r"client-\d"
     others = rf"{client} {worst:.1f} %(, {client} [\d.]+ %){{2}}"
     assert re.fullmatch(rf"worst served: {others}; best: {client} {best:.1f} %", said[3])
+
+
+def answer(port: int, path: str = "/metrics", method: str = "GET", **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Return the port of a page that asks for a credential."""
+    (tmp_path / "metrics.token").write_text("s3cret\n")
+    monkeypatch.setenv("FAIRBLOOM_METRICS_TOKEN_FILE", str(tmp_path / "metrics.token"))
+    metrics = Metrics(port := free_port())
+    yield port
+    metrics.close()
+
+
+def test_who_brings_the_credential_sees_the_page(guarded: int) -> None:
+    status, page = answer(guarded, Authorization="Bearer s3cret")
+    assert status == 200
+    assert "fairbloom_rounds_total 0.0" in page
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Bearer", "Bearer ", "Bearer s3cre", "Bearer s3crett", "bearer s3cret", "s3cret", "Bearer None"],
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/metrics"), ("GET", "/"), ("OPTIONS", "/metrics"), ("HEAD", "/")]
+)
+def test_who_does_not_is_told_nothing(guarded: int, header: str | None, method: str, path: str) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    assert answer(guarded, path, method, **headers) == (401, "")
+
+
+def test_a_credential_that_is_no_ascii_is_a_wrong_one(guarded: int) -> None:
+    assert answer(guarded, Authorization="Bearer s3cr\xe9t")[0] == 401
+
+
+def test_two_credentials_are_none(guarded: int) -> None:
+    with socket.create_connection(("127.0.0.1", guarded), timeout=10) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.0\r\nAuthorization: Bearer s3cret\r\nAuthorization: Bearer x\r\n\r\n")
+        assert b" 401 " in connection.recv(1000)
+
+
+def test_there_is_one_page_and_it_is_only_read(guarded: int) -> None:
+    for path in ("/", "/metrics/", "/favicon.ico", "/../metrics", "/metricsx"):
+        assert answer(guarded, path, Authorization="Bearer s3cret") == (404, "")
+    for method in ("HEAD", "POST", "PUT", "DELETE"):
+        assert answer(guarded, method=method, Authorization="Bearer s3cret")[0] == 405
+
+
+def test_a_credential_in_an_empty_or_missing_file_is_an_error_and_no_open_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.token"
+    monkeypatch.setenv("FAIRBLOOM_METRICS_TOKEN_FILE", str(path))
+    with pytest.raises(ValueError, match=f"FAIRBLOOM_METRICS_TOKEN_FILE = {path} cannot be read: .*No such file"):
+        Metrics(free_port())
+    path.write_text(" \n")
+    with pytest.raises(ValueError, match=f"FAIRBLOOM_METRICS_TOKEN_FILE = {path} is empty: write the credential"):
+        Metrics(free_port())
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="cannot be read"):
+        Metrics(free_port())
+
+
+def addresses(port: int) -> set[str]:
+    """Return the addresses of this machine at which somebody listens on `port`."""
+    listening = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    found = {local.partition(":")[0] for local, _, state in listening if state == "0A" and int(local[-4:], 16) == port}
+    return {".".join(str(byte) for byte in bytes.fromhex(address)[::-1]) for address in found}
+
+
+def test_the_page_is_served_to_this_machine_alone_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host, expected in ((None, "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("0.0.0.0", "0.0.0.0")):
+        if host is not None:
+            monkeypatch.setenv("FAIRBLOOM_METRICS_HOST", host)
+        metrics = Metrics(port := free_port())
+        try:
+            assert addresses(port) == {expected}
+        finally:
+            metrics.close()
+
+
+def test_an_address_that_is_not_here_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRBLOOM_METRICS_HOST", "192.0.2.1")
+    with pytest.raises(ValueError, match=r"cannot be served on 192\.0\.2\.1"):
+        Metrics(free_port())
+
+
+def test_the_page_counts_the_rounds_that_one_client_decided() -> None:
+    metrics = Metrics(port := free_port())
+    try:
+        for number, decider in ((1, "site-a"), (2, ""), (3, "site-a")):
+            finished = a_round(number, decided_by=decider)
+            metrics.observe(finished, {"seconds": 0.1}, connected=3)
+        page = answer(port)[1]
+    finally:
+        metrics.close()
+    assert re.findall(r"^fairbloom_decided_rounds_total.*$", page, re.MULTILINE) == [
+        'fairbloom_decided_rounds_total{client="site-a"} 2.0'
+    ]
 
 
 def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:

@@ -1,6 +1,9 @@
 """The grid that looks for replies often: which it returns, and when it ends."""
 
+import logging
+import re
 import time
+from collections import Counter
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -140,11 +143,18 @@ class Falls(Slow):
 
 REFUSED = ObjectPushError("an object", 1, "a session")
 HANDSHAKE = httpx.ConnectError("[SSL: UNEXPECTED_EOF_WHILE_READING]")
+PATIENT_TRIES = int(polling.PATIENCE_SECONDS / polling.LONGEST_SECONDS)
+"""How often a call may fail that answers at once."""
 
 
-@pytest.mark.parametrize("error", [REFUSED, HANDSHAKE])
+def answer(status: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "https://server:8000/v1/runtime/pull-messages")
+    return httpx.HTTPStatusError(f"status {status}", request=request, response=httpx.Response(status, request=request))
+
+
+@pytest.mark.parametrize("error", [REFUSED, HANDSHAKE, httpx.ReadTimeout("slow"), answer(500), answer(503)])
 def test_a_fall_of_the_superlink_is_outlived(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    falls = Falls(monkeypatch, *[error] * (polling.TRIES - 1))
+    falls = Falls(monkeypatch, *[error] * PATIENT_TRIES)
     assert sorted(replies(falls, 1, 2, timeout=60.0)) == ["1", "2"]
     falls.errors = [HANDSHAKE]
     grid = PollingGrid(falls)  # type: ignore[arg-type]
@@ -155,11 +165,52 @@ def test_a_fall_of_the_superlink_is_outlived(monkeypatch: pytest.MonkeyPatch, er
     assert 5000 in grid.get_nodes()
 
 
-def test_what_does_not_pass_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ObjectPushError, match="an object"):
-        replies(Falls(monkeypatch, *[REFUSED] * polling.TRIES), 1, timeout=60.0)
-    with pytest.raises(ZeroDivisionError):
-        replies(Falls(monkeypatch, ZeroDivisionError()), 1, timeout=60.0)
+@pytest.mark.parametrize("error", [REFUSED, HANDSHAKE, answer(500)])
+def test_what_does_not_pass_within_ten_minutes_is_said(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    falls = Falls(monkeypatch, *[error] * (PATIENT_TRIES + 1))
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        replies(falls, 1, timeout=60.0)
+    assert falls.now == polling.PATIENCE_SECONDS == 600.0
+
+
+def test_patience_counts_time_and_not_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    falls = Falls(monkeypatch, *[HANDSHAKE] * 100, seconds=250.0)
+    with pytest.raises(httpx.ConnectError):
+        replies(falls, 1, timeout=60.0)
+    assert len(falls.errors) == 100 - 4  # at 250, 501, 752 and 1003 s
+
+
+@pytest.mark.parametrize(
+    "error", [answer(400), answer(401), answer(403), answer(404), answer(409), ZeroDivisionError(), ValueError("no")]
+)
+def test_what_time_does_not_cure_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """As where the task of this process was given to another one."""
+    falls = Falls(monkeypatch, error)
+    with pytest.raises(type(error)) as raised:
+        replies(falls, 1, timeout=60.0)
+    assert raised.value is error
+    assert falls.now == 0.0
+    falls.errors = [HANDSHAKE, HANDSHAKE, error]
+    with pytest.raises(type(error)):
+        PollingGrid(falls).get_nodes()  # type: ignore[arg-type]
+    assert falls.now == 2.0
+
+
+def test_a_superlink_that_is_away_is_one_line_and_one_more_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    falls = Falls(monkeypatch, *[HANDSHAKE] * 30, answer(500), answer(500))
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        replies(falls, 1, timeout=60.0)
+    finally:
+        logger.removeHandler(caplog.handler)
+    said = list(dict.fromkeys(record.getMessage() for record in caplog.records))
+    assert said == [
+        f"the SuperLink fails this run, which waits for it up to 10 minutes: {HANDSHAKE}",
+        "the SuperLink works again after 32 s, and the run goes on",
+    ]
 
 
 def test_messages_that_outlived_their_time_on_the_way_live_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,27 +262,50 @@ def test_a_node_that_goes_again_has_its_minute_again(slow: Slow) -> None:
         assert absences.late({1, 2}, online) == late
 
 
-def test_a_reply_that_broke_off_holds_a_round_to_its_deadline_at_most() -> None:
-    def never(object_id: str) -> bytes:
-        raise ObjectUnavailableError(object_id)
+class Broken:
+    """Stands for a grid: every reply is announced, and its parts never come."""
 
-    class Broken:
-        """Stands for a grid: a reply is announced and its parts never come."""
+    def __init__(self) -> None:
+        self.asked = Counter[str]()
 
-        def push_messages(self, messages: Iterable[Message]) -> list[str]:
-            return ["9"]
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return [str(message.metadata.dst_node_id) for message in messages]
 
-        def get_node_ids(self) -> list[int]:
-            return [1]
+    def get_node_ids(self) -> list[int]:
+        return list(range(100))
 
-        def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
+        def never(object_id: str) -> bytes:
+            self.asked[object_id] += 1
+            raise ObjectUnavailableError(object_id)
+
+        for message_id in message_ids:
             with pytest.raises(ObjectPullError, match="timeout"):
-                pull_objects(["a part"], never)
-            return [Slow.reply("9")]
+                pull_objects([message_id], never)
+        return [Slow.reply("9", message_id) for message_id in message_ids]
 
-    message = Message(RecordDict(), dst_node_id=1, message_type="train")
-    (reply,) = PollingGrid(Broken()).send_and_receive([message], timeout=0.3)  # type: ignore[arg-type]
-    assert not reply.has_content()
+
+def test_replies_that_broke_off_hold_a_round_to_its_deadline_at_most() -> None:
+    """All of them together: once the deadline has passed for the first, the others are looked at once."""
+    broken, nodes = Broken(), ["1", "2", "3"]
+    messages = [Message(RecordDict(), dst_node_id=int(node), message_type="train") for node in nodes]
+    came = list(PollingGrid(broken).send_and_receive(messages, timeout=0.3))  # type: ignore[arg-type]
+    assert [reply.metadata.reply_to_message_id for reply in came] == nodes
+    assert not any(reply.has_content() for reply in came)
+    assert broken.asked["1"] > 1
+    assert broken.asked["2"] == broken.asked["3"] == 1
+
+
+def test_late_replies_that_broke_off_hold_the_next_round_for_a_few_seconds_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever time the exchange before left: here an hour."""
+    monkeypatch.setattr(polling, "LATE_SECONDS", 0.3)
+    polling._wait_for_parts(3600.0)
+    broken = Broken()
+    assert len(list(PollingGrid(broken).pull_messages(["1", "2", "3"]))) == 3  # type: ignore[arg-type]
+    assert broken.asked["1"] > 1
+    assert broken.asked["2"] == broken.asked["3"] == 1
 
 
 def test_nothing_sent_is_nothing_waited_for(slow: Slow) -> None:

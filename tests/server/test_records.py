@@ -11,11 +11,12 @@ import pytest
 import tomli_w
 from flwr.app import Array, ArrayRecord
 
-from server.checkpoint import load_checkpoint
-from server.records import CLIENT_COLUMNS, RunFolder, RunFolderError, round_columns
+from server.checkpoint import load_checkpoint, save_checkpoint
+from server.records import CLIENT_COLUMNS, RunFolder, RunFolderError, as_csv, round_columns
 from server.settings import Settings
+from simulation.run import simulate
 from strategies import Round
-from tests.simulation.helpers import assert_whole, run, small, table
+from tests.simulation.helpers import Outcome, assert_whole, run, small, table
 
 ROUNDS = 12
 
@@ -70,6 +71,65 @@ def test_a_run_with_other_settings_is_refused_with_what_differs(tmp_path: Path) 
     assert "fedfv.alpha = 0.1 there and 0.3 here" in message
     assert "clients" not in message
     assert "--out" in message
+
+
+@pytest.mark.parametrize("changed", [{"max-growth": 20.0}, {"loss-limit": float("inf")}])
+def test_limits_may_be_changed_until_the_run_is_finished(tmp_path: Path, changed: dict[str, float]) -> None:
+    RunFolder(tmp_path, settings())
+    continued = RunFolder(tmp_path, settings(**changed))
+    assert tomllib.loads((tmp_path / "config.toml").read_text()).items() >= changed.items()
+    continued.finish({"w": np.zeros(3)})
+    RunFolder(tmp_path, settings(**changed))
+    with pytest.raises(RunFolderError, match=f"{next(iter(changed))} = .* there and .* here"):
+        RunFolder(tmp_path, settings())
+
+
+def test_clients_may_enroll_while_a_run_goes_on_and_after_it(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, settings(**{"enrolled-sizes": "a=8"}))
+    RunFolder(tmp_path, settings(**{"enrolled-sizes": "a=8 b=9"}))
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["enrolled-sizes"] == "a=8 b=9"
+    folder.finish({"w": np.zeros(3)})
+    RunFolder(tmp_path, settings(**{"enrolled-sizes": "a=8 b=9 c=10"}))
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["enrolled-sizes"] == "a=8 b=9"
+
+
+def as_written_before(folder: Path) -> None:
+    """Take from a run folder what is newer than the first folders were: settings, a column, the first counts."""
+    config = tomllib.loads((folder / "config.toml").read_text())
+    newer = {"max-growth", "loss-limit", "enrolled-sizes"}
+    assert newer <= set(config)
+    (folder / "config.toml").write_text(tomli_w.dumps({k: v for k, v in config.items() if k not in newer}))
+    rows = [{k: v for k, v in row.items() if k != "decided_by"} for row in table(folder / "rounds.csv")]
+    (folder / "rounds.csv").write_text(as_csv(tuple(rows[0]), rows, header=True))
+    model, state = load_checkpoint(folder / "checkpoint" / "round.safetensors")
+    assert state["strategy"].pop("first-counts")
+    save_checkpoint(folder / "checkpoint" / "round.safetensors", model, state)
+
+
+def test_a_folder_from_before_limits_and_deciders_is_continued(tmp_path: Path) -> None:
+    class EndedError(Exception):
+        pass
+
+    def end(row: Mapping[str, object]) -> None:
+        if row["round"] == 2:
+            raise EndedError
+
+    whole = run(tmp_path / "whole", num_rounds=5)
+    with pytest.raises(EndedError):
+        simulate(small(tmp_path / "run", num_rounds=5), end)
+    as_written_before(tmp_path / "run")
+    continued = run(tmp_path / "run", num_rounds=5)
+    assert not Outcome.of(continued).differences(Outcome.of(whole))
+    assert [row["decided_by"] for row in table(continued / "rounds.csv")] == [""] * 5
+    assert tomllib.loads((continued / "config.toml").read_text())["loss-limit"] == 1000.0
+
+
+def test_a_finished_folder_from_before_limits_is_shown(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", num_rounds=2)
+    as_written_before(folder)
+    assert RunFolder(folder, small(folder, num_rounds=2)).finished
+    with pytest.raises(RunFolderError, match=r"loss-limit = 1000\.0 there and 5\.0 here"):
+        RunFolder(folder, small(folder, num_rounds=2, loss_limit=5.0))
 
 
 def test_the_same_settings_and_another_place_are_the_same_run(tmp_path: Path) -> None:
@@ -150,6 +210,14 @@ def test_refused_and_missing_clients_are_in_the_rounds_row(tmp_path: Path) -> No
     (row,) = table(tmp_path / "rounds.csv")
     assert row["refused"] == 'b: error 2: a "quoted", broken\nreason | c: not finite'
     assert (row["participants"], row["replies_used"], row["missing"]) == ("4", "1", "d")
+
+
+def test_who_decided_a_round_is_in_its_row(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, settings())
+    folder.resume()
+    record(folder, 1)
+    record(folder, 2, decided_by="a")
+    assert [row["decided_by"] for row in table(tmp_path / "rounds.csv")] == ["", "a"]
 
 
 def test_a_reason_of_several_lines_survives_a_restart(tmp_path: Path) -> None:

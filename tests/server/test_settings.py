@@ -66,6 +66,16 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"rotated-clients": -1}, ("rotated-clients = -1", "greater than or equal to 0")),
     ({"rotated-clients": 6, "clients": 5}, ("rotated-clients = 6", "clients = 5")),
     ({"weighting": "loss"}, ("weighting", "'loss'", "examples, uniform")),
+    ({"max-growth": 0.5}, ("max-growth = 0.5", "greater than or equal to 1")),
+    ({"max-growth": math.nan}, ("max-growth = nan", "greater than or equal to 1")),
+    ({"loss-limit": 0.0}, ("loss-limit = 0.0", "greater than or equal to 1")),
+    ({"enrolled-sizes": "site-a"}, ("enrolled-sizes = 'site-a'", "'site-a' is no client's", "write site-a=1200")),
+    ({"enrolled-sizes": "site-a=0"}, ("enrolled-sizes = 'site-a=0'", "write site-a=1200")),
+    ({"enrolled-sizes": "a=5 b=-1"}, ("'b=-1' is no client's", "write site-a=1200")),
+    ({"enrolled-sizes": "=5"}, ("'=5' is no client's",)),
+    ({"enrolled-sizes": "a=1.5"}, ("'a=1.5' is no client's",)),
+    ({"enrolled-sizes": "a=²"}, ("'a=²' is no client's",)),
+    ({"enrolled-sizes": "a=5 b=6 a=7"}, ("a comes twice",)),
     # not a number, and other types
     ({"fraction": math.nan}, ("fraction = nan", "finite")),
     ({"learning-rate": math.inf}, ("learning-rate = inf", "finite")),
@@ -167,6 +177,20 @@ def test_the_method_gets_its_parameters_and_the_common_options() -> None:
     assert (strategy.alpha, strategy.tau) == (0.3, 4)
     assert (strategy.fraction_train, strategy.seed, strategy.evaluate_every) == (0.25, 9, 1)
     assert strategy.buffers == ("norm",)
+
+
+def test_limits_and_enrolled_sizes_reach_every_method() -> None:
+    config: dict[str, Any] = {
+        "max-growth": 3,
+        "loss-limit": math.inf,
+        "enrolled-sizes": " site-a=1200  client.7_b=300 ",
+    }
+    for method in (*METHODS, "torchjd:upgrad"):
+        strategy = Settings.of({**config, "method": method}).strategy()
+        assert (strategy.max_growth, strategy.loss_limit) == (3.0, math.inf)
+        assert strategy.enrolled_sizes == {"site-a": 1200, "client.7_b": 300}
+    assert assigned(["enrolled-sizes=site-a=1200 site-b=300"]) == {"enrolled-sizes": "site-a=1200 site-b=300"}
+    assert Settings.of(assigned(["loss-limit=inf", "max-growth=20"])).loss_limit == math.inf
 
 
 def test_parameters_without_a_default_in_their_class_have_one_in_the_settings() -> None:

@@ -408,6 +408,7 @@ BROKEN: dict[str, tuple[Fault, str]] = {
     "negative examples": (metrics({"num-examples": -3}), "num-examples must be an integer of at least 1, got -3"),
     "half an example": (metrics({"num-examples": 0.5}), "num-examples must be an integer of at least 1, got 0.5"),
     "examples as float": (metrics({"num-examples": 3.0}), "num-examples must be an integer of at least 1, got 3.0"),
+    "more examples than a float counts": (metrics({"num-examples": 2**53 + 1}), "num-examples must be at most 2**53"),
     "examples as list": (metrics({"num-examples": [3]}), "num-examples must be an integer of at least 1, got [3]"),
 }
 """Replies that no method can use, and what the reason for their refusal says."""

@@ -315,10 +315,19 @@ def test_no_second_exchange_in_a_skipped_round() -> None:
     assert strategy.memory == {}
 
 
-def test_a_huge_loss_takes_all_the_weight() -> None:
+def test_a_huge_loss_takes_all_the_weight_where_losses_have_no_limit() -> None:
     clients = wrapped("site-2", MessageType.EVALUATE, loss_of(1e30))
-    _, (lam,), _ = run(DRFA(gamma=1.0, fraction_evaluate=0.0), clients, rounds=1)
+    _, (lam,), _ = run(DRFA(gamma=1.0, fraction_evaluate=0.0, loss_limit=float("inf")), clients, rounds=1)
     assert lam == {name: float(name == "site-2") for name in quadratics(6)}
+
+
+def test_a_huge_loss_at_the_snapshot_is_refused_and_moves_no_weight() -> None:
+    lying, silent = (
+        run(DRFA(gamma=1.0, fraction_evaluate=0.0), wrapped("site-2", MessageType.EVALUATE, answer), rounds=1)
+        for answer in (loss_of(1e30), loss_of(float("nan")))
+    )
+    assert "'train-loss' is 1e+30" in lying[0][0].refused["site-2"]
+    assert lying[1] == silent[1]
 
 
 # The snapshot -------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from strategies import METHODS, Ditto, FairStrategy, FedAvg, FedFV, FedMGDA, FedProx, MGDAProx, QFedAvg, Round
 from strategies.cohort import Cohort, FloatArray, Kept
+from strategies.round import LONGEST_REASON, one_line
 
 from .helpers import (
     ARGUMENTS,
@@ -457,6 +458,24 @@ def test_a_message_that_has_expired_is_no_answer(code: int) -> None:
     without, absent = one_faulty("fedavg", no_reply)
     assert (finished.missing, finished.refused) == (absent.missing, absent.refused) == (("site-2",), {})
     assert bits(result.arrays) == bits(without.arrays)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("Traceback:\n  File x\r\n\tValueError: no", "Traceback: File x ValueError: no"),
+        ("red \x1b[31m and a bell \x07", "red \ufffd[31m and a bell \ufffd"),
+        ("begin" + 10**6 * "x" + "end", "begin" + 995 * "x" + " … " + 997 * "x" + "end"),
+    ],
+)
+def test_what_a_client_gives_as_a_reason_is_one_printable_line_of_bounded_length(reason: str, told: str) -> None:
+    def failing(sent: Message, reply: Message) -> list[Message]:
+        return [Message(Error(2, reason), reply_to=sent)]
+
+    _, finished = one_faulty("fedavg", failing)
+    assert one_line(reason) == told
+    assert finished.refused == {"site-2": one_line(f"error 2: {reason}")}
+    assert len(finished.refused["site-2"]) <= LONGEST_REASON + 3
 
 
 def test_a_broken_evaluation_is_refused_by_client_name() -> None:

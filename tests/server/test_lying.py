@@ -1,0 +1,109 @@
+"""A client that lies about its numbers, from its reply to the run folder: the run ends as without it."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message, MessageType, MetricRecord
+from flwr.app.error import Error
+from safetensors.numpy import load_file
+
+from client.app import app
+from server.app import federate
+from server.settings import Settings
+from simulation.grid import InProcessGrid
+
+LIAR = "client-1"
+Lie = Callable[[Message, Message], Message]
+
+
+class LyingGrid(InProcessGrid):
+    """Replies to TRAIN messages come changed from one client."""
+
+    def __init__(self, settings: Settings, state: Path, lie: Lie) -> None:
+        super().__init__(app, {**settings.run_config(), "state-dir": str(state)}, settings.clients)
+        self._lie = lie
+
+    def _answer(self, message: Message) -> Message:
+        reply = super()._answer(message)
+        is_liar = self.contexts[message.metadata.dst_node_id].node_config["partition-id"] == 1
+        return self._lie(message, reply) if is_liar and message.metadata.message_type == MessageType.TRAIN else reply
+
+
+def telling(since: int = 1, **numbers: Any) -> Lie:
+    """A lie that is told from a round on."""
+
+    def lie(message: Message, reply: Message) -> Message:
+        if int(str(message.content.config_records["config"]["server-round"])) >= since:
+            told = {key.replace("_", "-"): value for key, value in numbers.items()}
+            reply.content["metrics"] = MetricRecord({**reply.content.metric_records["metrics"], **told})
+        return reply
+
+    return lie
+
+
+def failing(since: int = 1) -> Lie:
+    """No usable reply from a round on."""
+
+    def fail(message: Message, reply: Message) -> Message:
+        late = int(str(message.content.config_records["config"]["server-round"])) >= since
+        return Message(Error(2, "out of memory"), reply_to=message) if late else reply
+
+    return fail
+
+
+def run(out: Path, lie: Lie, **changes: Any) -> tuple[dict[str, bytes], list[dict[str, str]]]:
+    """Return the bits of the final model, and rounds.csv."""
+    plain: dict[str, Any] = {"clients": 4, "num-rounds": 3, "fraction": 1.0, "device": "cpu", "out": str(out)}
+    settings = Settings.of(plain | changes)
+    folder = federate(settings, LyingGrid(settings, out.with_suffix(".state"), lie))
+    with (folder / "rounds.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()}, rows
+
+
+@pytest.mark.parametrize("method", ["qfedavg", "term", "afl", "fedfv"])
+@pytest.mark.parametrize("loss", [1e300, -1e300])
+def test_a_loss_beyond_any_models_takes_no_weight(tmp_path: Path, method: str, loss: float) -> None:
+    lying, rows = run(tmp_path / "lying", telling(loss_before=loss), method=method)
+    assert lying == run(tmp_path / "without", failing(), method=method)[0]
+    assert all(row["replies_used"] == "3" for row in rows)
+    assert all(row["refused"].startswith(f"{LIAR}: metric 'loss-before' is {loss:g}, beyond") for row in rows)
+    assert [row["decided_by"] for row in rows] == [""] * 3
+
+
+def test_without_a_limit_such_a_loss_takes_all_weight_and_the_record_says_so(tmp_path: Path) -> None:
+    rows = run(tmp_path / "run", telling(loss_before=1e300), method="term", **{"loss-limit": float("inf")})[1]
+    assert [row["decided_by"] for row in rows] == [LIAR] * 3
+
+
+def test_a_number_of_examples_that_jumps_takes_no_weight(tmp_path: Path) -> None:
+    lying, rows = run(tmp_path / "lying", telling(since=2, num_examples=10**6))
+    assert lying == run(tmp_path / "without", failing(since=2))[0]
+    assert ["max_growth" in row["refused"] for row in rows] == [False, True, True]
+
+
+def test_a_number_of_examples_beyond_the_enrolled_takes_no_weight_from_the_first_round(tmp_path: Path) -> None:
+    sizes = {"enrolled-sizes": f"{LIAR}=2000"}
+    lying, rows = run(tmp_path / "lying", telling(num_examples=10**6), **sizes)
+    assert lying == run(tmp_path / "without", failing(), **sizes)[0]
+    expected = f"{LIAR}: num-examples 1000000 is more than the 2000 examples that it was enrolled with"
+    assert [row["refused"] for row in rows] == [expected] * 3
+
+
+def test_a_jump_after_a_restart_of_the_server_is_still_one(tmp_path: Path) -> None:
+    whole, rows = run(tmp_path / "whole", telling(since=3, num_examples=10**6))
+
+    def interrupted(message: Message, reply: Message) -> Message:
+        if message.content.config_records["config"]["server-round"] == 3:
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", interrupted)
+    continued, after = run(tmp_path / "run", telling(since=3, num_examples=10**6))
+    assert continued == whole
+    assert [row["refused"] for row in after] == [row["refused"] for row in rows]
+    assert "max_growth" in after[2]["refused"]

@@ -1,0 +1,492 @@
+"""Numbers that no honest client sends: refused by name, and the round ends as without that client."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies import METHODS, FairStrategy, FedAvg, FedFV, QFedAvg, Round
+from strategies.round import decides
+from strategies.screening import (
+    check_counts,
+    largest_in_proportion,
+    out_of_proportion,
+    proportionate_rates,
+    usable_metrics,
+)
+from strategies.updates import Layout, Updates
+
+from .helpers import (
+    ARGUMENTS,
+    BUFFERS,
+    CASES,
+    Fault,
+    MemoryGrid,
+    Quadratic,
+    initial_model,
+    make,
+    metrics,
+    no_reply,
+    quadratics,
+    record,
+    unpack,
+)
+
+LOSSY = sorted(name for name, method in METHODS.items() if "loss-before" in method.needs)
+HUGE = [1e300, -1e300, 1.7e308, 1e9]
+INF = math.inf
+sizes_strategy = st.lists(st.floats(0.0, 1e300), min_size=1, max_size=9)
+limits = st.floats(1.0, 1e6)
+
+
+def run(
+    strategy: FairStrategy, clients: Mapping[str, Any] | None = None, rounds: int = 1, **grid: Any
+) -> tuple[dict[str, bytes], list[Round]]:
+    """Return the bits of the model, and the rounds."""
+    finished: list[Round] = []
+    initial = record(initial_model())
+    over = MemoryGrid(clients or quadratics(6), **grid)
+    result = strategy.start(over, initial, num_rounds=rounds, on_round=finished.append)
+    return bits(result.arrays), finished
+
+
+def bits(arrays: ArrayRecord) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in unpack(arrays).items()}
+
+
+def one_lying(name: str, fault: Fault, **options: Any) -> tuple[dict[str, bytes], Round]:
+    """Return what comes of a round in which site-2 misbehaves."""
+    strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=4, **options)
+    model, (only,) = run(strategy, faults={("site-2", 1): fault})
+    return model, only
+
+
+# Reductions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "arguments"), CASES)
+def test_limits_change_no_bit_of_a_run_of_honest_clients(name: str, arguments: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"buffers": BUFFERS, "fraction_train": 0.6, "seed": 3}
+    unlimited = {"max_growth": INF, "loss_limit": INF}
+    enrolled = {"enrolled_sizes": {client: quadratic.examples for client, quadratic in quadratics(6).items()}}
+    (plain, rounds), *others = (
+        run(make(name, arguments, **options, **limited), rounds=4) for limited in ({}, unlimited, enrolled)
+    )
+    for model, same in others:
+        assert model == plain
+        assert [r.coefficients for r in same] == [r.coefficients for r in rounds]
+
+
+def test_without_a_limit_every_finite_loss_is_used() -> None:
+    for value in HUGE:
+        _, finished = one_lying("term", metrics({"loss-before": value}), loss_limit=INF)
+        assert finished.refused == {}
+
+
+# The rule for losses ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bound"),
+    [
+        ([], INF),
+        ([5.0], 5000.0),
+        ([1e300], 1e303),  # one alone is never too large
+        ([2.0, 1e300], 2000.0),  # of two the smaller one is the median
+        ([2.0, 4.0, 1e300], 2000.0),
+        ([2.0, 4.0, 6.0], 4000.0),
+        ([0.0, 0.0, 900.0], 1000.0),  # all may have what an untrained model has
+        ([1e6, 2e6, 3e6], 2e9),  # all diverge
+        ([1.0, 1e300, 1e300], 1e303),  # a majority that lies together
+        ([1.0, 5.0, 2e3, 1e300], 5e3),
+    ],
+)
+def test_the_bound_is_the_limit_times_the_lower_median(sizes: list[float], bound: float) -> None:
+    assert largest_in_proportion(sizes, 1000.0, floor=1.0) == pytest.approx(bound)
+
+
+@given(sizes=sizes_strategy, limit=limits)
+def test_the_bound_does_not_depend_on_order_and_somebody_always_keeps_to_it(sizes: list[float], limit: float) -> None:
+    bound = largest_in_proportion(sizes, limit, 1.0)
+    assert bound == largest_in_proportion(sizes[::-1], limit, 1.0)
+    assert min(sizes) <= bound
+
+
+@given(sizes=sizes_strategy, limit=limits, lies=st.lists(st.floats(1.0, 1e6), max_size=9))
+def test_who_keeps_to_the_bound_has_it_by_themselves(sizes: list[float], limit: float, lies: list[float]) -> None:
+    """So a client that is refused for its loss has no say in who else is, in the same round without it."""
+    bound = largest_in_proportion(sizes, limit, 1.0)
+    kept = [size for size in sizes if size <= bound]
+    assert largest_in_proportion(kept, limit, 1.0) == bound
+    told = lies[: len(kept) // 2]  # fewer than half of all
+    larger = [math.nextafter(bound, INF) * lie for lie in told]
+    if all(map(math.isfinite, larger)):
+        with_lies = largest_in_proportion([*kept, *larger], limit, 1.0)
+        assert all(size <= with_lies for size in kept)
+
+
+@given(
+    losses=st.lists(st.floats(-30.0, 30.0), min_size=3, max_size=9),
+    lie=st.floats(4e4, 1.7e308) | st.floats(-1.7e308, -4e4),
+)
+def test_one_liar_is_refused_by_name_and_nobody_else(losses: list[float], lie: float) -> None:
+    replies = {f"site-{k}": {"loss-before": loss} for k, loss in enumerate(losses)}
+    reasons = out_of_proportion({"liar": {"loss-before": lie}, **replies}, {"loss-before"}, 1000.0)
+    assert set(reasons) == {"liar"}
+    assert reasons["liar"].startswith(f"metric 'loss-before' is {lie:g}, beyond ")
+    assert out_of_proportion({"liar": {"loss-before": lie}, **replies}, set(), 1000.0) == {}
+
+
+@pytest.mark.parametrize("name", LOSSY)
+@pytest.mark.parametrize("value", HUGE)
+def test_a_loss_beyond_any_models_is_refused_and_the_round_ends_as_without_it(name: str, value: float) -> None:
+    model, finished = one_lying(name, metrics({"loss-before": value}))
+    without, absent = one_lying(name, no_reply)
+    assert list(finished.refused) == ["site-2"]
+    assert f"metric 'loss-before' is {value:g}, beyond" in finished.refused["site-2"]
+    assert "1000 times (loss_limit)" in finished.refused["site-2"]
+    assert model == without
+    assert finished.coefficients == absent.coefficients
+    assert "site-2" not in finished.train_metrics
+    assert finished.metrics["loss-before"] == absent.metrics["loss-before"]
+
+
+@settings(max_examples=20)
+@given(value=st.floats(1e8, 1.7e308) | st.floats(-1.7e308, -1e8))
+def test_what_a_refused_client_sent_is_without_effect(value: float) -> None:
+    model, finished = one_lying("fedfv", metrics({"loss-before": value}))
+    assert list(finished.refused) == ["site-2"]
+    assert model == one_lying("fedfv", no_reply)[0]
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - set(LOSSY)))
+def test_a_loss_that_the_method_does_not_need_is_not_limited(name: str) -> None:
+    model, finished = one_lying(name, metrics({"loss-before": 1e300}))
+    assert finished.refused == {}
+    assert model == one_lying(name, metrics({}))[0]
+
+
+def test_an_honest_divergence_of_all_is_used() -> None:
+    faults = {(f"site-{k}", 1): metrics({"loss-before": 1e6 * (k + 1)}) for k in range(6)}
+    _, (finished,) = run(QFedAvg(q=1.0, lipschitz=1.0), faults=faults)
+    assert finished.refused == {}
+    assert len(finished.coefficients) == 6
+
+
+def test_a_badly_served_client_is_used_and_has_the_most_weight() -> None:
+    _, finished = one_lying("qfedavg", metrics({"loss-before": 900.0}))
+    assert finished.refused == {}
+    assert max(finished.coefficients, key=lambda name: finished.coefficients[name]) == "site-2"
+
+
+def test_a_reply_that_is_not_finite_has_no_say_in_the_median() -> None:
+    """Two of five lie about their loss: with a third, whose arrays are broken, they would be the median."""
+
+    def broken(sent: Message, reply: Message) -> list[Message]:
+        (changed,) = metrics({"loss-before": 1e300})(sent, reply)
+        arrays = unpack(changed.content.array_records["arrays"])
+        changed.content["arrays"] = record({**arrays, "bias": np.full(3, np.nan, np.float32)})
+        return [changed]
+
+    lie = metrics({"loss-before": 1e300})
+    faults = {("site-0", 1): lie, ("site-1", 1): lie, ("site-2", 1): broken}
+    _, (finished,) = run(QFedAvg(q=1.0, lipschitz=1.0), quadratics(5), faults=faults)
+    assert list(finished.refused) == ["site-0", "site-1", "site-2"]
+    assert list(finished.coefficients) == ["site-3", "site-4"]
+
+
+# Learning rates and accuracies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [1e-300, 5e-324, 1e-9, 1e300, 1e4])
+def test_a_learning_rate_far_from_the_others_is_refused_where_updates_are_divided_by_it(rate: float) -> None:
+    model, finished = one_lying("qfedsgd", metrics({"learning-rate": rate}))
+    assert list(finished.refused) == ["site-2"]
+    assert f"metric 'learning-rate' is {rate:g}, outside 0.000" in finished.refused["site-2"]
+    assert model == one_lying("qfedsgd", no_reply)[0]
+    assert one_lying("fedavg", metrics({"learning-rate": rate}))[1].refused == {}
+
+
+@pytest.mark.parametrize(
+    ("rates", "bounds"),
+    [
+        ([], (0.0, INF)),
+        ([1e-300], (0.0, INF)),
+        ([0.1, 1e-300], (0.0, INF)),  # nothing tells which one is wrong
+        ([0.5, 1e-300, 0.5], (0.0005, 500.0)),
+        ([0.5, 1e300, 0.5], (0.0005, 500.0)),
+        ([0.5, 1e300, 1e-300, 2.0], (0.0005, 500.0)),
+    ],
+)
+def test_rates_are_compared_with_the_lower_median_of_three_or_more(
+    rates: list[float], bounds: tuple[float, float]
+) -> None:
+    assert proportionate_rates(rates, 1000.0) == pytest.approx(bounds)
+    assert proportionate_rates(rates, INF) == (0.0, INF)
+
+
+@pytest.mark.parametrize("value", [1e300, 1.0000001, -1e-9, -1e300, 42])
+def test_an_accuracy_that_is_no_share_is_refused_by_the_method_that_needs_it_alone(value: float) -> None:
+    fault = metrics({"accuracy-after": value})
+    model, finished = one_lying("fedfa", fault)
+    assert finished.refused == {"site-2": f"metric 'accuracy-after' must lie in [0, 1], got {value!r}"}
+    assert model == one_lying("fedfa", no_reply)[0]
+    assert one_lying("fedavg", fault)[1].refused == {}
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "accuracy-personal"])
+def test_an_evaluation_with_an_accuracy_that_is_no_share_is_refused(metric: str) -> None:
+    clients: dict[str, Any] = dict(quadratics(3))
+    honest = clients["site-1"]
+
+    def in_percent(message: Message) -> Message:
+        reply = honest(message)
+        if message.metadata.message_type == MessageType.EVALUATE:
+            reply.content["metrics"] = MetricRecord({"num-examples": 5, "loss": 1.0, metric: 87.5})
+        return reply
+
+    _, (finished,) = run(FedAvg(), {**clients, "site-1": in_percent})
+    assert finished.refused == {"site-1": f"evaluation: metric {metric!r} must lie in [0, 1], got 87.5"}
+    assert list(finished.evaluations) == ["site-0", "site-2"]
+    assert "site-1" in finished.coefficients
+
+
+# Counts -------------------------------------------------------------------------------------------------------------
+
+
+def counting(*counts: int) -> dict[str, Callable[[Message], Message]]:
+    """Return six clients, of which site-2 claims so many examples in rounds 1, 2, …."""
+    clients: dict[str, Callable[[Message], Message]] = dict(quadratics(6))
+    honest = clients["site-2"]
+
+    def claiming(message: Message) -> Message:
+        reply = honest(message)
+        if message.metadata.message_type == MessageType.TRAIN:
+            number = int(str(message.content.config_records["config"]["server-round"]))
+            told = {**reply.content.metric_records["metrics"], "num-examples": counts[number - 1]}
+            reply.content["metrics"] = MetricRecord(told)
+        return reply
+
+    return {**clients, "site-2": claiming}
+
+
+@pytest.mark.parametrize("count", [2**53 + 1, 2**62, 10**400])
+def test_more_examples_than_a_float_can_count_are_refused(count: int) -> None:
+    content = RecordDict({"metrics": MetricRecord({"num-examples": count})})
+    with pytest.raises(ValueError, match=rf"num-examples must be at most 2\*\*53, got {count}"):
+        usable_metrics(content, "num-examples")
+    most = RecordDict({"metrics": MetricRecord({"num-examples": 2**53, "tokens": count, "loss": 10**400})})
+    assert usable_metrics(most, "num-examples")["num-examples"] == 2**53
+    with pytest.raises(ValueError, match="tokens must be a positive number of at most"):
+        usable_metrics(most, "tokens")
+
+
+def test_a_count_that_jumps_is_refused_and_the_round_ends_as_without_the_client() -> None:
+    clients = counting(50, 501, 500, 7, 500)
+    model, rounds = run(FedAvg(), clients, rounds=5)
+    reason = "num-examples 501 is more than 10 times (max_growth) the 50 of its first usable reply"
+    assert [r.refused for r in rounds] == [{}, {"site-2": reason}, {}, {}, {}]
+    assert [r.train_metrics.get("site-2", {}).get("num-examples") for r in rounds] == [50, None, 500, 7, 500]
+    without = run(FedAvg(), clients, rounds=5, faults={("site-2", 2): metrics({"num-examples": None})})
+    assert model == without[0]
+
+
+def test_growth_is_allowed_without_a_limit_and_none_with_the_narrowest() -> None:
+    assert [r.refused for r in run(FedAvg(max_growth=INF), counting(1, 2**53), rounds=2)[1]] == [{}, {}]
+    narrow = run(FedAvg(max_growth=1.0), counting(50, 50, 51, 49), rounds=4)[1]
+    assert [list(r.refused) for r in narrow] == [[], [], ["site-2"], []]
+
+
+def test_a_refused_reply_is_no_first_one() -> None:
+    """Else a broken reply with many examples would open the door for later ones."""
+    broken: Fault = metrics({"num-examples": 2**50, "loss-before": 1e300})
+    faults = {("site-2", 1): broken}
+    rounds = run(QFedAvg(q=1.0, lipschitz=1.0), counting(1, 50, 501), rounds=3, faults=faults)[1]
+    assert [list(r.refused) for r in rounds] == [["site-2"], [], ["site-2"]]
+    assert "the 50 of its first usable reply" in rounds[2].refused["site-2"]
+
+
+def test_the_growth_of_the_weight_is_limited_where_it_is_another_metric() -> None:
+    def tokens(**changed: Any) -> Fault:
+        return metrics({"tokens": 100.5, **changed})
+
+    faults = {(f"site-{k}", number): tokens() for k in range(6) for number in (1, 2)}
+    faults["site-2", 2] = tokens(tokens=1006.0)
+    strategy = FedAvg(weighted_by_key="tokens", fraction_evaluate=0.0)
+    rounds = run(strategy, faults=faults, rounds=2)[1]
+    reason = "tokens 1006.0 is more than 10 times (max_growth) the 100.5 of its first usable reply"
+    assert [r.refused for r in rounds] == [{}, {"site-2": reason}]
+
+
+def test_more_examples_than_enrolled_are_refused_from_the_first_round() -> None:
+    enrolled = {"site-2": 1200, "elsewhere": 1}
+    clients = counting(100_000, 1201, 1200)
+    rounds = run(FedAvg(enrolled_sizes=enrolled), clients, rounds=3)[1]
+    words = "is more than the 1200 examples that it was enrolled with"
+    assert [r.refused.get("site-2") for r in rounds] == [
+        f"num-examples 100000 {words}",
+        f"num-examples 1201 {words}",
+        None,
+    ]
+    assert all(len(r.coefficients) >= 5 for r in rounds)
+
+
+@given(
+    enrolled=st.integers(1, 2**53) | st.just(INF),
+    first=st.integers(1, 2**53) | st.just(INF),
+    count=st.integers(1, 2**53),
+    growth=st.floats(1.0, 1e6) | st.just(INF),
+)
+def test_a_count_is_taken_up_to_both_bounds(enrolled: float, first: float, count: int, growth: float) -> None:
+    try:
+        check_counts({"num-examples": count}, "num-examples", enrolled=enrolled, first=first, max_growth=growth)
+        taken = True
+    except ValueError:
+        taken = False
+    assert taken == (count <= enrolled and count <= growth * first)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_growth": 0.99}, "max_growth must lie in .1, inf., got 0.99"),
+        ({"max_growth": math.nan}, "max_growth must lie in .1, inf., got nan"),
+        ({"loss_limit": 0.0}, "loss_limit must lie in .1, inf., got 0.0"),
+        ({"loss_limit": "1e3"}, "loss_limit must lie in .1, inf., got '1e3'"),
+        ({"enrolled_sizes": {"site-a": 0}}, r"enrolled_sizes\['site-a'\] must be an integer of at least 1, got 0"),
+        ({"enrolled_sizes": {"site-a": 1.5}}, r"enrolled_sizes\['site-a'\] must be an integer of at least 1, got 1.5"),
+    ],
+)
+def test_a_limit_outside_its_range_is_refused_with_name_value_and_range(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        FedAvg(**options)
+
+
+# Kill and resume ----------------------------------------------------------------------------------------------------
+
+
+def states_of(
+    strategy: FairStrategy, clients: Mapping[str, Any], rounds: int
+) -> tuple[list[Any], list[Round], ArrayRecord]:
+    finished: list[Round] = []
+    states = []
+
+    def on_round(one: Round) -> None:
+        finished.append(one)
+        states.append(strategy.state_dict())
+
+    result = strategy.start(MemoryGrid(clients), record(initial_model()), num_rounds=rounds, on_round=on_round)
+    return states, finished, result.arrays
+
+
+def test_first_counts_survive_a_kill_and_the_run_ends_with_the_same_bits() -> None:
+    clients = counting(50, 60, 5000, 400)
+    options: dict[str, Any] = {"buffers": BUFFERS, "tau": 2}
+    states, whole, arrays = states_of(FedFV(**options), clients, 4)
+    assert [list(r.refused) for r in whole] == [[], [], ["site-2"], []]
+    for stop in (1, 2, 3):
+        rest: list[Round] = []
+        result = FedFV(**options).start(
+            MemoryGrid(clients, seed=9),
+            whole[stop - 1].arrays,
+            num_rounds=4,
+            on_round=rest.append,
+            resume=states[stop - 1],
+        )
+        assert [r.refused for r in rest] == [r.refused for r in whole[stop:]]
+        assert bits(result.arrays) == bits(arrays)
+
+
+def test_a_state_of_an_older_version_is_continued_and_counts_from_there() -> None:
+    clients = counting(50, 5000, 50_001)
+    states, whole, _ = states_of(FedAvg(), clients, 1)
+    old = {key: value for key, value in states[0].items() if key != "first-counts"}
+    rest: list[Round] = []
+    FedAvg().start(MemoryGrid(clients), whole[0].arrays, num_rounds=3, on_round=rest.append, resume=old)
+    assert [list(r.refused) for r in rest] == [[], ["site-2"]]
+
+
+def test_a_second_run_of_the_same_object_counts_afresh() -> None:
+    strategy = FedAvg()
+    run(strategy, counting(1), rounds=1)
+    assert run(strategy, counting(50), rounds=1)[1][0].refused == {}
+
+
+# Who decides --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "decider", "share"),
+    [
+        ({}, "", 0.0),
+        ({"a": 1.0}, "", 0.0),
+        ({"a": 1.0, "b": 0.0}, "", 0.0),  # of two, one may well have all
+        ({"a": 0.05, "b": 0.9, "c": 0.05}, "b", 0.9),
+        ({"a": 0.06, "b": 0.89, "c": 0.05}, "", 0.0),
+        ({"a": 0.1, "b": -9.0, "c": 0.1}, "b", 9.0 / 9.2),
+        ({"a": 0.0, "b": 0.0, "c": 0.0}, "", 0.0),
+        ({"a": 1e308, "b": 1e308, "c": 1e308}, "", 0.0),
+    ],
+)
+def test_one_of_three_or_more_decides_with_nine_tenths(
+    coefficients: dict[str, float], decider: str, share: float
+) -> None:
+    assert decides(coefficients) == (decider, pytest.approx(share))
+
+
+def test_a_round_that_one_client_decides_is_logged_and_recorded_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        rounds = run(FedAvg(max_growth=INF), counting(50, 10**6), rounds=2)[1]
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert [r.decided_by for r in rounds] == ["", "site-2"]
+    (said,) = {r.getMessage(): r for r in caplog.records if "decides" in r.getMessage()}.values()
+    assert said.getMessage() == "client site-2 decides round 2: 100 % of all coefficients"
+    assert (said.levelname, said.__dict__["client"], said.__dict__["round"]) == ("WARNING", "site-2", 2)
+
+
+def test_a_skipped_round_is_decided_by_nobody() -> None:
+    clients = counting(10**6, 10**6)
+    faults = {(name, 2): metrics({"num-examples": None}) for name in clients}
+    assert [r.decided_by for r in run(FedAvg(), clients, rounds=2, faults=faults)[1]] == ["site-2", ""]
+
+
+def test_of_two_used_replies_none_decides() -> None:
+    clients = {name: Quadratic(name) for name in ("a", "b")}
+    clients["a"].examples = 10**6
+    assert run(FedAvg(), clients)[1][0].decided_by == ""
+
+
+# Updates without a row ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_a_row_that_is_taken_out_leaves_what_would_be_there_without_it(place: int) -> None:
+    layout, rng = Layout({"w": np.zeros(7, np.float32), "steps": np.array(1)}), np.random.default_rng(3)
+    scales = (1.0, 1e30, 1e-30, 1.0, 1e25)
+    models = [
+        {"w": (scale * rng.normal(size=7)).astype(np.float32), "steps": np.array(k)} for k, scale in enumerate(scales)
+    ]
+    updates, without = Updates(layout, 5), Updates(layout, 4)
+    for k, model in enumerate(models):
+        updates.add(model)
+        if k != place:
+            without.add(model)
+    updates.remove(place)
+    assert [(row.values.tobytes(), row.scale) for row in updates.rows] == [
+        (row.values.tobytes(), row.scale) for row in without.rows
+    ]
+    bases = {id(row.values.base) for row in updates.rows}
+    assert len(bases) == 1  # the rows are still those of one matrix, which is not copied to be multiplied
+    ones = np.ones(4)
+    after, expected = (u.model_after(ones / 4, u.rows, ones / 4, np.arange(4.0)) for u in (updates, without))
+    assert {name: array.tobytes() for name, array in after.items()} == {
+        name: array.tobytes() for name, array in expected.items()
+    }
