@@ -1,27 +1,31 @@
-# make alone explains the targets. TORCH chooses another torch build: make demo TORCH="torch==2.15.0+cpu", for example.
+# make alone explains the targets. TORCH chooses another torch build: make demo TORCH="torch==2.13.0+cpu", for example.
+# Everything is installed with hashes from the lock files; another torch than those in locks/ is not checked.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-TORCH ?= $(shell grep '^torch==' requirements.lock)
+TORCH ?= $(shell grep -o '^torch==[^ ]*' locks/torch.lock)
+INSTALL = -m pip install --quiet --quiet
 DEMO := runs/demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-runtimes test-latest-flower test-docker lint docs bench lock clean
+.PHONY: help setup demo test test-runtimes test-latest-flower test-docker lint audit docs bench lock digests sbom clean
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/ready ## make the virtual environment .venv with everything that is needed
 
-$(VENV)/ready: pyproject.toml requirements.lock
+$(VENV)/ready: pyproject.toml requirements.lock locks/build.lock locks/torch.lock locks/torch-cpu.lock
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing; PyTorch is large, this can take a few minutes the first time."
-	grep -v '^torch==' requirements.lock > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --quiet --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --quiet --constraint $(VENV)/constraints.txt --editable . --group dev
+	$(BIN)/python $(INSTALL) --require-hashes --requirement locks/build.lock
+	$(BIN)/python $(INSTALL) --no-deps --require-hashes --requirement requirements.lock
+	$(BIN)/python locks/pytorch.py "$(TORCH)" > $(VENV)/torch.txt
+	$(BIN)/python $(INSTALL) --requirement $(VENV)/torch.txt
+	$(BIN)/python $(INSTALL) --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
 	touch $@
 
 demo: setup ## compare four methods on 20 clients, three of them with a camera mounted sideways
@@ -36,24 +40,30 @@ test-runtimes: setup ## run only the tests that start Ray or real server and cli
 
 test-latest-flower: ## run the tests on the newest Flower that can be installed; warm clients need the pinned one
 	$(PYTHON) -m venv .venv-latest
-	.venv-latest/bin/python -m pip install --quiet --quiet --upgrade "pip>=25.1"
-	.venv-latest/bin/python -m pip install --quiet --quiet "$(TORCH)"
-	.venv-latest/bin/python -m pip install --quiet --quiet --editable . --group dev
-	.venv-latest/bin/python -m pip install --quiet --quiet --upgrade "flwr[simulation]"
+	.venv-latest/bin/python $(INSTALL) --upgrade "pip>=25.1"
+	.venv-latest/bin/python $(INSTALL) "$(TORCH)"
+	.venv-latest/bin/python $(INSTALL) --editable ".[torchjd,metrics]" --group dev
+	.venv-latest/bin/python $(INSTALL) --upgrade "flwr[simulation]"
 	.venv-latest/bin/python -c 'import importlib.metadata as m; print("Flower", m.version("flwr"))'
-	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "not docker and not runtimes" --ignore tests/deploy/test_warm.py
+	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "not docker and not runtimes" --ignore tests/deploy/test_warm.py \
+		--ignore tests/test_supply_chain.py
 
 test-docker: setup ## build the images and run a federation of containers; needs a Docker engine
 	$(BIN)/pytest -m docker -s tests/docker
 
-lint: setup ## check style, types and the direction of imports
+lint: setup ## check style, types, the direction of imports and what is known to be unsafe
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+audit: ## look what is locked up in a vulnerability database, where one can be reached
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python $(INSTALL) --require-hashes --requirement locks/audit.lock
+	$(VENV)/audit/bin/python locks/audit.py requirements.lock locks/*.lock
+
 docs: setup ## build the documentation into docs/_build
-	$(BIN)/python -m pip install --quiet --quiet --constraint $(VENV)/constraints.txt --group docs
+	$(BIN)/python $(INSTALL) --require-hashes --requirement locks/docs.lock
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs docs/_build
 	@echo "open docs/_build/index.html"
 
@@ -61,10 +71,16 @@ bench: setup ## measure simulated and deployed rounds against a plain loop and a
 	$(BIN)/python -m benchmarks.rounds
 	$(BIN)/python -m benchmarks.deployed
 
-lock: setup ## write the versions that are installed now into requirements.lock
-	@grep '^#' requirements.lock > $(VENV)/lock
-	$(BIN)/pip freeze --exclude-editable >> $(VENV)/lock
-	mv $(VENV)/lock requirements.lock
+lock: setup ## write the lock files anew; UPGRADE=--upgrade takes the newest versions
+	locks/renew.sh $(UPGRADE)
+
+digests: ## write the digests that the registry has today for the images of others; needs Docker and a network
+	docker/digests.sh docker/Dockerfile docker/compose.yaml
+
+sbom: ## copy the lists of what is in the images, which must be built, to dist/
+	mkdir -p dist
+	for image in client server; do docker run --rm --network none --entrypoint cat fairbloom-$$image \
+		/usr/share/sbom/fairbloom-$$image.cdx.json > dist/fairbloom-$$image.cdx.json || exit 1; done
 
 clean: ## remove the virtual environment, caches and runs
 	rm -rf $(VENV) .venv-latest runs dist docs/_build docs/methods .pytest_cache .mypy_cache .ruff_cache .hypothesis

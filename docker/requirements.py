@@ -1,4 +1,4 @@
-"""Print what an image needs of pyproject.toml's dependencies; the rest serves simulation and figures."""
+"""Print for make lock what an image needs of pyproject.toml's dependencies; the rest serves simulation and figures."""
 
 import re
 import sys
@@ -6,8 +6,7 @@ import tomllib
 from pathlib import Path
 
 CLIENT = {"flwr", "torch", "numpy", "safetensors", "scikit-learn", "typer"}
-SERVER = {"cvxopt", "prometheus-client", "pydantic", "rich", "tomli-w"}
-"""What a server needs more."""
+SERVER = CLIENT | {"cvxopt", "prometheus-client", "pydantic", "rich", "tomli-w"}
 
 wanted = {"client": CLIENT, "server": SERVER}[sys.argv[1]]
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]

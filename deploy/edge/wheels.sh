@@ -5,25 +5,37 @@
 #
 # For a device of another kind than this machine, say which. A Raspberry Pi with a 64-bit system, for example:
 #
-#   deploy/edge/wheels.sh wheels --only-binary=:all: --platform manylinux_2_28_aarch64 --python-version 3.11
+#   deploy/edge/wheels.sh wheels --only-binary=:all: --python-version 3.11 \
+#     --platform manylinux_2_34_aarch64 --platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64
 #
-# TORCH is the PyTorch to take, "torch" by default, "" for none; a CPU build is smaller than a CUDA one by gigabytes.
+# TORCH is the PyTorch to take, the locked one by default, "" for none; a CPU build is smaller than a CUDA one by gigabytes.
+# Every file is checked against the hashes in locks/ (another TORCH than those in locks/ is not).
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 source=$(cd "$here/../.." && pwd)
+locks=$source/locks
 folder=${1:?usage: wheels.sh FOLDER [PIP OPTIONS]}
 shift
 python=${PYTHON:-python3}
-torch=${TORCH-torch}
+torch=${TORCH-$(grep -o '^torch==[^ ]*' "$locks/torch.lock")}
 
+tools=$(mktemp -d)
+trap 'rm -rf "$tools"' EXIT
+"$python" -m venv "$tools"
+"$tools/bin/python" -m pip install --quiet --require-hashes --requirement "$locks/build.lock"
 mkdir -p "$folder"
-rm -f "$folder"/fairbloom-*.whl
-"$python" -m pip wheel --quiet --no-deps --wheel-dir "$folder" "$source"
-wheel=$(echo "$folder"/fairbloom-*.whl)
-"$python" "$here/requirements.py" "$wheel" > "$folder/client.txt"
-grep -v '^torch==' "$source/requirements.lock" > "$folder/constraints.txt"
-"$python" -m pip download --quiet --dest "$folder" --constraint "$folder/constraints.txt" \
-  --requirement "$folder/client.txt" ${torch:+"$torch"} "$@"
-cp "$here/install.sh" "$here/requirements.py" "$folder"
+rm -f "$folder"/fairbloom-*.whl "$folder/torch.txt"
+"$tools/bin/python" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$folder" "$source"
+cp "$locks/client.lock" "$folder"
+gather() { "$python" -m pip download --quiet --dest "$folder" "$@"; }
+locked=(--require-hashes --requirement "$folder/client.lock")
+[ -z "$torch" ] || "$python" "$locks/pytorch.py" "$torch" > "$folder/torch.txt"
+if [ -n "$torch" ] && grep -q -e --hash "$folder/torch.txt"; then
+  gather "${locked[@]}" --requirement "$folder/torch.txt" "$@"
+else
+  gather "${locked[@]}" "$@"
+  [ -z "$torch" ] || gather --requirement "$folder/torch.txt" "$@"
+fi
+cp "$here/install.sh" "$here/unpack.py" "$folder"
 echo "$folder: $(find "$folder" -name '*.whl' | wc -l) wheels, $(du -sh "$folder" | cut -f1); copy it to the device with the client's bundle"

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Write requirements.lock and the lock files beside this script (make lock).
+#
+# Locked versions stay as long as pyproject.toml allows them; --upgrade takes the newest. Every lock file is a part of one
+# solution for all systems and lists the hashes of all files of a version; only wheels are installed, nothing is built.
+# torch-cpu.lock is kept by hand, because those builds are in an index of their own.
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+all=.venv/all.lock
+
+compile() {
+  .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
+    --only-binary :all: --emit-build-options --generate-hashes --no-annotate --custom-compile-command 'make lock' "$@"
+}
+
+part() { # of the whole solution: part FILE INPUT...
+  compile --constraint "$all" --output-file "$@"
+}
+
+cat requirements.lock locks/{audit,build,client,docs,inventory,server,torch}.lock > "$all"
+compile "$@" --output-file "$all" pyproject.toml --all-extras \
+  --group dev --group docs --group build --group inventory --group audit
+
+echo torch | part locks/torch.lock -
+# PyTorch is installed apart, with what this build needs on Linux alone: CUDA.
+mapfile -t apart < <(sed -n "s/^\([^= ]*\)==.*sys_platform == 'linux'.*/--no-emit-package=\1/p" locks/torch.lock)
+apart+=(--no-emit-package=torch)
+part requirements.lock pyproject.toml --all-extras --group dev --group build "${apart[@]}"
+python3 docker/requirements.py client | part locks/client.lock - "${apart[@]}"
+python3 docker/requirements.py server | part locks/server.lock - "${apart[@]}"
+for group in docs build inventory audit; do part "locks/$group.lock" --group "$group"; done

@@ -1,0 +1,353 @@
+"""What is installed is what was locked: every file has a hash, every image a digest."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterable, Iterator
+from importlib.metadata import distributions, requires
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+LOCKS = {path.stem: path for path in (ROOT / "requirements.lock", *(ROOT / "locks").glob("*.lock"))}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
+LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
+SYSTEMS = {
+    "laptop": LINUX | {"platform_machine": "x86_64"},
+    "raspberry-pi": LINUX | {"platform_machine": "aarch64"},
+    "mac": {"sys_platform": "darwin", "platform_system": "Darwin", "os_name": "posix", "platform_machine": "arm64"},
+}
+DIGEST = re.compile(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}")
+
+
+class Locked(NamedTuple):
+    requirement: Requirement
+    options: list[str]
+
+    @property
+    def version(self) -> str:
+        (specifier,) = self.requirement.specifier
+        return specifier.version
+
+
+def entries(lock: Path) -> Iterator[str]:
+    """Return each line of a lock file that pip acts on, continued lines joined."""
+    lines = lock.read_text().replace("\\\n", " ").splitlines()
+    return (line.strip() for line in lines if line.strip() and not line.startswith("#"))
+
+
+def locked(name: str) -> dict[str, list[Locked]]:
+    """Return what a lock file has of each package: one version, or one for each range of Python versions."""
+    found: dict[str, list[Locked]] = {}
+    for entry in entries(LOCKS[name]):
+        if not entry.startswith("-"):
+            requirement, *options = re.split(r"\s+(?=--)", entry)
+            parsed = Requirement(requirement)
+            found.setdefault(canonicalize_name(parsed.name), []).append(Locked(parsed, options))
+    return found
+
+
+def declared(*, extras: bool = True, group: str | None = None) -> list[Requirement]:
+    """Return what pyproject.toml asks for."""
+    if group is not None:
+        return [Requirement(line) for line in PROJECT["dependency-groups"][group]]
+    optional = [line for lines in PROJECT["project"]["optional-dependencies"].values() for line in lines]
+    return [Requirement(line) for line in (*PROJECT["project"]["dependencies"], *(optional if extras else []))]
+
+
+def needed(asked: Iterable[Requirement], system: dict[str, str]) -> Iterator[Requirement]:
+    """Return what is asked for, and all that it needs on a system by what the installed packages say of themselves."""
+    waiting, seen = list(asked), set()
+    while waiting:
+        requirement = waiting.pop()
+        if str(requirement) in seen:
+            continue
+        seen.add(str(requirement))
+        yield requirement
+        for line in requires(requirement.name) or []:
+            further = Requirement(line)
+            marker = further.marker
+            if marker is None or any(marker.evaluate(system | {"extra": extra}) for extra in {"", *requirement.extras}):
+                further.marker = None
+                waiting.append(further)
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_locked_package_has_one_version_and_hashes(name: str) -> None:
+    packages = locked(name)
+    assert packages
+    for versions in packages.values():
+        for pin in versions:
+            (specifier,) = pin.requirement.specifier
+            assert specifier.operator == "=="
+            assert "*" not in specifier.version
+            assert pin.options
+            assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", option) for option in pin.options), pin.requirement
+        apart = [pin.requirement.marker for pin in versions]
+        assert len(versions) == 1 or None not in apart, f"two versions of {versions[0].requirement.name} at once"
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_file_names_no_host_and_builds_nothing(name: str) -> None:
+    """The only option is that no source archive is built; where packages come from is the machine's own setting."""
+    assert "://" not in LOCKS[name].read_text()
+    assert [entry for entry in entries(LOCKS[name]) if entry.startswith("-")] == ["--only-binary :all:"]
+    assert not [pin for versions in locked(name).values() for pin in versions if pin.requirement.url]
+
+
+def test_lock_files_agree() -> None:
+    """A package has the same version and hashes wherever it is locked; PyTorch's CPU build is another one's."""
+    everything = [locked(name) for name in LOCKS if name != "torch-cpu"]
+    for package in {package for lock in everything for package in lock}:
+        pins = [{(pin.version, *pin.options) for pin in lock[package]} for lock in everything if package in lock]
+        assert all(pin == pins[0] for pin in pins), f"{package} differs between lock files; run make lock"
+
+
+@pytest.mark.parametrize(
+    ("lock", "asked"),
+    [
+        ("requirements", declared()),
+        *(("requirements", declared(group=group)) for group in ("dev", "build")),
+        *((group, declared(group=group)) for group in ("docs", "build", "inventory", "audit")),
+    ],
+)
+def test_what_the_project_asks_for_is_locked_in_its_range(lock: str, asked: list[Requirement]) -> None:
+    pins = locked(lock) | locked("torch")
+    for requirement in asked:
+        for pin in pins[canonicalize_name(requirement.name)]:
+            assert pin.version in requirement.specifier, f"{requirement} is locked at {pin.version}; run make lock"
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("lock", ["requirements", "client", "server"])
+def test_a_lock_file_is_complete(lock: str, system: str) -> None:
+    """What a locked package needs is locked, too, or pip would refuse it; PyTorch, which the user chooses, is apart."""
+    if lock == "requirements":
+        asked = [*declared(), *declared(group="dev"), *declared(group="build")]
+    else:
+        script = [sys.executable, ROOT / "docker" / "requirements.py", lock]
+        asked = [*map(Requirement, subprocess.check_output(script, text=True, cwd=ROOT).split())]
+    pins = locked(lock)
+    for requirement in needed(asked, SYSTEMS[system]):
+        if requirement.name != "torch":
+            on_system = [
+                pin
+                for pin in pins.get(canonicalize_name(requirement.name), [])
+                if pin.requirement.marker is None or pin.requirement.marker.evaluate(SYSTEMS[system])
+            ]
+            assert len(on_system) == 1, f"{requirement} is not in {LOCKS[lock].name}"
+            assert on_system[0].version in requirement.specifier
+
+
+def test_no_client_gets_what_only_simulation_and_figures_need() -> None:
+    assert not {"ray", "matplotlib", "cvxopt", "pytest"} & set(locked("client"))
+    assert set(locked("client")) < set(locked("server")) < set(locked("requirements"))
+
+
+def test_pytorch_and_its_cuda_libraries_are_locked_apart() -> None:
+    cuda = set(locked("torch")) - set(locked("requirements")) - {"torch"}
+    assert any(name.startswith("nvidia-") for name in cuda)
+    assert all("linux" in str(locked("torch")[name][0].requirement.marker) for name in cuda)
+    assert "torch" not in {*locked("requirements"), *locked("client"), *locked("server")}
+
+
+def test_the_environment_is_the_locked_one() -> None:
+    installed = {canonicalize_name(found.name): found.version for found in distributions()}
+    pins = locked("requirements")
+    here = {
+        name: pin.version
+        for name, versions in pins.items()
+        for pin in versions
+        if pin.requirement.marker is None or pin.requirement.marker.evaluate()
+    }
+    assert {name: installed.get(name) for name in here} == here, "make setup installs what is locked"
+    apart = {"fairbloom", *locked("torch"), *locked("docs")}
+    assert set(installed) <= {*here, *apart, "setuptools"}, "something is installed that is not locked"
+
+
+def torch_for(requirement: str) -> subprocess.CompletedProcess[str]:
+    script = [sys.executable, ROOT / "locks" / "pytorch.py", requirement]
+    return subprocess.run(script, capture_output=True, text=True, check=True)
+
+
+def test_the_pytorch_that_is_installed_by_default_comes_with_hashes() -> None:
+    (of_images,) = re.findall(r"^ARG TORCH=(.*)$", DOCKERFILE, re.MULTILINE)
+    (command,) = re.findall(r"^TORCH \?= \$\(shell (.*)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    of_laptops = subprocess.check_output(["bash", "-c", command], text=True, cwd=ROOT).strip()
+    for requirement in (of_images, of_laptops):
+        told = torch_for(requirement)
+        assert told.stdout in (LOCKS["torch"].read_text(), LOCKS["torch-cpu"].read_text())
+        assert f"\n{requirement} \\\n    --hash=sha256:" in told.stdout
+        assert not told.stderr
+
+
+@pytest.mark.parametrize("requirement", ["torch", "torch==2.15", "torch==2.13.0+cu130", "torch>=2.6"])
+def test_another_pytorch_is_taken_as_it_is_and_that_is_said(requirement: str) -> None:
+    told = torch_for(requirement)
+    assert told.stdout == f"{requirement}\n"
+    assert f"{requirement} is in no lock file" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("lock", "wheel"),
+    [
+        ("client", "flwr-1.39.0-py3-none-any.whl"),
+        ("server", "tomli_w-1.2.0-py3-none-any.whl"),
+        ("build", "hatchling-1.33.0-py3-none-any.whl"),
+        ("torch-cpu", "torch-2.13.0+cpu-py3-none-any.whl"),
+    ],
+)
+def test_a_file_of_the_right_name_and_version_with_other_content_is_refused(
+    lock: str, wheel: str, tmp_path: Path
+) -> None:
+    name, version = wheel.split("-")[:2]
+    about = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(tmp_path / wheel, "w") as evil:
+        evil.writestr("evil.py", "print('evil')")
+        evil.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        evil.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: evil\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        evil.writestr(f"{about}/RECORD", "")
+    pin = locked(lock)[canonicalize_name(name)][0]
+    assert pin.version == version
+    (tmp_path / "one.lock").write_text(f"{pin.requirement} {' '.join(pin.options)}\n")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "--isolated", "download", "--no-index", "--no-deps", "--no-cache-dir"),
+            *("--find-links", tmp_path, "--dest", tmp_path / "got", "--requirement", tmp_path / "one.lock"),
+        ],
+        env={name: value for name, value in os.environ.items() if not name.startswith("PIP_")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stderr
+    assert not list(tmp_path.glob("got/*.whl"))
+
+
+def downloads(path: str) -> list[str]:
+    """Return the commands of a file by which pip or uv gets something."""
+    text = (ROOT / path).read_text().replace("\\\n", " ")
+    text = re.sub(r"^(#|gather\(\)|INSTALL =).*$", "", text, flags=re.MULTILINE)
+    if path == "Makefile":  # the newest Flower is in no lock file
+        text = re.sub(r"^test-latest-flower:(.*\n)+?\n", "", text, flags=re.MULTILINE)
+    each = re.split(r"\n|&&|\|\|", text)
+    return [command for command in each if re.search(r"pip .*\b(install|wheel|download) |\(INSTALL\)|gather ", command)]
+
+
+@pytest.mark.parametrize("path", ["docker/Dockerfile", "deploy/edge/wheels.sh", "Makefile"])
+def test_whatever_is_installed_is_checked(path: str) -> None:
+    """Exempt are PyTorch, for which locks/pytorch.py gives the hashes, and our own code, which is not downloaded."""
+    found = downloads(path)
+    assert len(found) >= 4
+    for command in found:
+        ours = "--no-deps" in command and re.search(r"--no-build-isolation|--no-index", command)
+        torch = re.search(r"--requirement \S*torch\.txt", command)
+        assert re.search(r"--require-hashes|locked\[@\]", command) or ours or torch, command
+
+
+def test_every_stage_stands_on_a_digest() -> None:
+    (base,) = re.findall(r"^ARG BASE=(.*)$", DOCKERFILE, re.MULTILINE)
+    assert DIGEST.fullmatch(base)
+    stages = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
+    assert len(stages) == DOCKERFILE.count("\nFROM ")
+    assert {under for under, _ in stages} <= {"$BASE", *(name for _, name in stages)}
+    assert set(re.findall(r"--from=(\S+)", DOCKERFILE)) <= {name for _, name in stages}
+
+
+def test_images_of_others_are_named_by_digest() -> None:
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"].values()
+    others = {service["image"] for service in services if not service["image"].startswith("fairbloom-")}
+    assert len(others) == 2
+    assert all(DIGEST.fullmatch(image) for image in others), others
+
+
+OLD, NEW = "1" * 64, "2" * 64
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> dict[str, str]:
+    """An environment whose docker answers as a registry would; none can be reached in a test."""
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text('#!/bin/sh\n[ "$1 $2 $3" = "buildx imagetools inspect" ] && echo "$ANSWER" || exit 9\n')
+    docker.chmod(0o755)
+    shutil.copy(ROOT / "docker" / "Dockerfile", tmp_path)
+    images = ("fairbloom-server", "x/prom:v3.5", f"y/graf:1@sha256:{OLD}")
+    services = "".join(f"  service-{i}:\n    image: {image}\n" for i, image in enumerate(images))
+    (tmp_path / "compose.yaml").write_text(f"services:\n{services}")
+    return os.environ | {"PATH": f"{docker.parent}:{os.environ['PATH']}", "ANSWER": f'"sha256:{NEW}"'}
+
+
+def renew(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    files = [folder / "Dockerfile", folder / "compose.yaml"]
+    script = [ROOT / "docker" / "digests.sh", *files]
+    return subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_digests_are_renewed_where_they_are_and_added_where_they_are_not(
+    tmp_path: Path, registry: dict[str, str]
+) -> None:
+    done = renew(tmp_path, registry)
+    assert done.returncode == 0, done.stderr
+    assert f"ARG BASE=python:3.11-slim@sha256:{NEW}\n" in (tmp_path / "Dockerfile").read_text()
+    services = yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]
+    assert [service["image"] for service in services.values()] == [
+        "fairbloom-server",
+        f"x/prom:v3.5@sha256:{NEW}",
+        f"y/graf:1@sha256:{NEW}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "sha256:12", "error: no such image", f"sha256:{NEW} {NEW}", "sha256:" + "g" * 64]
+)
+def test_what_is_not_a_digest_is_not_written(answer: str, tmp_path: Path, registry: dict[str, str]) -> None:
+    before = [(tmp_path / name).read_text() for name in ("Dockerfile", "compose.yaml")]
+    done = renew(tmp_path, registry | {"ANSWER": answer})
+    assert done.returncode == 1
+    assert "not a digest" in done.stderr
+    assert [(tmp_path / name).read_text() for name in ("Dockerfile", "compose.yaml")] == before
+
+
+AUDIT: dict[str, Any] = runpy.run_path(str(ROOT / "locks" / "audit.py"))
+SAFE = {"name": "numpy", "version": "2.4.6", "vulns": []}
+HOLED = {"name": "jinja2", "version": "2.4.1", "vulns": [{"id": "CVE-2019-10906", "fix_versions": ["2.10.1"]}]}
+UNKNOWN = {"name": "flwr", "skip_reason": "Dependency not found and could not be audited: flwr (1.39.0)"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "words"),
+    [
+        ([SAFE], 0, "no vulnerability is known"),
+        ([SAFE, HOLED], 1, "jinja2 2.4.1: CVE-2019-10906, fixed in 2.10.1"),
+        ([SAFE, UNKNOWN], 1, "does not know: flwr"),
+        ([UNKNOWN, UNKNOWN], 0, "SKIPPED"),
+        (None, 0, "SKIPPED"),
+    ],
+)
+def test_an_audit_that_could_not_look_says_so(answers: list[dict[str, Any]] | None, code: int, words: str) -> None:
+    said, ended = AUDIT["verdict"](answers)
+    assert ended == code
+    assert words in said
+
+
+def test_every_version_that_is_locked_is_audited() -> None:
+    versions = AUDIT["pinned"](list(LOCKS.values()))
+    assert {name for lock in LOCKS for name in locked(lock)} == set(versions)
+    (torch,) = locked("torch")["torch"]
+    (cpu,) = locked("torch-cpu")["torch"]
+    assert set(versions["torch"]) == {torch.version, cpu.version.partition("+")[0]}
