@@ -4,21 +4,17 @@ Each is stored with the round that made it, and the one before it is kept. So a 
 server went down in its midst, starts from the same personal model as the first time.
 """
 
-import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from .settings import FINGERPRINT, fingerprint
+
 StateDict = dict[str, Tensor]
 
 MODEL, ABOUT = "personal-model", "personal"
-
-NOT_THE_RUNS = ("state-dir", "out", "device", "log-format", "metrics-port")
-"""Settings that may differ when a run is continued: it finds its personal models again."""
 
 
 def load(context: Context, client: str, before: int) -> StateDict | None:
@@ -52,9 +48,8 @@ def _folder(context: Context, client: str) -> Path | None:
     state_dir = context.run_config.get("state-dir", "")
     if not state_dir:
         return None
-    about: dict[str, Any] = {k: v for k, v in context.run_config.items() if k not in NOT_THE_RUNS}
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
-    return Path(str(state_dir)) / digest / client
+    run = context.run_config.get(FINGERPRINT) or fingerprint(context.run_config)
+    return Path(str(state_dir)) / str(run) / client
 
 
 def _files(context: Context, client: str) -> list[Path]:

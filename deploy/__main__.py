@@ -4,7 +4,7 @@ import sys
 
 from .cli import app, client
 
-app.command()(client)
+app.add_typer(client, name="client")
 try:
     app(prog_name="python -m deploy")
 except ValueError as error:

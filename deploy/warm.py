@@ -2,38 +2,37 @@
 
 Flower starts a new Python process for every message and waits in polls of 3 seconds. Here the app stays in the
 SuperNode's own process, or, isolated, each message is answered by a child of a fork server that has the libraries
-loaded; and a node that is busy asks for work often. Everything else is Flower's: connection, keys, heartbeat, transfer.
+loaded; and a node that is busy asks for work often. No port is opened for app processes, and nothing of a bundle is
+read before it is checked. Everything else is Flower's: connection, keys, heartbeat, transfer.
 
-Started by `fairbloom client`, with `[--isolated] [--any-bundle] -- FLOWER_SUPERNODE_ARGUMENTS`.
+Started by `fairbloom client`, with `[--isolated] [--any-bundle | --app APP] -- FLOWER_SUPERNODE_ARGUMENTS`.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import copy
-import gc
 import importlib
 import inspect
 import logging
-import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from io import BytesIO
-from multiprocessing.connection import Connection
-from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
-from zipfile import ZipFile
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from grpc import RpcError, StatusCode
+
+from .answers import Answer, AppError, CrashedError, Isolated, Resident, end_with
+from .bundles import BundleRefusedError, Installed, Unpacked
+from .client import APP, duration, say
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
 
 LOOP = "flwr.supernode.start_client_internal"
+COMMAND = "flwr.supernode.cli.flower_supernode"
 OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
 STATE = "flwr.supernode.nodestate.in_memory_nodestate"
 
@@ -41,6 +40,8 @@ REPLACED: Mapping[str, Iterable[str]] = {
     f"{LOOP}:_push_messages": ("state", "object_store", "send", "push_object"),
     f"{LOOP}:time.sleep": (),
     f"{LOOP}:make_simple_grpc_retry_invoker": (),
+    f"{LOOP}:get_fused_config_from_fab": ("fab_file", "run"),
+    f"{COMMAND}:_start_supernode_http_api": ("config", "state_factory"),
     f"{OBJECTS}:pull_objects": ("initial_backoff",),
     f"{OBJECTS}:pull_and_inflate_object_from_tree": ("initial_backoff",),
 }
@@ -66,7 +67,8 @@ USED: Mapping[str, Iterable[str]] = {
     f"{STATE}:InMemoryNodeState.record_message_processing_end": ("message_id",),
     "flwr.supercore.object_store.object_store:ObjectStore.get_object_tree": ("object_id",),
     "flwr.supercore.object_store.object_store:ObjectStore.delete": ("object_id",),
-    "flwr.supernode.cli.flower_supernode:flower_supernode": (),
+    f"{COMMAND}:flower_supernode": (),
+    "flwr.supercore.error:FlowerError.from_json": ("value",),
 }
 """Names inside Flower, as module:attribute, with the parameters that are relied on."""
 
@@ -74,203 +76,12 @@ BACKOFF_SECONDS = 0.05
 """First wait for an object that is announced and not there yet; Flower's is 1 s, and doubles."""
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.0
-"""Between two questions for work."""
+"""Shortest and longest pause between polls for work."""
 
-PRELOADED = ("numpy", "torch")
-"""Before the node connects. Never the app's own modules, which would win over the bundle's."""
-
-SHARED = ("deploy.warm", "flwr.clientapp.utils", "flwr.cli.install", "torch._dynamo", "sklearn.datasets", *PRELOADED)
-"""By the fork server, for all its children. Nothing here starts CUDA."""
-
-SERVER_SIDE = (("server",), ("strategies",), (".info",))
-DATA = ("", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl")
-"""What of a bundle a client never imports: top-level folders, and endings of names."""
-
-OWN_PLACES = ("state-dir", "data-dir")
-"""Settings of a run that this device's operator overrides by the node config: they are about its own disk."""
+ATTEMPT, SUCCESS = "Connection attempt failed", "Connection successful"
+"""How Flower's log lines begin about a SuperLink that is away, and about one that is back."""
 
 log = logging.getLogger("flwr")
-
-
-class BundleRefusedError(Exception):
-    """An app bundle with other code than is installed here."""
-
-
-class CrashedError(Exception):
-    """The process that answered a message ended without a reply."""
-
-
-class AppError(Exception):
-    """What the app raised, in words: the exception itself may not travel, or would end this process."""
-
-
-class Answer(Protocol):
-    """Calls a bundle's ClientApp; returns its reply and the context after it."""
-
-    def __call__(self, fab: Any, run: Any, task_id: int, message: Message, context: Context) -> tuple[Message, Context]:
-        """Answer one message."""
-
-
-# The app in this process --------------------------------------------------------------------------------------------
-
-
-class Resident:
-    """Calls the app in this process and keeps it loaded until another bundle comes.
-
-    Parameters
-    ----------
-    any_bundle
-        Whether to run whatever bundle the server sends; else only code that is installed here.
-    """
-
-    def __init__(self, *, any_bundle: bool = False) -> None:
-        from flwr.supercore.exit import add_exit_handler
-
-        self._any_bundle = any_bundle
-        self._loaded: tuple[str, Path, Any] | None = None
-        self._ending = threading.Event()
-        add_exit_handler(self._ending.set)
-        for name in PRELOADED:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
-
-    def __call__(self, fab: Any, run: Any, task_id: int, message: Message, context: Context) -> tuple[Message, Context]:
-        """Answer one message; what the app changes of its context is lost where it raises."""
-        from flwr.supercore.task_identity import TaskIdentity
-
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run.run_id, context.node_id, task_id
-        own = {key: value for key, value in context.node_config.items() if key in OWN_PLACES}
-        working = copy.deepcopy(context)
-        working.run_config = {**context.run_config, **own}
-        reply = self._call(self._app(fab, run), message, working)
-        working.run_config = context.run_config
-        return reply, working
-
-    def _call(self, app: Any, message: Message, context: Context) -> Message:
-        try:
-            reply: Message = app(message=message, context=context)
-        except SystemExit as end:
-            if self._ending.is_set():  # SIGTERM in the midst of the app: the node's end, not the app's
-                raise
-            raise AppError(f"SystemExit: {end}") from end
-        return reply
-
-    def _app(self, fab: Any, run: Any) -> Any:
-        if self._loaded is None or self._loaded[0] != fab.hash_str:
-            from flwr.cli.install import install_from_fab
-            from flwr.clientapp.utils import get_load_client_app_fn
-            from flwr.common.config import get_project_dir
-
-            if not self._any_bundle:
-                check_bundle(fab.content)
-            if self._loaded is not None:
-                _, folder, _ = self._loaded
-                self._loaded = None
-                forget(folder)
-            install_from_fab(fab.content, skip_prompt=True)
-            folder = get_project_dir(run.fab_id, run.fab_version, fab.hash_str)
-            app = get_load_client_app_fn("", None, multi_app=True)(run.fab_id, run.fab_version, fab.hash_str)
-            self._loaded = (fab.hash_str, folder, app)
-        return self._loaded[2]
-
-
-def forget(folder: Path) -> None:
-    """Drop what was imported from a bundle that is replaced: Flower would go on with it."""
-    inside = str(folder) + os.sep
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(inside):
-            del sys.modules[name]
-    sys.path[:] = [entry for entry in sys.path if entry != str(folder)]
-    importlib.invalidate_caches()
-    gc.collect()  # models and data of the old bundle, before the new one loads its own
-
-
-def check_bundle(content: bytes) -> None:
-    """Raise BundleRefusedError unless all code of a bundle that a client could import is installed here, to the byte.
-
-    Whoever reaches the SuperLink's control API can submit a bundle. This keeps its code off the device, modules that
-    would hide a library included. Server-side packages are free: nothing that runs here imports them.
-    """
-    installed = Path(__file__).parents[1]
-    with ZipFile(BytesIO(content)) as bundle:
-        for entry in bundle.infolist():
-            path = PurePosixPath(entry.filename)
-            plain = not path.is_absolute() and ".." not in path.parts
-            if plain and (path.parts[:1] in SERVER_SIDE or path.suffix in DATA or entry.is_dir()):
-                continue
-            here = installed / path
-            if not (plain and here.is_file() and here.read_bytes() == bundle.read(entry)):
-                raise BundleRefusedError(
-                    f"the bundle's {entry.filename} is not what is installed on this client: install the server's "
-                    'version there, or let the client run any bundle (bundles = "any")'
-                )
-
-
-# The app in a child a message ---------------------------------------------------------------------------------------
-
-
-class Isolated:
-    """Answers each message in a forked child, for apps that may crash or leak.
-
-    The fork server starts before Flower has threads, has the libraries loaded, and never touches CUDA: a child that
-    uses a GPU makes its own context.
-
-    Parameters
-    ----------
-    any_bundle
-        As of Resident.
-    """
-
-    def __init__(self, *, any_bundle: bool = False) -> None:
-        self._any_bundle = any_bundle
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(SHARED))
-        first = self._context.Process(target=int)  # starts the fork server, now
-        first.start()
-        first.join()
-
-    def __call__(self, fab: Any, run: Any, task_id: int, message: Message, context: Context) -> tuple[Message, Context]:
-        """Answer one message; what the app raises is raised here, and a crash is a CrashedError, at once."""
-        ours, theirs = self._context.Pipe()
-        child = self._context.Process(target=_answer_in_child, args=(theirs, self._any_bundle))
-        child.start()
-        theirs.close()
-        try:
-            ours.send((fab, run, task_id, message, context))
-            outcome = ours.recv()
-            child.join(timeout=5.0)
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            child.join()
-            raise CrashedError(f"the client app's process ended without a reply: {_ending(child.exitcode)}") from None
-        finally:
-            ours.close()
-            child.kill()
-        if isinstance(outcome, Exception):
-            raise outcome
-        reply, changed = outcome
-        return reply, changed
-
-
-def _answer_in_child(pipe: Connection, any_bundle: bool) -> None:
-    _end_with(os.getppid())
-    outcome: Any
-    try:
-        import numpy as np
-
-        np.random.seed()  # children of one fork server share its state
-        outcome = Resident(any_bundle=any_bundle)(*pipe.recv())
-    except BundleRefusedError as error:
-        outcome = error
-    except BaseException as error:
-        log.exception("the client app raised")
-        outcome = AppError(f"{type(error).__name__}: {error}")
-    pipe.send(outcome)
-
-
-def _ending(exitcode: int | None) -> str:
-    if exitcode is not None and exitcode < 0:
-        return f"killed by {signal.Signals(-exitcode).name}"
-    return f"exit code {exitcode}"
 
 
 # In Flower's loop ---------------------------------------------------------------------------------------------------
@@ -301,13 +112,27 @@ def keep_warm(answer: Answer) -> None:
     pace, push = Pace(), loop._push_messages
 
     def answer_and_push(state: Any, object_store: Any, send: Any, push_object: Any) -> None:
+        refused = list[str]()
+
+        def send_head(*head: Any) -> Any:
+            try:
+                return send(*head)
+            except RpcError as error:
+                raise RefusedError(in_words(error)) from None  # Flower logs it in one line, and goes on
+
         def push_part(*part: Any) -> None:
-            # Refused where the SuperLink has it already and only the receipt was lost: Flower then gives up the reply.
-            with contextlib.suppress(objects.ObjectPushError):
+            # Refused, too, where the SuperLink has it already and only the receipt was lost: the others are still due.
+            try:
                 push_object(*part)
+            except objects.ObjectPushError:
+                refused.append(part[2])
+            except RpcError as error:
+                raise RefusedError(in_words(error)) from None
 
         answer_next(state, object_store, answer)
-        push(state=state, object_store=object_store, send=send, push_object=push_part)
+        push(state=state, object_store=object_store, send=send_head, push_object=push_part)
+        if refused:
+            log.warning("the SuperLink did not store %d parts of the reply: it has them, or refuses them", len(refused))
         pace.worked()
 
     make_invoker = loop.make_simple_grpc_retry_invoker
@@ -318,16 +143,66 @@ def keep_warm(answer: Answer) -> None:
         function.__kwdefaults__["initial_backoff"] = BACKOFF_SECONDS
 
 
-def patient(invoker: Any) -> Any:
-    """Let a call be tried again as well when the SuperLink had a fault of its own, as when its database is busy.
+def read_no_bundles() -> None:
+    """Keep Flower's loop from reading a bundle when a message of a new run comes: `Installed` does it, with bounds.
 
-    Flower gives up then: the message, the reply or the node's heartbeat is lost.
+    What Flower reads has no bound, and what it raises ends the loop.
     """
-    from grpc import StatusCode
+    importlib.import_module(LOOP).get_fused_config_from_fab = lambda fab_file, run: {}  # type: ignore[attr-defined]
 
-    gives_up = invoker.should_giveup
-    invoker.should_giveup = lambda error: error.code() != StatusCode.INTERNAL and gives_up(error)
+
+def open_no_port() -> None:
+    """Keep a SuperNode from serving app processes beside it, of which a warm node has none.
+
+    Every account of the device could ask there for a message, and answer it in this client's name.
+    """
+    nothing = threading.Thread(target=int, name="no-runtime-api")
+    nothing.start()
+    server = SimpleNamespace(should_exit=False, force_exit=False)
+    importlib.import_module(COMMAND)._start_supernode_http_api = lambda config, state_factory: (server, nothing)  # type: ignore[attr-defined]
+
+
+class RefusedError(Exception):
+    """A call that the SuperLink refused, in one line."""
+
+
+def patient(invoker: Any) -> Any:
+    """Let a call be tried again as well when the SuperLink had a fault of its own that may pass.
+
+    Those are INTERNAL, as when its database is locked or its disk is full, and RESOURCE_EXHAUSTED, when it has too
+    many calls at once. Flower gives up then: the message, the reply or the node's heartbeat is lost. What is too large
+    for one message is RESOURCE_EXHAUSTED as well, and stays too large.
+    """
+    gives_up, said = invoker.should_giveup, threading.Event()
+
+    def should_giveup(error: Any) -> bool:
+        if error.code() == StatusCode.RESOURCE_EXHAUSTED:
+            return "larger than max" in str(error.details())
+        if error.code() == StatusCode.UNAUTHENTICATED and not said.is_set():
+            said.set()
+            log.error("%s", in_words(error))  # Flower ends the node for it without a word
+        return error.code() != StatusCode.INTERNAL and bool(gives_up(error))
+
+    invoker.should_giveup = should_giveup
     return invoker
+
+
+def in_words(error: Any) -> str:
+    """Return what a call was refused for, in one line: its status, and Flower's code and words where it has them."""
+    from flwr.supercore.error import FlowerError
+
+    details = str(error.details())
+    refusal = FlowerError.from_json(details)
+    return f"{error.code().name}: " + (f"[code: {refusal.code}] {refusal.message}" if refusal else details[:500])
+
+
+def end_without_heartbeat(failed: threading.ExceptHookArgs) -> None:
+    """Say in one line why a thread of Flower's has ended, and end the node: without heartbeat it is taken for dead."""
+    if not isinstance(failed.exc_value, RpcError):
+        threading.__excepthook__(failed)
+    elif failed.exc_value.code() != StatusCode.UNAUTHENTICATED:  # at which Flower ends the node itself
+        log.error("the heartbeat was refused: %s", in_words(failed.exc_value))
+        leave(1)
 
 
 def answer_next(state: Any, store: Any, answer: Answer) -> None:
@@ -411,26 +286,16 @@ def _is_there(name: str, parameters: Iterable[str]) -> bool:
         return False
 
 
-def _end_with(parent: int) -> None:
-    """End this process when its parent has ended, killed or not: nobody would stop it."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True, name="watch-parent").start()
-
-
 class Remedies(logging.Handler):
     """Says, under Flower's own words, what would help."""
 
     SAID: Mapping[str, str] = {
-        "[code: 2004]": "the SuperLink does not admit this key. It is not registered (fairbloom deploy enroll), or was "
-        "revoked (enroll the client anew), or a node with it is connected already: one that was killed counts as "
-        "connected for a minute",
-        "UNAUTHENTICATED": "the SuperLink refuses this node's signature: the key was revoked, or this device's clock "
-        "is more than 5 s ahead or 5 min behind (timedatectl)",
+        "[code: 2004]": "the SuperLink does not admit this key. Ask the federation's operator, whose commands these "
+        "are: it is not registered (fairbloom deploy enroll), or was revoked (enroll the client anew), or a node with "
+        "it is connected already: one that was killed counts as connected for a minute",
+        "UNAUTHENTICATED": "the SuperLink refuses this node's signature: the key was revoked by the federation's "
+        "operator, or the SuperLink has lost its database, or this device's clock is more than 5 s ahead or 5 min "
+        "behind (timedatectl)",
     }
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -438,7 +303,30 @@ class Remedies(logging.Handler):
         message = record.getMessage()
         for sign, remedy in self.SAID.items():
             if sign in message:
-                print(f"fairbloom client: {remedy}", file=sys.stderr, flush=True)
+                say(remedy)
+
+
+class Retries(logging.Filter):
+    """Says once that the SuperLink is away, and once that it is back, where Flower logs every attempt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._away_since: float | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether Flower's own words are logged."""
+        words = str(record.msg)
+        if words.startswith(ATTEMPT):
+            if self._away_since is None:
+                self._away_since = time.monotonic()
+                say("the SuperLink does not answer, or has a fault of its own: trying again until it answers")
+        elif words.startswith(SUCCESS):
+            if self._away_since is not None:
+                say(f"back: connected again after {duration(time.monotonic() - self._away_since)}")
+            self._away_since = None
+        else:
+            return True
+        return False
 
 
 def main() -> None:
@@ -446,25 +334,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="deploy.warm")
     parser.add_argument("--isolated", action="store_true")
     parser.add_argument("--any-bundle", action="store_true")
+    parser.add_argument("--app", default=APP)
+    parser.add_argument("--allow", action="append", default=[])
     parser.add_argument("supernode", nargs=argparse.REMAINDER)
     chosen = parser.parse_args()
-    _end_with(os.getppid())
+    end_with(os.getppid())
     arguments = [word for word in chosen.supernode if word != "--"]
     missing = missing_names()
+    if missing and not chosen.any_bundle:
+        say(
+            f"this version of Flower has no {'; '.join(missing)}: without, this client cannot keep code of the server "
+            "from running here; install the pinned version of Flower"
+        )
+        leave(1)
     if missing:
-        print(
-            f"fairbloom client: this version of Flower has no {'; '.join(missing)}: going on in Flower's own way, with "
-            "a new process a message and its own waits; install the pinned version for rounds of less than a second",
-            file=sys.stderr,
-            flush=True,
+        say(
+            f"this version of Flower has no {'; '.join(missing)}: going on in Flower's own way, with a new process a "
+            "message and its own waits; install the pinned version for rounds of less than a second"
         )
     else:
-        answer = (Isolated if chosen.isolated else Resident)(any_bundle=chosen.any_bundle)
-        keep_warm(answer)
+        bundles = Unpacked() if chosen.any_bundle else Installed.of(chosen.app, tuple(chosen.allow))
+        keep_warm((Isolated if chosen.isolated else Resident)(bundles))
+        open_no_port()
+        if not chosen.any_bundle:
+            read_no_bundles()
         arguments += ["--isolation", "process"]  # no app processes of Flower's beside ours
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    logging.getLogger("flwr").addHandler(Remedies())
+    flower = logging.getLogger("flwr")
+    flower.addHandler(Remedies())
+    flower.addFilter(Retries())
+    threading.excepthook = end_without_heartbeat
     sys.argv = ["flower-supernode", *arguments]
     try:
         flower_supernode()
@@ -474,7 +374,7 @@ def main() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once: Flower's server of the node's own API would go on without the loop."""
+    """End this process at once, whatever threads are left."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -145,7 +145,8 @@ def settings(as_json: JsonOption = False) -> None:
         show_settings(defaults)
 
 
-app.command()(deployment.client)
+app.add_typer(deployment.client, name="client")
+app.command()(deployment.server)
 app.add_typer(deployment.app, name="deploy")
 
 

@@ -6,13 +6,17 @@
 #   ./install.sh --wheels FOLDER                            upgrade; bundle, data and personal models stay
 #   ./install.sh --uninstall                                keeps bundle, data and personal models
 #
-# More: --torch SPEC (torch), --system-torch (the device's own PyTorch, as on Jetson), --index URL (of CPU wheels),
-# --python PATH (python3), --data-dir DIR, --no-service (no systemd), --root DIR (put everything below DIR).
+# So that the key is made here and never leaves: first --keys NAME in place of --bundle, which prints a request for the
+# operator; then --bundle, alone, with what comes back.
+#
+# More: --torch SPEC (what was gathered or is locked), --system-torch (the device's own PyTorch, as on Jetson),
+# --index URL (of CPU wheels), --python PATH (python3), --data-dir DIR, --no-service (no systemd), --root DIR (put
+# everything below DIR).
 set -euo pipefail
 umask 022
 
-here=$(cd "$(dirname "$0")" && pwd)
-bundle='' wheels='' source='' torch=torch system_torch='' index='' python=python3 data='' service=yes root='' uninstall=''
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+bundle='' keys='' wheels='' source='' torch='' system_torch='' index='' python=python3 data='' service=yes root='' uninstall=''
 user=fairbloom
 
 say() { printf 'install: %s\n' "$*"; }
@@ -21,10 +25,11 @@ fail() { printf 'install: %s\n' "$*" >&2; exit 1; }
 read_options() {
   while [ $# -gt 0 ]; do
     case $1 in
-      --bundle | --wheels | --source | --torch | --index | --python | --data-dir | --root)
+      --bundle | --keys | --wheels | --source | --torch | --index | --python | --data-dir | --root)
         [ $# -gt 1 ] || fail "$1 needs a value"
         case $1 in
           --bundle) bundle=$2 ;;
+          --keys) keys=$2 ;;
           --wheels) wheels=$2 ;;
           --source) source=$2 ;;
           --torch) torch=$2 ;;
@@ -49,13 +54,26 @@ check() {
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
     || fail "$python is $("$python" --version 2>&1 || true): Python 3.11 or later is needed; name another by --python PATH"
   "$python" -c 'import ensurepip, venv' 2> /dev/null || fail "$python has no venv: apt-get install python3-venv"
-  [ -n "$wheels$source" ] || fail "say where Fairbloom comes from: --wheels FOLDER or --source CHECKOUT"
+  [ -n "$wheels$source" ] || is_installed || fail "say where Fairbloom comes from: --wheels FOLDER or --source CHECKOUT"
   [ -z "$wheels" ] || compgen -G "$wheels/fairbloom-*.whl" > /dev/null || fail "--wheels $wheels: there is no fairbloom wheel in it (wheels.sh)"
-  [ -z "$bundle" ] || [ -f "$bundle" ] || fail "--bundle $bundle: there is no such file"
-  [ -n "$bundle" ] || [ -f "$etc/client.toml" ] || fail "this device has no bundle yet: give it by --bundle (fairbloom deploy enroll makes it)"
+  [ -z "$bundle" ] || [ -z "$keys" ] || fail "--keys makes the key for which a bundle is made: give --bundle later"
+  [ -z "$bundle" ] || check_bundle
+  [ -z "$keys" ] || [ ! -e "$etc/key" ] || fail "$etc/key is there already, and a federation may know this device by it: delete it first"
+  [ -n "$bundle$keys" ] || [ -f "$etc/client.toml" ] || fail "this device has no bundle yet: give it by --bundle (the federation's operator makes it), or begin with --keys NAME"
   local free
   free=$(df -Pk "$(nearest "$opt")" | awk 'NR == 2 {print int($4 / 1024)}')
-  [ "$free" -ge 3000 ] || fail "$free MB are free for $opt: 3000 MB are needed"
+  [ -z "$wheels$source" ] || [ "$free" -ge 3000 ] || fail "$free MB are free for $opt: 3000 MB are needed"
+}
+
+is_installed() { # and this command is about bundle or keys, for which the libraries can stay
+  [ -n "$bundle$keys" ] && [ -x "$opt/venv/bin/python" ]
+}
+
+check_bundle() {
+  local files
+  [ -f "$bundle" ] || fail "--bundle $bundle: there is no such file"
+  files=$("$python" -I "$here/unpack.py" "$bundle") || exit 1
+  [[ " $files " == *" key "* ]] || [ -f "$etc/key" ] || fail "--bundle $bundle has no key, and this device has none: make it first, by --keys NAME"
 }
 
 nearest() { # the nearest folder that exists
@@ -73,27 +91,38 @@ make_user() {
   done
 }
 
+torch_requirement() { # with hashes, unless --torch names one that is in no lock file
+  if [ -z "$wheels" ]; then
+    "$python" "$source/locks/pytorch.py" "${torch:-$(grep -o '^torch==[^ ]*' "$source/locks/torch.lock")}"
+  elif [ -n "$torch" ]; then echo "$torch"; else cat "$wheels/torch.txt"; fi
+}
+
 install_libraries() { # into a new folder; the old one serves until the new one is whole
-  local venv wheel pip
+  local venv wheel pip locks
   venv=$opt/venv-$(date -u +%Y%m%d%H%M%S)
   mkdir -p "$opt"
   "$python" -m venv ${system_torch:+--system-site-packages} "$venv"
-  trap 'rm -rf "$venv"' EXIT
-  pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-cache-dir)
-  if [ -n "$wheels" ]; then
-    pip+=(install --quiet --no-index --find-links "$wheels")
-    wheel=$(compgen -G "$wheels/fairbloom-*.whl" | tail -1)
-    [ ! -f "$wheels/constraints.txt" ] || pip+=(--constraint "$wheels/constraints.txt")
-  else
-    "${pip[@]}" wheel --quiet --no-deps --wheel-dir "$venv/wheel" "$source"
-    wheel=$(compgen -G "$venv/wheel/fairbloom-*.whl")
-    grep -v '^torch==' "$source/requirements.lock" > "$venv/constraints.txt"
-    pip+=(install --quiet --constraint "$venv/constraints.txt" ${index:+--extra-index-url "$index"})
-  fi
+  # shellcheck disable=SC2064 # this folder: the variable is gone when the trap runs
+  trap "rm -rf '$venv'" EXIT
+  pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-cache-dir install --quiet)
   say "libraries into $venv (minutes on a small device)"
-  [ -n "$system_torch" ] || "${pip[@]}" "$torch"
-  "$venv/bin/python" "$here/requirements.py" "$wheel" > "$venv/client.txt"
-  "${pip[@]}" --requirement "$venv/client.txt"
+  if [ -n "$wheels" ]; then
+    locks=$wheels
+    wheel=$(compgen -G "$wheels/fairbloom-*.whl" | tail -1)
+    pip+=(--no-index --find-links "$wheels")
+  else
+    locks=$source/locks
+    "$python" -m venv "$venv/build"
+    "$venv/build/bin/python" -m pip install --quiet --require-hashes --requirement "$locks/build.lock"
+    "$venv/build/bin/python" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$venv/build" "$source"
+    wheel=$(compgen -G "$venv/build/fairbloom-*.whl")
+    pip+=(${index:+--extra-index-url "$index"})
+  fi
+  "${pip[@]}" --require-hashes --requirement "$locks/client.lock"
+  if [ -z "$system_torch" ]; then
+    torch_requirement > "$venv/torch.txt"
+    "${pip[@]}" --requirement "$venv/torch.txt"
+  fi
   "${pip[@]}" --no-deps "$wheel" # its other libraries are for servers
   "$venv/bin/python" -c 'import torch, flwr' || fail "PyTorch or Flower cannot be loaded; the old installation, if any, is in place"
   trap - EXIT
@@ -102,17 +131,30 @@ install_libraries() { # into a new folder; the old one serves until the new one 
   find "$opt" -mindepth 1 -maxdepth 1 -name 'venv-*' ! -name "$(basename "$venv")" -exec rm -rf {} +
 }
 
-install_bundle() {
-  local unpacked
+make_folders() {
   install -d -m 750 -o root -g "$user" "$etc"
   install -d -m 700 -o "$user" -g "$user" "$state"
+}
+
+make_keys() {
+  (cd / && "$opt/venv/bin/python" -P -m deploy client keys "$keys" --out "$etc") || fail "no key was made"
+  chown "$user:$user" "$etc/key"
+  chmod 644 "$etc/$keys.request"
+  say "the line above is the request; once the bundle has come back: $0 --bundle FILE"
+}
+
+install_bundle() {
+  local unpacked
   if [ -n "$bundle" ]; then
     unpacked=$(mktemp -d)
-    tar -xzf "$bundle" -C "$unpacked" --strip-components 1
+    # shellcheck disable=SC2064 # this folder, whatever the variable is then
+    trap "rm -rf '$unpacked'" EXIT
+    "$python" -I "$here/unpack.py" "$bundle" "$unpacked" > /dev/null || exit 1
     install -m 644 "$unpacked/ca.crt" "$etc/ca.crt"
-    install -m 600 -o "$user" -g "$user" "$unpacked/key" "$etc/key"
+    [ ! -f "$unpacked/key" ] || install -m 600 -o "$user" -g "$user" "$unpacked/key" "$etc/key"
     install -m 644 "$unpacked/client.toml" "$etc/client.toml"
     rm -rf "$unpacked"
+    trap - EXIT
   fi
   if [ -n "$data" ]; then
     sed -i '/^data-dir *=/d' "$etc/client.toml"
@@ -149,7 +191,9 @@ main() {
   if [ -n "$uninstall" ]; then remove; exit; fi
   check
   make_user
-  install_libraries
+  [ -z "$wheels$source" ] || install_libraries
+  make_folders
+  if [ -n "$keys" ]; then make_keys; exit; fi
   install_bundle
   install_service
   cd "$state" # its disk is the one to look at
@@ -157,4 +201,4 @@ main() {
     || say "the client is installed and keeps trying; see to the faults above"
 }
 
-main "$@"
+[ "${BASH_SOURCE[0]}" != "$0" ] || main "$@"

@@ -1,22 +1,29 @@
 """What an edge device gets: scripts that pass a checker, a unit that systemd takes, a guide that names what is."""
 
+import io
 import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
-import zipfile
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
+from deploy.client_cli import DEFAULT, WithDefault
+from deploy.federation import server_unit
 from experiments.cli import app
 
 ROOT = Path(__file__).parents[2]
 EDGE = ROOT / "deploy" / "edge"
 SCRIPTS = sorted(EDGE.glob("*.sh"))
+UNIT = "fairbloom-client.service"
 GUIDE = (ROOT / "docs" / "deployment.md").read_text()
 COMMANDS = sorted({*re.findall(r"^(fairbloom .*)$", GUIDE, re.M), *re.findall(r"`(fairbloom [^`]*)`", GUIDE)})
 
@@ -63,23 +70,190 @@ def test_install_stops_before_it_changes_anything(words: list[str], message: str
     assert not list(tmp_path.iterdir())
 
 
-@needs("systemd-analyze")
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    unit = (EDGE / "fairbloom-client.service").read_text().replace("/opt/fairbloom/venv/bin/python", sys.executable)
-    (tmp_path / "fairbloom-client.service").write_text(unit)
-    done = subprocess.run(
-        ["systemd-analyze", "verify", tmp_path / "fairbloom-client.service"], capture_output=True, text=True
+# Bundles on a device -------------------------------------------------------------------------------------------------
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="the installation is root's")
+GOOD = {"ca.crt": b"certificate", "key": b"private", "client.toml": b'superlink = "a:1"\n', UNIT: b"[Unit]\n"}
+
+
+def entry(name: str, content: bytes = b"", **changes: Any) -> tuple[tarfile.TarInfo, bytes]:
+    made = tarfile.TarInfo(name)
+    made.size = len(content)
+    for attribute, value in changes.items():
+        setattr(made, attribute, value)
+    return made, content
+
+
+def bundle_with(file: Path, *more: tuple[tarfile.TarInfo, bytes], without: str = "") -> Path:
+    """Write a bundle as enroll does, with further entries."""
+    with tarfile.open(file, "w:gz") as bundle:
+        good = [entry(f"site-a/{name}", content) for name, content in GOOD.items() if name != without]
+        for made, content in [*good, *more]:
+            bundle.addfile(made, io.BytesIO(content))
+    return file
+
+
+def install(home: Path, step: str, bundle: Path | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run one step of install.sh, of which all goes below a folder of this test."""
+    words = ["--root", str(home / "device"), *(["--bundle", str(bundle)] if bundle else [])]
+    words += [word for key, value in settings.items() for word in (f"--{key}", value)]
+    program = f'source "$1"; shift; read_options "$@"; user=$(id -un); {step}'
+    return subprocess.run(
+        ["bash", "-c", program, "test", EDGE / "install.sh", *words],
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
     )
-    assert "fairbloom-client" not in done.stderr, done.stderr
 
 
-def test_a_client_needs_no_simulation_and_no_figures(tmp_path: Path) -> None:
-    lines = ("flwr[simulation]<1.40,>=1.39", "torch>=2.6", "matplotlib>=3.9", "numpy>=2.0", "rich>=13; extra == 'x'")
-    with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
-        wheel.writestr("x.dist-info/METADATA", "".join(f"Requires-Dist: {line}\n" for line in lines))
-    script = [sys.executable, EDGE / "requirements.py", tmp_path / "x.whl"]
-    printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
-    assert printed.splitlines() == ["flwr<1.40,>=1.39", "numpy>=2.0"]
+def etc(home: Path) -> dict[str, bytes]:
+    folder = home / "device" / "etc" / "fairbloom"
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
+
+
+def installed(**changes: bytes) -> dict[str, bytes]:
+    return {name: content for name, content in GOOD.items() if name != UNIT} | changes
+
+
+SECRET = b"for root alone"
+
+HOSTILE: dict[str, Callable[[Path], Path]] = {
+    "a link": lambda at: bundle_with(
+        at, entry("site-a/ca.crt", type=tarfile.SYMTYPE, linkname=str(at.parent / "secret")), without="ca.crt"
+    ),
+    "a hard link": lambda at: bundle_with(
+        at, entry("site-a/key", type=tarfile.LNKTYPE, linkname=str(at.parent / "secret")), without="key"
+    ),
+    "a link to a folder": lambda at: bundle_with(at, entry("site-a", type=tarfile.SYMTYPE, linkname=str(at.parent))),
+    "a link that a file follows": lambda at: bundle_with(
+        at, entry("site-a/x", type=tarfile.SYMTYPE, linkname=str(at.parent)), entry("site-a/x/stolen", b"x")
+    ),
+    "an absolute path": lambda at: bundle_with(at, entry(str(at.parent / "stolen"), b"x")),
+    "a path upwards": lambda at: bundle_with(at, entry("site-a/../../stolen", b"x")),
+    "a folder upwards": lambda at: bundle_with(at, entry("../key", b"x"), without="key"),
+    "a second folder": lambda at: bundle_with(at, entry("site-b/key", b"x"), without="key"),
+    "no folder": lambda at: bundle_with(at, entry("key", b"x"), without="key"),
+    "a file twice": lambda at: bundle_with(at, entry("site-a/key", b"x")),
+    "a device": lambda at: bundle_with(
+        at, entry("site-a/key", type=tarfile.CHRTYPE, devmajor=1, devminor=5), without="key"
+    ),
+    "a pipe": lambda at: bundle_with(at, entry("site-a/key", type=tarfile.FIFOTYPE), without="key"),
+    "a folder for a file": lambda at: bundle_with(at, entry("site-a/key", type=tarfile.DIRTYPE), without="key"),
+    "another file": lambda at: bundle_with(at, entry("site-a/authorized_keys", b"x")),
+    "a huge file": lambda at: bundle_with(at, entry("site-a/key", bytes(200 * 2**20)), without="key"),
+    "a huge header": lambda at: bundle_with(
+        at, entry("site-a/key", b"x", pax_headers={"comment": "x" * 2**27}), without="key"
+    ),
+    "a sparse file": lambda at: sparse(at),
+    "no certificate": lambda at: bundle_with(at, without="ca.crt"),
+    "no settings": lambda at: bundle_with(at, without="client.toml"),
+    "no archive": lambda at: Path(shutil.copy(ROOT / "README.md", at)),
+    "half an archive": lambda at: cut(bundle_with(at)),
+}
+
+
+def sparse(at: Path) -> Path:
+    """A file that says that it has a terabyte, none of which is in the archive."""
+    sizes = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(2**40), "GNU.sparse.numblocks": "1"}
+    return bundle_with(at, entry("site-a/key", pax_headers=sizes), without="key")
+
+
+def cut(bundle: Path) -> Path:
+    bundle.write_bytes(bundle.read_bytes()[:-40])
+    return bundle
+
+
+@as_root
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_of_a_malicious_bundle_nothing_is_installed(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "secret").chmod(0o600)
+    bundle = HOSTILE[kind](tmp_path / "site-a.tar.gz")
+    before = sorted(tmp_path.rglob("*"))
+    limits = "ulimit -v 400000"  # kB: what is huge is refused before it fills memory
+    checked = install(tmp_path, f"{limits}; check_bundle", bundle)
+    assert checked.returncode == 1
+    assert "is no bundle of a client" in checked.stderr
+    assert "Traceback" not in checked.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+    done = install(tmp_path, f"{limits}; make_folders; install_bundle", bundle)
+    assert done.returncode == 1
+    assert "is no bundle of a client" in done.stderr
+    assert etc(tmp_path) == {}
+    assert not (tmp_path / "stolen").exists()
+
+
+@as_root
+def test_a_bundle_is_installed_with_a_key_for_the_service_alone(tmp_path: Path) -> None:
+    done = install(tmp_path, "check_bundle; make_folders; install_bundle", bundle_with(tmp_path / "site-a.tar.gz"))
+    assert done.returncode == 0, done.stderr
+    assert etc(tmp_path) == installed()
+    assert stat.S_IMODE((tmp_path / "device" / "etc" / "fairbloom" / "key").stat().st_mode) == 0o600
+
+
+@as_root
+def test_a_bundle_as_enroll_makes_it_is_taken(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as bundle:  # with the folder's own entry, as tar makes it
+        bundle.addfile(*entry("site-a", type=tarfile.DIRTYPE)[:1])
+        for name, content in GOOD.items():
+            made, _ = entry(f"site-a/{name}", content)
+            bundle.addfile(made, io.BytesIO(content))
+    assert install(tmp_path, "check_bundle", tmp_path / "x.tar.gz").returncode == 0
+
+
+@as_root
+def test_nothing_of_an_unpacked_bundle_is_left_over(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    for bundle in (bundle_with(tmp_path / "good.tar.gz"), HOSTILE["a link"](tmp_path / "bad.tar.gz")):
+        install(tmp_path, f"export TMPDIR='{tmp_path / 'tmp'}'; make_folders; install_bundle", bundle)
+        assert not list((tmp_path / "tmp").iterdir())
+
+
+def python_of(home: Path) -> None:
+    """Put this Python where the installation has its own."""
+    venv = home / "device" / "opt" / "fairbloom" / "venv" / "bin"
+    venv.mkdir(parents=True)
+    (venv / "python").write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
+    (venv / "python").chmod(0o755)
+
+
+@as_root
+def test_a_key_is_made_on_the_device_and_a_bundle_without_one_keeps_it(tmp_path: Path) -> None:
+    bundle, folder = bundle_with(tmp_path / "site-a.tar.gz", without="key"), tmp_path / "device" / "etc" / "fairbloom"
+    early = install(tmp_path, "check_bundle", bundle)
+    assert "has no key, and this device has none: make it first, by --keys NAME" in early.stderr
+    python_of(tmp_path)
+    made = install(tmp_path, "check; make_folders; make_keys", keys="site-a")
+    assert made.returncode == 0, made.stderr
+    request = (folder / "site-a.request").read_text()
+    assert made.stdout.startswith(request)
+    assert request.split()[::2] == ["ecdsa-sha2-nistp384", "site-a"]
+    key = (folder / "key").read_bytes()
+    assert b"OPENSSH PRIVATE KEY" in key
+    assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
+    done = install(tmp_path, "check_bundle; make_folders; install_bundle", bundle)
+    assert done.returncode == 0, done.stderr
+    assert etc(tmp_path) == installed(key=key) | {"site-a.request": request.encode()}
+    again = install(tmp_path, "check; make_keys", keys="site-a")
+    assert again.returncode == 1
+    assert "key is there already" in again.stderr
+    assert (folder / "key").read_bytes() == key
+
+
+def test_what_a_device_needs_goes_with_the_wheels() -> None:
+    """The installation runs from the folder that wheels.sh has gathered."""
+    used = set(re.findall(r"\$here/([a-z]+\.py)", (EDGE / "install.sh").read_text()))
+    gathered = re.findall(r"\$here/([a-z]+\.(?:py|sh))", (EDGE / "wheels.sh").read_text())
+    assert used | {"install.sh"} <= set(gathered)
+
+
+@needs("systemd-analyze")
+@pytest.mark.parametrize("name", ["fairbloom-client.service", "fairbloom-server.service"])
+def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
+    client = (EDGE / "fairbloom-client.service").read_text().replace("/opt/fairbloom/venv/bin/python", sys.executable)
+    (tmp_path / name).write_text(client if "client" in name else server_unit(tmp_path))
+    done = subprocess.run(["systemd-analyze", "verify", tmp_path / name], capture_output=True, text=True)
+    assert name not in done.stderr, done.stderr
 
 
 def test_a_client_starts_without_the_servers_libraries() -> None:
@@ -99,7 +273,8 @@ def test_the_guide_names_commands_and_options_that_are(line: str) -> None:
     words = shlex.split(line)[1:]
     command = typer.main.get_command(app)
     while words and isinstance(command, typer.core.TyperGroup):
-        command = command.commands[words.pop(0)]
+        known_word = words[0] in command.commands or not isinstance(command, WithDefault)
+        command = command.commands[words.pop(0) if known_word else DEFAULT]
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= known
 

@@ -1,56 +1,53 @@
-"""The parts of a warm client that need no server: what it relies on, which bundles it runs, how it forgets one."""
+"""The parts of a warm client that need no federation: what it relies on, how it answers, what it survives."""
 
 import hashlib
 import importlib
-import io
+import inspect
 import itertools
+import logging
+import socket
+import sqlite3
+import subprocess
 import sys
+import threading
 import time
 import warnings
-import zipfile
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, RegisterNodeFleetRequest
+from flwr.proto.fleet_pb2_grpc import FleetStub
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
+from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.run import Run
+from flwr.superlink.federation import NoOpFederationManager
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from grpc import StatusCode
 
 from deploy import warm
-from deploy.warm import (
-    USED,
-    AppError,
-    BundleRefusedError,
-    CrashedError,
-    Isolated,
-    Pace,
-    Resident,
-    check_bundle,
-    forget,
-    missing_names,
-)
+from deploy.answers import AppError, CrashedError, Isolated, Resident
+from deploy.bundles import Unpacked, forget
+from deploy.client import CONNECTED, Client
+from deploy.warm import USED, Pace, Remedies, Retries, missing_names
 
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
     from flwr.cli.build import build_fab_from_disk
+    from flwr.superlink.cli.flower_superlink import _run_fleet_api_grpc_rere
 
     command = importlib.import_module("flwr.supernode.cli.flower_supernode")
-
-ROOT = Path(__file__).parents[2]
-
-
-def packed(**files: bytes) -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as bundle:
-        for name, text in files.items():
-            bundle.writestr(name, text)
-    return content.getvalue()
-
 
 # Flower's names -----------------------------------------------------------------------------------------------------
 
@@ -70,40 +67,43 @@ def test_a_parameter_that_is_gone_is_found_out() -> None:
     assert missing_names({"flwr.app:Message": ("content", "colour")}) == ["flwr.app:Message(content, colour)"]
 
 
-def test_without_the_names_flowers_own_way_is_taken_and_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    started, ended = list[list[str]](), list[int]()
+@pytest.fixture
+def other_flower(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A Flower that lacks a name; the arguments with which its own SuperNode was started."""
+    started = list[list[str]]()
     monkeypatch.setattr(warm, "missing_names", lambda: ["flwr.x:y()"])
-    monkeypatch.setattr(warm, "_end_with", lambda parent: None)
-    monkeypatch.setattr(warm.os, "_exit", ended.append)
+    monkeypatch.setattr(warm, "end_with", lambda parent: None)
     monkeypatch.setattr(command, "flower_supernode", lambda: started.append(list(sys.argv)))
-    monkeypatch.setattr(sys, "argv", ["warm", "--isolated", "--", "--superlink", "a:1"])
-    warm.main()
-    assert (started, ended) == ([["flower-supernode", "--superlink", "a:1"]], [1])
+    monkeypatch.setattr(warm, "leave", sys.exit)
+    return started
+
+
+def test_flower_logs_the_words_by_which_a_client_is_known_to_be_connected() -> None:
+    loop, retry = (importlib.import_module(name) for name in (warm.LOOP, "flwr.supercore.retry.grpc_retry"))
+    assert f'"{CONNECTED.decode()} %s"' in inspect.getsource(loop.start_client_internal)
+    for words in (warm.ATTEMPT, warm.SUCCESS):
+        assert f'"{words}' in inspect.getsource(retry.make_simple_grpc_retry_invoker)
+
+
+def test_without_the_names_flowers_own_way_is_taken_and_said(
+    other_flower: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["warm", "--isolated", "--any-bundle", "--", "--superlink", "a:1"])
+    with pytest.raises(SystemExit):
+        warm.main()
+    assert other_flower == [["flower-supernode", "--superlink", "a:1"]]
     assert "this version of Flower has no flwr.x:y(): going on in Flower's own way" in capsys.readouterr().err
 
 
-# Bundles ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_code_that_is_installed_is_ours_whatever_the_server_side() -> None:
-    own = {"client/app.py": (ROOT / "client" / "app.py").read_bytes()}
-    free = {"pyproject.toml": b"x", "strategies/mine.py": b"x", "server/app.py": b"x", ".info/CONTENT": b"x"}
-    check_bundle(packed(**own, **free))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("client/app.py", "client/more.py", "tasks/__init__.py", "torch.py", "torch.pyc", "torch.so", "torch/x.py"),
-        *("server/../torch.py", "../torch.py", "/torch.py", "strategies.py", "client/app.toml/../more.py"),
-    ],
-)
-def test_other_code_is_refused_by_name(name: str) -> None:
-    with pytest.raises(BundleRefusedError) as error:
-        check_bundle(packed(**{name: b"import os"}))
-    assert name in str(error.value)
+def test_without_the_names_a_client_of_installed_code_does_not_start(
+    other_flower: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flower's own way unpacks and runs whatever comes."""
+    monkeypatch.setattr(sys, "argv", ["warm", "--", "--superlink", "a:1"])
+    with pytest.raises(SystemExit):
+        warm.main()
+    assert other_flower == []
+    assert "this version of Flower has no flwr.x:y(): without, this client cannot keep code" in capsys.readouterr().err
 
 
 def test_a_replaced_bundle_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def context() -> Context:
 
 @pytest.fixture(params=[Resident, Isolated])
 def answer(request: pytest.FixtureRequest) -> Any:
-    return request.param(any_bundle=True)
+    return request.param(Unpacked())
 
 
 def test_a_message_is_answered_and_the_context_kept(answer: Any, home: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_message_is_answered_and_the_context_kept(answer: Any, home: Path) -> 
 
 
 def test_the_resident_app_stays_loaded_until_another_bundle_comes(home: Path) -> None:
-    resident, first, second = Resident(any_bundle=True), bundle_of(home, 1), bundle_of(home, 2)
+    resident, first, second = Resident(Unpacked()), bundle_of(home, 1), bundle_of(home, 2)
     seen = []
     for bundle in (first, first, second, first):
         reply, _ = resident(*bundle, 3, message("reply"), context())
@@ -217,7 +217,7 @@ def test_what_the_app_raises_comes_out_in_words_and_leaves_the_context(answer: A
 
 
 def test_a_crash_of_an_isolated_app_is_noticed_at_once(home: Path) -> None:
-    isolated, bundle, started = Isolated(any_bundle=True), bundle_of(home, 1), time.monotonic()
+    isolated, bundle, started = Isolated(Unpacked()), bundle_of(home, 1), time.monotonic()
     with pytest.raises(CrashedError, match="killed by SIGSEGV"):
         isolated(*bundle, 3, message("crash"), context())
     assert time.monotonic() - started < 20.0
@@ -235,17 +235,11 @@ def test_the_end_of_the_node_in_the_midst_of_the_app_is_no_error_of_the_app(
 ) -> None:
     handlers: list[Any] = []
     monkeypatch.setattr("flwr.supercore.exit.add_exit_handler", handlers.append)
-    resident = Resident(any_bundle=True)
+    resident = Resident(Unpacked())
     for handler in handlers:  # as Flower does on SIGTERM, before it raises SystemExit
         handler()
     with pytest.raises(SystemExit):
         resident(*bundle_of(home, 1), 3, message("exit"), context())
-
-
-def test_a_foreign_bundle_is_refused(home: Path) -> None:
-    for answer in (Resident(), Isolated()):
-        with pytest.raises(BundleRefusedError, match=r"tried_app\.py is not what is installed"):
-            answer(*bundle_of(home, 1), 3, message("reply"), context())
 
 
 # In Flower's loop ---------------------------------------------------------------------------------------------------
@@ -268,7 +262,7 @@ def test_a_message_that_a_stopped_run_left_half_received_is_dropped(home: Path) 
     whole.content["config"]["round"] = 2
     importlib.import_module(warm.LOOP)._insert_message(whole, state, store)
 
-    warm.answer_next(state, store, Resident(any_bundle=True))
+    warm.answer_next(state, store, Resident(Unpacked()))
 
     (reply,) = state.get_messages(is_reply=True)
     assert reply.metadata.reply_to_message_id == whole.metadata.message_id
@@ -277,14 +271,244 @@ def test_a_message_that_a_stopped_run_left_half_received_is_dropped(home: Path) 
     assert store.get(torn.metadata.message_id) is None
 
 
-@pytest.mark.parametrize(
-    ("code", "gives_up"),
-    [(StatusCode.INTERNAL, False), (StatusCode.UNAVAILABLE, False), (StatusCode.INVALID_ARGUMENT, True)],
-)
-def test_a_fault_of_the_superlinks_own_is_tried_again(code: StatusCode, gives_up: bool) -> None:
-    error = SimpleNamespace(code=lambda: code, details=lambda: "")
+# A SuperLink with faults --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "superlink.db"
+
+
+@pytest.fixture
+def stub(database: Path) -> Iterator[FleetStub]:
+    """The fleet API of a real SuperLink with a database, as a node calls it."""
+    objects = ObjectStoreFactory(str(database))
+    state = LinkStateFactory(str(database), NoOpFederationManager(), objects)
+    with warnings.catch_warnings(action="ignore"):  # Alembic's, when the database is made
+        state.state()
+    server = _run_fleet_api_grpc_rere("127.0.0.1:0", state, objects, enable_supernode_auth=False, certificates=None)
+    with grpc.insecure_channel(server.bound_address) as plain:
+        yield FleetStub(grpc.intercept_channel(plain, RuntimeVersionClientInterceptor(component_name="SuperNode")))
+    server.stop(None)
+
+
+def patient_invoker(waits: list[float] | None = None) -> Any:
     invoker = warm.patient(importlib.import_module(warm.LOOP).make_simple_grpc_retry_invoker())
-    assert invoker.should_giveup(error) == gives_up
+    invoker.wait_function = lambda seconds: None if waits is None else waits.append(seconds)
+    return invoker
+
+
+def test_calls_are_tried_again_while_the_superlinks_database_is_locked(stub: FleetStub, database: Path) -> None:
+    stub.RegisterNode(RegisterNodeFleetRequest(public_key=b"key"))
+    node = Node(node_id=stub.ActivateNode(ActivateNodeRequest(public_key=b"key", heartbeat_interval=30)).node_id)
+    beat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=30)
+    lock, invoker = sqlite3.connect(database, isolation_level=None, check_same_thread=False), patient_invoker()
+    lock.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(grpc.RpcError) as error:
+        stub.PullMessages(PullMessagesRequest(node=node))
+    assert error.value.code() == StatusCode.INTERNAL  # what Flower gives up at
+    invoker.on_backoff = lambda state: lock.in_transaction and lock.execute("ROLLBACK")
+    assert invoker.invoke(stub.SendNodeHeartbeat, beat).success
+    lock.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "calls"),
+    [({"maximum_concurrent_rpcs": 1}, 3), ({"options": [("grpc.max_receive_message_length", 100)]}, 1)],
+)
+def test_too_many_calls_are_tried_again_and_too_large_ones_are_not(limit: dict[str, Any], calls: int) -> None:
+    """Both are RESOURCE_EXHAUSTED."""
+    release, entered = threading.Event(), threading.Event()
+
+    def wait(request: bytes, context: grpc.ServicerContext) -> bytes:
+        entered.set()
+        release.wait(10)
+        return b""
+
+    server = grpc.server(futures.ThreadPoolExecutor(4), **limit)
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("x", {"Y": grpc.unary_unary_rpc_method_handler(wait)})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call, tries = channel.unary_unary("/x/Y"), list[StatusCode]()
+        first = call.future(b"")
+        entered.wait(10)
+        invoker = patient_invoker()
+
+        def note(state: Any) -> None:
+            tries.append(state.exception.code())
+            if len(tries) == calls - 1:
+                release.set()
+                first.result()
+
+        invoker.on_backoff = invoker.on_giveup = note
+        if calls == 1:
+            with pytest.raises(grpc.RpcError):
+                invoker.invoke(call, bytes(1000))
+        else:
+            invoker.invoke(call, b"")
+        release.set()
+        assert tries[0] == StatusCode.RESOURCE_EXHAUSTED
+        assert len(tries) == max(calls - 1, 1)
+    server.stop(None)
+
+
+@pytest.mark.parametrize(("code", "gives_up"), [(StatusCode.UNAVAILABLE, False), (StatusCode.INVALID_ARGUMENT, True)])
+def test_other_faults_are_flowers_business(code: StatusCode, gives_up: bool) -> None:
+    error = SimpleNamespace(code=lambda: code, details=lambda: "")
+    assert patient_invoker().should_giveup(error) == gives_up
+
+
+class Refusal(grpc.RpcError):  # type: ignore[misc]
+    def code(self) -> StatusCode:
+        return StatusCode.FAILED_PRECONDITION
+
+    def details(self) -> str:
+        return '{"code": 77, "public_message": "too large for this federation", "public_details": null}'
+
+
+class Stranger(Refusal):
+    def code(self) -> StatusCode:
+        return StatusCode.UNAUTHENTICATED
+
+    def details(self) -> str:
+        return "Invalid node ID"
+
+
+def test_a_node_that_is_no_longer_known_says_so_once_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = list[str]()
+    monkeypatch.setattr(warm.log, "error", lambda words, *values: said.append(words % values))
+    should_giveup = warm.patient(SimpleNamespace(should_giveup=lambda error: True)).should_giveup
+    assert [should_giveup(Stranger()) for _ in range(2)] == [True, True]
+    assert said == ["UNAUTHENTICATED: Invalid node ID"]
+    Remedies().emit(logging.LogRecord("flwr", logging.ERROR, "", 0, said[0], (), None))
+    assert "the key was revoked by the federation's operator, or the SuperLink has lost its" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "ends"), [(Refusal(), True), (Stranger(), False)])
+def test_a_node_without_heartbeat_ends_with_one_line_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, ends: bool
+) -> None:
+    ended = list[int]()
+    monkeypatch.setattr(warm, "leave", ended.append)
+    monkeypatch.setattr(threading, "excepthook", warm.end_without_heartbeat)
+
+    def beat() -> None:
+        raise error
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    thread.join()
+    assert bool(ended) == ends
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Flower's loop, for one test."""
+    module, objects = importlib.import_module(warm.LOOP), importlib.import_module(warm.OBJECTS)
+    for name in ("_push_messages", "make_simple_grpc_retry_invoker", "time", "get_fused_config_from_fab"):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    for function in (objects.pull_objects, objects.pull_and_inflate_object_from_tree):
+        monkeypatch.setitem(function.__kwdefaults__, "initial_backoff", 1.0)
+    return module
+
+
+@pytest.mark.parametrize("refuses", ["the reply", "its parts"])
+def test_a_refused_reply_is_one_line_and_the_next_message_is_answered(
+    loop: Any, home: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
+) -> None:
+    fab, run = bundle_of(home, 1)
+    run.fab_hash, run.series_id = fab.hash_str, 4
+    store = InMemoryObjectStore()
+    state = InMemoryNodeState(store)
+    state.set_node_id(2)
+    state.store_run(run)
+    state.store_fab(fab)
+    state.set_run_series_context(4, context())
+    sent, stored = list[str](), list[str]()
+    honest = False
+
+    def send(reply: Message, tree: Any, seconds: float) -> tuple[set[str], str]:
+        if refuses == "the reply" and not honest:
+            raise Refusal
+        sent.append(reply.metadata.message_id)
+        return {reply.metadata.message_id, *(child.object_id for child in tree.children)}, "session"
+
+    def push_object(run_id: int, session_id: str, object_id: str, content: bytes) -> None:
+        if refuses == "its parts" and not honest:
+            raise ObjectPushError(object_id, run_id, session_id)
+        stored.append(object_id)
+
+    warm.keep_warm(Resident(Unpacked()))
+    said = list[str]()
+    monkeypatch.setattr(
+        warm.log,
+        "handle",
+        lambda record: said.append(record.getMessage()) if record.levelno >= logging.WARNING else None,
+    )
+    for number in (1, 2):
+        asked = message("reply")
+        asked.content["config"]["number"] = number
+        loop._insert_message(asked, state, store)
+        loop._push_messages(state=state, object_store=store, send=send, push_object=push_object)
+        assert not state.get_messages(is_reply=True)
+        honest = True
+    if refuses == "the reply":
+        assert len(said) == 1
+        assert said[0].endswith("FAILED_PRECONDITION: [code: 77] too large for this federation")
+    else:
+        assert said == ["the SuperLink did not store 2 parts of the reply: it has them, or refuses them"]
+    assert len(stored) == 2
+    assert sent[-1] in stored
+
+
+def test_a_superlink_that_is_away_is_said_once_and_when_it_is_back(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = Retries()
+
+    def passes(words: str, *values: object) -> bool:
+        return bool(quiet.filter(logging.LogRecord("flwr", logging.WARNING, "", 0, words, values, None)))
+
+    attempt, success = "Connection attempt failed, retrying in %.2f seconds", "Connection successful after %.2f seconds"
+    assert not any(passes(attempt, 1.0) for _ in range(20))
+    assert not any(passes(success, 3.0) for _ in range(2))
+    assert passes("Received successfully")
+    away, back = capsys.readouterr().err.splitlines()
+    assert "the SuperLink does not answer" in away
+    assert "back: connected again after 0 s" in back
+
+
+# The node's own port ------------------------------------------------------------------------------------------------
+
+
+def listening(pid: int) -> list[str]:
+    """Return the local addresses on which a process listens."""
+    held = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
+    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held]
+
+
+@pytest.mark.runtimes
+@pytest.mark.parametrize("options", [{}, {"bundles": "any"}, {"isolated": True}], ids=str)
+def test_a_node_serves_no_api_on_its_device(options: dict[str, Any], tmp_path: Path) -> None:
+    """Whoever can connect to Flower's may take a message and answer it in the client's name."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        client = Client(superlink=address, insecure=True, state_dir=str(tmp_path), **options)
+        node = subprocess.Popen(client.command(), env=client.environment(), stderr=subprocess.PIPE, text=True)
+        assert node.stderr is not None
+        try:
+            silent.settimeout(120)
+            silent.accept()[0].close()  # the loop has begun: Flower's API would be there by now
+            assert listening(node.pid) == []
+        finally:
+            node.kill()
+            node.wait()
+            node.stderr.close()
 
 
 # Waits --------------------------------------------------------------------------------------------------------------

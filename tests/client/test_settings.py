@@ -1,0 +1,143 @@
+"""What a run may set of a client's work on a device."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, MessageType
+
+from client.settings import DEVICE, FINGERPRINT, WORK, SettingRefusedError, fingerprint, taken
+from server.settings import default_config
+
+from .helpers import ask, context, run_config
+
+TOLD: list[tuple[str, dict[str, Any]]] = [
+    (MessageType.QUERY, {}),
+    (MessageType.TRAIN, {"measure": ["loss-before", "loss-after", "learning-rate"], "personal-lambda": 1.0}),
+    (MessageType.EVALUATE, {"measure": ["train-loss"], "personal-lambda": 1.0}),
+]
+
+
+@pytest.mark.parametrize("changes", [{}, {"stragglers": 1.0, "local_epochs": 3}, {"partition": "dirichlet"}], ids=str)
+def test_the_short_list_has_all_that_the_work_needs(changes: dict[str, Any]) -> None:
+    everything = run_config(**changes)
+    short = taken(everything)
+    assert set(short) <= {*WORK, FINGERPRINT}
+    for kind, told in TOLD:
+        whole, device = (ask(kind, told, context(1, config)) for config in (everything, short))
+        assert whole.metric_records == device.metric_records
+        for name, record in whole.array_records.items():
+            assert all(array.data == device.array_records[name][key].data for key, array in record.items())
+
+
+def test_every_setting_of_the_list_is_one_of_a_run_and_has_its_type() -> None:
+    assert {key: type(default_config()[key]) for key in WORK} == dict(WORK)
+
+
+@pytest.mark.parametrize("key", ["state-dir", "data-dir", "out", "metrics-port", "app", "fedfv.alpha", FINGERPRINT])
+def test_what_the_work_does_not_need_is_dropped(key: str) -> None:
+    with_it = taken({**run_config(), key: "/etc/shadow"})
+    assert {name: value for name, value in with_it.items() if name != FINGERPRINT} == {
+        name: value for name, value in taken(run_config()).items() if name != FINGERPRINT
+    }
+
+
+@pytest.mark.parametrize("key", sorted(key for key, kind in WORK.items() if kind is str))
+@pytest.mark.parametrize(
+    "value",
+    [
+        "os:system",
+        "evil.task:load",
+        "/etc/shadow",
+        "../x",
+        "..",
+        ".",
+        "a\\b",
+        "a/b",
+        "~",
+        "",
+        "x" * 65,
+        "a\n",
+        "a b",
+        "é",
+    ],
+)
+def test_paths_and_import_strings_are_refused_by_the_settings_name(key: str, value: str) -> None:
+    with pytest.raises(SettingRefusedError, match=f"the run sets {key} = ") as error:
+        taken({**run_config(), key: value})
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("clients", "os:system"),
+        ("seed", 1.0),
+        ("momentum", "0"),
+        ("drop-stragglers", 1),
+        ("clients", True),
+        ("task", 3),
+    ],
+)
+def test_a_value_of_another_type_is_refused(key: str, value: object) -> None:
+    with pytest.raises(SettingRefusedError, match=rf"the run sets {key} = {value!r}: it must be of type"):
+        taken({**run_config(), key: value})
+
+
+def test_a_whole_number_will_do_for_a_fraction() -> None:
+    assert taken({**run_config(), "learning-rate": 1})["learning-rate"] == 1
+
+
+def test_a_long_value_is_shortened() -> None:
+    with pytest.raises(SettingRefusedError) as error:
+        taken({**run_config(), "model": "/" * 10_000})
+    assert "/…, and this client allows no path" in str(error.value)
+
+
+def test_a_value_that_the_devices_owner_allows_is_taken() -> None:
+    config = {**run_config(), "task": "mylab.hearts:load", "model": "mylab.hearts:net"}
+    assert taken(config, allow=("mylab.hearts:load", "mylab.hearts:net"))["task"] == "mylab.hearts:load"
+    with pytest.raises(SettingRefusedError, match=r"the run sets model = 'mylab\.hearts:net'"):
+        taken(config, allow=("mylab.hearts:load",))
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:1", "cuda:15", "mps"])
+def test_a_run_may_choose_a_device(name: str) -> None:
+    assert taken({**run_config(), "device": name})["device"] == name
+
+
+@pytest.mark.parametrize("name", ["meta", "cuda:", "cuda:x", "cpu:0", "privateuseone", "cuda:0001", "CUDA"])
+def test_a_run_may_choose_no_other_device(name: str) -> None:
+    assert not DEVICE.fullmatch(name)
+    with pytest.raises(SettingRefusedError, match=f"device = {name!r}: auto, cpu, cuda, cuda:1 or mps would do"):
+        taken({**run_config(), "device": name})
+
+
+# Personal models ----------------------------------------------------------------------------------------------------
+
+
+def personal_folders(state: Path, where: Context) -> set[str]:
+    where.run_config = {**where.run_config, "state-dir": str(state)}
+    ask(MessageType.TRAIN, {"personal-lambda": 1.0}, where)
+    return {path.name for path in state.iterdir()}
+
+
+def test_a_device_keeps_personal_models_where_all_settings_of_the_run_say(tmp_path: Path) -> None:
+    """Two runs that differ in a setting that the device drops do not share personal models."""
+    folders = [
+        personal_folders(tmp_path / str(number), context(1, taken(config)))
+        for number, config in enumerate([run_config(), run_config(), {**run_config(), "ditto.lam": 3.0}])
+    ]
+    assert folders[0] == folders[1] != folders[2]
+    assert folders[0] == personal_folders(tmp_path / "whole", context(1, run_config()))
+
+
+@pytest.mark.parametrize("key", ["state-dir", "data-dir", "out", "device", "log-format"])
+def test_places_and_logs_make_no_other_run(key: str) -> None:
+    assert fingerprint({**run_config(), key: "elsewhere"}) == fingerprint({**run_config(), key: "here"})
+
+
+def test_the_fingerprint_is_short_and_plain() -> None:
+    assert len(fingerprint(run_config())) == 8
+    assert fingerprint(json.loads(json.dumps(run_config()))) == fingerprint(run_config())

@@ -1,0 +1,388 @@
+"""What of a run's bundle reaches a client that runs installed code: settings, and nothing else that it tries."""
+
+import hashlib
+import importlib
+import io
+import re
+import stat
+import subprocess
+import sys
+import textwrap
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.run import Run
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+from deploy import bundles, warm
+from deploy.answers import Isolated, Resident
+from deploy.bundles import BundleRefusedError, Installed, config_of, distribution_of, load
+from deploy.client import APP
+
+ROOT = Path(__file__).parents[2]
+PROJECT = (ROOT / "pyproject.toml").read_text()
+VERSION = version("fairbloom")
+SETTINGS = {"clients": 3, "device": "cpu"}
+
+
+def packed(files: dict[str, bytes | str]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for name, text in files.items():
+            bundle.writestr(name, text)
+    return content.getvalue()
+
+
+def listed(files: dict[str, str]) -> dict[str, bytes | str]:
+    """Return files with the list that Flower asks for before it runs them."""
+    lines = [f"{name},{hashlib.sha256(text.encode()).hexdigest()},{len(text) * 8}" for name, text in files.items()]
+    return {**files, ".info/CONTENT": "\n".join(lines)}
+
+
+def fab_of(content: bytes) -> Fab:
+    return Fab(hashlib.sha256(content).hexdigest(), content, {})
+
+
+def run_of(fab: Fab, *, fab_id: str = "fairbloom/fairbloom", fab_version: str = VERSION, **settings: Any) -> Run:
+    run = Run.create_empty(run_id=1)
+    run.fab_id, run.fab_version, run.fab_hash, run.series_id = fab_id, fab_version, fab.hash_str, 4
+    run.override_config = {**SETTINGS, **{key.replace("_", "-"): value for key, value in settings.items()}}
+    return run
+
+
+def question() -> Message:
+    asked = Message(RecordDict(), dst_node_id=2, message_type="query")
+    asked.metadata.__dict__["_message_id"] = asked.object_id
+    asked.metadata.__dict__["_run_id"] = 1
+    return asked
+
+
+def context(**node: Any) -> Context:
+    return Context(1, 2, {"partition-id": 1, **node}, RecordDict(), {})
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def installed() -> Installed:
+    return Installed.of(APP, ())
+
+
+# Bundles that name other code ---------------------------------------------------------------------------------------
+
+
+def evil(mark: Path) -> str:
+    return f"import pathlib; pathlib.Path({str(mark)!r}).touch()\nfrom client.app import app as theirs\napp = theirs\n"
+
+
+def project(clientapp: str) -> str:
+    changed = PROJECT.replace('clientapp = "client.app:app"', f'clientapp = "{clientapp}"')
+    assert tomllib.loads(changed)["tool"]["flwr"]["app"]["components"]["clientapp"] == clientapp
+    return changed
+
+
+ATTACKS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "in server/": ("server.evil:app", ("server/evil.py",)),
+    "in strategies/": ("strategies.evil:app", ("strategies/evil.py",)),
+    "in a new folder": ("brandnew.evil:app", ("brandnew/__init__.py", "brandnew/evil.py")),
+    "in a top-level module": ("evil:app", ("evil.py",)),
+    "in place of ours": ("client.app:app", ("client/__init__.py", "client/app.py", "tasks/__init__.py")),
+    "by a .pth": ("client.app:app", ("evil.pth", "site-packages/evil.pth")),
+    "by sitecustomize": ("client.app:app", ("sitecustomize.py", "usercustomize.py")),
+    "by hiding a library": ("client.app:app", ("torch/__init__.py", "numpy.py", "sklearn/__init__.py", "json.py")),
+    "by a path upwards": ("client.app:app", ("../../evil.py", "../apps/evil.py", "client/../../../evil.py")),
+    "by an absolute path": ("client.app:app", ("/tmp/fairbloom-evil/evil.py",)),
+    "as compiled code": ("evil:app", ("evil.pyc", "__pycache__/evil.cpython-311.pyc", "evil.so")),
+    "as the settings' own backend": ("client.app:app", ("setup.py", "conftest.py", "client.toml")),
+}
+
+
+@pytest.mark.parametrize("how", ATTACKS)
+def test_code_of_a_bundle_is_neither_unpacked_nor_imported(how: str, installed: Installed, home: Path) -> None:
+    clientapp, files = ATTACKS[how]
+    mark = home / "mark"
+    fab = fab_of(packed(listed({"pyproject.toml": project(clientapp), **dict.fromkeys(files, evil(mark))})))
+    paths, modules = list(sys.path), {name for name in sys.modules if "evil" in name or "brandnew" in name}
+
+    reply, _ = Resident(installed)(fab, run_of(fab), 3, question(), context())
+
+    assert reply.content["client"]["name"] == "client-1"
+    assert not mark.exists()
+    assert not list(home.rglob("*evil*"))
+    assert not Path("/tmp/fairbloom-evil").exists()
+    assert not (home / "flower").exists()
+    assert sys.path == paths
+    assert {name for name in sys.modules if "evil" in name or "brandnew" in name} == modules
+
+
+def test_an_isolated_client_runs_none_of_it_either(installed: Installed, home: Path) -> None:
+    mark = home / "mark"
+    files = {name: evil(mark) for _, names in ATTACKS.values() for name in names}
+    fab = fab_of(packed({"pyproject.toml": project("server.evil:app"), **files}))
+    isolated = Isolated(installed)
+    reply, _ = isolated(fab, run_of(fab), 3, question(), context())
+    assert reply.content["client"]["name"] == "client-1"
+    assert not mark.exists()
+    assert not (home / "flower").exists()
+    wrong = run_of(fab, fab_version="9.9")
+    with pytest.raises(BundleRefusedError, match="install the same version on both"):
+        isolated(fab, wrong, 3, question(), context())
+
+
+def test_links_in_a_bundle_lead_nowhere(installed: Installed, home: Path) -> None:
+    (home / "secret").write_text("secret")
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as bundle:
+        link = zipfile.ZipInfo("pyproject.toml")
+        link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+        bundle.writestr(link, str(home / "secret"))
+    fab = fab_of(content.getvalue())
+    with pytest.raises(BundleRefusedError, match="settings of the run's bundle cannot be read: TOMLDecodeError"):
+        Resident(installed)(fab, run_of(fab), 3, question(), context())
+
+
+# Bundles that cannot be read ----------------------------------------------------------------------------------------
+
+
+def twice() -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as bundle:
+        bundle.writestr("pyproject.toml", PROJECT)
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            bundle.writestr("pyproject.toml", project("evil:app"))
+    return content.getvalue()
+
+
+def bomb() -> bytes:
+    """300 MB that are packed into 300 kB."""
+    content = io.BytesIO()
+    with (
+        zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as bundle,
+        bundle.open("pyproject.toml", "w") as member,
+    ):
+        for _ in range(300):
+            member.write(b"#" * 2**20)
+    return content.getvalue()
+
+
+def otherwise_packed() -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_LZMA) as bundle:
+        bundle.writestr("pyproject.toml", PROJECT)
+    return content.getvalue()
+
+
+def damaged() -> bytes:
+    content = bytearray(packed({"pyproject.toml": PROJECT}))
+    content[200] ^= 0xFF
+    return bytes(content)
+
+
+def encrypted() -> bytes:
+    content = packed({"pyproject.toml": PROJECT})
+    return content.replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01")
+
+
+UNREADABLE: dict[str, tuple[Callable[[], bytes], str]] = {
+    "not a zip": (lambda: b"no bundle", "BadZipFile"),
+    "empty": (lambda: b"", "BadZipFile"),
+    "cut off": (lambda: packed({"pyproject.toml": PROJECT})[:-30], "BadZipFile"),
+    "damaged": (damaged, "cannot be read"),
+    "encrypted": (encrypted, "RuntimeError"),
+    "without settings": (lambda: packed({"client/app.py": ""}), "0 files pyproject.toml"),
+    "settings in a folder": (lambda: packed({"x/pyproject.toml": PROJECT, "./pyproject.toml": PROJECT}), "0 files"),
+    "settings twice": (twice, "2 files pyproject.toml"),
+    "a zip bomb": (bomb, "more than 262144 bytes"),
+    "packed by LZMA": (otherwise_packed, "packed in a way that is not read"),
+    "too large": (lambda: bytes(bundles.LARGEST_BUNDLE + 1), "10485760 are the most"),
+    "too many files": (lambda: packed(dict.fromkeys(map(str, range(10_001)), "")), "more than 10000 files"),
+    "no TOML": (lambda: packed({"pyproject.toml": "a = "}), "TOMLDecodeError"),
+    "no text": (lambda: packed({"pyproject.toml": b"\xff\xfe"}), "UnicodeDecodeError"),
+    "no app": (lambda: packed({"pyproject.toml": "[project]"}), "KeyError"),
+    "settings that are none": (lambda: packed({"pyproject.toml": "[tool.flwr.app]\nconfig = 3"}), "AttributeError"),
+    "a list": (lambda: packed({"pyproject.toml": "[tool.flwr.app.config]\nseed = [1]"}), "setting seed is neither"),
+    "deep": (lambda: packed({"pyproject.toml": f"a = {'[' * 100_000}"}), "RecursionError"),
+    "deep settings": (lambda: packed({"pyproject.toml": f"[tool.flwr.app.config{'.a' * 50_000}]"}), "RecursionError"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_a_bundle_that_cannot_be_read_is_refused(kind: str) -> None:
+    make, words = UNREADABLE[kind]
+    with pytest.raises(BundleRefusedError, match=words) as error:
+        config_of(make())
+    assert "the run's" in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_a_zip_bomb_fills_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "bomb").write_bytes(bomb())
+    program = textwrap.dedent("""
+        import resource, sys
+        from pathlib import Path
+        from deploy.bundles import BundleRefusedError, config_of
+        content = Path(sys.argv[1]).read_bytes()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            config_of(content)
+        except BundleRefusedError:
+            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """)
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "bomb"], cwd=ROOT, capture_output=True, text=True)
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert int(done.stdout) * unit < 20e6, done.stderr
+
+
+def test_the_settings_are_those_that_flower_reads(installed: Installed) -> None:
+    from flwr.common.config import get_fused_config_from_fab
+
+    fab = fab_of(packed({"pyproject.toml": PROJECT}))
+    run = run_of(fab, seed=7)
+    assert {**config_of(fab.content), **run.override_config} == get_fused_config_from_fab(fab.content, run)
+
+
+# In Flower's loop ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    module = importlib.import_module(warm.LOOP)
+    monkeypatch.setattr(module, "get_fused_config_from_fab", module.get_fused_config_from_fab)
+    warm.read_no_bundles()
+    return module
+
+
+@pytest.mark.parametrize("kind", ["not a zip", "a zip bomb", "settings twice", "deep"])
+def test_a_bad_bundle_is_one_error_reply_and_the_node_lives(
+    kind: str, loop: Any, installed: Installed, home: Path
+) -> None:
+    store = InMemoryObjectStore()
+    state = InMemoryNodeState(store)
+    state.set_node_id(2)
+    answer = Resident(installed)
+    replies = []
+    for series, content in ((4, UNREADABLE[kind][0]()), (5, packed({"pyproject.toml": PROJECT}))):
+        fab, asked = fab_of(content), question()
+        asked.metadata.__dict__["_run_id"] = series
+        asked.metadata.__dict__["_message_id"] = asked.object_id
+        run = run_of(fab)
+        run.run_id = run.series_id = series
+        objects = {asked.object_id: asked.deflate(), asked.content.object_id: asked.content.deflate()}
+        pulled = loop._pull_and_store_message(
+            state=state,
+            object_store=store,
+            node_config={"partition-id": 1},
+            receive=lambda asked=asked: (asked, get_object_tree(asked)),
+            get_run=lambda run_id, run=run: run,
+            get_fab=lambda fab_hash, run_id, fab=fab: fab,
+            pull_object=lambda run_id, object_id, objects=objects: objects[object_id],
+            confirm_message_received=lambda run_id, message_id: None,
+            trusted_entities=None,
+        )
+        assert pulled == series
+        warm.answer_next(state, store, answer)
+        (reply,) = state.get_messages(is_reply=True)
+        state.delete_messages(message_ids=[reply.metadata.message_id, reply.metadata.reply_to_message_id])
+        replies.append(reply)
+    bad, good = replies
+    assert bad.error.code == ErrorCode.INVALID_FAB
+    assert re.search(UNREADABLE[kind][1], bad.error.reason)
+    assert not good.has_error()
+    assert not (home / "flower" / "apps").exists()
+
+
+# Versions and settings ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fab_id", "fab_version"),
+    [("fairbloom/fairbloom", "0.2.0"), ("fairbloom/other", VERSION), ("fairbloom/fairbloom", f"{VERSION}.post1")],
+)
+def test_another_app_or_version_is_refused_with_both_named(installed: Installed, fab_id: str, fab_version: str) -> None:
+    fab = fab_of(packed({"pyproject.toml": PROJECT}))
+    with pytest.raises(BundleRefusedError) as error:
+        installed(fab, run_of(fab, fab_id=fab_id, fab_version=fab_version), context())
+    assert str(error.value) == (
+        f"the run is of {fab_id} {fab_version}, this client has fairbloom {VERSION} installed: install the same "
+        "version on both"
+    )
+
+
+def test_the_installed_app_gets_the_short_list_and_the_devices_own_places(installed: Installed, tmp_path: Path) -> None:
+    fab = fab_of(packed({"pyproject.toml": PROJECT}))
+    run = run_of(fab, state_dir="/etc", out="/root", data_dir="/home", method="fedfv")
+    where = context(**{"state-dir": str(tmp_path), "name": "site-a"})
+    _, settings = installed(fab, run, where)
+    assert settings["state-dir"] == str(tmp_path)
+    assert not {"out", "data-dir", "method", "num-rounds"} & set(settings)
+    assert settings["clients"] == SETTINGS["clients"]
+    _, settings = installed(fab, run, context())
+    assert "state-dir" not in settings
+
+
+def test_a_runs_import_string_is_refused_unless_the_devices_owner_allows_it() -> None:
+    fab = fab_of(packed({"pyproject.toml": PROJECT}))
+    run = run_of(fab, task="mylab.hearts:load")
+    with pytest.raises(
+        BundleRefusedError, match=r"the run sets task = 'mylab\.hearts:load', and this client allows no"
+    ):
+        Installed.of(APP, ())(fab, run, context())
+    _, settings = Installed.of(APP, ("mylab.hearts:load",))(fab, run, context())
+    assert settings["task"] == "mylab.hearts:load"
+
+
+# The app that is installed ------------------------------------------------------------------------------------------
+
+
+def test_our_app_belongs_to_our_distribution() -> None:
+    assert distribution_of("client.app") == ("fairbloom", VERSION)
+
+
+@pytest.mark.parametrize(("module", "name"), [("numpy", "numpy"), ("flwr", "flwr"), ("sklearn", "scikit-learn")])
+def test_an_installed_module_is_found_in_its_distribution(module: str, name: str) -> None:
+    assert distribution_of(module) == (name, version(name))
+
+
+@pytest.fixture
+def loose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An app that lies on the path without having been installed."""
+    (tmp_path / "loose_app.py").write_text("from flwr.clientapp import ClientApp\napp = ClientApp()\nnumber = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "loose_app"
+    sys.modules.pop("loose_app", None)
+
+
+def test_an_app_that_was_never_installed_has_no_version_to_compare(loose: str) -> None:
+    fab = fab_of(packed({"pyproject.toml": PROJECT}))
+    mine = Installed.of(f"{loose}:app", ())
+    assert mine.distribution is None
+    app, _ = mine(fab, run_of(fab, fab_id="mylab/loose", fab_version="3"), context())
+    assert app is sys.modules[loose].app
+
+
+@pytest.mark.parametrize(
+    ("app", "words"),
+    [
+        ("no_such_module:app", "No module named 'no_such_module'"),
+        ("loose_app:nothing", "has no attribute 'nothing'"),
+        ("loose_app:number", "is of type int, no ClientApp"),
+    ],
+)
+def test_an_app_that_cannot_be_loaded_is_named(loose: str, app: str, words: str) -> None:
+    with pytest.raises(ImportError, match=words) as error:
+        load(app)
+    assert f"app = '{app}' of this client" in str(error.value)
