@@ -1,40 +1,36 @@
 """The commands `fairbloom client` and `fairbloom deploy`."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from .client_cli import client as client
+
 app = typer.Typer(no_args_is_help=True, help="Run a federation of real nodes: certificates, clients, runs.")
-
-
-def client(
-    config: Annotated[Path | None, typer.Argument(metavar="[CLIENT.TOML]", help="Settings, from the bundle.")] = None,
-    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Fleet API of the SuperLink.")] = None,
-    ca: Annotated[str | None, typer.Option(help="Certificate of the authority that signed the SuperLink's.")] = None,
-    key: Annotated[str | None, typer.Option(help="Private key of this node.")] = None,
-    partition_id: Annotated[int | None, typer.Option(help="Which of the task's clients this is, from 0.")] = None,
-    name: Annotated[str | None, typer.Option(help="Of this client, where no name was registered with its key.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Where its data is.")] = None,
-    state_dir: Annotated[str | None, typer.Option(help="Where it keeps personal models and bundles.")] = None,
-    insecure: Annotated[bool | None, typer.Option("--insecure", help="Go without TLS.")] = None,
-    isolated: Annotated[bool | None, typer.Option("--isolated", help="A forked process a message.")] = None,
-    bundles: Annotated[str | None, typer.Option(help="ours: only code installed here; any: what comes.")] = None,
-    host: Annotated[str | None, typer.Option(help="Where this node's own API listens.")] = None,
-    port: Annotated[int | None, typer.Option(help="Of this node's own API; 0: a free one.")] = None,
-) -> None:
-    """Be a client: a SuperNode that keeps model and data warm, and starts again whenever it ends."""
-    from .client import Client, replace_process
-
-    given = {"superlink": superlink, "ca": ca, "key": key, "partition-id": partition_id, "name": name}
-    given |= {"data-dir": data_dir, "state-dir": state_dir, "insecure": insecure, "isolated": isolated}
-    replace_process(Client.of(given | {"bundles": bundles, "host": host, "port": port}, config))
 
 
 DirOption = Annotated[
     Path, typer.Option("--dir", envvar="FAIRBLOOM_FEDERATION", help="The federation's folder, made by init.")
 ]
 HERE = Path("federation")
+RequestOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="What fairbloom client keys printed on the device.")
+]
+KeyDaysOption = Annotated[float, typer.Option(help="How long the key is good; 0: for ever.")]
+UnpackedOption = Annotated[bool, typer.Option("--unpacked", help="Write a folder in place of a .tar.gz.")]
+
+
+def server(folder: DirOption = HERE) -> None:
+    """Be the server: run SuperLink and SuperExec, start each again when it ends, stop both in order.
+
+    It listens where deploy init was told, keeps its state in DIR/state, and says when all is ready.
+    """
+    from .federation import Federation
+    from .server import replace_process
+
+    replace_process(Federation(folder))
 
 
 @app.command(epilog="Example: fairbloom deploy init federation --host fl.example.org")
@@ -43,20 +39,18 @@ def init(
     host: Annotated[list[str], typer.Option(help="Name or address of the SuperLink, as clients reach it.")],
     fleet_port: Annotated[int, typer.Option(help="Port that clients connect to.")] = 9092,
     control: Annotated[str, typer.Option(metavar="HOST:PORT", help="Control API, as you reach it.")] = "127.0.0.1:8000",
+    listen: Annotated[str, typer.Option(metavar="HOST", help="Where the server listens for clients.")] = "0.0.0.0",  # noqa: S104
     days: Annotated[float, typer.Option(help="How long the server certificate holds.")] = 398,
 ) -> None:
-    """Make a federation: certificate authority, server certificate, the operator's connection."""
+    """Make a federation: certificate authority, server certificate, credentials, the operator's connection."""
     from .federation import Federation
 
-    made = Federation.init(folder, host, fleet_port, control, days)
+    made = Federation.init(folder, host, fleet_port, control, days, listen)
     print(f"{folder}: clients reach the SuperLink at {made.superlink}, you reach it at {made.control}")
     print("start it with")
-    print(
-        f"  flower-superlink --isolation process --fleet-api-address 0.0.0.0:{fleet_port} --enable-supernode-auth "
-        f"--ssl-ca-certfile {made.authority} --ssl-certfile {made.certificate} --ssl-keyfile {made.certificate_key} "
-        "--database state.db --disable-runtime-dependency-installation"
-    )
-    print(f"  flower-superexec --root-certificates {made.authority} --runtime-api-address {made.control}")
+    print(f"  fairbloom server --dir {shlex.quote(str(folder))}")
+    print("or, for good, as a service:")
+    print(f"  sudo systemctl enable --now {shlex.quote(str(made.unit.absolute()))}")
 
 
 @app.command()
@@ -65,33 +59,88 @@ def renew(
     days: Annotated[float, typer.Option(help="How long the server certificate holds.")] = 398,
     folder: DirOption = HERE,
 ) -> None:
-    """Make a new server certificate; the SuperLink takes it when it is restarted, clients need nothing."""
+    """Make a new server certificate; the server takes it when it is restarted, clients need nothing."""
     from .federation import Federation
 
-    names = Federation(folder).renew(host, days)
-    print(f"{folder / 'server.crt'} is new, for {', '.join(names)} and loopback: restart the SuperLink")
+    federation = Federation(folder)
+    names = federation.renew(host, days)
+    print(f"{federation.certificate} is new, for {', '.join(names)} and loopback: restart the server")
 
 
-@app.command(epilog="Example: fairbloom deploy enroll hospital-7 --partition-id 6")
+@app.command(epilog="Example: fairbloom deploy enroll hospital-7 --request hospital-7.request --examples 1200")
 def enroll(
     clients: Annotated[list[str], typer.Argument(metavar="CLIENT...", help="Names, as reports will show them.")],
+    request: RequestOption = None,
     partition_id: Annotated[int | None, typer.Option(help="Which of the task's clients; default: the next.")] = None,
-    unpacked: Annotated[bool, typer.Option("--unpacked", help="Write a folder in place of a .tar.gz.")] = False,
+    examples: Annotated[int, typer.Option(help="Training examples of each client; 0: not known.")] = 0,
+    days: KeyDaysOption = 398,
+    unpacked: UnpackedOption = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave clients that are enrolled as they are.")] = False,
     folder: DirOption = HERE,
 ) -> None:
-    """Register clients with the SuperLink and write a bundle for each: certificate, key, settings, systemd unit."""
-    from .federation import DeployError, Federation
+    """Register clients with the SuperLink and write a bundle for each: certificate, settings, systemd unit.
+
+    With --request the device has made its key, and the bundle holds nothing secret. Without, keys are made here and the
+    bundle holds the private one, which is for the lab: it should be nowhere but on the device.
+    """
+    from .errors import DeployError
+    from .federation import Federation
 
     federation = Federation(folder)
-    if partition_id is not None and len(clients) > 1:
-        raise DeployError(f"--partition-id {partition_id} is for one client, and {len(clients)} are named")
+    for option, given in (("--partition-id", partition_id), ("--request", request)):
+        if given is not None and len(clients) > 1:
+            raise DeployError(f"{option} {given} is for one client, and {len(clients)} are named")
     there = {client.name for client in federation.clients if not client.revoked}
     for name in clients:
         if keep and name in there:
             print(f"{name} is enrolled already")
         else:
-            print(f"{name}: {federation.enroll(name, partition_id, unpacked)}")
+            bundle = federation.enroll(name, partition_id, unpacked, request=request, days=days, examples=examples)
+            print(f"{name}: {bundle}")
+
+
+@app.command(epilog="Example: fairbloom deploy rotate hospital-7 --request hospital-7.request")
+def rotate(
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.")],
+    request: RequestOption = None,
+    days: KeyDaysOption = 398,
+    overlap: Annotated[float, typer.Option(metavar="DAYS", help="How long the old key stays good; 0: not at all.")] = 7,
+    unpacked: UnpackedOption = False,
+    folder: DirOption = HERE,
+) -> None:
+    """Give a client a new key and let the old one run out, so that the device can be changed over in between."""
+    from .federation import Federation
+
+    bundle = Federation(folder).rotate(client, unpacked, request=request, days=days, overlap=overlap)
+    old = f"is good for {overlap:g} more days at the most" if overlap else "is struck off"
+    print(f"{client}: {bundle}; its old key {old}")
+
+
+@app.command(epilog="Example: fairbloom deploy export hospital-7 > hospital-7.tar.gz")
+def export(
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.")],
+    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; default: standard output.")] = None,
+    folder: DirOption = HERE,
+) -> None:
+    """Write a client's bundle to a file or, out of a container say, to standard output."""
+    import sys
+
+    from .errors import DeployError
+    from .federation import Federation, holds_key
+    from .pki import write_private
+
+    if to is None and sys.stdout.isatty():
+        raise DeployError(f"a bundle is no text: name a file by --to {client}.tar.gz, or redirect the output")
+    bundle = Federation(folder).export(client)
+    if holds_key(bundle):
+        print(f"{client}'s bundle holds its private key: leave no copy on the way", file=sys.stderr)
+    if to is None:
+        sys.stdout.buffer.write(bundle)
+    else:
+        try:
+            write_private(to, bundle)
+        except OSError as error:
+            raise DeployError(f"--to {to} cannot be written: {error.strerror}") from None
 
 
 @app.command()
@@ -133,16 +182,14 @@ def submit(
 
     The same settings continue a run that was interrupted. Ctrl-C leaves the run going.
     """
-    from server.settings import Settings, assigned, check_used
+    from server.settings import assigned
 
     from . import submit as runs
     from .federation import Federation
 
     federation = Federation(folder)
-    config = assigned(settings)
     app, ours = runs.app_folder(app_folder)
-    if ours:
-        check_used(config, Settings.of(config).method)  # what is impossible stops here, before anything is sent
+    config = runs.prepared(federation, assigned(settings)) if ours else assigned(settings)
     run_id = runs.submit(federation, app, config)
     print(f"run {run_id}", flush=True)
     if not detach:
@@ -164,6 +211,28 @@ def stop(
 
     stopped = runs.stop(Federation(folder), run or "")
     print("\n".join(f"run {each} is stopped" for each in stopped) or "no run is going on")
+
+
+@app.command()
+def audit(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the lines as they are.")] = False,
+    folder: DirOption = HERE,
+) -> None:
+    """Show who did what and when. Exits with 1 where a line was changed or removed since."""
+    import sys
+
+    from . import audit as log
+    from .federation import Federation
+
+    state = Federation(folder).state
+    if as_json:
+        print(log.text(state), end="")
+    else:
+        log.show(state)
+    line = log.broken(state)
+    if line is not None:
+        print(f"line {line} of {state / log.FILE} does not fit: it or one before was changed or lost", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()

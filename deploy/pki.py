@@ -1,7 +1,11 @@
 """Certificates and keys: an authority of the federation's own, the SuperLink's certificate, the nodes' keys."""
 
+import base64
+import contextlib
+import hashlib
 import ipaddress
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -21,6 +26,16 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 SKEW = timedelta(hours=1)
 """Certificates begin that much in the past, for devices whose clock is behind."""
+
+
+NODE_KEY = "ecdsa-sha2-nistp384"
+"""The kind of a node's key, as an OpenSSH public key names it."""
+
+LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
+
+
+class PkiError(ValueError):
+    """A certificate, a key or a host's name that cannot be used; the message names it and what would do."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,84 @@ def new_node_key() -> KeyPair:
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return KeyPair(_as_openssh(key), public)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a device asks to be enrolled with: its public key, in OpenSSH format without comment, and its name."""
+
+    public: bytes
+    name: str
+
+
+def read_request(text: str, source: str) -> Request:
+    """Return the request that is a node's public key on one line, `ecdsa-sha2-nistp384 AAAA... NAME`.
+
+    Raises
+    ------
+    PkiError
+        When it is none; `source` is what the message calls it.
+    """
+    remedy = "take the line that fairbloom client keys NAME printed on the device"
+    if "PRIVATE KEY" in text:
+        raise PkiError(
+            f"{source} holds a private key, which has travelled and must be replaced: make a new one on the device "
+            "with fairbloom client keys NAME, delete this file wherever it is, and bring the line that was printed"
+        )
+    words = text.split()
+    if len(text.strip().splitlines()) != 1 or len(words) != 3:
+        raise PkiError(f"{source} is no request, one line of key and name: {remedy}")
+    kind, _, name = words
+    if kind != NODE_KEY:
+        raise PkiError(f"{source} holds a key of the kind {kind!r}, not {NODE_KEY}: {remedy}")
+    try:
+        key = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise PkiError(f"{source} holds a damaged key ({error}): {remedy}") from None
+    return Request(key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH), name)
+
+
+def fingerprint(public: bytes) -> str:
+    """Return the fingerprint of a public key in OpenSSH format, as ssh-keygen -l prints it."""
+    digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+
+
+def check_node_key(path: Path) -> None:
+    """Raise PkiError where a file holds no private key of a node."""
+    remedy = "take the key of the bundle, or make a new one with fairbloom client keys and have it enrolled"
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise PkiError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise PkiError(f"{path} is no private key in OpenSSH format ({error}): {remedy}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != ec.SECP384R1.name:
+        raise PkiError(f"{path} is not a key of the kind {NODE_KEY}: {remedy}")
+
+
+def host_name(host: str) -> str:
+    """Return a host's name or address as certificates have it, bücher.example as xn--bcher-kva.example.
+
+    Raises
+    ------
+    PkiError
+        When it is neither.
+    """
+    with contextlib.suppress(ValueError):
+        if "%" not in host:
+            return str(ipaddress.ip_address(host))
+    try:
+        name = host.encode("idna").decode()
+        # Python's codec is of 2003: what it cannot turn back, as ß, is another name by the rules of today.
+        if not host.isascii() and name.encode().decode("idna").lower() != host.lower():
+            raise PkiError(f"{host!r} may be spelt in two ways on the wire: give it in its ASCII form, xn--...")
+    except UnicodeError:
+        name = ""
+    labels = name.split(".")
+    if len(name) > 253 or labels[-1].isdigit() or not all(map(LABEL.fullmatch, labels)):
+        raise PkiError(f"{host!r}: give a name or an address without port, server.example.org say")
+    return name
 
 
 def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -> None:
@@ -69,11 +162,15 @@ def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -
 def make_server_certificate(
     authority: Path, authority_key: Path, certificate: Path, key: Path, hosts: Sequence[str], days: float = SERVER_DAYS
 ) -> None:
-    """Write the SuperLink's certificate, for all of `hosts` (names or addresses) and loopback, and its key."""
-    issuer = x509.load_pem_x509_certificate(authority.read_bytes())
-    signer = serialization.load_pem_private_key(authority_key.read_bytes(), None)
-    if not isinstance(signer, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{authority_key} is no elliptic-curve key")
+    """Write the SuperLink's certificate, for all of `hosts` (names or addresses) and loopback, and its key.
+
+    Raises
+    ------
+    PkiError
+        When a host is none, or the authority's certificate or key is missing, damaged or another's.
+    """
+    hosts = [host_name(host) for host in hosts]
+    issuer, signer = _loaded_authority(authority, authority_key)
     private = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     identity = x509.SubjectKeyIdentifier.from_public_key(private.public_key())
@@ -94,14 +191,26 @@ def make_server_certificate(
 
 
 def days_left(certificate: Path) -> float:
-    """Return how many days a certificate still holds; below 0 where it has expired."""
-    end = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    """Return how many days a certificate still holds; below 0 where it has expired.
+
+    Raises
+    ------
+    PkiError
+        When the file is missing or holds none.
+    """
+    end = _loaded_certificate(certificate).not_valid_after_utc
     return (end - datetime.now(UTC)) / timedelta(days=1)
 
 
 def hosts_of(certificate: Path) -> list[str]:
-    """Return the names and addresses that a certificate is for."""
-    loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
+    """Return the names and addresses that a certificate is for.
+
+    Raises
+    ------
+    PkiError
+        When the file is missing or holds none.
+    """
+    loaded = _loaded_certificate(certificate)
     names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in names]
 
@@ -114,6 +223,35 @@ def write_private(path: Path, content: bytes) -> None:
 def write_public(path: Path, content: bytes) -> None:
     """Write a file whole or not at all, readable by all."""
     _write(path, content, 0o644)
+
+
+def _loaded_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise PkiError(f"the certificate {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise PkiError(f"{path} is no certificate, or a damaged one: {error}") from None
+
+
+def _loaded_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    remedy = (
+        "bring it back from your copy. Without one, no certificate can be made for this federation: make a new one "
+        "with fairbloom deploy init, and enrol its clients anew"
+    )
+    try:
+        issuer = _loaded_certificate(certificate)
+    except PkiError as error:
+        raise PkiError(f"{error}: {remedy}") from None
+    try:
+        signer = serialization.load_pem_private_key(key.read_bytes(), None)
+    except OSError as error:
+        raise PkiError(f"the authority's key {key} cannot be read: {error.strerror}: {remedy}") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise PkiError(f"the authority's key {key} is no private key, or a damaged one: {remedy}") from None
+    if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
+        raise PkiError(f"the authority's key {key} does not belong to {certificate}: {remedy}")
+    return issuer, signer
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 
 from deploy import pki
 
@@ -128,3 +133,139 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         pki.write_private(path, b"new")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["key"]
+
+
+# Hosts --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("fl.example.org", "fl.example.org"),
+        ("bücher.example", "xn--bcher-kva.example"),
+        ("Bücher.Example", "xn--bcher-kva.Example"),
+        ("xn--bcher-kva.example", "xn--bcher-kva.example"),
+        ("control", "control"),
+        ("10.0.0.7", "10.0.0.7"),
+        ("2001:DB8::7", "2001:db8::7"),
+    ],
+)
+def test_a_host_is_named_as_certificates_have_it(host: str, name: str) -> None:
+    assert pki.host_name(host) == name
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "a b",
+        "a:9092",
+        "[::1]",
+        "fe80::1%eth0",
+        "999.1.1.1",
+        "-a.org",
+        "a..b",
+        "a.",
+        "a\n",
+        "*.org",
+        "x" * 64,
+        "ü" * 70,
+    ],
+)
+def test_what_is_no_host_is_refused(host: str) -> None:
+    with pytest.raises(pki.PkiError, match="give a name or an address without port"):
+        pki.host_name(host)
+
+
+def test_a_host_that_is_another_by_newer_rules_is_refused() -> None:
+    with pytest.raises(pki.PkiError, match="give it in its ASCII form"):
+        pki.host_name("straße.example")
+
+
+def test_a_certificate_for_an_international_name_is_accepted_by_it(authority: tuple[Path, Path]) -> None:
+    shake_hands(authority[0], certificate(authority, "bücher.example"), "xn--bcher-kva.example")
+
+
+# The authority ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["ca.crt", "ca.key"])
+@pytest.mark.parametrize("content", [None, b"", b"\x00\xff random", "another's"])
+def test_an_authority_that_cannot_sign_is_named_with_the_remedy(
+    authority: tuple[Path, Path], tmp_path: Path, broken: str, content: bytes | str | None
+) -> None:
+    path = tmp_path / broken
+    if content is None:
+        path.unlink()
+    elif isinstance(content, str):
+        pki.make_authority(tmp_path / "other.crt", tmp_path / "other.key")
+        path.write_bytes((tmp_path / f"other.{path.suffix[1:]}").read_bytes())
+    else:
+        path.write_bytes(content)
+    with pytest.raises(pki.PkiError, match="bring it back from your copy") as refused:
+        certificate(authority, "localhost")
+    assert str(path) in str(refused.value)
+    assert not (tmp_path / "server.crt").exists()
+
+
+# Requests -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_a_key_and_a_name() -> None:
+    pair = pki.new_node_key()
+    request = pki.read_request(f"{pair.public.decode()} site-1\n", "site-1.pub")
+    assert (request.public, request.name) == (pair.public, "site-1")
+
+
+def test_a_private_key_that_was_sent_by_mistake_must_be_replaced() -> None:
+    with pytest.raises(pki.PkiError, match="which has travelled and must be replaced"):
+        pki.read_request(pki.new_node_key().private.decode(), "key")
+
+
+def public_key_of(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> str:
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is no request"),
+        (public_key_of(ec.generate_private_key(ec.SECP384R1())), "is no request, one line of key and name"),
+        (f"{public_key_of(ec.generate_private_key(ec.SECP384R1()))} a\n" * 2, "is no request"),
+        (f"{public_key_of(ec.generate_private_key(ec.SECP256R1()))} a", "of the kind 'ecdsa-sha2-nistp256'"),
+        (f"{public_key_of(ed25519.Ed25519PrivateKey.generate())} a", "of the kind 'ssh-ed25519'"),
+        ("ecdsa-sha2-nistp384 AAAA a", "a damaged key"),
+        (public_key_of(ec.generate_private_key(ec.SECP384R1()))[:-20] + " a", "a damaged key"),
+        (
+            "ecdsa-sha2-nistp384 " + public_key_of(ed25519.Ed25519PrivateKey.generate()).split()[1] + " a",
+            "a damaged key",
+        ),
+        (f'command="x" {public_key_of(ec.generate_private_key(ec.SECP384R1()))}', "of the kind 'command"),
+    ],
+)
+def test_what_is_no_request_is_refused(text: str, message: str) -> None:
+    with pytest.raises(pki.PkiError, match=message) as refused:
+        pki.read_request(text, "site.pub")
+    assert "site.pub" in str(refused.value)
+
+
+def test_a_fingerprint_is_the_one_that_ssh_prints() -> None:
+    public = (
+        "ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQAAAAIbmlzdHAzODQAAABhBHwKI7B0F/5hv6AwwsAwTXL+M8FW"
+        "QXnHCNw6Ccl09hHl1T/Z5uiyDlaQPJtwjwtM1pxQjbln/Z0al7gY38CjDmHtsDOtSp4SVGsFodRBRaOTDtqS7U/xgF8lGHbBPfFC"
+        "RQ== site-1"
+    )
+    assert (
+        pki.fingerprint(pki.read_request(public, "x").public) == "SHA256:vaItnigqcZqhyRlTp4CPFeMGubTHIilU/uurALhDroY"
+    )  # ssh-keygen -l
+
+
+@pytest.mark.parametrize("content", [b"\x00random", b"", pki.new_node_key().public])
+def test_a_device_key_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "key").write_bytes(content)
+    with pytest.raises(pki.PkiError, match="key is no private key in OpenSSH format"):
+        pki.check_node_key(tmp_path / "key")
+    with pytest.raises(pki.PkiError, match="none cannot be read"):
+        pki.check_node_key(tmp_path / "none")
+    (tmp_path / "key").write_bytes(pki.new_node_key().private)
+    pki.check_node_key(tmp_path / "key")
