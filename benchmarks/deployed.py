@@ -53,19 +53,18 @@ def main() -> None:
         "--plain-rounds", type=int, default=5, help="of flower-supernode, which takes 10 s and more each"
     )
     parser.add_argument("--variants", nargs="+", choices=[*VARIANTS], default=[*VARIANTS])
-    parser.add_argument("--no-database", action="store_true", help="the SuperLink forgets all when it ends")
     parser.add_argument("--floats", type=int, help="send a model of so many floats to and fro instead")
     chosen = parser.parse_args()
     print(f"load of the machine at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     if chosen.floats:
-        large(chosen.floats, chosen.clients, database=not chosen.no_database)
+        large(chosen.floats, chosen.clients)
     else:
         compare(chosen)
 
 
 def compare(chosen: argparse.Namespace) -> None:
     """Print the table of all variants, train only and train with evaluation."""
-    title = f"{chosen.clients} clients, logistic 64-10, TLS, node keys, {'no ' * chosen.no_database}database"
+    title = f"{chosen.clients} clients, logistic 64-10, TLS, node keys, database"
     table = Table(title=title)
     headings = (
         "clients run by",
@@ -80,16 +79,16 @@ def compare(chosen: argparse.Namespace) -> None:
         table.add_column(heading, justify="left" if heading in headings[:2] else "right")
     for variant in chosen.variants:
         number = chosen.plain_rounds if "plain" in VARIANTS[variant] else chosen.rounds
-        for row in measured(variant, chosen.clients, number + 1, database=not chosen.no_database):
+        for row in measured(variant, chosen.clients, number + 1):
             table.add_row(variant, *row)
     Console(width=120).print(table)
 
 
-def measured(variant: str, clients: int, number: int, *, database: bool) -> Iterator[list[str]]:
+def measured(variant: str, clients: int, number: int) -> Iterator[list[str]]:
     """Run train only, then train with evaluation, on one federation; give the table's cells of each."""
     with (
         tempfile.TemporaryDirectory() as scratch,
-        federation(Path(scratch, "home"), clients, database=database) as there,
+        federation(Path(scratch, "home"), clients) as there,
     ):
         start_clients(there, variant, clients)
         for what, every in (("train", 0), ("train + evaluate", 1)):
@@ -123,16 +122,14 @@ def start_clients(there: Deployment, variant: str, clients: int) -> None:
     there.wait_for_clients(*names(clients), seconds=60.0 + 10.0 * clients)
 
 
-def large(floats: int, clients: int, *, database: bool) -> None:
+def large(floats: int, clients: int) -> None:
     """Print seconds a round and memory with a model of `floats` numbers."""
-    table = Table(
-        title=f"{floats / 1e6:.0f} M floats, {clients} clients, TLS, node keys, {'no ' * (not database)}database"
-    )
+    table = Table(title=f"{floats / 1e6:.0f} M floats, {clients} clients, TLS, node keys, database")
     for heading in ("seconds a round", "peak MB a client", "peak MB SuperLink", "peak MB ServerApp"):
         table.add_column(heading, justify="right")
     with (
         tempfile.TemporaryDirectory() as scratch,
-        federation(Path(scratch, "home"), clients, database=database) as there,
+        federation(Path(scratch, "home"), clients) as there,
     ):
         for name in names(clients):
             there.start_client(name, "--bundles", "any")
@@ -149,7 +146,10 @@ def large(floats: int, clients: int, *, database: bool) -> None:
         nodes = [pid for process in there.clients.values() for pid in there.offspring(process)]
         seconds = statistics.median(json.loads(out.read_text())[1:])
         most = max(peak_memory(pid) for pid in nodes)
-        row = (f"{seconds:.1f}", *(f"{megabytes:.0f}" for megabytes in (most, peak_memory(there.superlink.pid), peak)))
+        row = (
+            f"{seconds:.1f}",
+            *(f"{megabytes:.0f}" for megabytes in (most, peak_memory(there.part("superlink")), peak)),
+        )
         table.add_row(*row)
     Console(width=120).print(table)
 
@@ -182,7 +182,7 @@ def watched(there: Deployment, finished_rounds: Callable[[], int]) -> Iterator[U
 def families(there: Deployment) -> tuple[list[int], list[int]]:
     """Return the processes of all clients, and those of the server."""
     clients = [pid for process in there.clients.values() for pid in (process.pid, *there.offspring(process))]
-    server = [pid for process in (there.superlink, there.superexec) for pid in (process.pid, *there.offspring(process))]
+    server = [there.server.pid, *there.offspring(there.server)]
     return clients, server
 
 

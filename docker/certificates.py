@@ -1,25 +1,41 @@
-"""First of all services: give the volumes to the federation's user; make authority and server certificate, once.
+"""First of all services: check the settings, give the volumes to the federation's user, make what the server needs.
 
 Begins as root, because a new volume, and a runs folder that Docker made, belong to root; goes on as $RUN_AS.
 """
 
 import os
+import secrets
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
 from deploy import pki
 from deploy.federation import Federation
+from server.settings import Settings, SettingsError, assigned, check_used
 
-FEDERATION, SERVER, PUBLIC, RUNS = Path("/federation"), Path("/server"), Path("/public"), Path("/runs")
-NAMES = ("superlink", "control")
+FEDERATION, SERVER, STATE, METRICS = Path("/federation"), Path("/server"), Path("/state"), Path("/metrics")
+CLIENTS, SIGNALS, RUNS = Path("/clients"), Path("/signals"), Path("/runs")
+NAMES = ("server", "control")
 RENEW_DAYS = 30
+
+PUBLIC = ("federation.toml", "ca.crt", "server.crt")
+PRIVATE = ("server.key", "operators.toml", "runtime.secret", "metrics.token")
+"""What the server has of the operator's folder; not the authority's key, and of the credential only what checks it."""
+
+
+def check_settings() -> None:
+    """End with the reason where the run's settings are impossible, before anything else is started."""
+    try:
+        config = assigned(shlex.split(os.environ.get("SETTINGS", "")))
+        check_used(config, Settings.of({"clients": len(os.environ["CLIENTS"].split()), **config}).method)
+    except (SettingsError, ValueError) as error:
+        sys.exit(f"SETTINGS: {error}")
 
 
 def own(user: int, group: int) -> None:
     """Give the volumes to the user, and the runs folder where it is nobody's; then be the user."""
-    volumes = [FEDERATION, SERVER, PUBLIC, Path("/state"), Path("/signals"), *sorted(Path("/clients").iterdir())]
-    for folder in volumes:
+    for folder in (FEDERATION, SERVER, STATE, METRICS, CLIENTS, SIGNALS):
         os.chown(folder, user, group)
     if RUNS.stat().st_uid == 0:
         os.chown(RUNS, user, group)
@@ -40,14 +56,26 @@ def certify(hosts: list[str]) -> None:
     missing = set(hosts) - set(pki.hosts_of(federation.certificate))
     if missing or pki.days_left(federation.certificate) < RENEW_DAYS:
         print(f"new server certificate, for {', '.join(federation.renew(hosts, pki.SERVER_DAYS))}")
-    pki.write_private(SERVER / "server.key", federation.certificate_key.read_bytes())
-    pki.write_public(SERVER / "server.crt", federation.certificate.read_bytes())
-    for folder in (SERVER, PUBLIC):
-        pki.write_public(folder / "ca.crt", federation.authority.read_bytes())
+    for name in PUBLIC:
+        pki.write_public(SERVER / name, (FEDERATION / name).read_bytes())
+    for name in PRIVATE:
+        pki.write_private(SERVER / name, (FEDERATION / name).read_bytes())
+    for place in ("state", "clients"):  # where other volumes are mounted
+        (SERVER / place).mkdir(exist_ok=True)
+
+
+def make_dashboard_password() -> None:
+    """Make the dashboard's password, once, and put it and the metrics page's credential where they are read."""
+    password = FEDERATION / "dashboard.password"
+    if not password.exists():
+        pki.write_private(password, secrets.token_urlsafe(16).encode())
+    for name in ("dashboard.password", "metrics.token"):
+        pki.write_private(METRICS / name, (FEDERATION / name).read_bytes())
 
 
 def main() -> None:
     """Prepare a federation's volumes."""
+    check_settings()
     user, _, group = os.environ["RUN_AS"].partition(":")
     own(int(user), int(group or user))
     if not os.access(RUNS, os.W_OK):
@@ -56,10 +84,13 @@ def main() -> None:
             f"the folder runs belongs to {owner.st_uid}:{owner.st_gid} and {user} may not write into it: start with "
             f"RUN_AS={owner.st_uid}:{owner.st_gid}"
         )
-    Path("/signals/ended").unlink(missing_ok=True)
+    (SIGNALS / "ended").unlink(missing_ok=True)
     for lock in ("running", "serving"):
-        Path("/signals", lock).touch(mode=0o644)
+        (SIGNALS / lock).touch(mode=0o644)
+    for name in os.environ["CLIENTS"].split():
+        (CLIENTS / name).mkdir(mode=0o700, exist_ok=True)
     certify([*NAMES, *os.environ.get("HOSTS", "").split()])
+    make_dashboard_password()
 
 
 if __name__ == "__main__":

@@ -34,13 +34,7 @@ x-client: &client
 
 x-cpu: &cpu
   image: fairbloom-client
-  build:
-    context: ..
-    dockerfile: docker/Dockerfile
-    target: client
-    args:
-      TORCH: ${{TORCH:-torch==2.13.0+cpu}}
-      TORCH_INDEX: ${{TORCH_INDEX:-}}
+  pull_policy: never
 
 x-gpu: &gpu
   profiles: [gpu]
@@ -53,14 +47,12 @@ x-gpu: &gpu
 
 services:
   certificates:
-    volumes:
-{mounts}
+    environment:
+      CLIENTS: {names}
 
   enrolment:
     environment:
       CLIENTS: {names}
-    volumes:
-{mounts}
 
   experiment:
     environment:
@@ -69,18 +61,34 @@ services:
 {started}
 """
 
+BUILD = """\
+    build:
+      context: ..
+      dockerfile: docker/Dockerfile
+      target: client
+      args:
+        BASE: # of the shell, else the Dockerfile's
+        TORCH: ${TORCH:-torch==2.13.0+cpu}
+        TORCH_INDEX: ${TORCH_INDEX:-}
+"""
+"""Of the first client alone: built once for each, the images of all but the last would be left over."""
+
 CLIENT = """
   {name}:
     <<: [*client, *cpu]
-    command: [/client/client.toml, --state-dir, /client/state, --partition-id, "{partition}"]
-    volumes: ["{name}:/client", "signals:/signals:ro"]
+{build}    command: [/client/client.toml, --state-dir, /client/state, --partition-id, "{partition}"]
+    volumes:
+      - {{type: volume, source: clients, target: /client, volume: {{subpath: {name}}}}}
+      - signals:/signals:ro
     depends_on:
       enrolment: {{condition: service_completed_successfully}}
       {name}-gpu: {{condition: service_started, required: false}}
   {name}-gpu:
     <<: [*client, *gpu]
     command: [/client/client.toml, --state-dir, /client/state, --partition-id, "{partition}"]
-    volumes: ["{name}:/client", "signals:/signals:ro"]
+    volumes:
+      - {{type: volume, source: clients, target: /client, volume: {{subpath: {name}}}}}
+      - signals:/signals:ro
     depends_on:
       enrolment: {{condition: service_completed_successfully}}
 """
@@ -89,12 +97,9 @@ CLIENT = """
 def written(number: int) -> str:
     """Return clients.yaml for so many clients, named as Fairbloom's tasks name them."""
     names = [f"client-{i:0{len(str(number - 1))}d}" for i in range(number)]
-    mounts = "\n".join(f"      - {name}:/clients/{name}" for name in names)
     started = "\n".join(f"      {name}: {{condition: service_started}}" for name in names)
-    clients = "".join(CLIENT.format(name=name, partition=i) for i, name in enumerate(names))
-    volumes = "".join(f"  {name}:\n" for name in names)
-    head = HEAD.format(number=number, mounts=mounts, names=" ".join(names), started=started)
-    return head + clients + f"\nvolumes:\n{volumes}"
+    clients = "".join(CLIENT.format(name=name, partition=i, build="" if i else BUILD) for i, name in enumerate(names))
+    return HEAD.format(number=number, names=" ".join(names), started=started) + clients
 
 
 if __name__ == "__main__":

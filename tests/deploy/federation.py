@@ -1,4 +1,4 @@
-"""A federation of real processes on loopback: TLS, node authentication, a database, and the operator's commands."""
+"""A federation of real processes on loopback: server, clients, TLS, keys, credentials, and the operator's commands."""
 
 import contextlib
 import json
@@ -11,40 +11,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deploy.client import free_port
-from tests.runtimes.flower import ROOT, SCRIPTS, Flower, wait_for_port, wait_until
+from tests.runtimes.flower import ROOT, SCRIPTS, Flower, wait_until
 from tests.simulation.helpers import table
 
 
 class Deployment(Flower):
-    """SuperLink, superexec and clients of a federation, enrolled by the operator's commands."""
+    """Server and clients of a federation, enrolled by the operator's commands."""
 
-    def __init__(self, home: Path, *, database: bool = True) -> None:
+    def __init__(self, home: Path) -> None:
         super().__init__(home)
-        self.database = ["--database", str(home / "state.db")] if database else []
         self.folder = home / "fed"
         self.control, self.fleet = free_port(), free_port()
         self.clients: dict[str, subprocess.Popen[bytes]] = {}
         self.environment["FAIRBLOOM_FEDERATION"] = str(self.folder)
         self.environment["OMP_NUM_THREADS"] = "1"
         self.fairbloom(
-            *("deploy", "init", str(self.folder), "--host", "localhost"),
+            *("deploy", "init", str(self.folder), "--host", "localhost", "--listen", "127.0.0.1"),
             *("--fleet-port", str(self.fleet), "--control", f"127.0.0.1:{self.control}"),
         )
 
     def start_server(self) -> None:
-        self.start_superlink()
-        runtime = ["--runtime-api-address", f"127.0.0.1:{self.control}"]
-        self.superexec = self.start("flower-superexec", "--root-certificates", str(self.folder / "ca.crt"), *runtime)
+        self.server = self.start("fairbloom", "server")
+        self.wait_for_words(self.server, "fairbloom server: ready")
 
-    def start_superlink(self) -> None:
-        tls = [f"--ssl-ca-certfile={self.folder}/ca.crt", f"--ssl-certfile={self.folder}/server.crt"]
-        self.superlink = self.start(
-            *("flower-superlink", "--isolation", "process", "--port", str(self.control)),
-            *("--fleet-api-address", f"127.0.0.1:{self.fleet}", *tls, f"--ssl-keyfile={self.folder}/server.key"),
-            *("--enable-supernode-auth", *self.database),
-        )
-        wait_for_port(self.control)
-        wait_for_port(self.fleet)
+    def part(self, name: str) -> int:
+        """Return the id of the server's SuperLink, or SuperExec."""
+        (found,) = (pid for pid in self.offspring(self.server) if f"deploy.{name} import main".encode() in cmdline(pid))
+        return found
+
+    def kill_part(self, name: str) -> None:
+        """Kill the server's SuperLink, or SuperExec, which the server starts again."""
+        os.kill(self.part(name), signal.SIGKILL)
 
     def enroll(self, *names: str, options: Sequence[str] = ()) -> None:
         self.fairbloom("deploy", "enroll", *names, "--unpacked", *options)
@@ -142,7 +139,7 @@ class Deployment(Flower):
         return found[1:]
 
     def serverapps(self) -> list[int]:
-        return [pid for pid in self.offspring(self.superexec) if b"flwr-serverapp" in cmdline(pid)]
+        return [pid for pid in self.offspring(self.server) if b"import serverapp" in cmdline(pid)]
 
 
 class Cable:
@@ -192,9 +189,9 @@ def _pump(one: socket.socket, other: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def federation(home: Path, clients: int = 0, *, database: bool = True) -> Iterator[Deployment]:
+def federation(home: Path, clients: int = 0) -> Iterator[Deployment]:
     """A federation with `clients` enrolled as the digits task names them, none of them started."""
-    runtime = Deployment(home, database=database)
+    runtime = Deployment(home)
     try:
         runtime.start_server()
         if clients:

@@ -6,8 +6,12 @@ Needs a Docker engine (DOCKER_HOST) with compose 2.20 or newer. TORCH and TORCH_
 import json
 import os
 import shutil
+import ssl
 import subprocess
+import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,11 +19,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packaging.utils import canonicalize_name
 from safetensors.numpy import load_file
 
 from server.settings import Settings
 from simulation.run import simulate
 from tests.simulation.helpers import assert_same_model, table
+from tests.test_supply_chain import locked
 
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker")]
 
@@ -27,21 +33,23 @@ ROOT = Path(__file__).parents[2]
 CLIENTS = 4
 SETTINGS: dict[str, Any] = {"method": "fedfv", "num-rounds": 5}
 CLIENT_LIMIT_GB = 1.4
+TITLE = "org.opencontainers.image.title"
 KILL = """
 import os, signal
 from pathlib import Path
 for process in Path("/proc").glob("[0-9]*"):
-    if int(process.name) not in (1, os.getpid()) and b"flower-superlink" in (process / "cmdline").read_bytes():
+    if int(process.name) not in (1, os.getpid()) and b"deploy.superlink" in (process / "cmdline").read_bytes():
         os.kill(int(process.name), signal.SIGKILL)
 """
 METRICS = """
 import urllib.request
-print(urllib.request.urlopen("http://superexec:9464/metrics").read().decode())
+credential = {"Authorization": "Bearer " + open("/server/metrics.token").read()}
+print(urllib.request.urlopen(urllib.request.Request("http://metrics:9464/metrics", headers=credential)).read().decode())
 """
 REACH = """
 import socket
-for host in ("control", "superlink"):
-    for port in (8000, 9092):
+for host in ("control", "server", "metrics"):
+    for port in (8000, 9092, 9464):
         try:
             socket.create_connection((host, port), 3).close()
             print(host, port)
@@ -64,7 +72,8 @@ def images() -> None:
     there = subprocess.run(["docker", "version"], capture_output=True, text=True, check=False)
     if asked.returncode or there.returncode:
         pytest.skip(f"no Docker engine with compose: {asked.stderr} {there.stderr}")
-    given = [f"--build-arg={name}={os.environ[name]}" for name in ("TORCH", "TORCH_INDEX") if os.environ.get(name)]
+    names = ("TORCH", "TORCH_INDEX", "BASE")
+    given = [f"--build-arg={name}={os.environ[name]}" for name in names if os.environ.get(name)]
     for target in ("client", "server"):
         started = time.monotonic()
         docker(
@@ -158,6 +167,20 @@ def test_images_are_small_unprivileged_and_without_tools(images: None) -> None:
         assert found == ""
 
 
+@pytest.mark.parametrize("target", ["client", "server"])
+def test_an_image_lists_what_is_in_it_as_it_was_locked(target: str, images: None) -> None:
+    path = f"/usr/share/sbom/fairbloom-{target}.cdx.json"
+    listed = json.loads(docker("run", "--rm", "--network=none", "--entrypoint=cat", f"fairbloom-{target}", path))
+    have = {canonicalize_name(part["name"]): part["version"] for part in listed["components"]}
+    pins = {
+        name: pin.version
+        for name, (pin, *_) in locked(target).items()
+        if not pin.requirement.marker or pin.requirement.marker.evaluate()
+    }
+    del pins["uv"]  # taken out
+    assert have == pins | {"torch": have["torch"], "fairbloom": have["fairbloom"]}
+
+
 def test_docker_compose_up_gives_the_run_in_process(finished: Path, tmp_path: Path) -> None:
     expected = simulate(Settings.of({**SETTINGS, "clients": CLIENTS, "out": str(tmp_path / "run")}))
     assert_same_model(finished, expected)
@@ -173,19 +196,30 @@ def test_docker_compose_up_gives_the_run_in_process(finished: Path, tmp_path: Pa
 
 def test_all_services_have_ended_well(checkout: Checkout, finished: Path) -> None:
     ended = {service: (line["State"], line["ExitCode"]) for service, line in checkout.containers().items()}
-    names = {"certificates", "superlink", "superexec", "enrolment", "experiment"}
+    names = {"certificates", "server", "enrolment", "experiment"}
     assert ended.keys() == names | {f"client-{i}" for i in range(CLIENTS)}
     assert set(ended.values()) == {("exited", 0)}
 
 
-def test_private_keys_are_their_owners_alone(checkout: Checkout, finished: Path) -> None:
-    code = "find /federation /server /clients -name '*key' -printf '%p %m %U\\n' | sort"
+def test_secrets_are_their_owners_alone(checkout: Checkout, finished: Path) -> None:
+    names = "-name '*key' -o -name '*.token' -o -name '*.secret' -o -name '*.password' -o -name 'superlink.db'"
+    code = f"find /federation /server /state /clients /metrics -type f \\( {names} \\) -printf '%p %m %U\\n' | sort"
     listed = checkout.compose(
         *("run", "--rm", "--no-deps", "--user=1000:1000", "--entrypoint=sh", "certificates", "-c", code)
     )
-    keys = ["/federation/ca.key", "/federation/server.key", "/server/server.key"]
-    keys += [f"/clients/client-{i}/key" for i in range(CLIENTS)]
-    assert listed.stdout.splitlines() == sorted(f"{key} 600 1000" for key in keys)
+    operators = ("ca.key", "server.key", "operator.token", "metrics.token", "runtime.secret", "dashboard.password")
+    files = [f"/federation/{name}" for name in operators]
+    files += [f"/server/{name}" for name in ("server.key", "metrics.token", "runtime.secret")]
+    files += ["/state/superlink.db", "/metrics/metrics.token", "/metrics/dashboard.password"]
+    files += [f"/clients/client-{i}/key" for i in range(CLIENTS)]
+    assert listed.stdout.splitlines() == sorted(f"{file} 600 1000" for file in files)
+
+
+def test_a_wrong_setting_is_refused_before_anything_starts(checkout: Checkout, finished: Path) -> None:
+    refused = checkout.compose("up", "--no-color", SETTINGS="method=fedfw num-rounds=1")
+    assert refused.returncode != 0
+    assert "SETTINGS: method = 'fedfw': unknown method: did you mean fedfv?" in refused.stdout + refused.stderr
+    assert checkout.containers()["server"]["State"] == "exited"
 
 
 def test_the_experiment_exits_with_the_runs_status(checkout: Checkout, finished: Path) -> None:
@@ -199,10 +233,27 @@ def test_the_experiment_exits_with_the_runs_status(checkout: Checkout, finished:
 def check_reach(checkout: Checkout) -> None:
     """A client reaches the fleet API of the SuperLink and nothing else."""
     reached = checkout.compose("exec", "-T", "client-0", "python", "-c", REACH).stdout.splitlines()
-    assert reached == ["superlink 9092"]
+    assert reached == ["server 9092"]
 
 
-def test_a_run_outlives_the_superlink_and_clients_do_not_reach_its_control_api(
+def check_host(checkout: Checkout) -> None:
+    """Who has an account on the host reaches the containers' addresses, and is turned away there."""
+    container = json.loads(docker("inspect", checkout.containers()["server"]["Name"]))[0]
+    places = {
+        name.rpartition("_")[2]: place["IPAddress"] for name, place in container["NetworkSettings"]["Networks"].items()
+    }
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    asked = (("control", "https", 8000, "/v1/control/list-runs"), ("control", "https", 8000, "/v1/runtime/get-nodes"))
+    for network, scheme, port, path in (*asked, ("metrics", "http", 9464, "/metrics")):
+        address, method = f"{scheme}://{places[network]}:{port}{path}", "POST" if port == 8000 else "GET"
+        call = urllib.request.Request(address, method=method)  # noqa: S310 (http and https, as it says)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(call, context=context if scheme == "https" else None, timeout=10)  # noqa: S310
+        assert refused.value.code == 401
+
+
+def test_a_run_outlives_the_superlink_and_neither_clients_nor_the_host_get_in(
     checkout: Checkout, finished: Path
 ) -> None:
     run, settings = checkout.path / "runs" / "second", "num-rounds=15 round-timeout=30 out=runs/second"
@@ -216,9 +267,10 @@ def test_a_run_outlives_the_superlink_and_clients_do_not_reach_its_control_api(
         try:
             checkout.first_round_of(run, time.monotonic())
             check_reach(checkout)
-            metrics = checkout.compose("exec", "-T", "superexec", "python", "-c", METRICS).stdout
+            check_host(checkout)
+            metrics = checkout.compose("exec", "-T", "server", "python", "-c", METRICS).stdout
             assert "fairbloom_connected_clients 4.0" in metrics
-            assert checkout.compose("exec", "-T", "superlink", "python", "-c", KILL).returncode == 0
+            assert checkout.compose("exec", "-T", "server", "python", "-c", KILL).returncode == 0
             code = experiment.wait(timeout=240)
         finally:
             experiment.terminate()
@@ -227,3 +279,17 @@ def test_a_run_outlives_the_superlink_and_clients_do_not_reach_its_control_api(
     rows = table(run / "rounds.csv")
     assert len(rows) == 15
     print(f"\nwith the SuperLink killed: slowest round {max(float(row['seconds']) for row in rows):.1f} s")
+
+
+def test_down_with_volumes_leaves_nothing_behind_whatever_the_number_of_clients_was(checkout: Checkout) -> None:
+    code = f"import runpy; print(runpy.run_path({str(ROOT / 'docker' / 'clients.py')!r})['written'](2), end='')"
+    written = subprocess.check_output([sys.executable, "-c", code], text=True)
+    (checkout.path / "docker" / "clients.yaml").write_text(written)
+    checkout.compose("down", "--volumes", "--remove-orphans", "--timeout=5")
+    project = checkout.environment["COMPOSE_PROJECT_NAME"]
+    assert docker("volume", "ls", "--quiet", "--filter", f"name={project}").split() == []
+
+
+def test_no_image_is_left_over(images: None) -> None:
+    dangling = docker("images", "--quiet", "--filter", "dangling=true", "--filter", f"label={TITLE}").split()
+    assert dangling == []

@@ -39,7 +39,7 @@ def test_clients_are_named_as_the_tasks_name_them() -> None:
     written = yaml.safe_load(subprocess.check_output([sys.executable, "-c", code], text=True))
     names = [f"client-{i:02d}" for i in range(12)]
     assert written["services"]["experiment"]["environment"]["CLIENTS"].split() == names
-    assert list(written["volumes"]) == names
+    assert written["services"]["certificates"]["environment"]["CLIENTS"].split() == names
     assert [written["services"][name]["command"][-1] for name in names] == [str(i) for i in range(12)]
 
 
@@ -62,23 +62,51 @@ def test_no_client_is_on_the_network_of_the_control_api() -> None:
     clients = {name: service for name, service in services().items() if name.startswith("client-")}
     assert len(clients) == 8  # four, and a twin with a GPU each
     assert all(service["networks"] == ["fleet"] for service in clients.values())
-    superlink = services()["superlink"]
-    assert "--host=control" in superlink["command"]
-    assert superlink["networks"]["control"] == {"aliases": ["control"]}
-    assert superlink["ports"] == ["${FLEET:-127.0.0.1:9092}:9092"]  # the fleet's alone
+    server = services()["server"]
+    assert server["networks"]["control"] == {"aliases": ["control"]}
+    assert 'control="control:8000"' in (DOCKER / "certificates.py").read_text()
+    assert server["ports"] == ["${FLEET:-127.0.0.1:9092}:9092"]  # the fleet's alone
     published = {name for name, service in services().items() if "ports" in service}
-    assert published == {"superlink", "grafana"}
-    assert all("control" not in services()[name]["networks"] for name in ("prometheus", "grafana"))
+    assert published == {"server", "grafana"}
+    assert "control" not in services()["grafana"]["networks"]
     networks = yaml.safe_load((DOCKER / "compose.yaml").read_text())["networks"]
     assert networks["fleet"]["internal"]
     assert networks["control"]["internal"]
 
 
-def test_a_client_has_its_own_volume_and_no_other() -> None:
+def test_prometheus_is_reached_by_the_dashboard_alone_and_the_dashboard_asks_for_a_password() -> None:
+    prometheus, grafana = services()["prometheus"], services()["grafana"]
+    assert prometheus["network_mode"] == "service:grafana"
+    assert "--web.listen-address=127.0.0.1:9090" in prometheus["command"]
+    assert grafana["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/metrics/dashboard.password"
+    assert not any("ANONYMOUS" in name for name in grafana["environment"])
+
+
+def test_a_client_sees_its_own_part_of_the_volume_and_no_other() -> None:
     for name, service in services().items():
         if name.startswith("client-"):
-            own = name.removesuffix("-gpu")
-            assert service["volumes"] == [f"{own}:/client", "signals:/signals:ro"]
+            own = {"type": "volume", "source": "clients", "target": "/client"}
+            own["volume"] = {"subpath": name.removesuffix("-gpu")}
+            assert service["volumes"] == [own, "signals:/signals:ro"]
+
+
+def test_the_server_has_neither_the_authoritys_key_nor_the_operators_credential() -> None:
+    mounted = [str(volume) for volume in services()["server"]["volumes"]]
+    assert all("federation" not in volume or "'subpath': 'clients'" in volume for volume in mounted)
+    copied = re.findall(r"^(?:PUBLIC|PRIVATE) = \((.+)\)$", (DOCKER / "certificates.py").read_text(), re.M)
+    names = set(re.findall(r'"([^"]+)"', "".join(copied)))
+    assert names == {
+        *("federation.toml", "ca.crt", "server.crt"),
+        *("server.key", "operators.toml", "runtime.secret", "metrics.token"),
+    }
+
+
+def test_each_image_is_built_once() -> None:
+    """Built for each service that has it, all but the last would be left over without a name."""
+    built = [service["image"] for service in services().values() if "build" in service]
+    assert sorted(built) == ["fairbloom-client", "fairbloom-server"]
+    ours = [service for service in services().values() if service["image"].startswith("fairbloom")]
+    assert all(service["pull_policy"] == "never" for service in ours)
 
 
 def test_the_gpu_twins_reserve_devices() -> None:
@@ -104,7 +132,8 @@ def test_the_dashboard_shows_what_a_run_tells() -> None:
     assert shown
     assert shown <= told
     scraped = yaml.safe_load((DOCKER / "monitoring" / "prometheus.yaml").read_text())["scrape_configs"]
-    assert scraped[0]["static_configs"] == [{"targets": ["superexec:9464"]}]
+    assert scraped[0]["static_configs"] == [{"targets": ["metrics:9464"]}]
+    assert scraped[0]["authorization"] == {"credentials_file": "/metrics/metrics.token"}
     assert '"metrics-port=9464"' in (DOCKER / "experiment.py").read_text()
 
 

@@ -73,7 +73,7 @@ def test_a_page_has_every_part(name: str) -> None:
 @each_method
 def test_the_example_makes_the_strategy_of_a_run_by_default(name: str) -> None:
     (call,) = re.findall(r"^strategy = (.+)$", page(describe(name)), re.MULTILINE)
-    made = eval(call, {METHODS[name].__name__: METHODS[name]})
+    made = eval(call, {METHODS[name].__name__: METHODS[name]})  # noqa: S307 (our own page)
     default = Settings.of({"method": name, "fraction": 1.0}).strategy()
     assert {k: v for k, v in vars(made).items() if k[0] != "_"} == {
         k: v for k, v in vars(default).items() if k[0] != "_"

@@ -230,7 +230,7 @@ def test_the_help_of_commands_that_work_has_an_example_that_is_taken(
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("--help") == 0
     printed = capsys.readouterr().out
-    assert set(GROUP.commands) == {"run", "compare", "methods", "tasks", "settings", "client", "deploy"}
+    assert set(GROUP.commands) == {"run", "compare", "methods", "tasks", "settings", "client", "server", "deploy"}
     assert all(command in printed for command in GROUP.commands)
 
 

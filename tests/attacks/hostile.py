@@ -1,0 +1,103 @@
+"""A ClientApp with ill will: it trains as ours does, and then replies what no client should, another thing each round.
+
+A device's owner may run what she wants, so she names it as `app` in her own client.toml.
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from client.app import app as honest
+
+GIGABYTE = 1 << 30
+
+app = ClientApp()
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    return honest(message=message, context=context)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    number = int(str(message.content.config_records["config"]["server-round"]))
+    reply = honest(message=message, context=context)
+    if not os.environ.get("HOSTILE_TRAINS"):
+        attack = list(ATTACKS)[(number - 1) % len(ATTACKS)]
+        reply.content = ATTACKS[attack](reply.content)
+    return reply
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    return honest(message=message, context=context)
+
+
+def with_metrics(content: RecordDict, **changed: float) -> RecordDict:
+    metrics = {**content.metric_records["metrics"], **{key.replace("_", "-"): value for key, value in changed.items()}}
+    return RecordDict({"arrays": content.array_records["arrays"], "metrics": MetricRecord(metrics)})
+
+
+def with_arrays(content: RecordDict, arrays: Mapping[str, Array]) -> RecordDict:
+    return RecordDict({"arrays": ArrayRecord(dict(arrays)), "metrics": content.metric_records["metrics"]})
+
+
+def huge(content: RecordDict) -> RecordDict:
+    return with_arrays(content, {"weight": Array(np.zeros(GIGABYTE // 4, np.float32))})
+
+
+def many(content: RecordDict) -> RecordDict:
+    return with_arrays(content, {f"weight-{i}": Array(np.full(1, i, np.float32)) for i in range(20_000)})
+
+
+def long_list(content: RecordDict, numbers: int) -> RecordDict:
+    content["more"] = ConfigRecord({"numbers": [0.5] * numbers})
+    return content
+
+
+def lying_header(content: RecordDict) -> RecordDict:
+    arrays = dict(content.array_records["arrays"])
+    first = next(iter(arrays))
+    data = arrays[first].data.replace(b"'shape': (", b"'shape': (9999", 1)
+    arrays[first] = Array(dtype="float32", shape=tuple(arrays[first].shape), stype="numpy.ndarray", data=data)
+    return with_arrays(content, arrays)
+
+
+def python_objects(content: RecordDict) -> RecordDict:
+    arrays = dict(content.array_records["arrays"])
+    first = next(iter(arrays))
+    header = (
+        b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
+    )
+    shape = tuple(arrays[first].shape)
+    arrays[first] = Array(dtype="object", shape=shape, stype="numpy.ndarray", data=header + b"cos\nsystem\n(S'id'\ntR.")
+    return with_arrays(content, arrays)
+
+
+def infinite(content: RecordDict) -> RecordDict:
+    arrays = dict(content.array_records["arrays"])
+    first = next(iter(arrays))
+    arrays[first] = Array(np.full_like(arrays[first].numpy(), math.inf))
+    return with_arrays(content, arrays)
+
+
+ATTACKS: Mapping[str, Callable[[RecordDict], RecordDict]] = {
+    "honest": lambda content: content,
+    "1 GB": huge,
+    "20,000 arrays": many,
+    "a list of 8 MB": lambda content: long_list(content, 1_000_000),
+    "a lying header": lying_header,
+    "Python objects": python_objects,
+    "infinite weights": infinite,
+    "a loss of 1e300": lambda content: with_metrics(content, loss_before=1e300),
+    "2^60 examples": lambda content: with_metrics(content, num_examples=1 << 60),
+    "100 times the examples": lambda content: with_metrics(content, num_examples=100 * 72),
+    "no examples": lambda content: with_metrics(content, num_examples=0),
+    "24 MB in one piece": lambda content: long_list(content, 3_000_000),
+}
+"""What is replied in each round, one after the other. The first is honest, so that a later count can jump."""

@@ -1,0 +1,99 @@
+"""A bundle with other code than is installed, submitted with the credential: no client runs, imports or unpacks it."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.client import APP
+from tests.deploy.federation import Deployment, federation, names, rounds
+from tests.runtimes.flower import ROOT
+from tests.simulation.helpers import table
+
+pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("runtimes")]
+
+CLIENTS = names(2)
+MARK = """
+import os, pathlib
+pathlib.Path({folder!r}, f"{{os.getpid()}}-{name}").touch()
+"""
+EVIL_APP = MARK + "from client.app import app as theirs\napp = theirs\n"
+CODE = (
+    "client/app.py",
+    "client/training.py",
+    "client/extra.py",
+    "tasks/digits.py",
+    "sitecustomize.py",
+    "safetensors.py",
+)
+"""Files that a bundle brings in place of ours, or beside them; the server imports some of them itself."""
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A federation with two clients of the default kind."""
+    with federation(tmp_path_factory.mktemp("bundles") / "home", len(CLIENTS)) as runtime:
+        for name in CLIENTS:
+            runtime.start_client(name)
+        runtime.wait_for_clients(*CLIENTS)
+        yield runtime
+
+
+def project(folder: Path, *, app: str = APP, version: str = "0.1.0", settings: str = "") -> Path:
+    """Fairbloom's app, with some things changed in its pyproject.toml."""
+    for package in ("strategies", "tasks", "client", "server"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    about = (ROOT / "pyproject.toml").read_text()
+    about = about.replace(f'clientapp = "{APP}"', f'clientapp = "{app}"').replace(
+        'version = "0.1.0"', f'version = "{version}"'
+    )
+    about = about.replace("fab-include = [", 'fab-include = ["*.py", "evil/*.py", ')
+    (folder / "pyproject.toml").write_text(about.replace('state-dir = ""', f'state-dir = "{settings}"'))
+    shutil.copy(ROOT / "LICENSE", folder)
+    return folder
+
+
+def clients_of(there: Deployment) -> set[str]:
+    """The ids of the clients' processes."""
+    return {str(pid) for process in there.clients.values() for pid in (process.pid, *there.offspring(process))}
+
+
+@pytest.mark.parametrize("app", ["server.evil:app", "strategies.evil:app", "evil.app:app"])
+def test_a_bundle_that_names_its_own_code_as_the_clients_app_runs_the_installed_one(
+    there: Deployment, tmp_path: Path, app: str
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    bundle = project(tmp_path / "app", app=app, settings=str(tmp_path / "stolen"))
+    (bundle / "evil").mkdir()
+    for file in ("server/evil.py", "strategies/evil.py", "evil/__init__.py", "evil/app.py"):
+        (bundle / file).write_text(EVIL_APP.format(folder=str(marks), name=Path(file).parts[0]))
+    for file in CODE[:3]:
+        honest = (bundle / file).read_text() if (bundle / file).exists() else ""
+        (bundle / file).write_text(honest + MARK.format(folder=str(marks), name=Path(file).stem))
+    out = there.home / f"run-{app.partition('.')[0]}"
+    settings = {"clients": 2, "fraction": 1.0, "num-rounds": 2, "method": "ditto", "device": "cpu", "out": str(out)}
+    submitted = there.submitting(settings, bundle)
+    assert submitted.wait(timeout=120) == 0, there.log(submitted)[-3000:]
+    assert [row["replies_used"] for row in rounds(out)] == ["2", "2"]
+    assert len(table(out / "clients.csv")) == 4
+    assert not {mark.name.partition("-")[0] for mark in marks.iterdir()} & clients_of(there)
+    assert not (tmp_path / "stolen").exists()  # personal models are in the device's own folder
+    for name in CLIENTS:
+        state = there.home / f"state-{name}"
+        assert list(state.rglob("*.safetensors"))
+        assert not list(state.rglob("evil*"))
+        assert not (state / "flower" / "apps").exists()  # nothing was unpacked
+
+
+def test_a_bundle_of_another_version_is_refused_with_both_named(there: Deployment, tmp_path: Path) -> None:
+    out = there.home / "run-version"
+    bundle = project(tmp_path / "app", version="6.6.6")
+    settings = {"clients": 2, "fraction": 1.0, "num-rounds": 1, "device": "cpu", "out": str(out)}
+    there.submitting(settings, bundle).wait(timeout=120)
+    (row,) = rounds(out)
+    assert (
+        "client-0: error 7: the run is of fairbloom/fairbloom 6.6.6, this client has fairbloom 0.1.0" in row["refused"]
+    )
+    assert there.online() >= set(CLIENTS)

@@ -1,0 +1,133 @@
+"""An enrolled client with ill will: whatever it replies is refused by name, and the others' run is as without it."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from flwr.app import Message, MessageType
+from flwr.app.error import Error
+from flwr.common.constant import ErrorCode
+from safetensors.numpy import load_file
+
+from client.app import app
+from server.app import federate
+from server.settings import Settings
+from simulation.grid import InProcessGrid
+from tests.deploy.federation import Deployment, federation, names, rounds
+from tests.runtimes.flower import ROOT
+
+from .hostile import ATTACKS
+
+pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("runtimes")]
+
+HONEST = names(4)[:3]
+MISSING = "missing"
+REFUSED = {
+    "honest": "",
+    "1 GB": r"error 413: the SuperLink refused a reply of more than the \d+\.\d MB that its message allows",
+    "20,000 arrays": r"error 413: the SuperLink refused a reply of more than the \d+ objects that its message allows",
+    "a list of 8 MB": r"error 413: the SuperLink refused a reply of more than the \d+\.\d MB that its message allows",
+    "a lying header": r"array '1.weight' can't be read: ",
+    "Python objects": r"array '1.weight' can't be read: ",
+    "infinite weights": r"array '1.weight' is not finite",
+    "a loss of 1e300": r"loss-before.* 1e\+300",
+    "2^60 examples": r"num-examples.* 1152921504606846976",
+    "100 times the examples": r"num-examples 7200",
+    "no examples": r"num-examples must be an integer of at least 1, got 0",
+    "24 MB in one piece": MISSING,  # gRPC turns it away before it is read, so only the deadline tells
+}
+SETTINGS: dict[str, Any] = {
+    "clients": 4,
+    "partition": "iid",
+    "fraction": 1.0,
+    "num-rounds": len(ATTACKS),
+    "evaluate-every": 0,
+    "method": "qfedavg",
+    "device": "cpu",
+    "round-timeout": 40.0,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Path]]:
+    """A run of three honest clients and a hostile one."""
+    with federation(tmp_path_factory.mktemp("replies") / "home") as there:
+        there.enroll(*HONEST, "mallory")
+        settings = {**_read(there.bundle("mallory") / "client.toml"), "app": "tests.attacks.hostile:app"}
+        (there.bundle("mallory") / "client.toml").write_text(tomli_w.dumps(settings))
+        for name in HONEST:
+            there.start_client(name)
+        there.environment["PYTHONPATH"] = str(ROOT)
+        there.start_client("mallory")
+        there.wait_for_clients(*HONEST, "mallory")
+        out = there.home / "run"
+        submitted = there.submitting({**SETTINGS, "out": str(out)})
+        assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
+        print([row["seconds"] for row in rounds(out)])
+        yield there, out
+
+
+def _read(file: Path) -> dict[str, Any]:
+    import tomllib
+
+    return tomllib.loads(file.read_text())
+
+
+@pytest.mark.parametrize("number", range(1, len(ATTACKS) + 1), ids=list(ATTACKS))
+def test_each_is_refused_by_name_with_the_reason(run: tuple[Deployment, Path], number: int) -> None:
+    row = rounds(run[1])[number - 1]
+    reason = REFUSED[list(ATTACKS)[number - 1]]
+    if reason == MISSING:
+        assert (row["replies_used"], row["missing"]) == ("3", "mallory"), row
+        return
+    assert row["missing"] == ""
+    if reason:
+        assert row["replies_used"] == "3", row
+        assert re.match(f"mallory: .*{reason}", row["refused"]), row["refused"]
+    else:
+        assert (row["replies_used"], row["refused"]) == ("4", "")
+
+
+def test_the_run_ends_as_it_does_where_the_hostile_client_only_fails(
+    run: tuple[Deployment, Path], tmp_path: Path
+) -> None:
+    settings = Settings.of({**SETTINGS, "out": str(tmp_path / "expected")})
+    expected = load_file(federate(settings, Failing(settings)) / "model.safetensors")
+    model = load_file(run[1] / "model.safetensors")
+    for name, array in expected.items():
+        np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-6)
+
+
+class Failing(InProcessGrid):
+    """Clients in this process, of which the last one answers the first round and then errors."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(app, settings.run_config(), settings.clients)
+
+    def _answer(self, message: Message) -> Message:
+        train = message.metadata.message_type == MessageType.TRAIN
+        if train and message.metadata.dst_node_id == 5 and message.content["config"]["server-round"] != 1:
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "hostile"), reply_to=message)
+        return super()._answer(message)
+
+
+def test_nothing_of_it_stays_in_the_database(run: tuple[Deployment, Path]) -> None:
+    there, _ = run
+    size = sum(file.stat().st_size for file in (there.folder / "state").glob("superlink.db*"))
+    assert size < 150e6  # of a gigabyte that was sent
+
+
+def test_the_audit_log_names_it(run: tuple[Deployment, Path]) -> None:
+    log = (run[0].folder / "state" / "audit.jsonl").read_text()
+    assert re.search(r'"refused: a reply of more than the \d+\.\d MB that its message allows".*"mallory"', log)
+
+
+def test_the_servers_memory_did_not_hold_it(run: tuple[Deployment, Path]) -> None:
+    there, _ = run
+    status = Path(f"/proc/{there.part('superlink')}/status").read_text()
+    peak = int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1e6
+    assert peak < 1.0, f"{peak:.2f} GB"

@@ -1,0 +1,153 @@
+"""A SuperLink's state in a database, without its processes: runs, nodes, and messages as Flower sends them."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.linkstate import LinkStateFactory, linkstate_factory
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation import NoOpFederationManager
+
+from deploy.superlink import run_state
+
+
+class Aborted(Exception):
+    """What a call was ended with."""
+
+
+class Call:
+    """A stand-in for gRPC's context of a call."""
+
+    def __init__(self, key: bytes = b"") -> None:
+        self._key = key
+
+    def invocation_metadata(self) -> Any:
+        return (("flwr-public-key-bin", self._key),)
+
+    def peer(self) -> str:
+        return "ipv4:192.0.2.7:4711"
+
+    def abort(self, code: Any, details: str) -> None:
+        raise Aborted(f"{code.name}: {details}")
+
+
+class SuperLinkState:
+    """What a SuperLink knows, and a ServerApp's and a node's way to it.
+
+    A second one on the same file is the SuperLink after a restart.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self.objects = ObjectStoreFactory(str(database))
+        self.factory = LinkStateFactory(str(database), NoOpFederationManager(), self.objects)
+        before, linkstate_factory.SqlLinkState = linkstate_factory.SqlLinkState, run_state()
+        try:
+            with warnings.catch_warnings(action="ignore"):  # Alembic's, when the database is made
+                self.state: Any = self.factory.state()
+        finally:
+            linkstate_factory.SqlLinkState = before
+
+    def node(self, key: bytes) -> int:
+        node: int = self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 30)
+        assert self.state.activate_node(node, 30)
+        return node
+
+    def submit(self) -> tuple[int, int]:
+        """Return the ids of a new run and its task."""
+        hashed = self.state.store_fab(Fab("", b"a bundle", {}))
+        run = self.state.create_run(
+            "a/b", "1.0.0", hashed, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+        )
+        (about,) = self.state.get_run_info(run_ids=[run])
+        return run, about.primary_task_id
+
+    def run(self) -> int:
+        """Return the id of a run whose process has begun."""
+        run, task = self.submit()
+        assert self.state.claim_task(task)
+        assert self.state.activate_task(task)
+        return run
+
+    def send(self, run: int, node: int, arrays: int = 1, size: int = 100) -> Message:
+        """Send a message with all its parts, as a ServerApp does."""
+        sent = Message(content(arrays, size), dst_node_id=node, message_type="train")
+        sent.metadata.__dict__["_run_id"] = run
+        sent.metadata.__dict__["_src_node_id"] = 1
+        sent.metadata.__dict__["_message_id"] = sent.object_id
+        session = self.state.start_session(run)
+        stored, missing = self.state.store_message_and_object_tree(sent, get_object_tree(sent), session)
+        assert stored
+        parts = get_all_nested_objects(sent)
+        for part in missing:
+            assert self.state.store_object(run, session, part, parts[part].deflate())
+        return sent
+
+    def answers(self, message: Message) -> list[Message]:
+        """Return what the run gets in answer, as its ServerApp asks for it."""
+        found: list[Message] = self.state.get_message_res({message.metadata.message_id}, message.metadata.run_id)
+        return found
+
+    def count(self, table: str) -> int:
+        (row,) = self.state.query(f"SELECT count(*) AS number FROM {table}")  # noqa: S608
+        return int(row["number"])
+
+
+def content(arrays: int, size: int, seed: int = 0) -> RecordDict:
+    """Return a record of arrays, each of `size` bytes of numbers, no two alike."""
+    rng = np.random.default_rng((seed, arrays, size))
+    made = {f"{i}": Array(rng.integers(0, 256, size, dtype=np.uint8)) for i in range(arrays)}
+    return RecordDict({"arrays": ArrayRecord(made)})
+
+
+def reply_to(message: Message, arrays: int = 1, size: int = 100, seed: int = 1) -> Message:
+    received = Message(RecordDict(), dst_node_id=message.metadata.dst_node_id, message_type="train")
+    for name in ("_run_id", "_message_id", "_src_node_id", "_group_id", "_created_at", "_ttl"):
+        received.metadata.__dict__[name] = message.metadata.__dict__[name]
+    reply = Message(content(arrays, size, seed), reply_to=received)
+    reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    return reply
+
+
+def head(reply: Message, node: int | None = None, tree: Any = None) -> PushMessagesRequest:
+    return PushMessagesRequest(
+        node=Node(node_id=reply.metadata.src_node_id if node is None else node),
+        messages_list=[message_to_proto(remove_content_from_message(reply))],
+        message_object_trees=[tree or get_object_tree(reply)],
+    )
+
+
+def part(reply: Message, session: str, object_id: str, content: bytes, node: int | None = None) -> PushObjectRequest:
+    return PushObjectRequest(
+        node=Node(node_id=reply.metadata.src_node_id if node is None else node),
+        run_id=reply.metadata.run_id,
+        object_id=object_id,
+        object_content=content,
+        session_id=session,
+    )
+
+
+def parts(reply: Message) -> dict[str, bytes]:
+    return {object_id: found.deflate() for object_id, found in get_all_nested_objects(reply).items()}
+
+
+def pull(node: int) -> PullMessagesRequest:
+    return PullMessagesRequest(node=Node(node_id=node))
+
+
+def confirm(message: Message) -> ConfirmMessageReceivedRequest:
+    metadata = message.metadata
+    return ConfirmMessageReceivedRequest(
+        node=Node(node_id=metadata.dst_node_id), run_id=metadata.run_id, message_object_id=metadata.message_id
+    )

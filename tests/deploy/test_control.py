@@ -1,0 +1,449 @@
+"""The door of the control and runtime APIs: nobody is answered without a credential, whatever is asked and however."""
+
+import asyncio
+import hashlib
+import importlib
+import json
+import logging
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import iter_route_contexts
+from flwr.proto.control_pb2 import (
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse, ClaimTaskRequest
+from flwr.server.superlink.linkstate import linkstate_factory
+from flwr.supercore.auth.superexec import create_superexec_auth_metadata, derive_auth_secret
+from flwr.supercore.constant import TASK_TOKEN_HEADER, TaskType
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
+from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+from flwr.superlink.config_loader import SuperLinkLifespanConfig
+from starlette.testclient import TestClient
+
+from deploy import audit, pki
+from deploy.control import (
+    HEALTH_PATH,
+    LARGEST_SUPEREXEC_CALL,
+    NOTED,
+    RUNTIME_PATHS,
+    STATUS_PATH,
+    SUPEREXEC_PATHS,
+    Operators,
+    guard,
+)
+from deploy.refusals import Refusals
+from deploy.server import STARTED
+from deploy.superlink import run_state
+
+with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
+    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+    from flwr.superlink.main import create_app
+
+TOKEN, SECRET = "an operator's credential", bytes(range(32))
+DIGEST = hashlib.sha256(TOKEN.encode()).hexdigest()
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+LIST_RUNS = "/v1/control/list-runs"
+ACQUIRE = "/v1/runtime/acquire-task"
+
+
+class Place:
+    """A guarded SuperLink's HTTP side, and those who call it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.operators = folder, folder / "operators.toml"
+        self.operators.write_text(f'[anna]\nsha256 = "{DIGEST}"\n')
+        config = SuperLinkLifespanConfig(
+            control_address="127.0.0.1:0",
+            health_server_address=None,
+            host="127.0.0.1",
+            port=0,
+            insecure=True,
+            certificates=None,
+            superexec_auth_secret=SECRET,
+            authn_plugin=NoOpControlAuthnPlugin(),
+            event_log_plugin=None,
+            enable_event_log=False,
+            artifact_provider=None,
+            enable_supernode_auth=True,
+            fleet_api_type="grpc-rere",
+            fleet_api_address=None,
+            simulation=False,
+            ssl_ca_certfile=None,
+            ssl_certfile=None,
+            ssl_keyfile=None,
+            database=str(folder / "superlink.db"),
+            isolation="process",
+            runtime_dependency_install=False,
+        )
+        with warnings.catch_warnings(action="ignore"):  # Alembic's
+            self.app = create_app(config, SuperLinkLifespan)
+        guard(self.app, Operators(self.operators), folder, folder / "superlink.db", Refusals(folder))
+        self.state: Any = self.app.state.linkstate_factory.state()
+        self.client = TestClient(self.app, raise_server_exceptions=False)
+
+    def call(self, path: str, request: Any, headers: Any = BEARER) -> httpx.Response:
+        sent = httpx.Headers({"content-type": PROTOBUF_MEDIA_TYPE, **version()})
+        sent.update(headers)
+        return self.client.post(path, content=request.SerializeToString(), headers=sent)
+
+    def superexec(self, path: str, method: str, request: Any, secret: bytes = SECRET) -> httpx.Response:
+        signed = create_superexec_auth_metadata(
+            auth_secret=derive_auth_secret(secret), method=f"/flwr.proto.Runtime/{method}", request=request
+        )
+        return self.call(path, request, signed)
+
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in audit.text(self.folder).splitlines()]
+
+
+def version() -> dict[str, str]:
+    return dict(RuntimeVersionMetadata.from_local_component("flwr CLI").to_metadata())
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(linkstate_factory, "SqlLinkState", run_state())
+    return Place(tmp_path)
+
+
+def routes(app: Any) -> list[tuple[str, str]]:
+    """Return method and path of all that the app answers, and of all methods that it might."""
+    contexts = [*iter_route_contexts(app.routes), *app.routes]
+    paths = {getattr(one, "path", "") or getattr(getattr(one, "route", None), "path", "") for one in contexts} - {""}
+    assert paths >= {"/health", "/docs", "/openapi.json", STATUS_PATH, LIST_RUNS, ACQUIRE, "/v1/runtime/responses"}
+    return [(method, path) for path in sorted(paths) for method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE")]
+
+
+# The control API ----------------------------------------------------------------------------------------------------
+
+
+def test_no_route_answers_without_a_credential(place: Place) -> None:
+    asked = routes(place.app)
+    assert len(asked) > 300
+    for method, path in asked:
+        answer = place.client.request(method, path, headers={"content-type": PROTOBUF_MEDIA_TYPE, **version()})
+        assert answer.status_code == (401 if path != HEALTH_PATH else 200 if method in ("GET", "HEAD") else 405), path
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("authorization", "Bearer wrong")],
+        [("authorization", "Bearer ")],
+        [("authorization", "Bearer")],
+        [("authorization", "")],
+        [("authorization", f"Basic {TOKEN}")],
+        [("authorization", TOKEN)],
+        [("authorization", f"Bearer {DIGEST}")],
+        [("authorization", f"Bearer {TOKEN}"), ("authorization", f"Bearer {TOKEN}")],
+        [("authorization", "Bearer wrong"), ("authorization", f"Bearer {TOKEN}")],
+        [("authorization", f"Bearer {TOKEN}x")],
+        [("authorization", f"Bearer {TOKEN[:-1]}")],
+        [("authorization", "Bearer ÿ".encode("latin-1"))],
+        [("x-authorization", f"Bearer {TOKEN}"), ("cookie", f"access-token={TOKEN}")],
+        [(TASK_TOKEN_HEADER, TOKEN)],
+    ],
+)
+@pytest.mark.parametrize("path", [LIST_RUNS, STATUS_PATH, "/docs", "/v1/control/get-login-details", ACQUIRE])
+def test_what_is_nearly_a_credential_is_none(place: Place, path: str, headers: Any) -> None:
+    sent = [("content-type", PROTOBUF_MEDIA_TYPE), *version().items(), *headers]
+    assert place.client.request("POST", path, headers=sent).status_code == 401
+
+
+def test_an_operators_credential_works_until_it_is_taken_back(place: Place) -> None:
+    assert place.call(LIST_RUNS, ListRunsRequest()).status_code == 200
+    assert place.client.get(STATUS_PATH, headers=BEARER).json()["database_bytes"] > 0
+    place.operators.write_text(f'[eve]\nsha256 = "{"0" * 64}"\n')
+    assert place.call(LIST_RUNS, ListRunsRequest()).status_code == 401
+    assert place.client.get(STATUS_PATH, headers=BEARER).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "[anna",
+        "",
+        "anna = 5",
+        'anna = "text"',
+        "[anna]",
+        "[anna]\nsha256 = 7",
+        '[anna]\nsha256 = ""',
+        '[anna]\nsha256 = "ü"',
+        f'[anna]\nsha256 = "{TOKEN}"',
+        b"\xff\xfe",
+        None,
+    ],
+)
+def test_a_damaged_list_of_operators_lets_nobody_in_and_is_named(
+    place: Place, caplog: pytest.LogCaptureFixture, damage: str | bytes | None
+) -> None:
+    place.operators.unlink()
+    if damage is not None:
+        place.operators.write_bytes(damage.encode() if isinstance(damage, str) else damage)
+    with caplog.at_level(logging.ERROR, "flwr"):
+        for headers in (BEARER, {"authorization": "Bearer "}, {}):
+            assert place.call(LIST_RUNS, ListRunsRequest(), headers).status_code == 401
+            assert place.client.get(STATUS_PATH, headers=headers).status_code == 401
+    readable = damage in ("", '[anna]\nsha256 = ""', f'[anna]\nsha256 = "{TOKEN}"')
+    assert ("operators.toml cannot be used, so nobody is let in" in caplog.text) == (not readable)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/{LIST_RUNS}",
+        f"//{LIST_RUNS}",
+        LIST_RUNS.replace("/list", "//list"),
+        LIST_RUNS.upper(),
+        f"{LIST_RUNS}/",
+        f"{LIST_RUNS}?x=/health",
+        f"{LIST_RUNS}%3Fx",
+        f"{LIST_RUNS};/health",
+        "/health/../v1/control/list-runs",
+        "/health/%2e%2e/v1/control/list-runs",
+        "/health%2f..%2fv1/control/list-runs",
+        "/v1/control/get-login-details/../list-runs",
+        "/v1%2fcontrol%2flist-runs",
+        "/v1/runtime/../control/list-runs",
+        "/v1/runtime/acquire-task/../../control/list-runs",
+        f"{ACQUIRE}/",
+        f"{ACQUIRE}%00",
+        "/health/",
+        "/health%00",
+        "/",
+        "*",
+    ],
+)
+@pytest.mark.parametrize("host", ["a", "a/health?", "a/v1/runtime/acquire-task?", "a/v1/control/get-login-details#"])
+def test_no_writing_of_a_path_gets_by(place: Place, path: str, host: str) -> None:
+    for method in ("GET", "POST", "HEAD", "OPTIONS"):
+        assert raw(place, method, path, [(b"host", host.encode())], b"") == 401
+
+
+def raw(place: Place, method: str, target: str, headers: Any, body: bytes) -> int:
+    """Call the app as the web server does with a request whose path is written so; return the status."""
+    from urllib.parse import unquote
+
+    path, _, query = target.partition("?")
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(b"content-type", PROTOBUF_MEDIA_TYPE.encode()), *headers],
+        "client": ("192.0.2.7", 4711),
+        "server": ("127.0.0.1", 8000),
+        "state": {},
+    }
+    statuses = []
+
+    async def receive() -> Any:
+        if isinstance(body, bytes):
+            return {"type": "http.request", "body": body, "more_body": False}
+        raise AssertionError("the body was read")
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    asyncio.run(place.app(scope, receive, send))
+    return int(statuses[0])
+
+
+# The runtime API ----------------------------------------------------------------------------------------------------
+
+UNREAD: Any = None
+"""A body that must not be read."""
+
+
+@pytest.mark.parametrize("path", ["/v1/runtime/push-object", "/v1/runtime/push-logs", LIST_RUNS, "/v1/control/start-run"])
+@pytest.mark.parametrize("length", [[(b"content-length", b"900000000000")], [(b"transfer-encoding", b"chunked")], []])
+def test_no_body_is_read_without_a_credential(place: Place, path: str, length: Any) -> None:
+    assert raw(place, "POST", path, length, UNREAD) == 401
+
+
+@pytest.mark.parametrize("path", sorted(SUPEREXEC_PATHS))
+@pytest.mark.parametrize(
+    "length",
+    [
+        [],
+        [(b"transfer-encoding", b"chunked")],
+        [(b"content-length", b"10"), (b"transfer-encoding", b"chunked")],
+        [(b"content-length", str(LARGEST_SUPEREXEC_CALL + 1).encode())],
+        [(b"content-length", b"-1")],
+        [(b"content-length", "²".encode("latin-1"))],
+    ],
+)
+def test_no_large_body_is_read_of_one_who_may_be_the_superexec(place: Place, path: str, length: Any) -> None:
+    assert raw(place, "POST", path, length, UNREAD) == 401
+
+
+def test_the_superexec_is_known_by_its_secret(place: Place) -> None:
+    request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+    assert place.superexec(ACQUIRE, "AcquireTask", request).status_code == 200
+    assert place.superexec(ACQUIRE, "AcquireTask", request, bytes(32)).status_code == 401
+    assert place.superexec(ACQUIRE, "ClaimTask", request).status_code == 401
+    assert place.call(ACQUIRE, request).status_code == 401  # an operator is no SuperExec
+    assert place.call("/v1/runtime/claim-task", ClaimTaskRequest(task_id=1), {}).status_code == 401
+
+
+def test_a_signed_call_of_the_superexec_cannot_be_replayed(place: Place) -> None:
+    request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+    signed = create_superexec_auth_metadata(
+        auth_secret=derive_auth_secret(SECRET), method="/flwr.proto.Runtime/AcquireTask", request=request
+    )
+    assert [place.call(ACQUIRE, request, signed).status_code for _ in range(2)] == [200, 401]
+
+
+def run_with_token(place: Place) -> tuple[int, str]:
+    from tests.deploy.state import SuperLinkState
+
+    link = SuperLinkState.__new__(SuperLinkState)
+    link.state = place.state
+    _, task = link.submit()
+    return task, place.state.claim_task(task)
+
+
+def test_a_runs_token_opens_its_own_calls_and_no_longer_than_the_run(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flwr.proto.runtime_pb2 import GetNodesRequest
+
+    task, token = run_with_token(place)
+    nodes = "/v1/runtime/get-nodes"
+    assert place.call(nodes, GetNodesRequest(), {TASK_TOKEN_HEADER: token}).status_code == 200
+    for other in ("", token[:-1], TOKEN, token.upper()):
+        assert place.call(nodes, GetNodesRequest(), {TASK_TOKEN_HEADER: other}).status_code == 401
+    assert place.call(LIST_RUNS, ListRunsRequest(), {TASK_TOKEN_HEADER: token}).status_code == 401
+    assert place.call(LIST_RUNS, ListRunsRequest(), {"authorization": f"Bearer {token}"}).status_code == 401
+    assert place.state.finish_task(task, "stopped", "")
+    assert place.call(nodes, GetNodesRequest(), {TASK_TOKEN_HEADER: token}).status_code == 401
+
+
+def test_a_good_token_is_looked_up_now_and_then(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deploy import control
+
+    _, token = run_with_token(place)
+    door = control.FrontDoor(place.app, None, place.app.state.linkstate_factory, None)  # type: ignore[arg-type]
+    looked, find = [], place.state.get_task_by_token
+    monkeypatch.setattr(place.state, "get_task_by_token", lambda token: looked.append(token) or find(token))
+    clock = [time.monotonic()]
+    monkeypatch.setattr(control.time, "monotonic", lambda: clock[0])
+    scope = {
+        "type": "http",
+        "path": "/v1/runtime/get-nodes",
+        "headers": [(TASK_TOKEN_HEADER.encode(), token.encode())],
+    }
+
+    async def ask(times: int) -> None:
+        for _ in range(times):
+            assert await door._may_run(control.Request(scope))
+
+    for expected in (1, 2, 3):
+        asyncio.run(ask(5))
+        assert len(looked) == expected
+        clock[0] += control.TOKEN_SECONDS + 1
+
+
+def test_a_new_superexec_gets_the_runs_that_the_one_before_had_taken(place: Place) -> None:
+    task, token = run_with_token(place)
+    request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+
+    def acquired() -> int:
+        answer = AcquireTaskResponse()
+        answer.ParseFromString(place.superexec(ACQUIRE, "AcquireTask", request).content)
+        return int(answer.task.task_id)
+
+    (place.folder / STARTED).touch()
+    assert acquired() == task
+    assert place.state.get_task_by_token(token) is None
+    assert acquired() == 0  # the same SuperExec: it has the run
+    later = time.time_ns() + 10**9
+    os.utime(place.folder / STARTED, ns=(later, later))
+    assert acquired() == task
+    seen = place.client.get(STATUS_PATH, headers=BEARER).json()["superexec_seen"]
+    assert 0 <= seen < 60
+
+
+def test_a_superexec_that_never_asked_was_never_seen(place: Place) -> None:
+    assert place.client.get(STATUS_PATH, headers=BEARER).json()["superexec_seen"] is None
+    place.call(ACQUIRE, AcquireTaskRequest(), {})
+    assert place.client.get(STATUS_PATH, headers=BEARER).json()["superexec_seen"] is None
+
+
+# What is noted ------------------------------------------------------------------------------------------------------
+
+
+def test_refused_calls_are_noted_once_a_minute_with_how_often(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deploy import refusals
+
+    for _ in range(5):
+        place.call(LIST_RUNS, ListRunsRequest(), {})
+    monkeypatch.setattr(refusals, "SECONDS", 0.0)
+    place.call(LIST_RUNS, ListRunsRequest(), {})
+    assert [(line["event"], line["call"], line["times"]) for line in place.log()] == [
+        ("refused: a call of the control API without the credential", LIST_RUNS, times) for times in (1, 5)
+    ]
+
+
+def test_what_operators_change_is_noted_with_their_names(place: Place) -> None:
+    key = pki.new_node_key().public
+    registered = place.call("/v1/control/register-node", RegisterNodeRequest(public_key=key, name="site-a"))
+    assert registered.status_code == 200
+    (node,) = place.state.get_node_info()
+    assert place.call("/v1/control/unregister-node", UnregisterNodeRequest(node_id=node.node_id)).status_code == 200
+    from tests.deploy.state import SuperLinkState
+
+    link = SuperLinkState.__new__(SuperLinkState)
+    link.state = place.state
+    run, _ = link.submit()
+    assert place.call("/v1/control/stop-run", StopRunRequest(run_id=run)).status_code == 200
+    place.call("/v1/control/stop-run", StopRunRequest(run_id=1))
+    place.call("/v1/control/start-run", StartRunRequest())
+    place.call(LIST_RUNS, ListRunsRequest())
+    about = [{key: line[key] for key in line if key not in ("time", "account", "chain")} for line in place.log()]
+    node_id = str(node.node_id)
+    assert about[:3] == [
+        {"event": "key registered", "operator": "anna", "node-id": node_id, "client": "site-a"},
+        {"event": "key unregistered", "operator": "anna", "node-id": node_id},
+        {"event": "run stopped", "operator": "anna", "run-id": str(run)},
+    ]
+    assert [(line["event"], "failed" in line) for line in about[3:]] == [("run stopped", True), ("run submitted", True)]
+
+
+def test_what_is_noted_exists(place: Place) -> None:
+    paths = {path for _, path in routes(place.app)}
+    assert set(NOTED) <= paths
+    assert paths >= SUPEREXEC_PATHS
+    assert all(path.startswith(RUNTIME_PATHS) for path in SUPEREXEC_PATHS)
+
+
+@pytest.fixture
+def full_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def full(*given: Any, **about: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(importlib.import_module("deploy.audit"), "note", full)
+    yield
+
+
+def test_a_full_disk_opens_no_door(place: Place, full_disk: None) -> None:
+    assert place.call(LIST_RUNS, ListRunsRequest(), {}).status_code == 401
+    assert place.client.get("/docs").status_code == 401

@@ -1,0 +1,574 @@
+"""The fleet API within limits: what a node may cost the SuperLink, and what takes a refused reply's place."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.error import FlowerError
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+
+from deploy import fleet
+from deploy.audit import text
+from deploy.fleet import EnrolledMembers, GuardedFleet, TooManyCallsError, Turns, count
+from deploy.refusals import Refusals
+from tests.deploy.state import Aborted, Call, SuperLinkState, confirm, head, part, parts, pull, reply_to
+
+
+class Known:
+    """Members of whom all keys are good but those in `old`."""
+
+    def __init__(self) -> None:
+        self.old: set[int] = set()
+
+    def name_of(self, node_id: int) -> str:
+        return "site-a"
+
+    def expired(self, node_id: int) -> str:
+        return "2026-01-02" if node_id in self.old else ""
+
+
+class Place:
+    """A SuperLink with one run, and two nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.members = folder, Known()
+        self.start()
+        self.node, self.other = self.link.node(b"key-a"), self.link.node(b"key-b")
+        self.run = self.link.run()
+
+    def start(self) -> None:
+        self.link = SuperLinkState(self.folder / "superlink.db")
+        self.fleet = GuardedFleet(
+            self.link.factory, self.link.objects, True, members=self.members, refusals=Refusals(self.folder)
+        )
+
+    def send(self, **size: int) -> Message:
+        return self.link.send(self.run, self.node, **size)
+
+    def push(self, reply: Message) -> list[bool]:
+        """Push a reply as Flower's client does; return which parts were stored."""
+        answer = self.fleet.PushMessages(head(reply), Call())
+        contents = parts(reply)
+        return [
+            self.fleet.PushObject(part(reply, answer.session_id, needed, contents[needed]), Call()).stored
+            for needed in answer.objects_to_push
+        ]
+
+    def bytes_stored(self) -> int:
+        (row,) = self.link.state.query("SELECT coalesce(sum(length(content)), 0) AS size FROM objects")
+        return int(row["size"])
+
+    def refused(self) -> list[str]:
+        lines = [json.loads(line) for line in text(self.folder).splitlines()]
+        return [line["event"] for line in lines if line["event"].startswith("refused")]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def no_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "SLACK_BYTES", 0)
+
+
+def size(message: Message) -> int:
+    return sum(map(len, parts(message).values()))
+
+
+# Size ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reply_within_its_allowance_comes_to_the_run(place: Place) -> None:
+    asked = place.send()
+    reply = reply_to(asked, arrays=3)
+    assert all(place.push(reply))
+    (answer,) = place.link.answers(asked)
+    assert answer.metadata.message_id == reply.metadata.message_id
+    assert not answer.has_error()
+    assert {name: place.link.state.get_object(place.run, name) for name in parts(reply)} == parts(reply)
+    assert place.refused() == []
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_the_allowance_holds_to_the_byte(
+    place: Place, monkeypatch: pytest.MonkeyPatch, confirmed: bool, beyond: int
+) -> None:
+    asked = place.send(arrays=2, size=3000)
+    reply = reply_to(asked, arrays=1, size=20_000)
+    monkeypatch.setattr(fleet, "SLACK_BYTES", size(reply) - fleet.TIMES * size(asked) - beyond)
+    if confirmed:
+        place.fleet.ConfirmMessageReceived(confirm(asked), Call())
+    before = place.bytes_stored()
+    assert all(place.push(reply)) == (beyond == 0)
+    (answer,) = place.link.answers(asked)
+    assert answer.has_error() == (beyond == 1)
+    if beyond:
+        assert answer.error.code == fleet.REPLY_TOO_LARGE
+        assert "MB that its message allows" in answer.error.reason
+        assert answer.metadata.src_node_id == place.node
+        assert place.bytes_stored() < before + 1000
+        assert place.link.count("object_push_sessions") == 0
+        assert len(place.refused()) == 1
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_the_allowance_holds_to_the_object(place: Place, monkeypatch: pytest.MonkeyPatch, beyond: int) -> None:
+    asked, reply = place.send(), None
+    reply = reply_to(asked, arrays=5)
+    number = count(get_object_tree(reply), 1000)
+    monkeypatch.setattr(fleet, "SLACK_OBJECTS", number - fleet.TIMES * len(parts(asked)) - beyond)
+    stored = place.push(reply)
+    (answer,) = place.link.answers(asked)
+    assert answer.has_error() == (beyond == 1)
+    assert len(stored) == (0 if beyond else len(parts(reply)))
+
+
+def test_what_stops_a_reply_in_its_midst_deletes_what_had_come(place: Place, no_slack: None) -> None:
+    asked = place.send(size=1000)
+    before = place.bytes_stored()
+    stored = place.push(reply_to(asked, arrays=4, size=900))
+    assert True in stored
+    assert False in stored
+    assert place.bytes_stored() < before + 1000  # the error's few bytes
+
+
+def test_a_head_that_is_pushed_again_does_not_make_the_allowance_new(place: Place, no_slack: None) -> None:
+    asked = place.send(size=1000)
+    reply = reply_to(asked, arrays=8, size=900)
+    contents, stored = parts(reply), 0
+    for _ in range(10):  # a part each time, and the head anew
+        answer = place.fleet.PushMessages(head(reply), Call())
+        for needed in answer.objects_to_push[:1]:
+            stored += place.fleet.PushObject(part(reply, answer.session_id, needed, contents[needed]), Call()).stored
+    assert stored < len(contents)
+    (answered,) = place.link.answers(asked)
+    assert answered.has_error()
+    assert place.bytes_stored() < size(asked) + 1000
+
+
+def test_a_part_that_comes_again_and_again_counts_once(
+    place: Place, no_slack: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does when receipts are lost."""
+    asked = place.send(size=5000)
+    reply = reply_to(asked, arrays=2, size=2500)
+    answer = place.fleet.PushMessages(head(reply), Call())
+    contents = parts(reply)
+    largest = max(contents, key=lambda name: len(contents[name]))
+    for _ in range(20):
+        place.fleet.PushObject(part(reply, answer.session_id, largest, contents[largest]), Call())
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet.FleetServicer, "PushObject", lambda *given: 1 / 0)  # a fault of the SuperLink's
+        for _ in range(20):
+            with pytest.raises(ZeroDivisionError):
+                place.fleet.PushObject(part(reply, answer.session_id, largest, contents[largest]), Call())
+    for needed in set(answer.objects_to_push) - {largest}:
+        assert place.fleet.PushObject(part(reply, answer.session_id, needed, contents[needed]), Call()).stored
+
+
+def test_after_a_restart_counting_goes_on(place: Place, no_slack: None) -> None:
+    asked = place.send(size=1000)
+    reply = reply_to(asked, arrays=4, size=900)
+    answer, contents = place.fleet.PushMessages(head(reply), Call()), parts(reply)
+    stored = []
+    for needed in answer.objects_to_push:
+        place.start()
+        stored.append(place.fleet.PushObject(part(reply, answer.session_id, needed, contents[needed]), Call()).stored)
+    assert True in stored
+    assert False in stored
+    (answered,) = place.link.answers(asked)
+    assert answered.error.code == fleet.REPLY_TOO_LARGE
+
+
+def test_a_reply_whose_head_the_run_has_already_goes_on_after_a_restart(place: Place) -> None:
+    """The run asks often: it has most heads before their parts have come, and the SuperLink has forgotten both."""
+    asked = place.send()
+    reply = reply_to(asked, arrays=3)
+    answer, contents = place.fleet.PushMessages(head(reply), Call()), parts(reply)
+    assert place.link.answers(asked)
+    place.link.state.delete_messages({asked.metadata.message_id})  # as Flower does when the run has asked
+    place.start()
+    for needed in answer.objects_to_push:
+        assert place.fleet.PushObject(part(reply, answer.session_id, needed, contents[needed]), Call()).stored
+
+
+def test_a_reply_whose_head_the_run_has_already_is_limited_too(place: Place, no_slack: None) -> None:
+    asked = place.send(size=1000)
+    reply = reply_to(asked, arrays=4, size=900)
+    answer, contents = place.fleet.PushMessages(head(reply), Call()), parts(reply)
+    place.link.answers(asked)
+    place.link.state.delete_messages({asked.metadata.message_id})
+    stored = [
+        place.fleet.PushObject(part(reply, answer.session_id, needed, contents[needed]), Call()).stored
+        for needed in answer.objects_to_push
+    ]
+    assert False in stored
+    assert [place.link.state.get_object(place.run, name) for name in contents] == [None] * len(contents)
+    assert len(place.refused()) == 1
+
+
+def test_forgotten_budgets_are_looked_up_again(place: Place, no_slack: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "REMEMBERED", 1)
+    asked = [place.send(size=1000 + number) for number in range(2)]
+    replies = [reply_to(one, arrays=4, size=900, seed=number) for number, one in enumerate(asked)]
+    answers = [place.fleet.PushMessages(head(reply), Call()) for reply in replies]
+    stored = list[bool]()
+    for needed in zip(*(answer.objects_to_push for answer in answers), strict=True):
+        for reply, answer, name in zip(replies, answers, needed, strict=True):
+            request = part(reply, answer.session_id, name, parts(reply)[name])
+            stored.append(place.fleet.PushObject(request, Call()).stored)
+            assert len(place.fleet._budgets) <= 1
+    assert stored.count(True) < len(stored)
+    assert all(place.link.answers(one)[0].has_error() for one in asked)
+
+
+def test_content_in_the_head_is_refused(place: Place) -> None:
+    asked = place.send()
+    request = head(reply_to(asked))
+    request.messages_list[0].metadata.group_id = "x" * (fleet.LARGEST_HEAD + 1)
+    assert not place.fleet.PushMessages(request, Call()).session_id
+    assert place.refused() == ["refused: a reply with content in its head"]
+
+
+def tree(number: int, depth: int) -> ObjectTree:
+    root = ObjectTree(object_id="0" * 64)
+    if depth:
+        below = root
+        for _ in range(depth):
+            below = below.children.add(object_id="1" * 64)
+    else:
+        for _ in range(number - 1):
+            root.children.add(object_id="1" * 64)
+    return root
+
+
+@pytest.mark.parametrize(("number", "depth"), [(20_000, 0), (5001, 5000)])
+def test_trees_of_any_shape_are_counted_up_to_the_limit(number: int, depth: int) -> None:
+    assert count(tree(number, depth), number) == number
+    assert count(tree(number, depth), 100) == 101
+
+
+def test_a_reply_of_20_000_arrays_leaves_nothing_behind(place: Place) -> None:
+    asked = place.send()
+    reply = reply_to(asked)
+    huge = get_object_tree(reply)
+    for number in range(20_000):
+        huge.children.add(object_id=f"{number:064x}")
+    objects = place.link.count("objects")
+    answer = place.fleet.PushMessages(head(reply, tree=huge), Call())
+    assert not answer.objects_to_push
+    (answered,) = place.link.answers(asked)
+    assert answered.error.code == fleet.REPLY_TOO_LARGE
+    assert place.link.count("objects") <= objects + 1
+    assert place.link.count("object_push_sessions") == 0
+
+
+# Whose reply, and how many ------------------------------------------------------------------------------------------
+
+
+def test_a_second_reply_is_not_stored(place: Place) -> None:
+    asked = place.send()
+    first, second = reply_to(asked, seed=1), reply_to(asked, seed=2)
+    place.push(first)
+    assert place.push(second) == []
+    (answer,) = place.link.answers(asked)
+    assert answer.metadata.message_id == first.metadata.message_id
+    assert place.refused() == ["refused: a second reply to the same message"]
+    store = place.link.objects.store()
+    assert not any(name in store for name in set(parts(second)) - set(parts(first)))
+
+
+def test_after_a_refused_reply_no_other_is_taken(place: Place, no_slack: None) -> None:
+    asked = place.send()
+    place.push(reply_to(asked, size=40_000))
+    assert place.push(reply_to(asked)) == []
+    (answer,) = place.link.answers(asked)
+    assert answer.has_error()
+
+
+def test_a_reply_in_another_nodes_name_is_refused(place: Place) -> None:
+    asked = place.send()
+    with pytest.raises(Aborted, match="INVALID_ARGUMENT: a node answers in its own name"):
+        place.fleet.PushMessages(head(reply_to(asked), node=place.other), Call())
+    assert place.link.answers(asked) == []
+
+
+def test_a_reply_to_another_nodes_message_is_not_stored(place: Place) -> None:
+    asked = place.send()
+    reply = reply_to(asked)
+    reply.metadata.__dict__["_src_node_id"] = place.other
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    assert place.push(reply) == []
+    assert place.link.answers(asked) == []
+    assert place.link.count("object_push_sessions") == 0
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_call_carries_one_reply(place: Place, number: int) -> None:
+    request = head(reply_to(place.send()))
+    several = PushMessagesRequest(
+        node=request.node,
+        messages_list=list(request.messages_list) * number,
+        message_object_trees=list(request.message_object_trees) * number,
+    )
+    with pytest.raises(Aborted, match="one reply a call"):
+        place.fleet.PushMessages(several, Call())
+
+
+def test_a_tree_of_another_reply_is_refused(place: Place) -> None:
+    asked = place.send()
+    with pytest.raises(Aborted, match="INVALID_ARGUMENT"):
+        place.fleet.PushMessages(head(reply_to(asked), tree=get_object_tree(reply_to(asked, seed=9))), Call())
+
+
+@pytest.mark.parametrize("fault", ["no such message", "a lifetime beyond the message's", "an id that is none"])
+def test_heads_that_are_not_stored_leave_nothing_behind(place: Place, fault: str) -> None:
+    """Thousands of them would fill the database."""
+    reply = reply_to(place.send())
+    request = head(reply)
+    if fault == "no such message":
+        request.messages_list[0].metadata.reply_to_message_id = "f" * 64
+    elif fault == "a lifetime beyond the message's":
+        request.messages_list[0].metadata.ttl = 1e9
+    else:
+        request.message_object_trees[0].children.add(object_id="short")
+    before = {table: place.link.count(table) for table in ("object_push_sessions", "objects", "fairbloom_replies")}
+    for _ in range(5):
+        if fault == "an id that is none":
+            with pytest.raises(ValueError, match="Invalid object ID"):
+                place.fleet.PushMessages(request, Call())
+        else:
+            place.fleet.PushMessages(request, Call())
+    assert {table: place.link.count(table) for table in before} == before
+    assert place.link.count("message_res") == 0
+
+
+@pytest.mark.parametrize("whose", ["", "unknown", "the other's"])
+def test_a_part_without_the_nodes_own_session_is_not_stored(place: Place, whose: str) -> None:
+    reply = reply_to(place.send())
+    answer, contents = place.fleet.PushMessages(head(reply), Call()), parts(reply)
+    name = answer.objects_to_push[0]
+    session = answer.session_id if whose == "the other's" else whose
+    node = place.other if whose == "the other's" else place.node
+    for _ in range(2):
+        assert not place.fleet.PushObject(part(reply, session, name, contents[name], node=node), Call()).stored
+        place.start()
+    assert place.fleet.PushObject(part(reply, answer.session_id, name, contents[name]), Call()).stored
+
+
+def test_what_is_over_is_forgotten(place: Place) -> None:
+    asked = place.send()
+    place.push(reply_to(asked))
+    assert place.link.count("fairbloom_sizes") == 1
+    place.link.state.delete_messages({asked.metadata.message_id})
+    place.start()
+    assert place.link.count("fairbloom_sizes") == 0
+    assert place.link.count("fairbloom_replies") == 0
+
+
+# Handing out again --------------------------------------------------------------------------------------------------
+
+
+def pulled(place: Place, node: int | None = None) -> list[str]:
+    answer = place.fleet.PullMessages(pull(node or place.node), Call())
+    return [one.metadata.message_id for one in answer.messages_list]
+
+
+def activate(place: Place, key: bytes = b"key-a") -> None:
+    node = place.link.state.get_node_id_by_public_key(key)
+    place.link.state.query("UPDATE node SET status = 'offline', online_until = 0")
+    place.fleet.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30), Call(key))
+    assert node
+
+
+@pytest.mark.parametrize("how", ["restart", "activate"])
+@pytest.mark.parametrize("state", ["handed out", "confirmed", "answered"])
+def test_what_was_handed_out_and_not_received_is_handed_out_again(place: Place, how: str, state: str) -> None:
+    asked = place.send()
+    assert pulled(place) == [asked.metadata.message_id]
+    assert pulled(place) == []
+    if state == "confirmed":
+        place.fleet.ConfirmMessageReceived(confirm(asked), Call())
+    elif state == "answered":
+        place.push(reply_to(asked))
+    place.start() if how == "restart" else activate(place)
+    assert pulled(place) == ([asked.metadata.message_id] if state == "handed out" else [])
+
+
+def test_a_node_that_comes_back_gets_its_own_messages_alone(place: Place) -> None:
+    theirs = place.link.send(place.run, place.other)
+    assert pulled(place, place.other) == [theirs.metadata.message_id]
+    activate(place)
+    assert pulled(place, place.other) == []
+
+
+def test_a_node_that_is_here_already_is_handed_out_nothing_again(place: Place) -> None:
+    asked = place.send()
+    assert pulled(place) == [asked.metadata.message_id]
+    with pytest.raises(FlowerError):
+        place.fleet.ActivateNode(ActivateNodeRequest(public_key=b"key-a", heartbeat_interval=30), Call(b"key-a"))
+    assert pulled(place) == []
+
+
+# Who may come -------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_cannot_come_in_another_ones_name(place: Place) -> None:
+    """Flower checks that the caller holds some key, not that it is the one it names."""
+    asked = place.send()
+    pulled(place)
+    place.link.state.query("UPDATE node SET status = 'offline', online_until = 0")
+    with pytest.raises(Aborted, match="UNAUTHENTICATED"):
+        place.fleet.ActivateNode(ActivateNodeRequest(public_key=b"key-a", heartbeat_interval=30), Call(b"key-b"))
+    assert pulled(place) == []
+    assert place.refused() == ["refused: a node in another one's name"]
+    assert asked.metadata.dst_node_id == place.node
+
+
+def test_an_unregistered_key_is_noted(place: Place) -> None:
+    with pytest.raises(FlowerError):
+        place.fleet.ActivateNode(ActivateNodeRequest(public_key=b"key-c", heartbeat_interval=30), Call(b"key-c"))
+    (line,) = [json.loads(line) for line in text(place.folder).splitlines()]
+    assert line["event"] == "refused: an unregistered key"
+    assert line["peer"] == "192.0.2.7"
+
+
+def test_an_expired_key_is_refused_with_words(place: Place) -> None:
+    place.members.old.add(place.node)
+    words = "the key of client site-a was good until 2026-01-02: the operator replaces it"
+    with pytest.raises(Aborted, match=words):
+        activate(place)
+    with pytest.raises(Aborted, match=words):
+        place.fleet.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=Node(node_id=place.node)), Call())
+    beat = SendNodeHeartbeatRequest(node=Node(node_id=place.other), heartbeat_interval=30)
+    assert place.fleet.SendNodeHeartbeat(beat, Call()).success
+
+
+CLIENT = """
+name = "site-a"
+node_id = "77"
+partition_id = 0
+public_key = "ecdsa-sha2-nistp384 AAAA"
+enrolled = "2026-01-01T00:00:00+00:00"
+expires = "{}"
+"""
+
+
+def test_who_is_enrolled_is_read_again_and_kept_while_a_file_is_corrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "READ_SECONDS", 0.0)
+    (tmp_path / "federation.toml").write_text('superlink = "a:1"\ncontrol = "127.0.0.1:2"\n')
+    (tmp_path / "clients").mkdir()
+    file = tmp_path / "clients" / "site-a.toml"
+    members = EnrolledMembers(tmp_path)
+    assert members.name_of(77) == "node 77"
+    file.write_text(CLIENT.format("2099-01-01T00:00:00+00:00"))
+    assert (members.name_of(77), members.expired(77)) == ("site-a", "")
+    file.write_text(CLIENT.format("2020-01-01T00:00:00+00:00"))
+    assert members.expired(77) == "2020-01-01T00:00:00+00:00"
+    for corrupt in ("= what", CLIENT.format("2020-01-01T00:00:00+00:00").replace("77", "seven"), "name = 5"):
+        file.write_text(corrupt)
+        assert members.expired(77) == "2020-01-01T00:00:00+00:00"
+    file.unlink()
+    assert members.expired(77) == ""
+
+
+# Taking turns -------------------------------------------------------------------------------------------------------
+
+
+class Calls:
+    """Threads that each wait for a turn of a node and hold it until they are let go."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns, self.go, self.entered = turns, threading.Event(), threading.Semaphore(0)
+        self.threads: list[threading.Thread] = []
+        self.inside = self.most = self.turned_away = 0
+        self._lock = threading.Lock()
+
+    def start(self, number: int, node: int) -> None:
+        for _ in range(number):
+            self.threads.append(threading.Thread(target=self._call, args=(node,)))
+            self.threads[-1].start()
+
+    def _call(self, node: int) -> None:
+        try:
+            with self.turns.of(node):
+                with self._lock:
+                    self.inside += 1
+                    self.most = max(self.most, self.inside)
+                self.entered.release()
+                self.go.wait(20)
+                with self._lock:
+                    self.inside -= 1
+        except TooManyCallsError:
+            with self._lock:
+                self.turned_away += 1
+
+    def end(self) -> None:
+        self.go.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def test_a_node_that_floods_delays_itself_alone() -> None:
+    turns = Turns()
+    flood, others = Calls(turns), Calls(turns)
+    flood.start(10, node=1)
+    for _ in range(fleet.CALLS_AT_ONCE):
+        assert flood.entered.acquire(timeout=10)
+    others.start(2, node=2)
+    for _ in range(2):
+        assert others.entered.acquire(timeout=10)  # while the first node's are under way
+    others.end()
+    flood.end()
+    assert flood.most == fleet.CALLS_AT_ONCE
+    with turns.of(1):
+        pass
+
+
+def test_calls_beyond_a_nodes_measure_are_turned_away_and_hold_no_thread(place: Place) -> None:
+    calls = Calls(place.fleet._turns)
+    calls.start(fleet.UNDER_WAY_AT_ONCE + 5, place.node)
+    for _ in range(fleet.CALLS_AT_ONCE):
+        assert calls.entered.acquire(timeout=10)
+    while calls.turned_away < 5:
+        calls.threads[0].join(0.01)
+    with pytest.raises(Aborted, match="RESOURCE_EXHAUSTED"):
+        pulled(place)
+    assert pulled(place, place.other) == []
+    calls.end()
+    assert calls.turned_away == 5
+    assert pulled(place) == []
+
+
+def test_two_parts_at_once_are_both_counted(place: Place, no_slack: None) -> None:
+    asked = place.send(size=10_000)
+    reply = reply_to(asked, arrays=30, size=1000)
+    answer, contents = place.fleet.PushMessages(head(reply), Call()), parts(reply)
+    stored: list[Any] = []
+
+    def push(names: list[str]) -> None:
+        for name in names:
+            stored.append(place.fleet.PushObject(part(reply, answer.session_id, name, contents[name]), Call()).stored)
+
+    names = list(answer.objects_to_push)
+    threads = [threading.Thread(target=push, args=(names[start::2],)) for start in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert False in stored
+    (answered,) = place.link.answers(asked)
+    assert answered.has_error()
+    assert place.bytes_stored() < size(asked) + 2000
