@@ -17,7 +17,7 @@ from fastapi.security.utils import get_authorization_scheme_param
 from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.common.event_log_plugin import EventLogWriterPlugin
 from flwr.supercore.auth.typing import AccountInfo
-from flwr.supercore.constant import TASK_TOKEN_HEADER
+from flwr.supercore.constant import SUPEREXEC_AUTH_SIGNATURE_HEADER, TASK_TOKEN_HEADER
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.dependencies.account import AccountAccessDependency
 from starlette.concurrency import run_in_threadpool
@@ -178,7 +178,8 @@ class FrontDoor:
         if request.scope["path"] in SUPEREXEC_PATHS:
             length = request.headers.get("content-length", "")
             whole = length.isdecimal() and "transfer-encoding" not in request.headers
-            return whole and int(length) <= LARGEST_SUPEREXEC_CALL
+            signed = SUPEREXEC_AUTH_SIGNATURE_HEADER in request.headers
+            return signed and whole and int(length) <= LARGEST_SUPEREXEC_CALL
         token = request.headers.get(TASK_TOKEN_HEADER, "")
         if time.monotonic() - self._good.get(token, -TOKEN_SECONDS) < TOKEN_SECONDS:
             return True

@@ -23,7 +23,7 @@ from pathlib import Path
 from . import audit, pki
 from .client import tls
 from .federation import DeployError, Federation
-from .given import address
+from .given import EVERY_ADDRESS, address
 
 FIRST_DELAY, LONGEST_DELAY, HELD_SECONDS = 1.0, 30.0, 60.0
 """Seconds until a part that ended is started again: doubled each time, and back to the first once it held."""
@@ -279,7 +279,7 @@ def check_port(federation: Federation, what: str, given: str) -> None:
 def reachable(address: str) -> bool:
     """Return whether something listens at an address of this machine."""
     host, _, port = address.rpartition(":")
-    host = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))
+    host = dict(zip(EVERY_ADDRESS, ("127.0.0.1", "::1"), strict=True)).get(host.strip("[]"), host.strip("[]"))
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2):
         return True
     return False

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -86,7 +87,8 @@ class ServerApps:
                 continue
             held = time.monotonic() - one.since
             one.in_a_row = 0 if held > HELD_SECONDS else one.in_a_row + 1
-            if code >= 0 or one.in_a_row > MOST_IN_A_ROW:
+            # By SIGINT a process of Flower's ends itself, when its token is no longer good.
+            if code >= 0 or code == -signal.SIGINT or one.in_a_row > MOST_IN_A_ROW:
                 del self._started[task_id]
                 continue
             log.warning("the process of a run was killed by signal %d: it is started again", -code)

@@ -182,7 +182,7 @@ def prepare_database(path: Path) -> None:
     with connected(path) as database:
         if database.execute("PRAGMA auto_vacuum").fetchone()[0] != INCREMENTAL:
             convert(database)
-        database.execute("PRAGMA incremental_vacuum").fetchall()
+        database.executescript("PRAGMA incremental_vacuum")
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
@@ -198,7 +198,7 @@ def convert(database: sqlite3.Connection) -> None:
 def give_back(path: Path) -> None:
     """Give some of what is free inside the database's file back to the disk."""
     with connected(path) as database:
-        database.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+        database.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")  # by execute() it frees one page alone
         database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 

@@ -51,6 +51,9 @@ def project(folder: Path, *, app: str = APP, version: str = "0.1.0", settings: s
     about = about.replace("fab-include = [", 'fab-include = ["*.py", "evil/*.py", ')
     (folder / "pyproject.toml").write_text(about.replace('state-dir = ""', f'state-dir = "{settings}"'))
     shutil.copy(ROOT / "LICENSE", folder)
+    for file in ("evil/__init__.py", "plain.py"):
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).touch()
     return folder
 
 
@@ -66,7 +69,6 @@ def test_a_bundle_that_names_its_own_code_as_the_clients_app_runs_the_installed_
     marks = tmp_path / "marks"
     marks.mkdir()
     bundle = project(tmp_path / "app", app=app, settings=str(tmp_path / "stolen"))
-    (bundle / "evil").mkdir()
     for file in ("server/evil.py", "strategies/evil.py", "evil/__init__.py", "evil/app.py"):
         (bundle / file).write_text(EVIL_APP.format(folder=str(marks), name=Path(file).parts[0]))
     for file in CODE[:3]:

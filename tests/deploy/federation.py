@@ -88,6 +88,10 @@ class Deployment(Flower):
     def submit(self, run_config: Mapping[str, object], seconds: float = 300.0) -> int:
         return self.submitting(run_config).wait(timeout=seconds)
 
+    def submitted_run(self) -> str:
+        """Return the id of the latest run."""
+        return str(json.loads(self.fairbloom("deploy", "status", "--json").stdout)["runs"][0]["run-id"])
+
     def online(self) -> set[str]:
         rows = json.loads(self.fairbloom("deploy", "status", "--json").stdout)["clients"]
         return {row["client"] for row in rows if row["status"] == "online"}

@@ -22,7 +22,7 @@ from flwr.superlink.federation import NoOpFederationManager
 from deploy.superlink import run_state
 
 
-class Aborted(Exception):
+class AbortedError(Exception):
     """What a call was ended with."""
 
 
@@ -39,7 +39,7 @@ class Call:
         return "ipv4:192.0.2.7:4711"
 
     def abort(self, code: Any, details: str) -> None:
-        raise Aborted(f"{code.name}: {details}")
+        raise AbortedError(f"{code.name}: {details}")
 
 
 class SuperLinkState:
@@ -64,13 +64,7 @@ class SuperLinkState:
         return node
 
     def submit(self) -> tuple[int, int]:
-        """Return the ids of a new run and its task."""
-        hashed = self.state.store_fab(Fab("", b"a bundle", {}))
-        run = self.state.create_run(
-            "a/b", "1.0.0", hashed, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
-        )
-        (about,) = self.state.get_run_info(run_ids=[run])
-        return run, about.primary_task_id
+        return submit(self.state)
 
     def run(self) -> int:
         """Return the id of a run whose process has begun."""
@@ -101,6 +95,14 @@ class SuperLinkState:
     def count(self, table: str) -> int:
         (row,) = self.state.query(f"SELECT count(*) AS number FROM {table}")  # noqa: S608
         return int(row["number"])
+
+
+def submit(state: Any) -> tuple[int, int]:
+    """Return the ids of a new run and its task."""
+    hashed = state.store_fab(Fab("", b"a bundle", {}))
+    run = state.create_run("a/b", "1.0.0", hashed, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
+    (about,) = state.get_run_info(run_ids=[run])
+    return run, about.primary_task_id
 
 
 def content(arrays: int, size: int, seed: int = 0) -> RecordDict:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives import serialization
 from fastapi.routing import iter_route_contexts
 from flwr.proto.control_pb2 import (
     ListRunsRequest,
@@ -25,12 +26,10 @@ from flwr.proto.control_pb2 import (
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse, ClaimTaskRequest
 from flwr.server.superlink.linkstate import linkstate_factory
 from flwr.supercore.auth.superexec import create_superexec_auth_metadata, derive_auth_secret
-from flwr.supercore.constant import TASK_TOKEN_HEADER, TaskType
+from flwr.supercore.constant import SUPEREXEC_AUTH_SIGNATURE_HEADER, TASK_TOKEN_HEADER, TaskType
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
-from starlette.testclient import TestClient
 
 from deploy import audit, pki
 from deploy.control import (
@@ -46,6 +45,7 @@ from deploy.control import (
 from deploy.refusals import Refusals
 from deploy.server import STARTED
 from deploy.superlink import run_state
+from tests.deploy.state import submit
 
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
@@ -91,12 +91,22 @@ class Place:
             self.app = create_app(config, SuperLinkLifespan)
         guard(self.app, Operators(self.operators), folder, folder / "superlink.db", Refusals(folder))
         self.state: Any = self.app.state.linkstate_factory.state()
-        self.client = TestClient(self.app, raise_server_exceptions=False)
+
+    def request(self, method: str, path: str, **given: Any) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="https://localhost:8000") as client:
+                return await client.request(method, path, **given)
+
+        return asyncio.run(ask())
+
+    def get(self, path: str, **given: Any) -> httpx.Response:
+        return self.request("GET", path, **given)
 
     def call(self, path: str, request: Any, headers: Any = BEARER) -> httpx.Response:
-        sent = httpx.Headers({"content-type": PROTOBUF_MEDIA_TYPE, **version()})
+        sent = httpx.Headers({"content-type": PROTOBUF_MEDIA_TYPE})
         sent.update(headers)
-        return self.client.post(path, content=request.SerializeToString(), headers=sent)
+        return self.request("POST", path, content=request.SerializeToString(), headers=sent)
 
     def superexec(self, path: str, method: str, request: Any, secret: bytes = SECRET) -> httpx.Response:
         signed = create_superexec_auth_metadata(
@@ -108,14 +118,18 @@ class Place:
         return [json.loads(line) for line in audit.text(self.folder).splitlines()]
 
 
-def version() -> dict[str, str]:
-    return dict(RuntimeVersionMetadata.from_local_component("flwr CLI").to_metadata())
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr(linkstate_factory, "SqlLinkState", run_state())
     return Place(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """One place for all who are turned away: nothing of it changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linkstate_factory, "SqlLinkState", run_state())
+        yield Place(tmp_path_factory.mktemp("closed"))
 
 
 def routes(app: Any) -> list[tuple[str, str]]:
@@ -129,11 +143,11 @@ def routes(app: Any) -> list[tuple[str, str]]:
 # The control API ----------------------------------------------------------------------------------------------------
 
 
-def test_no_route_answers_without_a_credential(place: Place) -> None:
-    asked = routes(place.app)
+def test_no_route_answers_without_a_credential(closed: Place) -> None:
+    asked = routes(closed.app)
     assert len(asked) > 300
     for method, path in asked:
-        answer = place.client.request(method, path, headers={"content-type": PROTOBUF_MEDIA_TYPE, **version()})
+        answer = closed.request(method, path, headers={"content-type": PROTOBUF_MEDIA_TYPE})
         assert answer.status_code == (401 if path != HEALTH_PATH else 200 if method in ("GET", "HEAD") else 405), path
 
 
@@ -157,17 +171,17 @@ def test_no_route_answers_without_a_credential(place: Place) -> None:
     ],
 )
 @pytest.mark.parametrize("path", [LIST_RUNS, STATUS_PATH, "/docs", "/v1/control/get-login-details", ACQUIRE])
-def test_what_is_nearly_a_credential_is_none(place: Place, path: str, headers: Any) -> None:
-    sent = [("content-type", PROTOBUF_MEDIA_TYPE), *version().items(), *headers]
-    assert place.client.request("POST", path, headers=sent).status_code == 401
+def test_what_is_nearly_a_credential_is_none(closed: Place, path: str, headers: Any) -> None:
+    sent = [("content-type", PROTOBUF_MEDIA_TYPE), *headers]
+    assert closed.request("POST", path, headers=sent).status_code == 401
 
 
 def test_an_operators_credential_works_until_it_is_taken_back(place: Place) -> None:
     assert place.call(LIST_RUNS, ListRunsRequest()).status_code == 200
-    assert place.client.get(STATUS_PATH, headers=BEARER).json()["database_bytes"] > 0
+    assert place.get(STATUS_PATH, headers=BEARER).json()["database_bytes"] > 0
     place.operators.write_text(f'[eve]\nsha256 = "{"0" * 64}"\n')
     assert place.call(LIST_RUNS, ListRunsRequest()).status_code == 401
-    assert place.client.get(STATUS_PATH, headers=BEARER).status_code == 401
+    assert place.get(STATUS_PATH, headers=BEARER).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -187,15 +201,15 @@ def test_an_operators_credential_works_until_it_is_taken_back(place: Place) -> N
     ],
 )
 def test_a_damaged_list_of_operators_lets_nobody_in_and_is_named(
-    place: Place, caplog: pytest.LogCaptureFixture, damage: str | bytes | None
+    closed: Place, caplog: pytest.LogCaptureFixture, damage: str | bytes | None
 ) -> None:
-    place.operators.unlink()
+    closed.operators.unlink(missing_ok=True)
     if damage is not None:
-        place.operators.write_bytes(damage.encode() if isinstance(damage, str) else damage)
+        closed.operators.write_bytes(damage.encode() if isinstance(damage, str) else damage)
     with caplog.at_level(logging.ERROR, "flwr"):
         for headers in (BEARER, {"authorization": "Bearer "}, {}):
-            assert place.call(LIST_RUNS, ListRunsRequest(), headers).status_code == 401
-            assert place.client.get(STATUS_PATH, headers=headers).status_code == 401
+            assert closed.call(LIST_RUNS, ListRunsRequest(), headers).status_code == 401
+            assert closed.get(STATUS_PATH, headers=headers).status_code == 401
     readable = damage in ("", '[anna]\nsha256 = ""', f'[anna]\nsha256 = "{TOKEN}"')
     assert ("operators.toml cannot be used, so nobody is let in" in caplog.text) == (not readable)
 
@@ -227,9 +241,9 @@ def test_a_damaged_list_of_operators_lets_nobody_in_and_is_named(
     ],
 )
 @pytest.mark.parametrize("host", ["a", "a/health?", "a/v1/runtime/acquire-task?", "a/v1/control/get-login-details#"])
-def test_no_writing_of_a_path_gets_by(place: Place, path: str, host: str) -> None:
+def test_no_writing_of_a_path_gets_by(closed: Place, path: str, host: str) -> None:
     for method in ("GET", "POST", "HEAD", "OPTIONS"):
-        assert raw(place, method, path, [(b"host", host.encode())], b"") == 401
+        assert raw(closed, method, path, [(b"host", host.encode())], b"") == 401
 
 
 def raw(place: Place, method: str, target: str, headers: Any, body: bytes) -> int:
@@ -273,10 +287,12 @@ UNREAD: Any = None
 """A body that must not be read."""
 
 
-@pytest.mark.parametrize("path", ["/v1/runtime/push-object", "/v1/runtime/push-logs", LIST_RUNS, "/v1/control/start-run"])
+@pytest.mark.parametrize(
+    "path", ["/v1/runtime/push-object", "/v1/runtime/push-logs", LIST_RUNS, "/v1/control/start-run"]
+)
 @pytest.mark.parametrize("length", [[(b"content-length", b"900000000000")], [(b"transfer-encoding", b"chunked")], []])
-def test_no_body_is_read_without_a_credential(place: Place, path: str, length: Any) -> None:
-    assert raw(place, "POST", path, length, UNREAD) == 401
+def test_no_body_is_read_without_a_credential(closed: Place, path: str, length: Any) -> None:
+    assert raw(closed, "POST", path, length, UNREAD) == 401
 
 
 @pytest.mark.parametrize("path", sorted(SUPEREXEC_PATHS))
@@ -291,8 +307,8 @@ def test_no_body_is_read_without_a_credential(place: Place, path: str, length: A
         [(b"content-length", "²".encode("latin-1"))],
     ],
 )
-def test_no_large_body_is_read_of_one_who_may_be_the_superexec(place: Place, path: str, length: Any) -> None:
-    assert raw(place, "POST", path, length, UNREAD) == 401
+def test_no_large_body_is_read_of_one_who_may_be_the_superexec(closed: Place, path: str, length: Any) -> None:
+    assert raw(closed, "POST", path, [*length, (SUPEREXEC_AUTH_SIGNATURE_HEADER.encode(), b"x")], UNREAD) == 401
 
 
 def test_the_superexec_is_known_by_its_secret(place: Place) -> None:
@@ -313,11 +329,7 @@ def test_a_signed_call_of_the_superexec_cannot_be_replayed(place: Place) -> None
 
 
 def run_with_token(place: Place) -> tuple[int, str]:
-    from tests.deploy.state import SuperLinkState
-
-    link = SuperLinkState.__new__(SuperLinkState)
-    link.state = place.state
-    _, task = link.submit()
+    _, task = submit(place.state)
     return task, place.state.claim_task(task)
 
 
@@ -378,14 +390,14 @@ def test_a_new_superexec_gets_the_runs_that_the_one_before_had_taken(place: Plac
     later = time.time_ns() + 10**9
     os.utime(place.folder / STARTED, ns=(later, later))
     assert acquired() == task
-    seen = place.client.get(STATUS_PATH, headers=BEARER).json()["superexec_seen"]
+    seen = place.get(STATUS_PATH, headers=BEARER).json()["superexec_seen"]
     assert 0 <= seen < 60
 
 
 def test_a_superexec_that_never_asked_was_never_seen(place: Place) -> None:
-    assert place.client.get(STATUS_PATH, headers=BEARER).json()["superexec_seen"] is None
+    assert place.get(STATUS_PATH, headers=BEARER).json()["superexec_seen"] is None
     place.call(ACQUIRE, AcquireTaskRequest(), {})
-    assert place.client.get(STATUS_PATH, headers=BEARER).json()["superexec_seen"] is None
+    assert place.get(STATUS_PATH, headers=BEARER).json()["superexec_seen"] is None
 
 
 # What is noted ------------------------------------------------------------------------------------------------------
@@ -404,16 +416,14 @@ def test_refused_calls_are_noted_once_a_minute_with_how_often(place: Place, monk
 
 
 def test_what_operators_change_is_noted_with_their_names(place: Place) -> None:
-    key = pki.new_node_key().public
+    key = serialization.load_ssh_public_key(pki.new_node_key().public).public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     registered = place.call("/v1/control/register-node", RegisterNodeRequest(public_key=key, name="site-a"))
     assert registered.status_code == 200
     (node,) = place.state.get_node_info()
     assert place.call("/v1/control/unregister-node", UnregisterNodeRequest(node_id=node.node_id)).status_code == 200
-    from tests.deploy.state import SuperLinkState
-
-    link = SuperLinkState.__new__(SuperLinkState)
-    link.state = place.state
-    run, _ = link.submit()
+    run, _ = submit(place.state)
     assert place.call("/v1/control/stop-run", StopRunRequest(run_id=run)).status_code == 200
     place.call("/v1/control/stop-run", StopRunRequest(run_id=1))
     place.call("/v1/control/start-run", StartRunRequest())
@@ -428,22 +438,26 @@ def test_what_operators_change_is_noted_with_their_names(place: Place) -> None:
     assert [(line["event"], "failed" in line) for line in about[3:]] == [("run stopped", True), ("run submitted", True)]
 
 
-def test_what_is_noted_exists(place: Place) -> None:
-    paths = {path for _, path in routes(place.app)}
+def test_what_is_noted_exists(closed: Place) -> None:
+    paths = {path for _, path in routes(closed.app)}
     assert set(NOTED) <= paths
     assert paths >= SUPEREXEC_PATHS
     assert all(path.startswith(RUNTIME_PATHS) for path in SUPEREXEC_PATHS)
 
 
 @pytest.fixture
-def full_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def full_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: Any, **about: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(importlib.import_module("deploy.audit"), "note", full)
-    yield
 
 
 def test_a_full_disk_opens_no_door(place: Place, full_disk: None) -> None:
     assert place.call(LIST_RUNS, ListRunsRequest(), {}).status_code == 401
-    assert place.client.get("/docs").status_code == 401
+    assert place.get("/docs").status_code == 401
+
+
+@pytest.mark.parametrize("path", sorted(SUPEREXEC_PATHS))
+def test_no_body_is_read_of_a_superexec_that_does_not_sign(closed: Place, path: str) -> None:
+    assert raw(closed, "POST", path, [(b"content-length", b"10")], UNREAD) == 401

@@ -18,7 +18,7 @@ from deploy import fleet
 from deploy.audit import text
 from deploy.fleet import EnrolledMembers, GuardedFleet, TooManyCallsError, Turns, count
 from deploy.refusals import Refusals
-from tests.deploy.state import Aborted, Call, SuperLinkState, confirm, head, part, parts, pull, reply_to
+from tests.deploy.state import AbortedError, Call, SuperLinkState, confirm, head, part, parts, pull, reply_to
 
 
 class Known:
@@ -298,7 +298,7 @@ def test_after_a_refused_reply_no_other_is_taken(place: Place, no_slack: None) -
 
 def test_a_reply_in_another_nodes_name_is_refused(place: Place) -> None:
     asked = place.send()
-    with pytest.raises(Aborted, match="INVALID_ARGUMENT: a node answers in its own name"):
+    with pytest.raises(AbortedError, match="INVALID_ARGUMENT: a node answers in its own name"):
         place.fleet.PushMessages(head(reply_to(asked), node=place.other), Call())
     assert place.link.answers(asked) == []
 
@@ -321,13 +321,13 @@ def test_a_call_carries_one_reply(place: Place, number: int) -> None:
         messages_list=list(request.messages_list) * number,
         message_object_trees=list(request.message_object_trees) * number,
     )
-    with pytest.raises(Aborted, match="one reply a call"):
+    with pytest.raises(AbortedError, match="one reply a call"):
         place.fleet.PushMessages(several, Call())
 
 
 def test_a_tree_of_another_reply_is_refused(place: Place) -> None:
     asked = place.send()
-    with pytest.raises(Aborted, match="INVALID_ARGUMENT"):
+    with pytest.raises(AbortedError, match="INVALID_ARGUMENT"):
         place.fleet.PushMessages(head(reply_to(asked), tree=get_object_tree(reply_to(asked, seed=9))), Call())
 
 
@@ -428,7 +428,7 @@ def test_a_node_cannot_come_in_another_ones_name(place: Place) -> None:
     asked = place.send()
     pulled(place)
     place.link.state.query("UPDATE node SET status = 'offline', online_until = 0")
-    with pytest.raises(Aborted, match="UNAUTHENTICATED"):
+    with pytest.raises(AbortedError, match="UNAUTHENTICATED"):
         place.fleet.ActivateNode(ActivateNodeRequest(public_key=b"key-a", heartbeat_interval=30), Call(b"key-b"))
     assert pulled(place) == []
     assert place.refused() == ["refused: a node in another one's name"]
@@ -446,9 +446,9 @@ def test_an_unregistered_key_is_noted(place: Place) -> None:
 def test_an_expired_key_is_refused_with_words(place: Place) -> None:
     place.members.old.add(place.node)
     words = "the key of client site-a was good until 2026-01-02: the operator replaces it"
-    with pytest.raises(Aborted, match=words):
+    with pytest.raises(AbortedError, match=words):
         activate(place)
-    with pytest.raises(Aborted, match=words):
+    with pytest.raises(AbortedError, match=words):
         place.fleet.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=Node(node_id=place.node)), Call())
     beat = SendNodeHeartbeatRequest(node=Node(node_id=place.other), heartbeat_interval=30)
     assert place.fleet.SendNodeHeartbeat(beat, Call()).success
@@ -544,7 +544,7 @@ def test_calls_beyond_a_nodes_measure_are_turned_away_and_hold_no_thread(place: 
         assert calls.entered.acquire(timeout=10)
     while calls.turned_away < 5:
         calls.threads[0].join(0.01)
-    with pytest.raises(Aborted, match="RESOURCE_EXHAUSTED"):
+    with pytest.raises(AbortedError, match="RESOURCE_EXHAUSTED"):
         pulled(place)
     assert pulled(place, place.other) == []
     calls.end()

@@ -1,0 +1,166 @@
+"""A node that speaks the protocol by itself, with an enrolled key, another's, or none."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message, MessageType, RecordDict
+from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2_grpc import FleetStub
+from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from deploy.federation import Federation
+from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
+
+pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("runtimes")]
+
+ENDLESS: dict[str, Any] = {"clients": 2, "fraction": 1.0, "num-rounds": 100_000, "evaluate-every": 0, "device": "cpu"}
+
+
+class Peer:
+    """A node's side of the fleet API, call by call."""
+
+    def __init__(self, there: Deployment, key: ec.EllipticCurvePrivateKey, node_id: int) -> None:
+        credentials = grpc.ssl_channel_credentials((there.folder / "ca.crt").read_bytes())
+        channel = grpc.secure_channel(f"localhost:{there.fleet}", credentials)
+        safety = [RuntimeVersionClientInterceptor(component_name="SuperNode")]
+        safety.append(NodeAuthClientInterceptor(key, key.public_key()))
+        self.stub: Any = FleetStub(grpc.intercept_channel(channel, *safety))
+        self.key, self.node = key, Node(node_id=node_id)
+
+    def activate(self) -> int:
+        request = ActivateNodeRequest(public_key=public_key_to_bytes(self.key.public_key()), heartbeat_interval=30.0)
+        return int(self.stub.ActivateNode(request).node_id)
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A federation with an honest client, and an endless run that a second, enrolled one is part of as well."""
+    with federation(tmp_path_factory.mktemp("nodes") / "home") as runtime:
+        runtime.enroll("honest", "mallory")
+        runtime.start_client("honest")
+        runtime.wait_for_clients("honest")
+        settings = {**ENDLESS, "clients": 1, "round-timeout": 20.0, "out": str(runtime.home / "run")}
+        runtime.submitting(settings)
+        wait_for_rounds(runtime.home / "run", 2)
+        yield runtime
+
+
+def enrolled(there: Deployment, name: str) -> Peer:
+    key = load_ssh_private_key((there.bundle(name) / "key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return Peer(there, key, int(Federation(there.folder).client(name).node_id))
+
+
+def refusal(call: Any, request: Any) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as refused:
+        call(request, timeout=30)
+    return refused.value
+
+
+def message_of(source: int, run_id: int = 1, answered: str = "0" * 64) -> Message:
+    asked = Message(RecordDict(), dst_node_id=source, message_type=MessageType.TRAIN)
+    asked.metadata.__dict__["_message_id"] = answered
+    reply = Message(RecordDict(), reply_to=asked)
+    reply.metadata.__dict__["_src_node_id"] = source
+    reply.metadata.__dict__["_run_id"] = run_id
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    return reply
+
+
+def pushed(peer: Peer, reply: Message, tree: ObjectTree | None = None) -> PushMessagesRequest:
+    return PushMessagesRequest(
+        node=peer.node,
+        messages_list=[message_to_proto(reply)],
+        message_object_trees=[get_object_tree(reply) if tree is None else tree],
+    )
+
+
+def test_an_unregistered_key_is_refused(there: Deployment) -> None:
+    stranger = Peer(there, ec.generate_private_key(ec.SECP384R1()), 7)
+    request = ActivateNodeRequest(public_key=public_key_to_bytes(stranger.key.public_key()), heartbeat_interval=30.0)
+    assert refusal(stranger.stub.ActivateNode, request).code() == grpc.StatusCode.FAILED_PRECONDITION
+    calls = (stranger.stub.PullMessages, PullMessagesRequest(node=stranger.node))
+    assert refusal(*calls).code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_call_without_a_key_is_refused(there: Deployment) -> None:
+    credentials = grpc.ssl_channel_credentials((there.folder / "ca.crt").read_bytes())
+    stub: Any = FleetStub(grpc.secure_channel(f"localhost:{there.fleet}", credentials))
+    assert refusal(stub.PullMessages, PullMessagesRequest()).code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_another_nodes_id_is_refused(there: Deployment) -> None:
+    mallory, honest = enrolled(there, "mallory"), enrolled(there, "honest")
+    request = PullMessagesRequest(node=honest.node)
+    assert refusal(mallory.stub.PullMessages, request).code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_reply_in_another_nodes_name_is_refused_and_noted(there: Deployment) -> None:
+    mallory, honest = enrolled(there, "mallory"), enrolled(there, "honest")
+    error = refusal(mallory.stub.PushMessages, pushed(mallory, message_of(honest.node.node_id)))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    log = (there.folder / "state" / "audit.jsonl").read_text()
+    assert '"refused: a reply in another node\'s name"' in log
+    assert '"client": "mallory"' in log
+
+
+def test_deep_and_wide_object_trees_are_refused(there: Deployment) -> None:
+    mallory = enrolled(there, "mallory")
+    run_id = int(there.submitted_run())
+    deep = ObjectTree(object_id="0" * 64)
+    for number in range(80):
+        deep = ObjectTree(object_id=f"{number + 1:064x}", children=[deep])
+    wide = [ObjectTree(object_id=f"{i:064x}") for i in range(20_000)]
+    for below in ([deep], wide):
+        reply = message_of(mallory.node.node_id, run_id)
+        tree = ObjectTree(object_id=reply.metadata.message_id, children=below)
+        assert not mallory.stub.PushMessages(pushed(mallory, reply, tree), timeout=30).objects_to_push
+    part = PushObjectRequest(node=mallory.node, run_id=run_id, object_id="0" * 64, object_content=b"x" * 1000)
+    assert not mallory.stub.PushObject(part, timeout=30).stored
+    nothing = PullObjectRequest(node=mallory.node, run_id=run_id, object_id="f" * 64)
+    assert not mallory.stub.PullObject(nothing, timeout=30).object_found
+
+
+def test_a_flood_of_calls_ends_neither_the_run_nor_the_server(there: Deployment) -> None:
+    mallory, run_id = enrolled(there, "mallory"), int(there.submitted_run())
+    over, superlink = time.monotonic() + 15.0, there.part("superlink")
+    made = [0]
+
+    def flood() -> None:
+        while time.monotonic() < over:
+            for call, request in (
+                (mallory.stub.PushMessages, pushed(mallory, message_of(mallory.node.node_id, run_id))),
+                (mallory.stub.PullMessages, PullMessagesRequest(node=mallory.node)),
+                (
+                    mallory.stub.PushObject,
+                    PushObjectRequest(node=mallory.node, run_id=run_id, object_content=b"x" * 8_000_000),
+                ),
+            ):
+                with contextlib.suppress(grpc.RpcError):
+                    call(request, timeout=30)
+                made[0] += 1
+
+    before = len(rounds(there.home / "run"))
+    threads = [threading.Thread(target=flood) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_for_rounds(there.home / "run", before + 3)
+    rows = rounds(there.home / "run")[before:]
+    assert made[0] > 50
+    assert all(row["replies_used"] == "1" and not row["missing"] for row in rows)
+    assert there.part("superlink") == superlink  # it was not started again

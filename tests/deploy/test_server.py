@@ -1,0 +1,346 @@
+"""`fairbloom server`: what it checks before it starts, and how it keeps its processes running."""
+
+import errno
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy import audit, pki, server
+from deploy.client import free_port
+from deploy.federation import DeployError, Federation
+from deploy.server import NEEDED, SECRETS, Part, Server, alone, check_files, check_port, ending, is_newer
+from tests.runtimes.flower import ROOT
+
+
+@pytest.fixture
+def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
+    monkeypatch.setattr(server, "PORT_SECONDS", 0.0)
+    control = f"127.0.0.1:{free_port()}"
+    return Federation.init(tmp_path / "fed", ["localhost"], free_port(), control, 10.0, listen="127.0.0.1")
+
+
+# What is checked ----------------------------------------------------------------------------------------------------
+
+
+def test_a_new_federations_folder_is_good(federation: Federation) -> None:
+    check_files(federation)
+
+
+def test_the_server_needs_neither_the_operators_credential_nor_the_authoritys_key(federation: Federation) -> None:
+    federation.operator_token.unlink()
+    federation.authority_key.unlink()
+    check_files(federation)
+
+
+@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize("fault", ["missing", "empty", "a folder"])
+def test_a_file_that_is_missing_or_empty_is_named(federation: Federation, name: str, fault: str) -> None:
+    file = federation.path / name
+    file.unlink()
+    if fault == "empty":
+        file.touch(mode=0o600)
+    elif fault == "a folder":
+        file.mkdir()
+    with pytest.raises(DeployError, match=f"{name} (cannot be read|is empty)"):
+        check_files(federation)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("others", [0o640, 0o604, 0o620, 0o601])
+def test_a_secret_that_others_can_reach_is_named(federation: Federation, name: str, others: int) -> None:
+    (federation.path / name).chmod(others)
+    with pytest.raises(DeployError, match=f"others on this machine can read .*{name}: chmod 600"):
+        check_files(federation)
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "server.crt"])
+def test_a_damaged_certificate_is_named(federation: Federation, name: str) -> None:
+    file = federation.path / name
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(DeployError, match=f"{name} is no certificate"):
+        check_files(federation)
+
+
+@pytest.mark.parametrize("damage", ["random", "another"])
+def test_a_key_that_is_not_the_certificates_is_named(federation: Federation, tmp_path: Path, damage: str) -> None:
+    content = os.urandom(200)
+    if damage == "another":
+        authority = (tmp_path / "ca.crt", tmp_path / "ca.key")
+        pki.make_authority(*authority)
+        pki.make_server_certificate(*authority, tmp_path / "a.crt", tmp_path / "a.key", ["localhost"], 10.0)
+        content = (tmp_path / "a.key").read_bytes()
+    federation.certificate_key.write_bytes(content)
+    with pytest.raises(DeployError, match=r"server\.key is not the key of .*server\.crt .*fairbloom deploy renew"):
+        check_files(federation)
+
+
+def test_an_expired_certificate_is_named(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pki, "SKEW", pki.SKEW * 100)
+    authority = (federation.authority, federation.authority_key)
+    pki.make_server_certificate(*authority, federation.certificate, federation.certificate_key, ["localhost"], -3.0)
+    with pytest.raises(DeployError, match=r"server\.crt expired 3 days ago: fairbloom deploy renew"):
+        check_files(federation)
+
+
+def test_a_clients_file_that_cannot_be_used_is_named(federation: Federation) -> None:
+    (federation.path / "clients" / "site-a.toml").write_text("= what")
+    with pytest.raises(DeployError, match=r"site-a\.toml cannot be used"):
+        check_files(federation)
+
+
+@pytest.mark.parametrize("what", ["control", "listen"])
+def test_a_port_that_is_taken_is_named_with_its_line(federation: Federation, what: str) -> None:
+    address = getattr(federation, what)
+    check_port(federation, what, address)
+    words = f"{what} = {address} in .*toml: another program listens there"
+    place = ("127.0.0.1", int(address.rpartition(":")[2]))
+    with socket.create_server(place), pytest.raises(DeployError, match=words):
+        check_port(federation, what, address)
+    check_port(federation, what, address)
+
+
+def test_a_port_that_becomes_free_in_a_moment_is_waited_for(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after kill -9 of a server, whose SuperLink ends half a second later."""
+    monkeypatch.setattr(server, "PORT_SECONDS", 60.0)
+    taken = socket.create_server(("127.0.0.1", int(federation.listen.rpartition(":")[2])))
+    monkeypatch.setattr(server.time, "sleep", lambda seconds: taken.close())
+    check_port(federation, "listen", federation.listen)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:70000", "127.0.0.1:http", ":8000", "", "203.0.113.9:8000"])
+def test_an_impossible_address_is_named(federation: Federation, address: str) -> None:
+    with pytest.raises(DeployError, match=r"control.* in .*federation\.toml"):
+        check_port(federation, "control", address)
+
+
+# One server a folder ------------------------------------------------------------------------------------------------
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from deploy.federation import Federation
+from deploy.server import alone
+with alone(Federation(Path(sys.argv[1]))):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_folder_is_served_once_and_a_killed_server_leaves_no_lock(federation: Federation) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(federation.path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(DeployError, match=f"is served already, by process {holder.pid} on "), alone(federation):
+        pass
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    with alone(federation):
+        assert str(os.getpid()) in (federation.state / "lock").read_text()
+        with pytest.raises(DeployError, match=f"by process {os.getpid()} "), alone(federation):
+            pass
+    with alone(federation):
+        pass
+
+
+def test_a_state_folder_is_made_for_its_owner_alone(federation: Federation) -> None:
+    for file in federation.state.iterdir():
+        file.unlink()
+    federation.state.rmdir()
+    with alone(federation):
+        assert stat.S_IMODE(federation.state.stat().st_mode) == 0o700
+
+
+def test_a_state_folder_that_cannot_be_used_is_named(federation: Federation) -> None:
+    for file in federation.state.iterdir():
+        file.unlink()
+    federation.state.rmdir()
+    federation.state.touch()
+    with pytest.raises(DeployError, match=r"state.*cannot be opened"), alone(federation):
+        pass
+
+
+# Keeping processes running ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time as parts see it."""
+    now = [1000.0]
+    monkeypatch.setattr(server.time, "monotonic", lambda: now[0])
+    return now
+
+
+class Sleeper(Part):
+    """A part whose process does nothing, or what the code says."""
+
+    def __init__(self, code: str = "import time; time.sleep(600)") -> None:
+        super().__init__("SuperLink", "superlink", Path(), dict(os.environ))
+        self._command = [sys.executable, "-c", code]
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    def end(self, number: int = signal.SIGKILL) -> None:
+        """Let its process end, and the part see it."""
+        self.process.send_signal(number)
+        self.process.wait(10)
+        self.look()
+
+
+@pytest.fixture
+def part() -> Iterator[Sleeper]:
+    made = Sleeper()
+    yield made
+    made.stop()
+
+
+def delays(captured: str) -> list[str]:
+    return [line.rpartition("again in ")[2] for line in captured.splitlines()]
+
+
+def test_a_part_that_ends_is_started_again_after_pauses_that_grow_and_are_forgotten(
+    part: Sleeper, clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    part.look()
+    for pause in (1, 2, 4, 8, 16, 30, 30):
+        part.end()
+        clock[0] += pause - 0.1
+        part.look()
+        assert part._process is None
+        clock[0] += 0.2
+        part.look()
+        assert part.process.poll() is None
+    clock[0] += server.HELD_SECONDS + 1
+    part.end()
+    said = capsys.readouterr().err
+    assert delays(said) == [f"{pause} s" for pause in (1, 2, 4, 8, 16, 30, 30, 1)]
+    assert "fairbloom server: the SuperLink ended (killed by SIGKILL): it is started again in 1 s" in said
+
+
+def test_a_part_that_cannot_be_started_is_tried_again(
+    part: Sleeper, clock: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*command: object, **given: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.subprocess, "Popen", full)
+        part.look()
+        part.look()
+    assert "the SuperLink cannot be started (Resource temporarily unavailable)" in capsys.readouterr().err
+    clock[0] += 2
+    part.look()
+    assert part.process.poll() is None
+
+
+def test_a_part_that_does_not_end_in_order_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STOP_SECONDS", 0.5)
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    )
+    deaf = Sleeper(code)
+    read, write = os.pipe()
+    popen = subprocess.Popen
+    with monkeypatch.context() as patch:
+        patch.setattr(server.subprocess, "Popen", lambda *command, **given: popen(*command, stdout=write, **given))
+        deaf.look()
+    os.close(write)
+    assert os.read(read, 10) == b"deaf\n"
+    os.close(read)
+    deaf.stop()
+    assert deaf.process.returncode == -signal.SIGKILL
+    Sleeper().stop()  # one that was never started
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (-9, "killed by SIGKILL"),
+        (-11, "killed by SIGSEGV"),
+        (-40, "killed by signal 40"),
+    ],
+)
+def test_how_a_process_ended_is_said(code: int, words: str) -> None:
+    assert ending(code) == words
+
+
+def test_a_file_that_was_touched_later_is_newer(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    assert not is_newer(one, other)
+    other.touch()
+    assert not is_newer(one, other)
+    one.touch()
+    os.utime(other, ns=(1000, 1000))
+    os.utime(one, ns=(1000, 1000))
+    assert is_newer(one, other)
+    os.utime(one, ns=(999, 999))
+    assert not is_newer(one, other)
+    other.unlink()
+    assert not is_newer(one, other)
+
+
+def test_the_processes_environment_opens_no_second_control_api(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's switch for one that knows no credentials, wherever it came from."""
+    monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
+    for part in (Server(federation)._superlink, Server(federation)._superexec):
+        assert part._environment["FLWR_INTERNAL_GRPC_CONTROL_API"] == "0"
+        assert federation.operator_token.read_text() not in str(part._environment)
+        assert federation.metrics_token.read_text() not in str(part._environment)
+
+
+def test_a_full_disk_does_not_keep_the_server_from_starting(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(audit, "note", full)
+    made = Server(federation)
+    made._stopped = True
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        made.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert "cannot be written: No space left on device" in capsys.readouterr().err
+
+
+def test_a_fault_is_one_line_and_the_exit_code_says_so(federation: Federation) -> None:
+    federation.runtime_secret.unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.server", str(federation.path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "runtime.secret cannot be read: No such file or directory" in done.stderr
+
+
+def test_the_server_itself_stays_small() -> None:
+    code = (
+        "import deploy.server, sys; print([name for name in ('flwr', 'torch', 'numpy', 'grpc') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,252 @@
+"""The SuperExec's executor: processes that are started again where they were killed, and tokens that nobody sees."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from flwr.supercore.superexec import run_superexec
+from flwr.supercore.superexec.executor import Executor, LaunchResult
+
+from deploy import superexec
+from deploy.superexec import RELIED_ON, ServerApps, patient
+from deploy.warm import missing_names
+from tests.runtimes.flower import ROOT, wait_until
+
+TOKEN = "a-token-that-is-nobodys-business"
+WAITING = "import sys, time; token = sys.stdin.read(); print(token, flush=True); time.sleep(600)"
+
+
+def spec(task_id: int = 1) -> Any:
+    return SimpleNamespace(
+        task_id=task_id,
+        token=TOKEN,
+        runtime_api_address="127.0.0.1:1",
+        insecure=False,
+        root_certificates_path="/none",
+    )
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of the processes that are started; what they run in place of a ServerApp waits."""
+    started, popen = list[list[str]](), subprocess.Popen
+
+    def start(command: list[str], **given: Any) -> Any:
+        started.append(command)
+        return popen([sys.executable, "-c", WAITING, *command[4:]], stdout=subprocess.DEVNULL, **given)
+
+    monkeypatch.setattr(superexec.subprocess, "Popen", start)
+    monkeypatch.setattr(superexec, "AGAIN_SECONDS", 0.0)
+    return started
+
+
+@pytest.fixture
+def apps(commands: list[list[str]]) -> Iterator[ServerApps]:
+    made = ServerApps()
+    yield made
+    made.close()
+
+
+def process(apps: ServerApps, task_id: int = 1) -> subprocess.Popen[bytes]:
+    return apps._started[task_id].process
+
+
+def end(apps: ServerApps, number: int, task_id: int = 1) -> None:
+    found = process(apps, task_id)
+    found.send_signal(number)
+    found.wait(10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_process_that_was_killed_is_started_again(apps: ServerApps, number: int) -> None:
+    assert apps.launch(spec()) == LaunchResult.accepted()
+    apps.launch(spec(2))
+    first, other = process(apps), process(apps, 2)
+    apps.reconcile()
+    assert process(apps) is first
+    end(apps, number)
+    apps.reconcile()
+    assert process(apps) is not first
+    assert process(apps).poll() is None
+    assert process(apps, 2) is other
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_process_that_ended_by_itself_is_forgotten(
+    apps: ServerApps, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "WAITING", f"raise SystemExit({code})")
+    apps.launch(spec())
+    process(apps).wait(10)
+    apps.reconcile()
+    assert apps._started == {}
+    assert len(commands) == 1
+
+
+def test_a_process_that_ended_itself_as_its_token_was_taken_back_is_forgotten(
+    apps: ServerApps, commands: list[list[str]]
+) -> None:
+    """Flower's answer to 401 is a SIGINT to itself."""
+    apps.launch(spec())
+    end(apps, signal.SIGINT)
+    apps.reconcile()
+    assert apps._started == {}
+    assert len(commands) == 1
+
+
+def test_a_process_that_is_killed_each_time_is_left(apps: ServerApps, commands: list[list[str]]) -> None:
+    apps.launch(spec())
+    while apps._started:
+        end(apps, signal.SIGKILL)
+        apps.reconcile()
+    assert len(commands) == 1 + superexec.MOST_IN_A_ROW
+
+
+def test_a_process_that_held_is_started_again_whenever_it_is_killed(
+    apps: ServerApps, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superexec, "HELD_SECONDS", 0.0)
+    apps.launch(spec())
+    for _ in range(2 * superexec.MOST_IN_A_ROW):
+        end(apps, signal.SIGKILL)
+        apps.reconcile()
+    assert process(apps).poll() is None
+
+
+def test_close_kills_all(apps: ServerApps) -> None:
+    for task_id in range(3):
+        apps.launch(spec(task_id))
+    end(apps, signal.SIGKILL, 1)
+    apps.close()
+    assert [process(apps, task_id).poll() for task_id in range(3)] == [-signal.SIGKILL] * 3
+
+
+def test_a_token_reaches_the_process_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Command lines are there for every account of the machine to read, environments for the account's own."""
+    out, popen = tmp_path / "out", subprocess.Popen
+
+    def start(command: list[str], **given: Any) -> Any:
+        with out.open("wb") as file:
+            return popen([sys.executable, "-c", WAITING, *command], stdout=file, **given)
+
+    monkeypatch.setattr(superexec.subprocess, "Popen", start)
+    apps = ServerApps()
+    try:
+        apps.launch(spec())
+        wait_until(lambda: out.read_text() == f"{TOKEN}\n", 20, out.read_text)
+        seen = Path(f"/proc/{process(apps).pid}")
+        assert b"runtime-api-address" in (seen / "cmdline").read_bytes()
+        assert TOKEN.encode() not in (seen / "cmdline").read_bytes()
+        assert TOKEN.encode() not in (seen / "environ").read_bytes()
+        assert TOKEN not in (seen / "status").read_text()
+    finally:
+        apps.close()
+
+
+def test_the_process_is_told_whose_it_is_and_the_way(apps: ServerApps, commands: list[list[str]]) -> None:
+    apps.launch(spec())
+    (command,) = commands
+    assert command[1] == "-P"
+    assert f"serverapp({os.getpid()})" in command[3]
+    assert command[4:] == ["--runtime-api-address", "127.0.0.1:1", "--root-certificates", "/none"]
+
+
+def test_a_serverapp_ends_with_its_superexec(tmp_path: Path) -> None:
+    code = """
+import sys
+from types import SimpleNamespace
+from deploy.superexec import ServerApps
+import time
+apps = ServerApps()
+place = "127.0.0.1:9"
+apps.launch(SimpleNamespace(task_id=1, token="t", runtime_api_address=place, insecure=True, root_certificates_path=""))
+print(apps._started[1].process.pid, flush=True)
+time.sleep(600)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert parent.stdout is not None
+    child = Path("/proc") / parent.stdout.readline().strip()
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+
+    def gone() -> bool:
+        try:
+            return (child / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    wait_until(gone, 30, lambda: "it lives on")
+
+
+# Calls --------------------------------------------------------------------------------------------------------------
+
+
+def fault(status: int | None) -> Exception:
+    request = httpx.Request("POST", "https://localhost")
+    if status is None:
+        return httpx.ConnectError("refused", request=request)
+    return httpx.HTTPStatusError("a fault", request=request, response=httpx.Response(status, request=request))
+
+
+def invoker() -> Any:
+    made: Any = patient(run_superexec.make_simple_http_retry_invoker)()
+    made.wait_function = lambda seconds: None
+    return made
+
+
+@pytest.mark.parametrize("status", [None, 500, 503])
+def test_calls_are_tried_again_while_the_superlink_is_away_or_has_a_fault(status: int | None) -> None:
+    faults = [fault(status)] * 5
+
+    def call() -> str:
+        if faults:
+            raise faults.pop()
+        return "done"
+
+    assert invoker().invoke(call) == "done"
+
+
+@pytest.mark.parametrize("status", [400, 404])
+def test_calls_that_are_refused_are_not_tried_again(status: int) -> None:
+    calls = list[Callable[[], None]]()
+
+    def call() -> None:
+        calls.append(call)
+        raise fault(status)
+
+    with pytest.raises(httpx.HTTPStatusError):
+        invoker().invoke(call)
+    assert len(calls) == 1
+
+
+# Start --------------------------------------------------------------------------------------------------------------
+
+
+def test_flower_has_every_name_that_is_replaced_or_used() -> None:
+    assert missing_names(RELIED_ON) == []
+
+
+def test_without_a_name_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "federation.toml").write_text('superlink = "a:1"\ncontrol = "127.0.0.1:2"\n')
+    monkeypatch.setattr(superexec, "RELIED_ON", {"flwr.app:NoSuchThing": ()})
+    monkeypatch.setattr(superexec, "end_with", lambda parent: None)
+    monkeypatch.setattr(sys, "argv", ["superexec", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"has no flwr\.app:NoSuchThing\(\): install the pinned version"):
+        superexec.main(1)
+    assert not (tmp_path / "state").exists()
+
+
+def test_the_executor_is_what_flowers_loop_asks_of_one() -> None:
+    asked = {name for name in vars(Executor) if not name.startswith("_") and callable(getattr(Executor, name))}
+    assert asked >= {"launch", "reconcile", "close"}
+    assert asked <= set(dir(ServerApps))

@@ -1,0 +1,379 @@
+"""The SuperLink: runs that outlive their processes, a database that stays small and private, and what it relies on."""
+
+import importlib
+import itertools
+import os
+import sqlite3
+import stat
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.common.constant import Status, SubStatus
+from flwr.supercore.date import now
+from flwr.supercore.state.schema.corestate_models import Task
+from flwr.supercore.utils import uint64_to_int64
+from sqlalchemy import update
+
+from deploy import superlink
+from deploy.federation import Federation
+from deploy.superlink import PRAGMAS, RELIED_ON, arguments, give_back, prepare_database
+from deploy.warm import missing_names
+from tests.deploy.state import SuperLinkState, head, part, parts, reply_to
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> SuperLinkState:
+    return SuperLinkState(tmp_path / "superlink.db")
+
+
+# Runs that outlive their processes ----------------------------------------------------------------------------------
+
+
+def status(link: SuperLinkState, run: int) -> tuple[str, str, str]:
+    found = link.state.get_run_status({run})[run]
+    return found.status, found.sub_status, found.details
+
+
+def fall_silent(link: SuperLinkState, task: int) -> None:
+    """Let a process's last sign of life be long ago."""
+    with link.state.session() as session:
+        long_ago = now() - timedelta(hours=1)
+        session.execute(update(Task).where(Task.task_id == uint64_to_int64(task)).values(active_until=long_ago))
+
+
+def test_a_run_begins_and_ends_as_with_flower(link: SuperLinkState) -> None:
+    run, task = link.submit()
+    assert status(link, run)[0] == Status.PENDING
+    assert link.state.claim_task(task)
+    assert status(link, run)[0] == Status.STARTING
+    assert link.state.activate_task(task)
+    assert status(link, run)[0] == Status.RUNNING
+    assert link.state.finish_task(task, SubStatus.COMPLETED, "")
+    assert status(link, run)[:2] == (Status.FINISHED, SubStatus.COMPLETED)
+    assert not link.state.activate_task(task)
+    assert status(link, run)[:2] == (Status.FINISHED, SubStatus.COMPLETED)
+
+
+def test_a_process_that_is_started_again_goes_on_with_the_same_token(link: SuperLinkState) -> None:
+    run, task = link.submit()
+    token = link.state.claim_task(task)
+    for _ in range(4):
+        assert link.state.activate_task(task)
+        assert link.state.get_task_by_token(token).task_id == task
+    assert status(link, run)[0] == Status.RUNNING
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_whose_process_fell_silent_is_handed_out_again(link: SuperLinkState, begun: bool) -> None:
+    run, task = link.submit()
+    before = link.state.claim_task(task)
+    if begun:
+        assert link.state.activate_task(task)
+    fall_silent(link, task)
+    assert status(link, run)[0] == Status.PENDING
+    token = link.state.claim_task(task)
+    assert token
+    assert token != before
+    assert link.state.get_task_by_token(before) is None
+    assert link.state.activate_task(task)
+    assert status(link, run)[0] == Status.RUNNING
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_runs_that_a_superexec_had_taken_are_released_and_ended_ones_are_not(link: SuperLinkState, begun: bool) -> None:
+    (run, task), (ended, ended_task), (stopped, _) = link.submit(), link.submit(), link.submit()
+    link.state.claim_task(task)
+    link.state.claim_task(ended_task)
+    link.state.activate_task(ended_task)
+    if begun:
+        link.state.activate_task(task)
+    link.state.finish_task(ended_task, SubStatus.COMPLETED, "")
+    link.state.stop_run(stopped)
+    link.state.release_runs()
+    assert [status(link, one)[0] for one in (run, ended, stopped)] == [
+        Status.PENDING,
+        Status.FINISHED,
+        Status.FINISHED,
+    ]
+    assert link.state.claim_task(ended_task) is None
+
+
+def test_a_stopped_run_is_not_begun_again(link: SuperLinkState) -> None:
+    run, task = link.submit()
+    token = link.state.claim_task(task)
+    assert link.state.activate_task(task)
+    assert link.state.stop_run(run)
+    assert not link.state.activate_task(task)
+    assert link.state.get_task_by_token(token) is None
+    fall_silent(link, task)
+    assert status(link, run)[:2] == (Status.FINISHED, SubStatus.STOPPED)
+
+
+def test_a_run_whose_processes_die_for_ever_fails_with_words(
+    link: SuperLinkState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink, "MOST_STARTS", 3)
+    run, task = link.submit()
+    token = link.state.claim_task(task)
+    assert [link.state.activate_task(task) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert status(link, run) == (Status.FINISHED, SubStatus.FAILED, "its process died 3 times")
+    assert link.state.get_task_by_token(token) is None
+
+
+def test_starts_are_counted_over_restarts_of_the_superlink(
+    tmp_path: Path, link: SuperLinkState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink, "MOST_STARTS", 2)
+    _, task = link.submit()
+    link.state.claim_task(task)
+    assert [SuperLinkState(tmp_path / "superlink.db").state.activate_task(task) for _ in range(3)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_what_a_dead_process_had_sent_is_deleted_and_what_other_runs_sent_is_not(link: SuperLinkState) -> None:
+    node = link.node(b"key")
+    run, task = link.submit()
+    link.state.claim_task(task)
+    link.state.activate_task(task)
+    other = link.run()
+    asked, theirs = link.send(run, node, arrays=3), link.send(other, node, arrays=2, size=50)
+    reply, session = reply_to(asked), link.state.start_session(run)
+    link.state.store_message_and_object_tree(reply, head(reply).message_object_trees[0], session)
+    store = link.objects.store()
+    assert link.state.activate_task(task)
+    assert [name in store for name in (*parts(asked), *parts(reply))] == [False] * len({**parts(asked), **parts(reply)})
+    assert all(link.state.get_object(other, name) == content for name, content in parts(theirs).items())
+    assert {row["run_id"] for row in link.state.query("SELECT run_id FROM message_ins")} == {uint64_to_int64(other)}
+    assert link.count("message_res") == link.count("object_push_sessions") == 0
+    late = part(reply, session, reply.metadata.message_id, parts(reply)[reply.metadata.message_id])
+    assert not link.state.store_object(run, session, late.object_id, late.object_content)
+    again = link.send(run, node)
+    assert {one.metadata.message_id for one in link.state.get_message_ins(node, None)} == {
+        again.metadata.message_id,
+        theirs.metadata.message_id,
+    }
+
+
+def test_two_runs_do_not_disturb_each_other(link: SuperLinkState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(superlink, "MOST_STARTS", 3)
+    (run, task), (other, other_task) = link.submit(), link.submit()
+    tokens = [link.state.claim_task(one) for one in (task, other_task)]
+    link.state.activate_task(other_task)
+    for _ in range(5):
+        link.state.activate_task(task)
+    assert status(link, run)[1] == SubStatus.FAILED
+    assert status(link, other)[0] == Status.RUNNING
+    assert link.state.get_task_by_token(tokens[1]).task_id == other_task
+
+
+# The database -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def careless() -> Iterator[None]:
+    """A umask that lets everybody read."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(file: Path) -> int:
+    return stat.S_IMODE(file.stat().st_mode)
+
+
+def test_the_database_is_its_owners_alone(tmp_path: Path, careless: None) -> None:
+    path = tmp_path / "superlink.db"
+    prepare_database(path)
+    assert mode(path) == 0o600
+    SuperLinkState(path).run()
+    assert {mode(file) for file in tmp_path.glob("superlink.db*")} == {0o600}
+    path.chmod(0o644)
+    prepare_database(path)
+    assert mode(path) == 0o600
+
+
+def test_a_link_in_the_databases_place_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    elsewhere.chmod(0o644)
+    (tmp_path / "superlink.db").symlink_to(elsewhere)
+    with pytest.raises(OSError, match="symbolic"):
+        prepare_database(tmp_path / "superlink.db")
+    assert elsewhere.read_text() == "mine"
+    assert mode(elsewhere) == 0o644
+
+
+def fill(path: Path, megabytes: int) -> None:
+    with superlink.connected(path) as database:
+        database.execute("CREATE TABLE IF NOT EXISTS filling (content BLOB)")
+        for _ in range(megabytes):
+            database.execute("INSERT INTO filling VALUES (zeroblob(?))", (MB,))
+
+
+def empty(path: Path) -> None:
+    with superlink.connected(path) as database:
+        database.execute("DELETE FROM filling")
+
+
+def test_an_old_database_is_converted_and_keeps_what_is_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "superlink.db"
+    link = SuperLinkState(path)
+    run = link.run()
+    fill(path, 8)
+    empty(path)
+    assert path.stat().st_size > 8 * MB
+    prepare_database(path)
+    assert path.stat().st_size < MB
+    with superlink.connected(path) as database:
+        assert database.execute("PRAGMA auto_vacuum").fetchone() == (superlink.INCREMENTAL,)
+    assert status(SuperLinkState(path), run)[0] == Status.RUNNING
+
+
+def test_room_that_becomes_free_goes_back_to_the_disk_while_the_superlink_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "superlink.db"
+    prepare_database(path)
+    link = SuperLinkState(path)
+    run = link.run()
+    monkeypatch.setattr(superlink, "VACUUM_PAGES", 4 * MB // 4096)
+    fill(path, 12)
+    empty(path)
+    full = path.stat().st_size
+    assert full > 12 * MB
+    sizes = []
+    for _ in range(4):
+        give_back(path)
+        sizes.append(path.stat().st_size)
+    assert full - sizes[0] == pytest.approx(4 * MB, rel=0.1)  # a little at a time
+    assert sizes[-1] < MB
+    assert status(link, run)[0] == Status.RUNNING
+
+
+def test_a_restart_gives_all_free_room_back(tmp_path: Path) -> None:
+    path = tmp_path / "superlink.db"
+    prepare_database(path)
+    fill(path, 12)
+    empty(path)
+    prepare_database(path)
+    assert path.stat().st_size < MB
+
+
+def test_a_database_that_cannot_be_converted_is_used_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """VACUUM needs room for a copy."""
+    path = tmp_path / "superlink.db"
+    fill(path, 1)
+
+    class Full(sqlite3.Connection):
+        def execute(self, statement: str, *given: Any) -> Any:
+            if statement == "VACUUM":
+                raise sqlite3.OperationalError("database or disk is full")
+            return super().execute(statement, *given)
+
+    with sqlite3.connect(path, factory=Full) as database, caplog.at_level("WARNING", "flwr"):
+        superlink.convert(database)
+    database.close()
+    assert "cannot be made smaller: database or disk is full" in caplog.text
+
+
+def test_flowers_connections_have_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    sql = importlib.import_module(superlink.SQL)
+    put_in_place(monkeypatch, folder)
+    names = [name for name, _ in sql.SQLITE_PRAGMAS]
+    assert len(names) == len(set(names))
+    state = SuperLinkState(tmp_path / "superlink.db").state
+    for name, value in PRAGMAS:
+        (row,) = state.query(f"PRAGMA {name}")
+        assert str(next(iter(row.values()))) == value
+    (row,) = state.query("PRAGMA foreign_keys")
+    assert next(iter(row.values())) == 1
+
+
+# Start --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "federation.toml").write_text(
+        'superlink = "fed.example:9092"\ncontrol = "[::1]:8000"\nlisten = "0.0.0.0:9443"\n'
+    )
+    return tmp_path
+
+
+def put_in_place(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Replace Flower's names for one test."""
+    replaced = {
+        superlink.COMMAND: ("FleetServicer", "GRPC_MAX_MESSAGE_LENGTH"),
+        superlink.MAIN: ("create_app",),
+        superlink.FACTORY: ("SqlLinkState",),
+        superlink.SQL: ("SQLITE_PRAGMAS",),
+    }
+    for module, names in replaced.items():
+        found = importlib.import_module(module)
+        for name in names:
+            monkeypatch.setattr(found, name, getattr(found, name))
+    superlink.put_in_place(Federation(folder))
+
+
+def test_the_arguments_say_what_the_folder_says(folder: Path) -> None:
+    given = arguments(Federation(folder))
+    pairs = dict(itertools.pairwise(given))
+    assert (pairs["--host"], pairs["--port"], pairs["--fleet-api-address"]) == ("::1", "8000", "0.0.0.0:9443")
+    assert pairs["--isolation"] == "process"
+    assert pairs["--database"] == str(folder / "state" / "superlink.db")
+    assert pairs["--superexec-auth-secret-file"] == str(folder / "runtime.secret")
+    assert "--enable-supernode-auth" in given
+    assert "--insecure" not in given
+    command = importlib.import_module(superlink.COMMAND)
+    read = command._parse_args_run_superlink().parse_args(given)
+    assert (read.host, read.port, read.enable_supernode_auth, read.simulation) == ("::1", 8000, True, False)
+
+
+def test_flower_has_every_name_that_is_replaced_or_used() -> None:
+    assert missing_names(RELIED_ON) == []
+
+
+@pytest.mark.parametrize("name", ["GRPC_MAX_MESSAGE_LENGTH", "uvicorn", "_run_superlink_http_api"])
+def test_flowers_command_has_what_is_not_called(name: str) -> None:
+    assert hasattr(importlib.import_module(superlink.COMMAND), name)
+
+
+@pytest.mark.parametrize("name", list(RELIED_ON))
+def test_without_a_name_nothing_is_started(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own SuperLink would be open to everybody."""
+    started = list[bool]()
+    monkeypatch.setattr(superlink, "RELIED_ON", {f"{name}s": ()})
+    monkeypatch.setattr(superlink, "end_with", lambda parent: None)
+    monkeypatch.setattr(importlib.import_module(superlink.COMMAND), "flower_superlink", lambda: started.append(True))
+    monkeypatch.setattr(sys, "argv", ["superlink", str(folder)])
+    umask = os.umask(0o022)
+    try:
+        with pytest.raises(SystemExit, match="the control API would be open to everybody"):
+            superlink.main(1)
+    finally:
+        os.umask(umask)
+    assert not started
+
+
+def test_a_damaged_database_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "state" / "superlink.db").write_bytes(b"no database" * 1000)
+    monkeypatch.setattr(superlink, "end_with", lambda parent: None)
+    monkeypatch.setattr(superlink, "put_in_place", lambda federation: None)
+    monkeypatch.setattr(sys, "argv", ["superlink", str(folder)])
+    umask = os.umask(0o022)
+    try:
+        with pytest.raises(SystemExit, match=r"superlink\.db cannot be used: file is not a database"):
+            superlink.main(1)
+    finally:
+        os.umask(umask)
