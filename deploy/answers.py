@@ -10,11 +10,11 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .bundles import BundleRefusedError, Bundles
+from .processes import end_with
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -146,14 +146,3 @@ def _ending(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
         return f"killed by {signal.Signals(-exitcode).name}"
     return f"exit code {exitcode}"
-
-
-def end_with(parent: int) -> None:
-    """End this process when its parent has ended, killed or not: nobody would stop it."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True, name="watch-parent").start()

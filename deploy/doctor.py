@@ -80,13 +80,14 @@ def examine_device(client: Client) -> Iterator[Finding]:
 
 def versions() -> Iterator[Finding]:
     """Check that Flower is of the version that is pinned, and say which Python and PyTorch there are."""
-    from .warm import missing_names
+    from .processes import missing_names
+    from .warm import RELIED_ON
 
     pinned = next(line for line in requires("fairbloom") or () if line.startswith("flwr"))
     here, wanted = version("flwr"), re.findall(r"(?<===|>=)\d+\.\d+", pinned)
     if wanted and not here.startswith(f"{wanted[0]}."):
         yield Finding("Flower", "fault", f"{here} is installed, {pinned} is needed: server and clients must agree")
-    elif missing_names():
+    elif missing_names(RELIED_ON):
         yield Finding("Flower", "fault", f"{here} lacks what server and clients rely on: install {pinned}")
     else:
         yield Finding("Flower", "ok", here)

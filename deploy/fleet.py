@@ -80,6 +80,13 @@ WHERE delivered_at != '' AND (dst_node_id = :node_id OR :node_id IS NULL)
 AND message_id IN (SELECT object_id FROM objects) AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)"""
 """What was handed out and not received whole: Flower deletes a message's parts when its receipt is confirmed."""
 
+UNDER_WAY_MARK = "under way"
+HIDE = "UPDATE message_res SET delivered_at = :mark WHERE message_id = :reply_id AND delivered_at = ''"
+SHOW = """
+UPDATE message_res SET delivered_at = '' WHERE delivered_at = :mark AND (message_id = :reply_id OR :reply_id IS NULL)
+AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)"""
+"""A run sees a reply once it is whole: one that breaks off, or grows too large, is then still ours to answer for."""
+
 HEAD = """
 SELECT message_id, reply_to_message_id, src_node_id, run_id, group_id, message_type, created_at, ttl
 FROM message_res WHERE message_id = :reply_id"""
@@ -170,7 +177,9 @@ class GuardedFleet(FleetServicer):
         self._budgets: OrderedDict[str, Budget] = OrderedDict()
         for statement in (*TABLES, *FORGET):
             self._query(statement)
-        self._query(HAND_OUT_AGAIN, node_id=None)  # whoever was just being handed a message when the SuperLink ended
+        # What was just being handed out, or just whole, when the SuperLink ended.
+        self._query(HAND_OUT_AGAIN, node_id=None)
+        self._query(SHOW, mark=UNDER_WAY_MARK, reply_id=None)
 
     # Who may come ---------------------------------------------------------------------------------------------------
 
@@ -277,6 +286,8 @@ class GuardedFleet(FleetServicer):
                     reply_id=reply.message_id,
                     allowed=allowed,
                 )
+                if response.objects_to_push:
+                    self._query(HIDE, mark=UNDER_WAY_MARK, reply_id=reply.message_id)
             else:
                 self._state._cleanup_push_session(response.session_id, cleanup_messages=False)
         return response
@@ -295,6 +306,7 @@ class GuardedFleet(FleetServicer):
         try:
             response = super().PushObject(request, context)
             stored = response.stored
+            self._query(SHOW, mark=UNDER_WAY_MARK, reply_id=budget.reply_id)
             return response
         finally:
             if not stored:  # a part that comes again, because its receipt was lost, counts once
@@ -305,12 +317,10 @@ class GuardedFleet(FleetServicer):
         """Delete what has come of a reply, and say why in its place."""
         reason = f"a reply of more than the {budget.allowed / 1e6:.1f} MB that its message allows"
         with self._state.session():
-            heads = self._query(HEAD, reply_id=budget.reply_id)  # gone where the run has asked for the reply already
+            heads = self._query(HEAD, reply_id=budget.reply_id)
             self._state._cleanup_push_session(session_id, cleanup_messages=True)
             for head in heads:
                 self._answer_in_its_place(_metadata(head), reason)
-        if not heads:
-            self._note_refused(budget.node_id, reason)
         self._budgets.pop(session_id, None)
 
     def _allowance(self, message_id: str) -> tuple[int, int]:

@@ -82,7 +82,7 @@ class Part:
 
     def _start(self, now: float) -> None:
         try:
-            self._process = subprocess.Popen(self._command, env=self._environment, start_new_session=True)
+            self._process = subprocess.Popen(self._command, env=self._environment, start_new_session=True)  # noqa: S603 (ours)
         except OSError as error:  # no memory, or too many processes
             self._wait(now, f"cannot be started ({error.strerror})")
         self._started = now
@@ -310,7 +310,8 @@ def say(words: str) -> None:
 
 def replace_process(federation: Federation) -> None:
     """Go on as the server in a small process, without the libraries that the command line has loaded."""
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "deploy.server", str(federation.path)])
+    command = [sys.executable, "-P", "-m", "deploy.server", str(federation.path)]
+    os.execv(sys.executable, command)  # noqa: S606 (our own Python)
 
 
 def main() -> int:

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from .federation import Federation
-from .processes import SaidOnce, end_with
+from .processes import Retries, end_with, missing_names, retry_soon
 from .server import STARTED
-from .warm import missing_names
 
 LOOP = "flwr.supercore.superexec.run_superexec"
 COMMAND = "flwr.supercore.cli.flower_superexec"
@@ -108,7 +107,7 @@ def _start(spec: Any) -> subprocess.Popen[bytes]:
     python = [sys.executable, "-P", "-c", f"from deploy.superexec import serverapp; serverapp({os.getpid()})"]
     # A run's log is for its operator to read; the SuperExec's own is quieter.
     environment = {key: value for key, value in os.environ.items() if key != "FLWR_LOG_LEVEL"}
-    process = subprocess.Popen([*python, *place, *safety], stdin=subprocess.PIPE, env=environment)
+    process = subprocess.Popen([*python, *place, *safety], stdin=subprocess.PIPE, env=environment)  # noqa: S603 (ours)
     if process.stdin is None:
         raise RuntimeError("a process was started without the pipe for its token")
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # broken: it was killed already
@@ -121,13 +120,14 @@ def serverapp(parent: int) -> None:
     end_with(parent)
     token = sys.stdin.read()
     sys.argv = ["flwr-serverapp", *sys.argv[1:], "--token", token]  # of this process's memory, not of its command line
-    quiet("the SuperLink is away: this run goes on when it is back")
+    _wait_in_silence("the SuperLink is away: this run goes on when it is back")
     importlib.import_module("flwr.superlink.cli.flwr_serverapp").flwr_serverapp()
 
 
-def quiet(lost: str) -> None:
-    """Let Flower say a lost connection once."""
-    logging.getLogger("flwr").addFilter(SaidOnce(lost))
+def _wait_in_silence(away: str) -> None:
+    """Let Flower say once that the SuperLink is away, and look for it often."""
+    logging.getLogger("flwr").addFilter(Retries(log.warning, away))
+    retry_soon("http")
 
 
 def patient(make_invoker: Any) -> Any:
@@ -159,7 +159,7 @@ def main(parent: int) -> None:
     loop.get_executor = lambda *given, **place: ServerApps()
     loop.make_simple_http_retry_invoker = patient(loop.make_simple_http_retry_invoker)
     command: Any = importlib.import_module(COMMAND)
-    quiet("the SuperLink is away: the SuperExec looks for it")
+    _wait_in_silence("the SuperLink is away: the SuperExec looks for it")
     place = ["--runtime-api-address", federation.control, "--root-certificates", str(federation.authority)]
     secret = ["--superexec-auth-secret-file", str(federation.runtime_secret)]
     sys.argv = ["flower-superexec", *place, *secret]

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from .federation import Federation
-from .processes import end_with
+from .processes import end_with, missing_names
 from .refusals import Refusals
-from .warm import missing_names
 
 COMMAND = "flwr.superlink.cli.flower_superlink"
 MAIN = "flwr.superlink.main"
 FACTORY = "flwr.server.superlink.linkstate.linkstate_factory"
+STORES = "flwr.supercore.object_store.object_store_factory"
 STATE = "flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState"
 SQL = "flwr.supercore.sql_mixin"
 
@@ -35,6 +35,9 @@ RELIED_ON: Mapping[str, Iterable[str]] = {
     f"{COMMAND}:flower_superlink": (),
     f"{MAIN}:create_app": ("config", "superlink_lifespan_class"),
     f"{FACTORY}:SqlLinkState": (),
+    f"{STORES}:SqlObjectStore": (),
+    f"{SQL}:SqlMixin.session": (),
+    f"{STATE}.store_object": ("run_id", "session_id", "object_id", "object_content"),
     f"{SQL}:SqlMixin.query": ("query", "data"),
     f"{STATE}._cleanup_expired_task_tokens": (),
     f"{STATE}._cleanup_push_session": ("session_id", "cleanup_messages"),
@@ -54,97 +57,27 @@ RELIED_ON: Mapping[str, Iterable[str]] = {
 PRAGMAS = (("busy_timeout", "60000"), ("journal_size_limit", str(64 << 20)))
 """A call waits a minute, in place of 5 s, for a database that is busy; and the log of changes does not stay large."""
 
-MOST_STARTS = 100
-"""How often a run's process may be started anew before the run is given up: one that dies for ever ends."""
-
 VACUUM_SECONDS, VACUUM_PAGES = 20.0, 4096
 """How often, and how much at a time, room that is free inside the database's file is given back to the disk."""
 
 INCREMENTAL = 2
 """SQLite's number for a database whose free room can be given back a little at a time."""
 
-STARTS = "CREATE TABLE IF NOT EXISTS fairbloom_starts (task_id INTEGER PRIMARY KEY, number INTEGER NOT NULL)"
-ONE_MORE = """
-INSERT INTO fairbloom_starts (task_id, number) VALUES (:task_id, 1)
-ON CONFLICT (task_id) DO UPDATE SET number = number + 1 RETURNING number"""
-
 log = logging.getLogger("flwr").getChild("fairbloom")
-
-
-def run_state() -> type:
-    """Return Flower's state in a database, but with runs that outlive their process."""
-    from datetime import timedelta
-
-    from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_PATIENCE, Status, SubStatus
-    from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.corestate.sql_corestate import _task_status_filter
-    from flwr.supercore.date import now
-    from flwr.supercore.state.schema.corestate_models import Task
-    from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
-    from sqlalchemy import select, update
-
-    class RunState(SqlLinkState):
-        """A run whose process is gone is handed to the SuperExec again, and goes on where it was."""
-
-        def initialize(self, log_queries: bool = False) -> list[str]:
-            """Connect, and make our table."""
-            tables: list[str] = super().initialize(log_queries)
-            self.query(STARTS)
-            return tables
-
-        def release_runs(self) -> None:
-            """Hand out again all runs that a SuperExec had taken: it is gone, and their processes with it."""
-            self._hand_out_again(Task.finished_at.is_(None))
-
-        def _cleanup_expired_task_tokens(self) -> None:
-            self._hand_out_again(Task.active_until < now(), _task_status_filter(Status.RUNNING))
-            super()._cleanup_expired_task_tokens()
-
-        def _hand_out_again(self, *which: Any) -> None:
-            taken = (Task.type == TaskType.SERVER_APP, Task.token.is_not(None))
-            waiting = {"token": None, "active_until": None, "starting_at": None, "running_at": None}
-            with self.session() as session:
-                session.execute(update(Task).where(*taken, *which).values(**waiting))
-
-        def activate_task(self, task_id: int) -> bool:
-            """Let a run's process begin, be it the first one or another after it died."""
-            sint64_task_id = uint64_to_int64(task_id)
-            with self.session() as session:
-                (started,) = self.query(ONE_MORE, {"task_id": sint64_task_id})
-                if started["number"] == 1:
-                    return bool(super().activate_task(task_id))
-                if started["number"] > MOST_STARTS:
-                    self.finish_task(task_id, SubStatus.FAILED, f"its process died {MOST_STARTS} times")
-                    return False
-                run_id = session.scalars(select(Task.run_id).where(Task.task_id == sint64_task_id)).one()
-                self._forget_messages(int64_to_uint64(run_id))
-                if super().activate_task(task_id):
-                    return True
-                until = now() + timedelta(seconds=HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL)
-                running = (Task.task_id == sint64_task_id, _task_status_filter(Status.RUNNING))
-                renewed = update(Task).where(*running).values(active_until=until).returning(Task.task_id)
-                return session.scalar(renewed) is not None
-
-        def _forget_messages(self, run_id: int) -> None:
-            """Delete what the process before had sent: nobody waits for the answers."""
-            self.delete_messages(self.get_message_ids_from_run_id(run_id))
-            self.delete_sessions_in_run(run_id)
-            self.object_store.delete_objects_in_run(run_id)
-
-    return RunState
 
 
 def put_in_place(federation: Federation) -> None:
     """Replace what is open or brittle in Flower's SuperLink by ours."""
     from .control import Operators, guard
     from .fleet import LARGEST_CALL, EnrolledMembers, GuardedFleet
+    from .run_state import RunState, RunStore
 
     refusals = Refusals(federation.state)
     command: Any = importlib.import_module(COMMAND)
     main: Any = importlib.import_module(MAIN)
     sql: Any = importlib.import_module(SQL)
     factory: Any = importlib.import_module(FACTORY)
+    stores: Any = importlib.import_module(STORES)
     create_app = main.create_app
 
     def create_guarded_app(config: Any, superlink_lifespan_class: Any) -> Any:
@@ -153,7 +86,7 @@ def put_in_place(federation: Federation) -> None:
         return app
 
     main.create_app = create_guarded_app
-    factory.SqlLinkState = run_state()
+    factory.SqlLinkState, stores.SqlObjectStore = RunState, RunStore
     members = EnrolledMembers(federation.path)
     command.FleetServicer = partial(GuardedFleet, members=members, refusals=refusals)
     command.GRPC_MAX_MESSAGE_LENGTH = LARGEST_CALL

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import inspect
 import logging
 import os
 import sys
@@ -24,9 +23,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from grpc import RpcError, StatusCode
 
-from .answers import Answer, AppError, CrashedError, Isolated, Resident, end_with
+from .answers import Answer, AppError, CrashedError, Isolated, Resident
 from .bundles import BundleRefusedError, Installed, Unpacked
-from .client import APP, duration, say
+from .client import APP, say
+from .processes import Retries, end_with, missing_names, retry_soon
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -70,6 +70,7 @@ USED: Mapping[str, Iterable[str]] = {
     f"{COMMAND}:flower_supernode": (),
     "flwr.supercore.error:FlowerError.from_json": ("value",),
 }
+RELIED_ON = {**REPLACED, **USED}
 """Names inside Flower, as module:attribute, with the parameters that are relied on."""
 
 BACKOFF_SECONDS = 0.05
@@ -78,8 +79,8 @@ BACKOFF_SECONDS = 0.05
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.0
 """Shortest and longest pause between polls for work."""
 
-ATTEMPT, SUCCESS = "Connection attempt failed", "Connection successful"
-"""How Flower's log lines begin about a SuperLink that is away, and about one that is back."""
+AWAY = "the SuperLink does not answer, or has a fault of its own: trying again until it answers"
+"""What a client says, once, while Flower tries to reach the SuperLink."""
 
 log = logging.getLogger("flwr")
 
@@ -270,22 +271,6 @@ def _drop_tasks(state: Any) -> int:
 # Start --------------------------------------------------------------------------------------------------------------
 
 
-def missing_names(names: Mapping[str, Iterable[str]] = {**REPLACED, **USED}) -> list[str]:
-    """Return which of Flower's names are not what this file relies on; none in the version that is pinned."""
-    return [f"{name}({', '.join(parameters)})" for name, parameters in names.items() if not _is_there(name, parameters)]
-
-
-def _is_there(name: str, parameters: Iterable[str]) -> bool:
-    module, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for attribute in path.split("."):
-            found = getattr(found, attribute)
-        return set(parameters) <= set(inspect.signature(found).parameters) if parameters else callable(found)
-    except (ImportError, AttributeError, ValueError):
-        return False
-
-
 class Remedies(logging.Handler):
     """Says, under Flower's own words, what would help."""
 
@@ -306,29 +291,6 @@ class Remedies(logging.Handler):
                 say(remedy)
 
 
-class Retries(logging.Filter):
-    """Says once that the SuperLink is away, and once that it is back, where Flower logs every attempt."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._away_since: float | None = None
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether Flower's own words are logged."""
-        words = str(record.msg)
-        if words.startswith(ATTEMPT):
-            if self._away_since is None:
-                self._away_since = time.monotonic()
-                say("the SuperLink does not answer, or has a fault of its own: trying again until it answers")
-        elif words.startswith(SUCCESS):
-            if self._away_since is not None:
-                say(f"back: connected again after {duration(time.monotonic() - self._away_since)}")
-            self._away_since = None
-        else:
-            return True
-        return False
-
-
 def main() -> None:
     """Run a SuperNode, warm where this version of Flower allows."""
     parser = argparse.ArgumentParser(prog="deploy.warm")
@@ -340,7 +302,7 @@ def main() -> None:
     chosen = parser.parse_args()
     end_with(os.getppid())
     arguments = [word for word in chosen.supernode if word != "--"]
-    missing = missing_names()
+    missing = missing_names(RELIED_ON)
     if missing and not chosen.any_bundle:
         say(
             f"this version of Flower has no {'; '.join(missing)}: without, this client cannot keep code of the server "
@@ -363,7 +325,8 @@ def main() -> None:
 
     flower = logging.getLogger("flwr")
     flower.addHandler(Remedies())
-    flower.addFilter(Retries())
+    flower.addFilter(Retries(say, AWAY))
+    retry_soon("grpc")
     threading.excepthook = end_without_heartbeat
     sys.argv = ["flower-supernode", *arguments]
     try:

@@ -19,7 +19,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
-from deploy.superlink import run_state
+from deploy.run_state import RunState
 
 
 class AbortedError(Exception):
@@ -51,7 +51,7 @@ class SuperLinkState:
     def __init__(self, database: Path) -> None:
         self.objects = ObjectStoreFactory(str(database))
         self.factory = LinkStateFactory(str(database), NoOpFederationManager(), self.objects)
-        before, linkstate_factory.SqlLinkState = linkstate_factory.SqlLinkState, run_state()
+        before, linkstate_factory.SqlLinkState = linkstate_factory.SqlLinkState, RunState
         try:
             with warnings.catch_warnings(action="ignore"):  # Alembic's, when the database is made
                 self.state: Any = self.factory.state()

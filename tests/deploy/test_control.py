@@ -43,8 +43,8 @@ from deploy.control import (
     guard,
 )
 from deploy.refusals import Refusals
+from deploy.run_state import RunState
 from deploy.server import STARTED
-from deploy.superlink import run_state
 from tests.deploy.state import submit
 
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
@@ -120,7 +120,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(linkstate_factory, "SqlLinkState", run_state())
+    monkeypatch.setattr(linkstate_factory, "SqlLinkState", RunState)
     return Place(tmp_path)
 
 
@@ -128,7 +128,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """One place for all who are turned away: nothing of it changes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linkstate_factory, "SqlLinkState", run_state())
+        patch.setattr(linkstate_factory, "SqlLinkState", RunState)
         yield Place(tmp_path_factory.mktemp("closed"))
 
 

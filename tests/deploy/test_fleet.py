@@ -190,31 +190,28 @@ def test_after_a_restart_counting_goes_on(place: Place, no_slack: None) -> None:
     assert answered.error.code == fleet.REPLY_TOO_LARGE
 
 
-def test_a_reply_whose_head_the_run_has_already_goes_on_after_a_restart(place: Place) -> None:
-    """The run asks often: it has most heads before their parts have come, and the SuperLink has forgotten both."""
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_run_sees_a_reply_once_it_is_whole(place: Place, restarted: bool) -> None:
     asked = place.send()
     reply = reply_to(asked, arrays=3)
     answer, contents = place.fleet.PushMessages(head(reply), Call()), parts(reply)
-    assert place.link.answers(asked)
-    place.link.state.delete_messages({asked.metadata.message_id})  # as Flower does when the run has asked
-    place.start()
     for needed in answer.objects_to_push:
+        assert place.link.answers(asked) == []
+        if restarted:
+            place.start()
         assert place.fleet.PushObject(part(reply, answer.session_id, needed, contents[needed]), Call()).stored
+    (seen,) = place.link.answers(asked)
+    assert seen.metadata.message_id == reply.metadata.message_id
 
 
-def test_a_reply_whose_head_the_run_has_already_is_limited_too(place: Place, no_slack: None) -> None:
-    asked = place.send(size=1000)
-    reply = reply_to(asked, arrays=4, size=900)
-    answer, contents = place.fleet.PushMessages(head(reply), Call()), parts(reply)
-    place.link.answers(asked)
-    place.link.state.delete_messages({asked.metadata.message_id})
-    stored = [
-        place.fleet.PushObject(part(reply, answer.session_id, needed, contents[needed]), Call()).stored
-        for needed in answer.objects_to_push
-    ]
-    assert False in stored
-    assert [place.link.state.get_object(place.run, name) for name in contents] == [None] * len(contents)
-    assert len(place.refused()) == 1
+def test_a_reply_that_was_just_whole_when_the_superlink_ended_is_seen_after_it(place: Place) -> None:
+    asked = place.send()
+    reply = reply_to(asked, arrays=2)
+    place.push(reply)
+    place.fleet._query(fleet.HIDE, mark=fleet.UNDER_WAY_MARK, reply_id=reply.metadata.message_id)
+    assert place.link.answers(asked) == []
+    place.start()
+    assert len(place.link.answers(asked)) == 1
 
 
 def test_forgotten_budgets_are_looked_up_again(place: Place, no_slack: None, monkeypatch: pytest.MonkeyPatch) -> None:

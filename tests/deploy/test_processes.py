@@ -1,4 +1,4 @@
-"""What our processes have in common: they end together, say a thing once, and do not let refusals fill the disk."""
+"""What our processes have in common: they end together, and do not let refusals fill the disk."""
 
 import contextlib
 import json
@@ -14,7 +14,6 @@ import pytest
 
 from deploy import refusals
 from deploy.audit import text
-from deploy.processes import SaidOnce
 from deploy.refusals import Refusals
 from tests.runtimes.flower import ROOT, wait_until
 
@@ -76,33 +75,6 @@ def test_a_child_whose_parent_was_killed_before_it_looked_ends_too() -> None:
         parent.wait()
         assert runs(child)
         wait_until(lambda: not runs(child), 30, lambda: "the child lives on")
-
-
-# Saying a thing once ------------------------------------------------------------------------------------------------
-
-
-def test_a_lost_connection_is_said_once_and_again_after_it_was_back() -> None:
-    once, said = SaidOnce("the SuperLink is away"), list[str]()
-
-    def flower(words: str, *args: object) -> None:
-        record = logging.LogRecord("flwr", logging.WARNING, "", 0, words, args, None)
-        if once.filter(record):
-            said.append(record.getMessage())
-
-    for _ in range(2):
-        for _ in range(3):
-            flower("Connection attempt failed, retrying in %.2f seconds", 1.0)
-        flower("something %s", "else")
-        flower("Connection successful after %.2f seconds and %s tries.", 3.0, 3)
-    assert (
-        said
-        == [
-            "the SuperLink is away",
-            "something else",
-            "Connection successful after 3.00 seconds and 3 tries.",
-        ]
-        * 2
-    )
 
 
 # Refusals -----------------------------------------------------------------------------------------------------------

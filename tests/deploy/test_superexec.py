@@ -15,8 +15,8 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import Executor, LaunchResult
 
 from deploy import superexec
+from deploy.processes import missing_names
 from deploy.superexec import RELIED_ON, ServerApps, patient
-from deploy.warm import missing_names
 from tests.runtimes.flower import ROOT, wait_until
 
 TOKEN = "a-token-that-is-nobodys-business"

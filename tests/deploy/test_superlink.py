@@ -18,10 +18,10 @@ from flwr.supercore.state.schema.corestate_models import Task
 from flwr.supercore.utils import uint64_to_int64
 from sqlalchemy import update
 
-from deploy import superlink
+from deploy import run_state, superlink
 from deploy.federation import Federation
+from deploy.processes import missing_names
 from deploy.superlink import PRAGMAS, RELIED_ON, arguments, give_back, prepare_database
-from deploy.warm import missing_names
 from tests.deploy.state import SuperLinkState, head, part, parts, reply_to
 
 MB = 1 << 20
@@ -118,7 +118,7 @@ def test_a_stopped_run_is_not_begun_again(link: SuperLinkState) -> None:
 def test_a_run_whose_processes_die_for_ever_fails_with_words(
     link: SuperLinkState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(superlink, "MOST_STARTS", 3)
+    monkeypatch.setattr(run_state, "MOST_STARTS", 3)
     run, task = link.submit()
     token = link.state.claim_task(task)
     assert [link.state.activate_task(task) for _ in range(5)] == [True] * 3 + [False] * 2
@@ -129,7 +129,7 @@ def test_a_run_whose_processes_die_for_ever_fails_with_words(
 def test_starts_are_counted_over_restarts_of_the_superlink(
     tmp_path: Path, link: SuperLinkState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(superlink, "MOST_STARTS", 2)
+    monkeypatch.setattr(run_state, "MOST_STARTS", 2)
     _, task = link.submit()
     link.state.claim_task(task)
     assert [SuperLinkState(tmp_path / "superlink.db").state.activate_task(task) for _ in range(3)] == [
@@ -164,7 +164,7 @@ def test_what_a_dead_process_had_sent_is_deleted_and_what_other_runs_sent_is_not
 
 
 def test_two_runs_do_not_disturb_each_other(link: SuperLinkState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(superlink, "MOST_STARTS", 3)
+    monkeypatch.setattr(run_state, "MOST_STARTS", 3)
     (run, task), (other, other_task) = link.submit(), link.submit()
     tokens = [link.state.claim_task(one) for one in (task, other_task)]
     link.state.activate_task(other_task)

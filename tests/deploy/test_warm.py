@@ -41,7 +41,8 @@ from deploy import warm
 from deploy.answers import AppError, CrashedError, Isolated, Resident
 from deploy.bundles import Unpacked, forget
 from deploy.client import CONNECTED, Client
-from deploy.warm import USED, Pace, Remedies, Retries, missing_names
+from deploy.processes import Retries, missing_names
+from deploy.warm import AWAY, RELIED_ON, USED, Pace, Remedies
 
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
     from flwr.cli.build import build_fab_from_disk
@@ -53,7 +54,7 @@ with warnings.catch_warnings(action="ignore"):  # Flower's, about its own depend
 
 
 def test_flower_has_every_name_that_is_replaced_or_used() -> None:
-    assert missing_names() == []
+    assert missing_names(RELIED_ON) == []
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_parameter_that_is_gone_is_found_out() -> None:
 def other_flower(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """A Flower that lacks a name; the arguments with which its own SuperNode was started."""
     started = list[list[str]]()
-    monkeypatch.setattr(warm, "missing_names", lambda: ["flwr.x:y()"])
+    monkeypatch.setattr(warm, "missing_names", lambda names: ["flwr.x:y()"])
     monkeypatch.setattr(warm, "end_with", lambda parent: None)
     monkeypatch.setattr(command, "flower_supernode", lambda: started.append(list(sys.argv)))
     monkeypatch.setattr(warm, "leave", sys.exit)
@@ -81,7 +82,7 @@ def other_flower(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_flower_logs_the_words_by_which_a_client_is_known_to_be_connected() -> None:
     loop, retry = (importlib.import_module(name) for name in (warm.LOOP, "flwr.supercore.retry.grpc_retry"))
     assert f'"{CONNECTED.decode()} %s"' in inspect.getsource(loop.start_client_internal)
-    for words in (warm.ATTEMPT, warm.SUCCESS):
+    for words in (Retries.ATTEMPTS[0], Retries.SUCCESS):
         assert f'"{words}' in inspect.getsource(retry.make_simple_grpc_retry_invoker)
 
 
@@ -468,7 +469,7 @@ def test_a_refused_reply_is_one_line_and_the_next_message_is_answered(
 
 
 def test_a_superlink_that_is_away_is_said_once_and_when_it_is_back(capsys: pytest.CaptureFixture[str]) -> None:
-    quiet = Retries()
+    quiet = Retries(warm.say, AWAY)
 
     def passes(words: str, *values: object) -> bool:
         return bool(quiet.filter(logging.LogRecord("flwr", logging.WARNING, "", 0, words, values, None)))

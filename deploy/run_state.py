@@ -1,0 +1,124 @@
+"""Flower's state in a database, but with runs that outlive their process, and calls that outlive a full disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_PATIENCE, Status, SubStatus
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.constant import TaskType
+from flwr.supercore.corestate.sql_corestate import _task_status_filter
+from flwr.supercore.date import now
+from flwr.supercore.error import ApiErrorCode, FlowerError
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.supercore.sql_mixin import SqlMixin
+from flwr.supercore.state.schema.corestate_models import Task
+from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
+from sqlalchemy import select, update
+from sqlalchemy.exc import OperationalError, TimeoutError
+from sqlalchemy.orm import Session
+
+MOST_STARTS = 100
+"""How often a run's process may be started anew before the run is given up: one that dies for ever ends."""
+
+STARTS = "CREATE TABLE IF NOT EXISTS fairbloom_starts (task_id INTEGER PRIMARY KEY, number INTEGER NOT NULL)"
+ONE_MORE = """
+INSERT INTO fairbloom_starts (task_id, number) VALUES (:task_id, 1)
+ON CONFLICT (task_id) DO UPDATE SET number = number + 1 RETURNING number"""
+
+PASSING = ("locked", "full", "disk I/O", "unable to open", "readonly")
+"""Words of SQLite for faults that pass: another connection writes, the disk has no room or is away."""
+
+
+class Faults(threading.local):
+    """The last fault of the database in this thread."""
+
+    last: FlowerError | None = None
+
+
+class Patient(SqlMixin):
+    """Answers a call that meets a busy database, or a full disk, by "unavailable", which every caller tries again.
+
+    Flower answers "internal error", at which runs and nodes give up.
+    """
+
+    _faults = Faults()
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """Provide a session as Flower does."""
+        try:
+            with super().session() as session:
+                yield session
+        except (OperationalError, TimeoutError) as error:
+            reason = str(getattr(error, "orig", error))
+            if isinstance(error, OperationalError) and not any(words in reason for words in PASSING):
+                raise
+            # Of Flower's codes, one that means 503 and UNAVAILABLE.
+            self._faults.last = FlowerError(ApiErrorCode.LINKSTATE_NOT_INITIALIZED, f"the database: {reason}")
+            raise self._faults.last from error
+
+
+class RunState(Patient, SqlLinkState):
+    """A run whose process is gone is handed to the SuperExec again, and goes on where it was."""
+
+    def initialize(self, log_queries: bool = False) -> list[str]:
+        """Connect, and make our table."""
+        tables: list[str] = super().initialize(log_queries)
+        self.query(STARTS)
+        return tables
+
+    def release_runs(self) -> None:
+        """Hand out again all runs that a SuperExec had taken: it is gone, and their processes with it."""
+        self._hand_out_again(Task.finished_at.is_(None))
+
+    def _cleanup_expired_task_tokens(self) -> None:
+        self._hand_out_again(Task.active_until < now(), _task_status_filter(Status.RUNNING))
+        super()._cleanup_expired_task_tokens()
+
+    def _hand_out_again(self, *which: Any) -> None:
+        taken = (Task.type == TaskType.SERVER_APP, Task.token.is_not(None))
+        waiting = {"token": None, "active_until": None, "starting_at": None, "running_at": None}
+        with self.session() as session:
+            session.execute(update(Task).where(*taken, *which).values(**waiting))
+
+    def activate_task(self, task_id: int) -> bool:
+        """Let a run's process begin, be it the first one or another after it died."""
+        sint64_task_id = uint64_to_int64(task_id)
+        with self.session() as session:
+            (started,) = self.query(ONE_MORE, {"task_id": sint64_task_id})
+            if started["number"] == 1:
+                return bool(super().activate_task(task_id))
+            if started["number"] > MOST_STARTS:
+                self.finish_task(task_id, SubStatus.FAILED, f"its process died {MOST_STARTS} times")
+                return False
+            run_id = session.scalars(select(Task.run_id).where(Task.task_id == sint64_task_id)).one()
+            self._forget_messages(int64_to_uint64(run_id))
+            if super().activate_task(task_id):
+                return True
+            until = now() + timedelta(seconds=HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL)
+            running = (Task.task_id == sint64_task_id, _task_status_filter(Status.RUNNING))
+            renewed = update(Task).where(*running).values(active_until=until).returning(Task.task_id)
+            return session.scalar(renewed) is not None
+
+    def _forget_messages(self, run_id: int) -> None:
+        """Delete what the process before had sent: nobody waits for the answers."""
+        self.delete_messages(self.get_message_ids_from_run_id(run_id))
+        self.delete_sessions_in_run(run_id)
+        self.object_store.delete_objects_in_run(run_id)
+
+    def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
+        """Store a part of a message or reply; a fault of the database is raised, which Flower takes for a refusal."""
+        self._faults.last = None
+        stored = super().store_object(run_id, session_id, object_id, object_content)
+        if not stored and self._faults.last is not None:
+            raise self._faults.last
+        return bool(stored)
+
+
+class RunStore(Patient, SqlObjectStore):
+    """Flower's store of the parts of messages, which waits for a database as RunState does."""
