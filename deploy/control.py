@@ -219,6 +219,16 @@ class Watched:
         self._asked = time.monotonic()
         return self._handlers.acquire_task(request, state)
 
+    def pull_messages(self, request: Any, state: Any, task: Any) -> Any:
+        """Hand out replies, all or nothing: Flower would count them as handed out where a later step fails."""
+        with state.session():
+            return self._handlers.pull_messages(request, state, task)
+
+    def push_messages(self, request: Any, state: Any, task: Any) -> Any:
+        """Take messages, all or nothing."""
+        with state.session():
+            return self._handlers.push_messages(request, state, task)
+
     @property
     def seconds_ago(self) -> float | None:
         """Seconds since a SuperExec asked for work, None where none has."""

@@ -224,7 +224,11 @@ class GuardedFleet(FleetServicer):
 
     def PullMessages(self, request: Any, context: ServicerContext) -> Any:
         """Hand out a message."""
-        return self._in_turn(super().PullMessages, request, context)
+        return self._in_turn(self._pull, request, context)
+
+    def _pull(self, request: Any, context: ServicerContext) -> Any:
+        with self._state.session():  # all or nothing: a message counts as handed out only if the answer is complete
+            return super().PullMessages(request, context)
 
     def PullObject(self, request: Any, context: ServicerContext) -> Any:
         """Hand out a part of a message."""

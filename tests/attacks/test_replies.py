@@ -22,7 +22,7 @@ from tests.runtimes.flower import ROOT
 
 from .hostile import ATTACKS
 
-pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("runtimes")]
+pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("attacks")]
 
 HONEST = names(4)[:3]
 MISSING = "missing"
@@ -48,7 +48,7 @@ SETTINGS: dict[str, Any] = {
     "evaluate-every": 0,
     "method": "qfedavg",
     "device": "cpu",
-    "round-timeout": 40.0,
+    "round-timeout": 25.0,
 }
 
 
@@ -67,7 +67,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, 
         out = there.home / "run"
         submitted = there.submitting({**SETTINGS, "out": str(out)})
         assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
-        print([row["seconds"] for row in rounds(out)])
         yield there, out
 
 

@@ -3,6 +3,7 @@
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
@@ -17,9 +18,10 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.object_store import object_store_factory as stores
 from flwr.superlink.federation import NoOpFederationManager
 
-from deploy.run_state import RunState
+from deploy.run_state import RunState, RunStore
 
 
 class AbortedError(Exception):
@@ -51,12 +53,10 @@ class SuperLinkState:
     def __init__(self, database: Path) -> None:
         self.objects = ObjectStoreFactory(str(database))
         self.factory = LinkStateFactory(str(database), NoOpFederationManager(), self.objects)
-        before, linkstate_factory.SqlLinkState = linkstate_factory.SqlLinkState, RunState
-        try:
-            with warnings.catch_warnings(action="ignore"):  # Alembic's, when the database is made
-                self.state: Any = self.factory.state()
-        finally:
-            linkstate_factory.SqlLinkState = before
+        ours = patch.multiple(linkstate_factory, SqlLinkState=RunState), patch.multiple(stores, SqlObjectStore=RunStore)
+        # Alembic warns when the database is made.
+        with ours[0], ours[1], warnings.catch_warnings(action="ignore"):
+            self.state: Any = self.factory.state()
 
     def node(self, key: bytes) -> int:
         node: int = self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 30)

@@ -170,6 +170,34 @@ def test_a_killed_superlink_is_restarted_and_the_run_goes_on(there: Deployment, 
     assert_same_as_with_the_same_clients(out, settings, tmp_path)
 
 
+def test_killed_parts_of_the_server_cost_nothing(there: Deployment, undisturbed: Path, tmp_path: Path) -> None:
+    """Each is killed in a round of its own, and nobody types a word."""
+    out = tmp_path / "run"
+    submitted = there.submitting({**SETTINGS, "round-timeout": 120.0, "out": str(out)})
+    for number, part in ((2, "superexec"), (5, "superlink")):
+        wait_for_rounds(out, number)
+        there.kill_part(part)
+    wait_for_rounds(out, 8)
+    there.kill_serverapps()
+    assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
+    assert missing(out) == [""] * ROUNDS
+    assert_same_model(out, undisturbed)
+
+
+def test_a_killed_server_is_started_again_and_its_run_goes_on_by_itself(
+    there: Deployment, undisturbed: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    submitted = there.submitting({**SETTINGS, "round-timeout": 120.0, "out": str(out)})
+    wait_for_rounds(out, 4)
+    there.kill(there.server)
+    assert len(rounds(out)) < ROUNDS
+    there.start_server()  # as systemd does
+    assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
+    assert missing(out) == [""] * ROUNDS
+    assert_same_model(out, undisturbed)
+
+
 @pytest.mark.federation
 def test_everything_is_killed_and_started_again_and_nothing_is_lost(
     there: Deployment, undisturbed: Path, tmp_path: Path

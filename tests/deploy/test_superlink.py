@@ -1,5 +1,6 @@
 """The SuperLink: runs that outlive their processes, a database that stays small and private, and what it relies on."""
 
+import contextlib
 import importlib
 import itertools
 import os
@@ -14,9 +15,14 @@ from typing import Any
 import pytest
 from flwr.common.constant import Status, SubStatus
 from flwr.supercore.date import now
+from flwr.supercore.error import FlowerError
+from flwr.supercore.error.catalog import API_ERROR_MAP
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.state.schema.corestate_models import Task
 from flwr.supercore.utils import uint64_to_int64
-from sqlalchemy import update
+from grpc import StatusCode
+from sqlalchemy import event, update
+from sqlalchemy.exc import OperationalError
 
 from deploy import run_state, superlink
 from deploy.federation import Federation
@@ -377,3 +383,82 @@ def test_a_damaged_database_is_named(folder: Path, monkeypatch: pytest.MonkeyPat
             superlink.main(1)
     finally:
         os.umask(umask)
+
+
+# Faults that pass ---------------------------------------------------------------------------------------------------
+
+
+def is_unavailable(error: FlowerError) -> bool:
+    about = API_ERROR_MAP[error.code]
+    return (about.status_code, about.http_status_code) == (StatusCode.UNAVAILABLE, 503)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another connection writes, and does not come to an end."""
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    try:
+        yield
+    finally:
+        other.rollback()
+        other.close()
+
+
+@contextlib.contextmanager
+def full(state: Any) -> Iterator[None]:
+    """The disk has no room: SQLite may not make the file larger."""
+
+    def bound(connection: Any, record: Any, proxy: Any = None) -> None:
+        connection.execute("PRAGMA max_page_count = 1")
+
+    event.listen(state._engine, "checkout", bound)
+    try:
+        yield
+    finally:
+        event.remove(state._engine, "checkout", bound)
+        state._engine.dispose()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite itself waits for a tenth of a second only."""
+    monkeypatch.setattr("flwr.supercore.sql_mixin.SQLITE_PRAGMAS", (("busy_timeout", "100"), ("journal_mode", "WAL")))
+
+
+def test_a_busy_database_is_unavailable_and_no_internal_error(impatient: None, link: SuperLinkState) -> None:
+    with locked(Path(link.factory.database)), pytest.raises(FlowerError) as refused:
+        link.submit()
+    assert is_unavailable(refused.value)
+    link.submit()
+
+
+def test_a_full_disk_is_unavailable_until_there_is_room(link: SuperLinkState) -> None:
+    run = link.run()
+    node = link.node(b"key")
+    with full(link.state), pytest.raises(FlowerError) as refused:
+        link.send(run, node, arrays=4, size=1 << 20)
+    assert is_unavailable(refused.value)
+    link.send(run, node, arrays=4, size=1 << 20)
+
+
+def test_a_part_that_meets_a_busy_database_is_tried_again_and_not_refused(
+    impatient: None, link: SuperLinkState
+) -> None:
+    """Flower answers that the part is not stored: its sender gives up the whole reply."""
+    asked = link.send(link.run(), link.node(b"key"))
+    reply = reply_to(asked)
+    session = link.state.start_session(asked.metadata.run_id)
+    stored, (first, *_) = link.state.store_message_and_object_tree(reply, get_object_tree(reply), session)
+    assert stored
+    place = (asked.metadata.run_id, session, first, parts(reply)[first])
+    with locked(Path(link.factory.database)), pytest.raises(FlowerError) as refused:
+        link.state.store_object(*place)
+    assert is_unavailable(refused.value)
+    assert link.state.store_object(*place)
+    assert not link.state.store_object(*place)  # which is a refusal, and stays one
+
+
+def test_a_fault_of_our_own_in_the_database_is_no_passing_one(link: SuperLinkState) -> None:
+    with pytest.raises(OperationalError):
+        link.state.query("SELECT no_such_column FROM run")

@@ -1,0 +1,82 @@
+"""The disk of the server's database is full: the run waits, and goes on by itself when there is room."""
+
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.settings import Settings
+from simulation.run import simulate
+from tests.deploy.federation import Deployment, names, rounds, wait_for_rounds
+from tests.simulation.helpers import assert_same_model
+
+pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("attacks")]
+
+CLIENTS = names(2)
+ROUNDS = 12
+SETTINGS: dict[str, Any] = {
+    "clients": len(CLIENTS),
+    "fraction": 1.0,
+    "num-rounds": ROUNDS,
+    "evaluate-every": 0,
+    "device": "cpu",
+    "round-timeout": 300.0,
+}
+FULL_SECONDS = 10.0
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Deployment]:
+    """A federation whose state has a disk of its own, of 24 MB."""
+    runtime = Deployment(tmp_path / "home")
+    state = runtime.folder / "state"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "tmpfs", state], capture_output=True)
+    if mounted.returncode:
+        runtime.close()
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        runtime.start_server()
+        runtime.enroll(*CLIENTS)
+        for name in CLIENTS:
+            runtime.start_client(name)
+        runtime.wait_for_clients(*CLIENTS)
+        yield runtime
+    finally:
+        runtime.close()
+        subprocess.run(["umount", "-l", state], check=True)
+
+
+def fill(file: Path) -> None:
+    """Take all room that is left."""
+    with file.open("wb", buffering=0) as hog:
+        for size in (1 << 20, 1 << 12):
+            try:
+                while True:
+                    hog.write(bytes(size))
+            except OSError:
+                continue
+
+
+def test_the_run_waits_for_room_and_ends_as_undisturbed(there: Deployment, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    submitted = there.submitting({**SETTINGS, "out": str(out)})
+    wait_for_rounds(out, 3)
+    hog = there.folder / "state" / "hog"
+    fill(hog)
+    with sqlite3.connect(there.folder / "state" / "superlink.db", timeout=30) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # SQLite writes to room that it has before it asks for more
+    database.close()
+    fill(hog.with_name("hog-2"))
+    before = len(rounds(out))
+    time.sleep(FULL_SECONDS)
+    assert len(rounds(out)) <= before + 1 < ROUNDS
+    assert submitted.poll() is None
+    hog.with_name("hog-2").unlink()
+    hog.unlink()
+    assert submitted.wait(timeout=200) == 0, there.log(submitted)[-3000:]
+    assert [row["missing"] + row["refused"] for row in rounds(out)] == [""] * ROUNDS
+    assert_same_model(out, simulate(Settings.of({**SETTINGS, "out": str(tmp_path / "expected")})))
