@@ -36,7 +36,10 @@ PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
-NOT_THE_RUNS = ("state-dir", "data-dir", "out", "device", "log-format", "metrics-port")
+NOT_THE_RUNS = (
+    *("state-dir", "data-dir", "out", "device", "log-format", "metrics-port"),
+    *("enrolled-sizes", "max-growth", "loss-limit"),
+)
 """Settings that may differ when a run is continued: it finds its personal models again."""
 
 FINGERPRINT = "fingerprint"

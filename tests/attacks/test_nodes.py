@@ -88,6 +88,16 @@ def pushed(peer: Peer, reply: Message, tree: ObjectTree | None = None) -> PushMe
     )
 
 
+def flooded(peer: Peer, run_id: int) -> list[tuple[Any, Any]]:
+    """Calls that cost the server something and lead to nothing."""
+    part = PushObjectRequest(node=peer.node, run_id=run_id, object_content=bytes(8_000_000))
+    return [
+        (peer.stub.PushMessages, pushed(peer, message_of(peer.node.node_id, run_id))),
+        (peer.stub.PullMessages, PullMessagesRequest(node=peer.node)),
+        (peer.stub.PushObject, part),
+    ]
+
+
 def test_an_unregistered_key_is_refused(there: Deployment) -> None:
     stranger = Peer(there, ec.generate_private_key(ec.SECP384R1()), 7)
     request = ActivateNodeRequest(public_key=public_key_to_bytes(stranger.key.public_key()), heartbeat_interval=30.0)
@@ -141,14 +151,7 @@ def test_a_flood_of_calls_ends_neither_the_run_nor_the_server(there: Deployment)
 
     def flood() -> None:
         while time.monotonic() < over:
-            for call, request in (
-                (mallory.stub.PushMessages, pushed(mallory, message_of(mallory.node.node_id, run_id))),
-                (mallory.stub.PullMessages, PullMessagesRequest(node=mallory.node)),
-                (
-                    mallory.stub.PushObject,
-                    PushObjectRequest(node=mallory.node, run_id=run_id, object_content=b"x" * 8_000_000),
-                ),
-            ):
+            for call, request in flooded(mallory, run_id):
                 with contextlib.suppress(grpc.RpcError):
                     call(request, timeout=30)
                 made[0] += 1

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from flwr.app import Context, MessageType
 
-from client.settings import DEVICE, FINGERPRINT, WORK, SettingRefusedError, fingerprint, taken
+from client.settings import DEVICE, FINGERPRINT, NOT_THE_RUNS, WORK, SettingRefusedError, fingerprint, taken
+from server.records import LIMITS, WITHOUT_EFFECT
 from server.settings import default_config
 
 from .helpers import ask, context, run_config
@@ -141,3 +142,8 @@ def test_places_and_logs_make_no_other_run(key: str) -> None:
 def test_the_fingerprint_is_short_and_plain() -> None:
     assert len(fingerprint(run_config())) == 8
     assert fingerprint(json.loads(json.dumps(run_config()))) == fingerprint(run_config())
+
+
+def test_what_may_change_when_a_run_continues_does_not_change_which_run_it_is() -> None:
+    """Else a device would not find its personal models again."""
+    assert {*NOT_THE_RUNS} >= {*WITHOUT_EFFECT, *LIMITS}

@@ -19,7 +19,7 @@ SECTION = re.findall(r"^## A federation in six steps\n(.+?)^## ", PAGE, re.M | r
 COMMANDS = [
     line for block in re.findall(r"```sh\n(.+?)```", SECTION, re.S) for line in block.replace("\\\n", " ").splitlines()
 ]
-STAY = ("flower-superlink", "flower-superexec", "fairbloom client")
+STAY = ("fairbloom server", "fairbloom client")
 PORTS = (8000, 9092)
 
 
@@ -27,7 +27,7 @@ def test_six_steps_make_a_federation(tmp_path: Path) -> None:
     for port in PORTS:
         if listens(port):
             pytest.skip(f"port {port} is in use")
-    assert [line.split()[0] for line in COMMANDS].count("fairbloom") == 5
+    assert [line.split()[0] for line in COMMANDS].count("fairbloom") == 6
     with flower(tmp_path / "home") as runtime:
         for line in COMMANDS:
             line = line.replace("fl.example.org", "localhost").replace("num-rounds=50", "num-rounds=2")
@@ -37,7 +37,7 @@ def test_six_steps_make_a_federation(tmp_path: Path) -> None:
                     shutil.copy(runtime.home / "federation" / "bundles" / words[-1], runtime.home)
                 if line.startswith(STAY):
                     runtime.start(*words)
-                    for port in PORTS if words[0] == "flower-superlink" else ():
+                    for port in PORTS if words[1] == "server" else ():
                         wait_for_port(port)
                     continue
                 program = SCRIPTS / words[0] if words[0] == "fairbloom" else words[0]
