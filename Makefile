@@ -33,7 +33,7 @@ demo: setup ## compare four methods on 20 clients, three of them with a camera m
 		--clients 20 --set partition=iid --set rotated-clients=3 --set evaluate-every=10 --out $(DEMO)
 
 test: setup ## run the tests
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
 
 test-runtimes: setup ## run only the tests that start Ray or real server and client processes
 	$(BIN)/pytest -m "runtimes or federation"

@@ -220,9 +220,16 @@ class Watched:
         return self._handlers.acquire_task(request, state)
 
     def pull_messages(self, request: Any, state: Any, task: Any) -> Any:
-        """Hand out replies, all or nothing: Flower would count them as handed out where a later step fails."""
-        with state.session():
+        """Hand out replies, again as well where their receipt was not confirmed: the answer may not have arrived."""
+        with state.session(), state.keeping_answered():
+            state.show_again(set(request.message_ids))
             return self._handlers.pull_messages(request, state, task)
+
+    def confirm_message_received(self, request: Any, state: Any, task: Any) -> Any:
+        """Forget a reply that a run has received whole, and the message that it answers."""
+        with state.session():
+            state.forget_answered(request.message_object_id)
+            return self._handlers.confirm_message_received(request, state, task)
 
     def push_messages(self, request: Any, state: Any, task: Any) -> Any:
         """Take messages, all or nothing."""

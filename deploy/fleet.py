@@ -29,6 +29,7 @@ from grpc import ServicerContext, StatusCode
 
 from .federation import Federation, Key
 from .refusals import Refusals
+from .run_state import HIDDEN
 
 LARGEST_CALL = 16 << 20
 """Bytes of one call. Flower sends arrays in parts of 5 MiB, and bundles of at most 10 MB in one piece."""
@@ -80,7 +81,6 @@ WHERE delivered_at != '' AND (dst_node_id = :node_id OR :node_id IS NULL)
 AND message_id IN (SELECT object_id FROM objects) AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)"""
 """What was handed out and not received whole: Flower deletes a message's parts when its receipt is confirmed."""
 
-UNDER_WAY_MARK = "under way"
 HIDE = "UPDATE message_res SET delivered_at = :mark WHERE message_id = :reply_id AND delivered_at = ''"
 SHOW = """
 UPDATE message_res SET delivered_at = '' WHERE delivered_at = :mark AND (message_id = :reply_id OR :reply_id IS NULL)
@@ -179,7 +179,7 @@ class GuardedFleet(FleetServicer):
             self._query(statement)
         # What was just being handed out, or just whole, when the SuperLink ended.
         self._query(HAND_OUT_AGAIN, node_id=None)
-        self._query(SHOW, mark=UNDER_WAY_MARK, reply_id=None)
+        self._query(SHOW, mark=HIDDEN, reply_id=None)
 
     # Who may come ---------------------------------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class GuardedFleet(FleetServicer):
                     allowed=allowed,
                 )
                 if response.objects_to_push:
-                    self._query(HIDE, mark=UNDER_WAY_MARK, reply_id=reply.message_id)
+                    self._query(HIDE, mark=HIDDEN, reply_id=reply.message_id)
             else:
                 self._state._cleanup_push_session(response.session_id, cleanup_messages=False)
         return response
@@ -310,7 +310,7 @@ class GuardedFleet(FleetServicer):
         try:
             response = super().PushObject(request, context)
             stored = response.stored
-            self._query(SHOW, mark=UNDER_WAY_MARK, reply_id=budget.reply_id)
+            self._query(SHOW, mark=HIDDEN, reply_id=budget.reply_id)
             return response
         finally:
             if not stored:  # a part that comes again, because its receipt was lost, counts once

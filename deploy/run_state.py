@@ -17,6 +17,7 @@ from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.schema.corestate_models import Task
+from flwr.supercore.state.schema.linkstate_models import MessageRes
 from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
 from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError, TimeoutError
@@ -29,6 +30,9 @@ STARTS = "CREATE TABLE IF NOT EXISTS fairbloom_starts (task_id INTEGER PRIMARY K
 ONE_MORE = """
 INSERT INTO fairbloom_starts (task_id, number) VALUES (:task_id, 1)
 ON CONFLICT (task_id) DO UPDATE SET number = number + 1 RETURNING number"""
+
+HIDDEN = "under way"
+"""When a reply was handed out, while its parts still come: a run does not see it."""
 
 PASSING = ("locked", "full", "disk I/O", "unable to open", "readonly")
 """Words of SQLite for faults that pass: another connection writes, the disk has no room or is away."""
@@ -63,8 +67,16 @@ class Patient(SqlMixin):
             raise self._faults.last from error
 
 
+class Keeping(threading.local):
+    """Whether this thread keeps messages that have a reply."""
+
+    answered = False
+
+
 class RunState(Patient, SqlLinkState):
     """A run whose process is gone is handed to the SuperExec again, and goes on where it was."""
+
+    _keeping = Keeping()
 
     def initialize(self, log_queries: bool = False) -> list[str]:
         """Connect, and make our table."""
@@ -110,6 +122,37 @@ class RunState(Patient, SqlLinkState):
         self.delete_messages(self.get_message_ids_from_run_id(run_id))
         self.delete_sessions_in_run(run_id)
         self.object_store.delete_objects_in_run(run_id)
+
+    @contextmanager
+    def keeping_answered(self) -> Iterator[None]:
+        """Keep messages that have a reply from being deleted: Flower deletes them as soon as it hands out the reply."""
+        self._keeping.answered = True
+        try:
+            yield
+        finally:
+            self._keeping.answered = False
+
+    def delete_messages(self, message_ins_ids: set[str]) -> None:
+        """Delete messages and their replies."""
+        if self._keeping.answered:
+            with self.session() as session:
+                answers = select(MessageRes.reply_to_message_id)
+                kept = session.scalars(answers.where(MessageRes.reply_to_message_id.in_(message_ins_ids))).all()
+            message_ins_ids = message_ins_ids - {*map(str, kept)}
+        super().delete_messages(message_ins_ids)
+
+    def show_again(self, message_ids: set[str]) -> None:
+        """Let the replies to these messages be handed out, whether they were before or not."""
+        handed_out = (MessageRes.reply_to_message_id.in_(message_ids), MessageRes.delivered_at.not_in(["", HIDDEN]))
+        with self.session() as session:
+            session.execute(update(MessageRes).where(*handed_out).values(delivered_at=""))
+
+    def forget_answered(self, reply_id: str) -> None:
+        """Delete a reply, and the message that it answers."""
+        with self.session() as session:
+            answered = session.scalar(select(MessageRes.reply_to_message_id).where(MessageRes.message_id == reply_id))
+        if answered:
+            self.delete_messages({answered})
 
     def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
         """Store a part of a message or reply; a fault of the database is raised, which Flower takes for a refusal."""

@@ -11,7 +11,7 @@ from tests.deploy.federation import Deployment, federation, names, rounds
 from tests.runtimes.flower import ROOT
 from tests.simulation.helpers import table
 
-pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("attacks")]
+pytestmark = pytest.mark.runtimes
 
 CLIENTS = names(2)
 MARK = """

@@ -14,7 +14,7 @@ from simulation.run import simulate
 from tests.deploy.federation import Deployment, names, rounds, wait_for_rounds
 from tests.simulation.helpers import assert_same_model
 
-pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("attacks")]
+pytestmark = pytest.mark.runtimes
 
 CLIENTS = names(2)
 ROUNDS = 12

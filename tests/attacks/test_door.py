@@ -16,7 +16,7 @@ from deploy.folder import write_flower_home
 from tests.deploy.federation import Deployment, cmdline, federation, wait_for_rounds
 from tests.runtimes.flower import ROOT, SCRIPTS
 
-pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("attacks")]
+pytestmark = pytest.mark.runtimes
 
 NOBODY = 65534
 ENDLESS: dict[str, Any] = {"clients": 1, "fraction": 1.0, "num-rounds": 100_000, "evaluate-every": 0, "device": "cpu"}

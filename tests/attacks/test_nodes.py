@@ -24,7 +24,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from deploy.federation import Federation
 from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
 
-pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("attacks")]
+pytestmark = pytest.mark.runtimes
 
 ENDLESS: dict[str, Any] = {"clients": 2, "fraction": 1.0, "num-rounds": 100_000, "evaluate-every": 0, "device": "cpu"}
 

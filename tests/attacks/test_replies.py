@@ -22,7 +22,7 @@ from tests.runtimes.flower import ROOT
 
 from .hostile import ATTACKS
 
-pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("attacks")]
+pytestmark = pytest.mark.runtimes
 
 HONEST = names(4)[:3]
 MISSING = "missing"

@@ -208,7 +208,7 @@ def test_a_reply_that_was_just_whole_when_the_superlink_ended_is_seen_after_it(p
     asked = place.send()
     reply = reply_to(asked, arrays=2)
     place.push(reply)
-    place.fleet._query(fleet.HIDE, mark=fleet.UNDER_WAY_MARK, reply_id=reply.metadata.message_id)
+    place.fleet._query(fleet.HIDE, mark=fleet.HIDDEN, reply_id=reply.metadata.message_id)
     assert place.link.answers(asked) == []
     place.start()
     assert len(place.link.answers(asked)) == 1

@@ -12,7 +12,7 @@ from tests.runtimes.flower import ROOT, SCRIPTS, flower, listens, wait_for_port
 
 from .federation import rounds
 
-pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("runtimes")]
+pytestmark = pytest.mark.runtimes
 
 PAGE = (ROOT / "docs" / "deployment.md").read_text()
 SECTION = re.findall(r"^## A federation in six steps\n(.+?)^## ", PAGE, re.M | re.S)[0]

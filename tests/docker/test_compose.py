@@ -27,7 +27,7 @@ from simulation.run import simulate
 from tests.simulation.helpers import assert_same_model, table
 from tests.test_supply_chain import locked
 
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker")]
+pytestmark = pytest.mark.docker
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 4

@@ -11,7 +11,7 @@ from tests.simulation.helpers import assert_same_model, table
 
 from .flower import deployment, flower
 
-pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("runtimes")]
+pytestmark = pytest.mark.runtimes
 
 CLIENTS = 4
 SETTINGS: dict[str, Any] = {
