@@ -81,6 +81,9 @@ WHERE delivered_at != '' AND (dst_node_id = :node_id OR :node_id IS NULL)
 AND message_id IN (SELECT object_id FROM objects) AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)"""
 """What was handed out and not received whole: Flower deletes a message's parts when its receipt is confirmed."""
 
+RECEIVED = "UPDATE message_ins SET delivered_at = 'received' WHERE message_id = :message_id AND dst_node_id = :node_id"
+"""A node that received a message while the SuperLink was started again is not to be handed it once more."""
+
 HIDE = "UPDATE message_res SET delivered_at = :mark WHERE message_id = :reply_id AND delivered_at = ''"
 SHOW = """
 UPDATE message_res SET delivered_at = '' WHERE delivered_at = :mark AND (message_id = :reply_id OR :reply_id IS NULL)
@@ -248,7 +251,9 @@ class GuardedFleet(FleetServicer):
 
     def _confirm(self, request: Any, context: ServicerContext) -> Any:
         self._measure(request.message_object_id)
-        return super().ConfirmMessageReceived(request, context)
+        with self._state.session():
+            self._query(RECEIVED, message_id=request.message_object_id, node_id=uint64_to_int64(request.node.node_id))
+            return super().ConfirmMessageReceived(request, context)
 
     # Replies --------------------------------------------------------------------------------------------------------
 

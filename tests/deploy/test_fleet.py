@@ -409,6 +409,17 @@ def test_a_node_that_comes_back_gets_its_own_messages_alone(place: Place) -> Non
     assert pulled(place, place.other) == []
 
 
+def test_a_node_that_was_receiving_while_the_superlink_was_started_again_is_not_handed_it_twice(place: Place) -> None:
+    """Handed out once more, without its parts, Flower would delete the message, and refuse the node's reply."""
+    asked = place.send()
+    place.fleet.PullMessages(pull(place.node), Call())
+    place.start()
+    place.fleet.ConfirmMessageReceived(confirm(asked), Call())
+    assert not place.fleet.PullMessages(pull(place.node), Call()).messages_list
+    assert all(place.push(reply_to(asked)))
+    assert len(place.link.answers(asked)) == 1
+
+
 def test_a_node_that_is_here_already_is_handed_out_nothing_again(place: Place) -> None:
     asked = place.send()
     assert pulled(place) == [asked.metadata.message_id]
