@@ -648,6 +648,6 @@ def _packed(folder: str, files: Mapping[str, tuple[bytes, int]]) -> bytes:
 def server_unit(folder: Path) -> str:
     """Return the systemd unit that runs the server of a folder, as the account that asks."""
     place = folder.absolute()
-    return SERVER_UNIT.read_text().format(
-        account=audit.account(), python=sys.executable, folder=place, parent=place.parent
-    )
+    names = {"account": audit.account(), "python": sys.executable, "folder": str(place), "parent": str(place.parent)}
+    # To systemd, a percent sign begins a name of its own.
+    return SERVER_UNIT.read_text().format(**{name: value.replace("%", "%%") for name, value in names.items()})

@@ -99,6 +99,7 @@ class Part:
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
+            say(f"the {self.name} did not end within {STOP_SECONDS:.0f} s: it is killed")
             self._process.kill()
             self._process.wait()
 
@@ -219,7 +220,7 @@ def check_files(federation: Federation) -> None:
         try:
             days = pki.days_left(certificate)
         except ValueError as error:
-            raise DeployError(f"{certificate} is no certificate: {error}") from error
+            raise DeployError(str(error)) from error
         if days <= 0:
             remedy = f"fairbloom deploy renew --dir {federation.path}"
             raise DeployError(f"{certificate} expired {-days:.0f} days ago: {remedy}")

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from .federation import Federation
@@ -33,6 +34,7 @@ SQL = "flwr.supercore.sql_mixin"
 RELIED_ON: Mapping[str, Iterable[str]] = {
     f"{COMMAND}:FleetServicer": ("state_factory", "objectstore_factory", "enable_supernode_auth"),
     f"{COMMAND}:flower_superlink": (),
+    f"{COMMAND}:uvicorn.run": ("timeout_graceful_shutdown",),
     f"{MAIN}:create_app": ("config", "superlink_lifespan_class"),
     f"{FACTORY}:SqlLinkState": (),
     f"{STORES}:SqlObjectStore": (),
@@ -56,6 +58,9 @@ RELIED_ON: Mapping[str, Iterable[str]] = {
 
 PRAGMAS = (("busy_timeout", "60000"), ("journal_size_limit", str(64 << 20)))
 """A call waits a minute, in place of 5 s, for a database that is busy; and the log of changes does not stay large."""
+
+CLOSING_SECONDS = 2
+"""How long calls that are open may go on when the SuperLink is told to stop."""
 
 VACUUM_SECONDS, VACUUM_PAGES = 20.0, 4096
 """How often, and how much at a time, room that is free inside the database's file is given back to the disk."""
@@ -90,6 +95,9 @@ def put_in_place(federation: Federation) -> None:
     members = EnrolledMembers(federation.path)
     command.FleetServicer = partial(GuardedFleet, members=members, refusals=refusals)
     command.GRPC_MAX_MESSAGE_LENGTH = LARGEST_CALL
+    # Operators who follow a run's log keep a call open, for which the server would wait when it is told to stop.
+    serve = partial(command.uvicorn.run, timeout_graceful_shutdown=CLOSING_SECONDS)
+    command.uvicorn = SimpleNamespace(run=serve)
     kept = tuple(pragma for pragma in sql.SQLITE_PRAGMAS if pragma[0] not in dict(PRAGMAS))
     sql.SQLITE_PRAGMAS = kept + PRAGMAS
 

@@ -156,3 +156,10 @@ def test_the_run_went_on_and_the_attempts_are_in_the_audit_log(there: Deployment
     assert {line["call"] for line in refused} >= {*CONTROL, *RUNTIME} - {"/v1/runtime/acquire-task"}
     assert {line["peer"] for line in refused} == {"127.0.0.1"}
     assert [line["event"] for line in lines].count("run submitted") == 1
+
+
+def test_the_server_stops_in_order_while_a_runs_log_is_followed(there: Deployment) -> None:
+    there.stop(there.server)
+    log = there.log(there.server)
+    assert log.rstrip().endswith("fairbloom server: stopped")
+    assert "it is killed" not in log
