@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+from flwr.supercore.task_identity import TaskIdentity
 
 from tests.attacks.test_nodes import enrolled, flooded
 from tests.deploy.federation import Deployment, federation, names, rounds, wait_for_rounds
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20, help="with and without the flood, each")
     chosen = parser.parse_args()
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower writes messages only as if in a run
     print(f"load of the machine at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch, "home"), chosen.clients) as there:
         there.enroll("mallory")
