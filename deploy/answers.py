@@ -8,12 +8,12 @@ import importlib
 import logging
 import multiprocessing
 import os
-import signal
 import threading
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .bundles import BundleRefusedError, Bundles
+from .client import ending
 from .processes import end_with
 
 if TYPE_CHECKING:
@@ -116,7 +116,9 @@ class Isolated:
             child.join(timeout=5.0)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             child.join()
-            raise CrashedError(f"the client app's process ended without a reply: {_ending(child.exitcode)}") from None
+            raise CrashedError(
+                f"the client app's process ended without a reply: {ending(child.exitcode or 0)}"
+            ) from None
         finally:
             ours.close()
             child.kill()
@@ -140,9 +142,3 @@ def _answer_in_child(pipe: Connection, bundles: Bundles) -> None:
         log.exception("the client app raised")
         outcome = AppError(f"{type(error).__name__}: {error}")
     pipe.send(outcome)
-
-
-def _ending(exitcode: int | None) -> str:
-    if exitcode is not None and exitcode < 0:
-        return f"killed by {signal.Signals(-exitcode).name}"
-    return f"exit code {exitcode}"

@@ -376,7 +376,7 @@ class Supervisor:
         listener.start()
         code = self._node.wait()
         listener.join(timeout=2.0)  # what the app has started may hold the pipe open
-        return f"the SuperNode ended ({'killed by ' + signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+        return f"the SuperNode ended ({ending(code)})"
 
     def _pass_on(self, output: IO[bytes]) -> None:
         """Print what a node says. While the client is cut off, a start that fails as one before it is not printed."""
@@ -413,6 +413,16 @@ class Supervisor:
 def say(words: str) -> None:
     """Print a line about this client on stderr."""
     print(f"fairbloom client: {words}", file=sys.stderr, flush=True)
+
+
+def ending(code: int) -> str:
+    """Return how a process ended, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # real-time signals have no names
+        return f"killed by signal {-code}"
 
 
 def duration(seconds: float) -> str:

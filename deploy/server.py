@@ -21,7 +21,7 @@ from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 
 from . import audit, pki
-from .client import tls
+from .client import ending, tls
 from .federation import DeployError, Federation
 from .given import EVERY_ADDRESS, address
 
@@ -292,16 +292,6 @@ def is_newer(file: Path, other: Path) -> bool:
         return file.stat().st_mtime_ns >= other.stat().st_mtime_ns
     except FileNotFoundError:
         return False
-
-
-def ending(code: int) -> str:
-    """Return how a process ended, in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:  # real-time signals have no names
-        return f"killed by signal {-code}"
 
 
 def say(words: str) -> None:

@@ -1,5 +1,6 @@
 """The parts of a warm client that need no federation: what it relies on, how it answers, what it survives."""
 
+import contextlib
 import hashlib
 import importlib
 import inspect
@@ -488,7 +489,10 @@ def test_a_superlink_that_is_away_is_said_once_and_when_it_is_back(capsys: pytes
 
 def listening(pid: int) -> list[str]:
     """Return the local addresses on which a process listens."""
-    held = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    held = set[str]()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as files are that are being read
+            held.add(str(file.readlink()))
     rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
     return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held]
 
