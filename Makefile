@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 TORCH ?= $(shell grep -o '^torch==[^ ]*' locks/torch.lock)
 INSTALL = -m pip install --quiet --quiet
 DEMO := runs/demo
+SHIPPED := $(VENV)/shipped# the wheel, unpacked: types and imports are checked on what ships
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
@@ -54,8 +55,10 @@ test-docker: setup ## build the images and run a federation of containers; needs
 lint: setup ## check style, types, the direction of imports and what is known to be unsafe
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
+	rm -rf $(SHIPPED)
+	$(BIN)/python $(INSTALL) --no-deps --no-build-isolation --target $(SHIPPED) .
+	cd $(SHIPPED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
+	cd $(SHIPPED) && $(CURDIR)/$(BIN)/lint-imports --no-cache --config $(CURDIR)/pyproject.toml
 
 audit: ## look what is locked up in a vulnerability database, where one can be reached
 	$(PYTHON) -m venv $(VENV)/audit

@@ -18,10 +18,10 @@ from flwr.serverapp.strategy import Strategy
 from rich.console import Console
 from rich.table import Table
 
-from client.app import app
-from server.settings import Settings
-from simulation.grid import InProcessGrid
-from strategies import METHODS
+from fairbloom.client.app import app
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import METHODS
 
 SIZES = [(m, d) for m in (10, 100, 1000) for d in (10_000, 1_000_000, 11_000_000)]
 LEFT_OUT = ("drfa",)

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import DataLoader, TensorDataset
 
-from server.settings import Settings
-from simulation.run import simulate
-from tasks import load_task
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from fairbloom.tasks import load_task
 from tests.runtimes.flower import flower
 
 SMALL: dict[str, Any] = {"clients": 20, "fraction": 0.5, "partition": "iid", "evaluate-every": 0, "device": "cpu"}

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 if TYPE_CHECKING:
     import torch
 
-    from tasks import Examples, Task
+    from fairbloom.tasks import Examples, Task
 
 Metrics = dict[str, int | float | list[int] | list[float]]
 
@@ -151,7 +151,7 @@ class Local:
 @lru_cache(maxsize=2)
 def _loaded(run_config: tuple[tuple[str, Any], ...]) -> tuple[Task, torch.nn.Module]:
     """Return the task and a model on the device that the run config names."""
-    from tasks import load_task
+    from fairbloom.tasks import load_task
 
     from .device import choose
 

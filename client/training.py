@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tasks import Examples, Task
-from tasks.randomness import generator
+from fairbloom.tasks import Examples, Task
+from fairbloom.tasks.randomness import generator
 
 from .objectives import Transform, transform_of, unchanged
 

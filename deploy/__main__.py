@@ -1,4 +1,4 @@
-"""`python -m deploy`: the commands of client and operator, where libraries for figures are not installed."""
+"""`python -m fairbloom.deploy`: the commands of client and operator, where libraries for figures are not installed."""
 
 import sys
 
@@ -6,7 +6,7 @@ from .cli import app, client
 
 app.add_typer(client, name="client")
 try:
-    app(prog_name="python -m deploy")
+    app(prog_name="python -m fairbloom.deploy")
 except ValueError as error:
     print(f"fairbloom: {error}", file=sys.stderr)
     sys.exit(2)

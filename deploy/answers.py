@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 PRELOADED = ("numpy", "torch")
 """Libraries that are loaded before the node connects. Never the app's own modules, which would win over a bundle's."""
 
-SHARED = ("deploy.answers", "flwr.clientapp.utils", "flwr.cli.install", "torch._dynamo", "sklearn.datasets", *PRELOADED)
+SHARED = (
+    "fairbloom.deploy.answers",
+    "flwr.clientapp.utils",
+    "flwr.cli.install",
+    "torch._dynamo",
+    "sklearn.datasets",
+    *PRELOADED,
+)
 """Libraries that the fork server loads for all its children. Nothing here starts CUDA."""
 
 log = logging.getLogger("flwr")

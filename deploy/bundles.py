@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import Distribution, distributions
@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
+
+import fairbloom
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -82,7 +84,7 @@ class Installed:
         BundleRefusedError
             When the run is of another app or version, or its bundle or settings cannot be used.
         """
-        from client.settings import SettingRefusedError, taken
+        from fairbloom.client.settings import SettingRefusedError, taken
 
         self._check_version(run)
         try:
@@ -121,6 +123,7 @@ class Unpacked:
                 forget(folder)
             install_from_fab(fab.content, skip_prompt=True)
             folder = get_project_dir(run.fab_id, run.fab_version, fab.hash_str)
+            prefer(folder)
             app = get_load_client_app_fn("", None, multi_app=True)(run.fab_id, run.fab_version, fab.hash_str)
             self._loaded = (fab.hash_str, folder, app)
         return self._loaded[2], {**context.run_config, **own_places(context)}
@@ -131,15 +134,31 @@ def own_places(context: Context) -> dict[str, Any]:
     return {key: value for key, value in context.node_config.items() if key in OWN_PLACES}
 
 
+def prefer(folder: Path) -> None:
+    """Let a bundle's own copy of Fairbloom, if it has one, win over the one that is installed and runs this client."""
+    if (folder / fairbloom.__name__ / "__init__.py").is_file():
+        fairbloom.__path__.insert(0, str(folder))
+        _drop(lambda name, module: name.startswith("fairbloom.") and (folder / name.split(".")[1]).is_dir())
+
+
 def forget(folder: Path) -> None:
     """Drop what was imported from a bundle that is replaced: Flower would go on with it."""
     inside = str(folder) + os.sep
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(inside):
-            del sys.modules[name]
-    sys.path[:] = [entry for entry in sys.path if entry != str(folder)]
+    _drop(lambda name, module: (getattr(module, "__file__", None) or "").startswith(inside))
+    for path in (sys.path, fairbloom.__path__):
+        path[:] = [entry for entry in path if entry != str(folder)]
     importlib.invalidate_caches()
     gc.collect()  # models and data of the old bundle, before the new one loads its own
+
+
+def _drop(chosen: Callable[[str, Any], bool]) -> None:
+    """Take modules out of Python's memory, and out of the packages that hold them."""
+    for name, module in list(sys.modules.items()):
+        if chosen(name, module):
+            del sys.modules[name]
+            package, _, attribute = name.rpartition(".")
+            if getattr(sys.modules.get(package), attribute, None) is module:
+                delattr(sys.modules[package], attribute)
 
 
 # The run's settings -------------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def submit(
 
     The same settings continue a run that was interrupted. Ctrl-C leaves the run going.
     """
-    from server.settings import assigned
+    from fairbloom.server.settings import assigned
 
     from . import submit as runs
     from .federation import Federation

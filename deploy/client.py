@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
-APP = "client.app:app"
+APP = "fairbloom.client.app:app"
 """Import string of the ClientApp that a client answers with, unless its settings name another."""
 
 FIRST_DELAY, LONGEST_DELAY = 2.0, 30.0
@@ -178,7 +178,7 @@ class Client:
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items() if value != "")
         place = ["--host", self.host, "--port", str(self.port or free_port())]
         # Not by -m: children of the fork server would import the module once more, as their main one.
-        python = [sys.executable, "-P", "-c", "from deploy.warm import main; main()"]
+        python = [sys.executable, "-P", "-c", "from fairbloom.deploy.warm import main; main()"]
         return [*python, *ours, "--", "--superlink", self.superlink, *safety, "--node-config", config, *place]
 
     def environment(self) -> dict[str, str]:
@@ -439,7 +439,7 @@ def _print(lines: Iterable[bytes]) -> None:
 
 def replace_process(client: Client) -> None:
     """Go on as this client in a small process, without the libraries that the command line has loaded."""
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "deploy.client", json.dumps(asdict(client))])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "fairbloom.deploy.client", json.dumps(asdict(client))])  # noqa: S606
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ class Part:
     def __init__(self, name: str, module: str, folder: Path, environment: dict[str, str]) -> None:
         self.name = name
         # The process is told whose it is: were this one killed at once, it could not find that out any more.
-        code = f"from deploy.{module} import main; main({os.getpid()})"
+        code = f"from fairbloom.deploy.{module} import main; main({os.getpid()})"
         self._command = [sys.executable, "-P", "-c", code, str(folder)]
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
@@ -301,7 +301,7 @@ def say(words: str) -> None:
 
 def replace_process(federation: Federation) -> None:
     """Go on as the server in a small process, without the libraries that the command line has loaded."""
-    command = [sys.executable, "-P", "-m", "deploy.server", str(federation.path)]
+    command = [sys.executable, "-P", "-m", "fairbloom.deploy.server", str(federation.path)]
     os.execv(sys.executable, command)  # noqa: S606 (our own Python)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from server.settings import Settings, SettingsError, Value, check_used
+from fairbloom.server.settings import Settings, SettingsError, Value, check_used
 
 from .errors import DeployError, RefusedError
 from .federation import CONNECTION, Federation, flwr_command

@@ -104,7 +104,7 @@ class ServerApps:
 def _start(spec: Any) -> subprocess.Popen[bytes]:
     place = ["--runtime-api-address", spec.runtime_api_address]
     safety = ["--insecure"] if spec.insecure else ["--root-certificates", str(spec.root_certificates_path)]
-    python = [sys.executable, "-P", "-c", f"from deploy.superexec import serverapp; serverapp({os.getpid()})"]
+    python = [sys.executable, "-P", "-c", f"from fairbloom.deploy.superexec import serverapp; serverapp({os.getpid()})"]
     # A run's log is for its operator to read; the SuperExec's own is quieter.
     environment = {key: value for key, value in os.environ.items() if key != "FLWR_LOG_LEVEL"}
     process = subprocess.Popen([*python, *place, *safety], stdin=subprocess.PIPE, env=environment)  # noqa: S603 (ours)
@@ -121,6 +121,9 @@ def serverapp(parent: int) -> None:
     token = sys.stdin.read()
     sys.argv = ["flwr-serverapp", *sys.argv[1:], "--token", token]  # of this process's memory, not of its command line
     _wait_in_silence("the SuperLink is away: this run goes on when it is back")
+    # The run's own copy of Fairbloom, which comes in its bundle, is the one that it runs, not the one installed here.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fairbloom"]:
+        del sys.modules[name]
     importlib.import_module("flwr.superlink.cli.flwr_serverapp").flwr_serverapp()
 
 

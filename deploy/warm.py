@@ -293,7 +293,7 @@ class Remedies(logging.Handler):
 
 def main() -> None:
     """Run a SuperNode, warm where this version of Flower allows."""
-    parser = argparse.ArgumentParser(prog="deploy.warm")
+    parser = argparse.ArgumentParser(prog="fairbloom.deploy.warm")
     parser.add_argument("--isolated", action="store_true")
     parser.add_argument("--any-bundle", action="store_true")
     parser.add_argument("--app", default=APP)

@@ -10,9 +10,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from deploy import pki
-from deploy.federation import Federation
-from server.settings import Settings, SettingsError, assigned, check_used
+from fairbloom.deploy import pki
+from fairbloom.deploy.federation import Federation
+from fairbloom.server.settings import Settings, SettingsError, assigned, check_used
 
 FEDERATION, SERVER, STATE, METRICS = Path("/federation"), Path("/server"), Path("/state"), Path("/metrics")
 CLIENTS, SIGNALS, RUNS = Path("/clients"), Path("/signals"), Path("/runs")

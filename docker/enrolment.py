@@ -5,8 +5,8 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from deploy import pki
-from deploy.federation import Federation
+from fairbloom.deploy import pki
+from fairbloom.deploy.federation import Federation
 
 
 def enrol(federation: Federation, partition: int, name: str, known: bool) -> str:

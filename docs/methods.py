@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torchjd import aggregation
 
-from experiments.catalogue import Method, Parameter, describe
-from server.settings import Settings, Value, parameter_defaults
-from strategies import METHODS
-from strategies.torchjd import STARTING_POINTS, takes_gram
+from fairbloom.experiments.catalogue import Method, Parameter, describe
+from fairbloom.server.settings import Settings, Value, parameter_defaults
+from fairbloom.strategies import METHODS
+from fairbloom.strategies.torchjd import STARTING_POINTS, takes_gram
 
 from . import toy
 
@@ -42,7 +42,7 @@ PAGE = """\
 ## Use
 
 ```python
-from strategies import {title}
+from fairbloom.strategies import {title}
 
 strategy = {call}
 ```
@@ -127,7 +127,7 @@ With `pip install "fairbloom[torchjd]"` each is a method by the name of its clas
 Arguments without a default are {starting_points}. For others, or a weighting of your own:
 
 ```python
-from strategies import FromTorchJD
+from fairbloom.strategies import FromTorchJD
 from torchjd.aggregation import UPGradWeighting
 
 strategy = FromTorchJD(UPGradWeighting())

@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from client.objectives import transform_of
-from simulation.grid import InProcessGrid
-from strategies import METHODS, FairStrategy, Round
-from strategies.cohort import FloatArray
-from strategies.torchjd import by_name
+from fairbloom.client.objectives import transform_of
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import METHODS, FairStrategy, Round
+from fairbloom.strategies.cohort import FloatArray
+from fairbloom.strategies.torchjd import by_name
 
 ROUNDS = 60
 LOCAL_STEPS = 5

@@ -4,7 +4,7 @@ import inspect
 import re
 from dataclasses import dataclass
 
-from strategies import METHODS, FromTorchJD
+from fairbloom.strategies import METHODS, FromTorchJD
 
 LABELS = ("Source", "Reductions", "Departures", "Objective", "Good for", "Hurts when", "Memory", "Cost")
 """What a paragraph of a method's docstring may begin with, followed by a colon."""

@@ -9,10 +9,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.checkpoint import write_whole
-from server.fairness import summarize
-from server.records import ACCURACY, PERSONAL, as_csv, check_folder
-from server.settings import Settings, Value
+from fairbloom.server.checkpoint import write_whole
+from fairbloom.server.fairness import summarize
+from fairbloom.server.records import ACCURACY, PERSONAL, as_csv, check_folder
+from fairbloom.server.settings import Settings, Value
 
 PERSONAL_MODELS = ":personal"
 
@@ -130,7 +130,7 @@ def run_quietly(settings: Settings) -> None:
     import logging
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    from simulation.run import simulate
+    from fairbloom.simulation.run import simulate
 
     simulate(settings)
 

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from server.fairness import summarize
-from server.settings import Settings, Value
-from tasks import TaskInfo
+from fairbloom.server.fairness import summarize
+from fairbloom.server.settings import Settings, Value
+from fairbloom.tasks import TaskInfo
 
 from .catalogue import Method, title
 from .compare import Comparison, final_accuracies

@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
-from strategies import Round
-from tasks import load_task
+from fairbloom.strategies import Round
+from fairbloom.tasks import load_task
 
 from .lock import alone
 from .observability import Metrics, in_short, log_as_json, worst_served

@@ -14,7 +14,7 @@ from socketserver import ThreadingMixIn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from strategies import Round
+from fairbloom.strategies import Round
 
 from .records import ACCURACY
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from strategies import FairStrategy, Round
+from fairbloom.strategies import FairStrategy, Round
 
 from .checkpoint import Arrays, load_checkpoint, save_checkpoint, save_model, write_whole
 from .fairness import percent_improved, summarize

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from strategies import METHODS, FairStrategy
-from strategies.torchjd import by_name
-from tasks import TASKS
+from fairbloom.strategies import METHODS, FairStrategy
+from fairbloom.strategies.torchjd import by_name
+from fairbloom.tasks import TASKS
 
 Value = bool | int | float | str
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from client.app import app
-from client.device import choose
-from server.app import federate, run_folder
-from server.records import Row
-from server.settings import Settings
+from fairbloom.client.app import app
+from fairbloom.client.device import choose
+from fairbloom.server.app import federate, run_folder
+from fairbloom.server.records import Row
+from fairbloom.server.settings import Settings
 
 from .grid import InProcessGrid
 

@@ -1,5 +1,8 @@
+import sys
+import tomllib
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +18,17 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")
+
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+SHIPPED = set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_module_of_ours_has_two_names() -> Iterator[None]:
+    """A checkout lies on the path, so that `import strategies` would make everything a second time."""
+    yield
+    assert not SHIPPED & {name.partition(".")[0] for name in sys.modules}
 
 
 @pytest.fixture(autouse=True)

@@ -45,7 +45,7 @@ FOREIGN = """
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.app import RecordDict
-from simulation.grid import InProcessGrid
+from fairbloom.simulation.grid import InProcessGrid
 
 client_app = ClientApp()
 

@@ -9,8 +9,8 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from server.polling import PollingGrid
-from strategies import FedAvg, Round
+from fairbloom.server.polling import PollingGrid
+from fairbloom.strategies import FedAvg, Round
 
 client = ClientApp()
 server = ServerApp()

@@ -137,7 +137,7 @@ make_folders() {
 }
 
 make_keys() {
-  (cd / && "$opt/venv/bin/python" -P -m deploy client keys "$keys" --out "$etc") || fail "no key was made"
+  (cd / && "$opt/venv/bin/python" -P -m fairbloom.deploy client keys "$keys" --out "$etc") || fail "no key was made"
   chown "$user:$user" "$etc/key"
   chmod 644 "$etc/$keys.request"
   say "the line above is the request; once the bundle has come back: $0 --bundle FILE"
@@ -164,7 +164,7 @@ install_bundle() {
 
 install_service() {
   local packaged
-  packaged=$(compgen -G "$opt/venv/lib/python3*/site-packages/deploy/edge/fairbloom-client.service")
+  packaged=$(compgen -G "$opt/venv/lib/python3*/site-packages/fairbloom/deploy/edge/fairbloom-client.service")
   install -D -m 644 "$packaged" "$unit"
   if [ -n "$data" ]; then # may lie below /home, which the unit does not see
     install -d -m 755 "$unit.d"
@@ -177,7 +177,7 @@ install_service() {
   say "running; see it by: journalctl --follow --unit fairbloom-client"
 }
 
-command_line() { echo "runuser -u $user -- $opt/venv/bin/python -P -m deploy client $etc/client.toml --state-dir $state"; }
+command_line() { echo "runuser -u $user -- $opt/venv/bin/python -P -m fairbloom.deploy client $etc/client.toml --state-dir $state"; }
 
 remove() {
   if [ -n "$service" ] && [ -f "$unit" ]; then systemctl disable --quiet --now fairbloom-client; fi
@@ -197,7 +197,7 @@ main() {
   install_bundle
   install_service
   cd "$state" # its disk is the one to look at
-  runuser -u "$user" -- "$opt/venv/bin/python" -P -m deploy doctor --client "$etc/client.toml" \
+  runuser -u "$user" -- "$opt/venv/bin/python" -P -m fairbloom.deploy doctor --client "$etc/client.toml" \
     || say "the client is installed and keeps trying; see to the faults above"
 }
 

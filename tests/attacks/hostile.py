@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.app import app as honest
+from fairbloom.client.app import app as honest
 
 GIGABYTE = 1 << 30
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.client import APP
+from fairbloom.deploy.client import APP
 from tests.deploy.federation import Deployment, federation, names, rounds
 from tests.runtimes.flower import ROOT
 from tests.simulation.helpers import table
@@ -18,7 +18,7 @@ MARK = """
 import os, pathlib
 pathlib.Path({folder!r}, f"{{os.getpid()}}-{name}").touch()
 """
-EVIL_APP = MARK + "from client.app import app as theirs\napp = theirs\n"
+EVIL_APP = MARK + "from fairbloom.client.app import app as theirs\napp = theirs\n"
 CODE = (
     "client/app.py",
     "client/training.py",
@@ -42,7 +42,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 def project(folder: Path, *, app: str = APP, version: str = "0.1.0", settings: str = "") -> Path:
     """Fairbloom's app, with some things changed in its pyproject.toml."""
-    for package in ("strategies", "tasks", "client", "server"):
+    for package in ("fairbloom", "strategies", "tasks", "client", "server"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     about = (ROOT / "pyproject.toml").read_text()
     about = about.replace(f'clientapp = "{APP}"', f'clientapp = "{app}"').replace(
@@ -62,7 +62,7 @@ def clients_of(there: Deployment) -> set[str]:
     return {str(pid) for process in there.clients.values() for pid in (process.pid, *there.offspring(process))}
 
 
-@pytest.mark.parametrize("app", ["server.evil:app", "strategies.evil:app", "evil.app:app"])
+@pytest.mark.parametrize("app", ["fairbloom.server.evil:app", "fairbloom.strategies.evil:app", "evil.app:app"])
 def test_a_bundle_that_names_its_own_code_as_the_clients_app_runs_the_installed_one(
     there: Deployment, tmp_path: Path, app: str
 ) -> None:
@@ -74,7 +74,7 @@ def test_a_bundle_that_names_its_own_code_as_the_clients_app_runs_the_installed_
     for file in CODE[:3]:
         honest = (bundle / file).read_text() if (bundle / file).exists() else ""
         (bundle / file).write_text(honest + MARK.format(folder=str(marks), name=Path(file).stem))
-    out = there.home / f"run-{app.partition('.')[0]}"
+    out = there.home / f"run-{app.partition(':')[0]}"
     settings = {"clients": 2, "fraction": 1.0, "num-rounds": 2, "method": "ditto", "device": "cpu", "out": str(out)}
     submitted = there.submitting(settings, bundle)
     assert submitted.wait(timeout=120) == 0, there.log(submitted)[-3000:]

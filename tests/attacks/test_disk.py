@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from server.settings import Settings
-from simulation.run import simulate
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
 from tests.deploy.federation import Deployment, names, rounds, wait_for_rounds
 from tests.simulation.helpers import assert_same_model
 

@@ -21,7 +21,7 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from deploy.federation import Federation
+from fairbloom.deploy.federation import Federation
 from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
 
 pytestmark = pytest.mark.runtimes

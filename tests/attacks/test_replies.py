@@ -13,10 +13,10 @@ from flwr.app.error import Error
 from flwr.common.constant import ErrorCode
 from safetensors.numpy import load_file
 
-from client.app import app
-from server.app import federate
-from server.settings import Settings
-from simulation.grid import InProcessGrid
+from fairbloom.client.app import app
+from fairbloom.server.app import federate
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
 from tests.deploy.federation import Deployment, federation, names, rounds
 from tests.runtimes.flower import ROOT
 

@@ -8,10 +8,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from client.app import app
-from client.training import LocalWork
-from server.settings import Settings
-from tasks import Examples, Task, load_task
+from fairbloom.client.app import app
+from fairbloom.client.training import LocalWork
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import Examples, Task, load_task
 
 CLIENTS = 4
 

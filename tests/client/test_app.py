@@ -9,7 +9,7 @@ import torch
 from flwr.app import ArrayRecord, MessageType
 from torch.nn.functional import cross_entropy
 
-from client.training import global_work, train
+from fairbloom.client.training import global_work, train
 
 from .helpers import CLIENTS, ask, context, fresh, run_config
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from client.device import choose
+from fairbloom.client.device import choose
 
 
 def test_a_named_device_is_taken() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from flwr.app import Context, MessageType
 
-from client.settings import DEVICE, FINGERPRINT, NOT_THE_RUNS, WORK, SettingRefusedError, fingerprint, taken
-from server.records import LIMITS, WITHOUT_EFFECT
-from server.settings import default_config
+from fairbloom.client.settings import DEVICE, FINGERPRINT, NOT_THE_RUNS, WORK, SettingRefusedError, fingerprint, taken
+from fairbloom.server.records import LIMITS, WITHOUT_EFFECT
+from fairbloom.server.settings import default_config
 
 from .helpers import ask, context, run_config
 

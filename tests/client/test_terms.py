@@ -8,8 +8,8 @@ import pytest
 import torch
 from flwr.app import Context, MessageType, RecordDict
 
-from client.objectives import propfair, transform_of
-from client.training import StragglerError, batches, epochs_in_time, global_work
+from fairbloom.client.objectives import propfair, transform_of
+from fairbloom.client.training import StragglerError, batches, epochs_in_time, global_work
 
 from .helpers import ask, context, fresh, run_config
 

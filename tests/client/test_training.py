@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from client.training import EVALUATION_BATCH, LocalWork, batches, global_work, measure, train
-from tasks import Examples, Task
+from fairbloom.client.training import EVALUATION_BATCH, LocalWork, batches, global_work, measure, train
+from fairbloom.tasks import Examples, Task
 
 from .helpers import fresh, noise, run_config, task_of, work
 

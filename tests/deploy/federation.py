@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from deploy.client import free_port
+from fairbloom.deploy.client import free_port
 from tests.runtimes.flower import ROOT, SCRIPTS, Flower, wait_until
 from tests.simulation.helpers import table
 

@@ -24,10 +24,10 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from deploy import bundles, warm
-from deploy.answers import Isolated, Resident
-from deploy.bundles import BundleRefusedError, Installed, config_of, distribution_of, load
-from deploy.client import APP
+from fairbloom.deploy import bundles, warm
+from fairbloom.deploy.answers import Isolated, Resident
+from fairbloom.deploy.bundles import BundleRefusedError, Installed, config_of, distribution_of, load
+from fairbloom.deploy.client import APP
 
 ROOT = Path(__file__).parents[2]
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -86,11 +86,15 @@ def installed() -> Installed:
 
 
 def evil(mark: Path) -> str:
-    return f"import pathlib; pathlib.Path({str(mark)!r}).touch()\nfrom client.app import app as theirs\napp = theirs\n"
+    return f"""
+import pathlib; pathlib.Path({str(mark)!r}).touch()
+from fairbloom.client.app import app as theirs
+app = theirs
+"""
 
 
 def project(clientapp: str) -> str:
-    changed = PROJECT.replace('clientapp = "client.app:app"', f'clientapp = "{clientapp}"')
+    changed = PROJECT.replace('clientapp = "fairbloom.client.app:app"', f'clientapp = "{clientapp}"')
     assert tomllib.loads(changed)["tool"]["flwr"]["app"]["components"]["clientapp"] == clientapp
     return changed
 
@@ -100,14 +104,17 @@ ATTACKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "in strategies/": ("strategies.evil:app", ("strategies/evil.py",)),
     "in a new folder": ("brandnew.evil:app", ("brandnew/__init__.py", "brandnew/evil.py")),
     "in a top-level module": ("evil:app", ("evil.py",)),
-    "in place of ours": ("client.app:app", ("client/__init__.py", "client/app.py", "tasks/__init__.py")),
-    "by a .pth": ("client.app:app", ("evil.pth", "site-packages/evil.pth")),
-    "by sitecustomize": ("client.app:app", ("sitecustomize.py", "usercustomize.py")),
-    "by hiding a library": ("client.app:app", ("torch/__init__.py", "numpy.py", "sklearn/__init__.py", "json.py")),
-    "by a path upwards": ("client.app:app", ("../../evil.py", "../apps/evil.py", "client/../../../evil.py")),
-    "by an absolute path": ("client.app:app", ("/tmp/fairbloom-evil/evil.py",)),
+    "in place of ours": ("fairbloom.client.app:app", ("client/__init__.py", "client/app.py", "tasks/__init__.py")),
+    "by a .pth": ("fairbloom.client.app:app", ("evil.pth", "site-packages/evil.pth")),
+    "by sitecustomize": ("fairbloom.client.app:app", ("sitecustomize.py", "usercustomize.py")),
+    "by hiding a library": (
+        "fairbloom.client.app:app",
+        ("torch/__init__.py", "numpy.py", "sklearn/__init__.py", "json.py"),
+    ),
+    "by a path upwards": ("fairbloom.client.app:app", ("../../evil.py", "../apps/evil.py", "client/../../../evil.py")),
+    "by an absolute path": ("fairbloom.client.app:app", ("/tmp/fairbloom-evil/evil.py",)),
     "as compiled code": ("evil:app", ("evil.pyc", "__pycache__/evil.cpython-311.pyc", "evil.so")),
-    "as the settings' own backend": ("client.app:app", ("setup.py", "conftest.py", "client.toml")),
+    "as the settings' own backend": ("fairbloom.client.app:app", ("setup.py", "conftest.py", "client.toml")),
 }
 
 
@@ -234,7 +241,7 @@ def test_a_zip_bomb_fills_no_memory(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import resource, sys
         from pathlib import Path
-        from deploy.bundles import BundleRefusedError, config_of
+        from fairbloom.deploy.bundles import BundleRefusedError, config_of
         content = Path(sys.argv[1]).read_bytes()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
@@ -349,7 +356,7 @@ def test_a_runs_import_string_is_refused_unless_the_devices_owner_allows_it() ->
 
 
 def test_our_app_belongs_to_our_distribution() -> None:
-    assert distribution_of("client.app") == ("fairbloom", VERSION)
+    assert distribution_of("fairbloom.client.app") == ("fairbloom", VERSION)
 
 
 @pytest.mark.parametrize(("module", "name"), [("numpy", "numpy"), ("flwr", "flwr"), ("sklearn", "scikit-learn")])

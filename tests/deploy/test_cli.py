@@ -25,15 +25,15 @@ import pytest
 from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
 from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 
-from deploy import audit, pki
-from deploy import federation as module
-from deploy import submit as runs
-from deploy.client import Client, free_port
-from deploy.doctor import Finding, client_keys, device_key, disk, examine, expiry, open_secrets, server_side
-from deploy.errors import DeployError, RefusedError
-from deploy.federation import Federation
-from deploy.roll import Key
-from deploy.submit import app_folder
+from fairbloom.deploy import audit, pki
+from fairbloom.deploy import federation as module
+from fairbloom.deploy import submit as runs
+from fairbloom.deploy.client import Client, free_port
+from fairbloom.deploy.doctor import Finding, client_keys, device_key, disk, examine, expiry, open_secrets, server_side
+from fairbloom.deploy.errors import DeployError, RefusedError
+from fairbloom.deploy.federation import Federation
+from fairbloom.deploy.roll import Key
+from fairbloom.deploy.submit import app_folder
 from tests.experiments.helpers import ROOT, fairbloom
 
 VERSION = version("fairbloom")
@@ -89,7 +89,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     (tmp_path / "machine").mkdir()
     there = Machine(tmp_path / "machine")
     monkeypatch.setattr(module, "flwr_command", lambda: str(there.path))
-    monkeypatch.setattr("deploy.submit.flwr_command", lambda: str(there.path))
+    monkeypatch.setattr("fairbloom.deploy.submit.flwr_command", lambda: str(there.path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return there
@@ -704,7 +704,7 @@ def test_a_bundle_is_exported_to_a_file(made: Path, tmp_path: Path, capsys: pyte
 
 def test_a_bundle_is_exported_to_standard_output_byte_for_byte(made: Path) -> None:
     assert fairbloom("deploy", "enroll", "a") == 0
-    command = [sys.executable, "-c", "from experiments.cli import main; main()", "deploy", "export", "a"]
+    command = [sys.executable, "-c", "from fairbloom.cli import main; main()", "deploy", "export", "a"]
     done = subprocess.run([*command, "--dir", made], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout == (made / "bundles" / "a.tar.gz").read_bytes()
 

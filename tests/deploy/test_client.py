@@ -20,10 +20,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from deploy import client as module
-from deploy import keys, pki
-from deploy.client import APP, Client, ClientError, Supervisor, obstacle
-from deploy.warm import Remedies
+from fairbloom.deploy import client as module
+from fairbloom.deploy import keys, pki
+from fairbloom.deploy.client import APP, Client, ClientError, Supervisor, obstacle
+from fairbloom.deploy.warm import Remedies
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,7 +85,15 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str | None, w
 def test_the_command_is_flowers_own_with_our_beginning(bundle: Path) -> None:
     client = Client.of({"data-dir": "/my data", "isolated": True, "bundles": "any", "port": 9}, bundle / "client.toml")
     assert client.command() == [
-        *(sys.executable, "-P", "-c", "from deploy.warm import main; main()", "--isolated", "--any-bundle", "--"),
+        *(
+            sys.executable,
+            "-P",
+            "-c",
+            "from fairbloom.deploy.warm import main; main()",
+            "--isolated",
+            "--any-bundle",
+            "--",
+        ),
         *("--superlink", "localhost:1", "--root-certificates", str(bundle / "ca.crt")),
         *("--auth-supernode-private-key", str(bundle / "key")),
         *("--node-config", 'partition-id=3 data-dir="/my data"', "--host", "127.0.0.1", "--port", "9"),
@@ -151,7 +159,7 @@ def test_a_missing_key_is_told_how_to_make_one(bundle: Path) -> None:
 
 def client_command(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "deploy", "client", *map(str, words)],
+        [sys.executable, "-m", "fairbloom.deploy", "client", *map(str, words)],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -344,7 +352,7 @@ def test_a_closed_port_is_named() -> None:
 
 LOOP = """
 import sys
-from deploy import client
+from fairbloom.deploy import client
 client.obstacle = lambda settings: None
 client.FIRST_DELAY, client.LONGEST_DELAY = 0.05, 0.2
 client.Client.command = lambda self: [sys.executable, "-c", sys.argv[1]]
@@ -440,7 +448,7 @@ def test_a_killed_node_is_named_so() -> None:
 def no_state_folder(folder: Path, *, as_nobody: bool = False) -> str:
     """Return what a client says about its state folder."""
     program = (
-        "import os, sys; from deploy.client import Client, Supervisor\n"
+        "import os, sys; from fairbloom.deploy.client import Client, Supervisor\n"
         f"if {as_nobody} and os.getuid() == 0: os.setuid(65534)\n"
         "print(Supervisor(Client(superlink='a:1', insecure=True, state_dir=sys.argv[1]))._no_state_folder())"
     )

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import typer
 
-from deploy.client_cli import DEFAULT, WithDefault
-from deploy.federation import server_unit
-from experiments.cli import app
+from fairbloom.cli import app
+from fairbloom.deploy.client_cli import DEFAULT, WithDefault
+from fairbloom.deploy.federation import server_unit
 
 ROOT = Path(__file__).parents[2]
 EDGE = ROOT / "deploy" / "edge"

@@ -14,10 +14,10 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
-from deploy import fleet
-from deploy.audit import text
-from deploy.fleet import EnrolledMembers, GuardedFleet, TooManyCallsError, Turns, count
-from deploy.refusals import Refusals
+from fairbloom.deploy import fleet
+from fairbloom.deploy.audit import text
+from fairbloom.deploy.fleet import EnrolledMembers, GuardedFleet, TooManyCallsError, Turns, count
+from fairbloom.deploy.refusals import Refusals
 from tests.deploy.state import AbortedError, Call, SuperLinkState, confirm, head, part, parts, pull, reply_to
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from deploy import pki
+from fairbloom.deploy import pki
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from deploy import refusals
-from deploy.audit import text
-from deploy.refusals import Refusals
+from fairbloom.deploy import refusals
+from fairbloom.deploy.audit import text
+from fairbloom.deploy.refusals import Refusals
 from tests.runtimes.flower import ROOT, wait_until
 
 CHILD = """
 import os, sys, time
-from deploy.processes import end_with
+from fairbloom.deploy.processes import end_with
 if len(sys.argv) > 2:
     time.sleep(float(sys.argv[2]))
 end_with(int(sys.argv[1]))
@@ -84,7 +84,7 @@ def test_a_child_whose_parent_was_killed_before_it_looked_ends_too() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time as refusals see it."""
     now = [1000.0]
-    monkeypatch.setattr("deploy.refusals.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fairbloom.deploy.refusals.time.monotonic", lambda: now[0])
     return now
 
 

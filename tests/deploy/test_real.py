@@ -17,14 +17,14 @@ from flwr.common.constant import ErrorCode
 from safetensors.numpy import load_file
 
 from benchmarks.deployed import LARGE
-from client.app import app
-from deploy import pki
-from deploy.client import free_port
-from server.app import federate
-from server.checkpoint import load_checkpoint
-from server.settings import Settings
-from simulation.grid import InProcessGrid
-from simulation.run import simulate
+from fairbloom.client.app import app
+from fairbloom.deploy import pki
+from fairbloom.deploy.client import free_port
+from fairbloom.server.app import federate
+from fairbloom.server.checkpoint import load_checkpoint
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.simulation.run import simulate
 from tests.runtimes.flower import wait_for_port, wait_until
 from tests.simulation.helpers import assert_same_model
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import audit, pki, server
-from deploy.client import free_port
-from deploy.federation import DeployError, Federation
-from deploy.server import NEEDED, SECRETS, Part, Server, alone, check_files, check_port, ending, is_newer
+from fairbloom.deploy import audit, pki, server
+from fairbloom.deploy.client import free_port
+from fairbloom.deploy.federation import DeployError, Federation
+from fairbloom.deploy.server import NEEDED, SECRETS, Part, Server, alone, check_files, check_port, ending, is_newer
 from tests.runtimes.flower import ROOT
 
 
@@ -127,8 +127,8 @@ def test_an_impossible_address_is_named(federation: Federation, address: str) ->
 HOLD = """
 import sys, time
 from pathlib import Path
-from deploy.federation import Federation
-from deploy.server import alone
+from fairbloom.deploy.federation import Federation
+from fairbloom.deploy.server import alone
 with alone(Federation(Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(600)
@@ -327,7 +327,7 @@ def test_a_full_disk_does_not_keep_the_server_from_starting(
 def test_a_fault_is_one_line_and_the_exit_code_says_so(federation: Federation) -> None:
     federation.runtime_secret.unlink()
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.server", str(federation.path)],
+        [sys.executable, "-m", "fairbloom.deploy.server", str(federation.path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -339,8 +339,6 @@ def test_a_fault_is_one_line_and_the_exit_code_says_so(federation: Federation) -
 
 
 def test_the_server_itself_stays_small() -> None:
-    code = (
-        "import deploy.server, sys; print([name for name in ('flwr', 'torch', 'numpy', 'grpc') if name in sys.modules])"
-    )
+    code = "import fairbloom.deploy.server, sys; print({'flwr', 'torch', 'numpy', 'grpc'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "set()"

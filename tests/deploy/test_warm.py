@@ -38,12 +38,12 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from grpc import StatusCode
 
-from deploy import warm
-from deploy.answers import AppError, CrashedError, Isolated, Resident
-from deploy.bundles import Unpacked, forget
-from deploy.client import CONNECTED, Client
-from deploy.processes import Retries, missing_names
-from deploy.warm import AWAY, RELIED_ON, USED, Pace, Remedies
+from fairbloom.deploy import warm
+from fairbloom.deploy.answers import AppError, CrashedError, Isolated, Resident
+from fairbloom.deploy.bundles import Unpacked, forget
+from fairbloom.deploy.client import CONNECTED, Client
+from fairbloom.deploy.processes import Retries, missing_names
+from fairbloom.deploy.warm import AWAY, RELIED_ON, USED, Pace, Remedies
 
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
     from flwr.cli.build import build_fab_from_disk

@@ -22,8 +22,8 @@ import pytest
 from packaging.utils import canonicalize_name
 from safetensors.numpy import load_file
 
-from server.settings import Settings
-from simulation.run import simulate
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import assert_same_model, table
 from tests.test_supply_chain import locked
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.client import free_port
-from server.observability import Metrics
+from fairbloom.deploy.client import free_port
+from fairbloom.server.observability import Metrics
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

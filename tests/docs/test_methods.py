@@ -11,9 +11,9 @@ import pytest
 
 from docs import toy
 from docs.methods import formula, needs, page, scripts
-from experiments.catalogue import describe
-from server.settings import Settings
-from strategies import METHODS
+from fairbloom.experiments.catalogue import describe
+from fairbloom.server.settings import Settings
+from fairbloom.strategies import METHODS
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +64,7 @@ def test_a_page_has_every_part(name: str) -> None:
     text = page(method)
     assert text.count("```{math}") == METHODS[name].__doc__.count(".. math::") >= 1  # type: ignore[union-attr]
     assert ".. math::" not in text
-    for part in (f"from strategies import {method.title}", f"fairbloom run --method {name}", f"{name}.png"):
+    for part in (f"from fairbloom.strategies import {method.title}", f"fairbloom run --method {name}", f"{name}.png"):
         assert part in text
     for parameter in method.parameters:
         assert f"| `{parameter.key}` | {parameter.range} |" in text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli import main
+from fairbloom.cli import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +26,6 @@ def fairbloom(*words: object) -> int:
 
 def start(*words: object, start_new_session: bool = False) -> subprocess.Popen[str]:
     """Start the command in a process of its own."""
-    command = [sys.executable, "-c", "from experiments.cli import main; main()", *map(str, words)]
+    command = [sys.executable, "-c", "from fairbloom.cli import main; main()", *map(str, words)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=start_new_session)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import typer
 
-from experiments.cli import app, merged
-from server.settings import Settings, default_config, parameter_defaults, parsed
-from simulation.run import simulate
-from strategies import METHODS
-from tasks import TASKS
+from fairbloom.cli import app, merged
+from fairbloom.server.settings import Settings, default_config, parameter_defaults, parsed
+from fairbloom.simulation.run import simulate
+from fairbloom.strategies import METHODS
+from fairbloom.tasks import TASKS
 from tests.simulation.helpers import Outcome, table
 
 from .helpers import SMALL, fairbloom, start

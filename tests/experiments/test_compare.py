@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from experiments.compare import Comparison, final_accuracies, run_path
-from experiments.figures import sorted_clients
-from experiments.tables import sentence
-from server.fairness import summarize
-from server.settings import Settings, Value
-from simulation.run import simulate
+from fairbloom.experiments.compare import Comparison, final_accuracies, run_path
+from fairbloom.experiments.figures import sorted_clients
+from fairbloom.experiments.tables import sentence
+from fairbloom.server.fairness import summarize
+from fairbloom.server.settings import Settings, Value
+from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import Outcome, table
 
 from .helpers import fairbloom, start

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from deploy.client import free_port
+from fairbloom.deploy.client import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent

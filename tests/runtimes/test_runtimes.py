@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from server.settings import Settings
-from simulation.run import simulate
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import assert_same_model, table
 
 from .flower import deployment, flower

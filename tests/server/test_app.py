@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from server.app import run_folder
-from server.settings import Settings
+from fairbloom.server.app import run_folder
+from fairbloom.server.settings import Settings
 
 
 @pytest.mark.parametrize(

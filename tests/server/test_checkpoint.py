@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays_of
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from server.checkpoint import load_checkpoint, save_checkpoint, save_model, write_whole
+from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint, save_model, write_whole
 
 arrays = arrays_of.arrays(
     st.sampled_from((np.float32, np.float64, np.int64, np.uint8, np.bool_)),

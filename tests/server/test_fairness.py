@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.fairness import against_baseline, percent_improved, summarize
+from fairbloom.server.fairness import against_baseline, percent_improved, summarize
 
 KEYS = (
     "mean std var worst best worst_5 worst_10 worst_20 worst_30 best_5 best_10 best_20 best_30 gap jain gini entropy"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from server.checkpoint import load_checkpoint
-from server.records import CLIENT_COLUMNS, append, as_csv
-from simulation.run import simulate
+from fairbloom.server.checkpoint import load_checkpoint
+from fairbloom.server.records import CLIENT_COLUMNS, append, as_csv
+from fairbloom.simulation.run import simulate
 from tests.simulation.disturbed import LONG, STEP
 from tests.simulation.helpers import ROOT, Outcome, assert_whole, drafts, run, small, table
 

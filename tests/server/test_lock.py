@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from server import lock
-from server.lock import alone
-from server.records import RunFolderError
-from simulation.run import simulate
+from fairbloom.server import lock
+from fairbloom.server.lock import alone
+from fairbloom.server.records import RunFolderError
+from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import ROOT, Outcome, run, small
 
 HOLDER = """
 import sys
 from pathlib import Path
-from server.lock import alone
+from fairbloom.server.lock import alone
 with alone(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -10,10 +10,10 @@ from flwr.app import Message, MessageType, MetricRecord
 from flwr.app.error import Error
 from safetensors.numpy import load_file
 
-from client.app import app
-from server.app import federate
-from server.settings import Settings
-from simulation.grid import InProcessGrid
+from fairbloom.client.app import app
+from fairbloom.server.app import federate
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
 
 LIAR = "client-1"
 Lie = Callable[[Message, Message], Message]

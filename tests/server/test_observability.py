@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from deploy.client import free_port
-from server.observability import JsonLines, Metrics
-from server.records import Row
-from server.settings import Settings
-from simulation.run import simulate
-from strategies.round import Exchange
+from fairbloom.deploy.client import free_port
+from fairbloom.server.observability import JsonLines, Metrics
+from fairbloom.server.records import Row
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from fairbloom.strategies.round import Exchange
 
 from .test_records import a_round
 

@@ -18,8 +18,8 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
 )
 
-from server import polling
-from server.polling import PollingGrid
+from fairbloom.server import polling
+from fairbloom.server.polling import PollingGrid
 
 
 class Slow:

@@ -11,11 +11,11 @@ import pytest
 import tomli_w
 from flwr.app import Array, ArrayRecord
 
-from server.checkpoint import load_checkpoint, save_checkpoint
-from server.records import CLIENT_COLUMNS, RunFolder, RunFolderError, as_csv, round_columns
-from server.settings import Settings
-from simulation.run import simulate
-from strategies import Round
+from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
+from fairbloom.server.records import CLIENT_COLUMNS, RunFolder, RunFolderError, as_csv, round_columns
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from fairbloom.strategies import Round
 from tests.simulation.helpers import Outcome, assert_whole, run, small, table
 
 ROUNDS = 12

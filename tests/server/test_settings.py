@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.settings import (
+from fairbloom.server.settings import (
     Settings,
     SettingsError,
     Value,
@@ -21,8 +21,8 @@ from server.settings import (
     parameter_defaults,
     parsed,
 )
-from strategies import METHODS, FedFV, FedProx, QFedAvg
-from tasks import load_task
+from fairbloom.strategies import METHODS, FedFV, FedProx, QFedAvg
+from fairbloom.tasks import load_task
 
 ROOT = Path(__file__).parents[2]
 

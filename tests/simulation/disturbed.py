@@ -18,10 +18,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from server.records import RunFolderError
-from server.settings import Settings
-from simulation.run import simulate
-from tasks import load_task
+from fairbloom.server.records import RunFolderError
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from fairbloom.tasks import load_task
 
 from .helpers import small
 

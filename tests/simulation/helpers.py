@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from server.records import Row
-from server.settings import Settings
-from simulation.run import simulate
+from fairbloom.server.records import Row
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,9 +6,9 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.app import app
-from server.app import federate
-from simulation.grid import InProcessGrid
+from fairbloom.client.app import app
+from fairbloom.server.app import federate
+from fairbloom.simulation.grid import InProcessGrid
 
 from .helpers import rounds, small, table
 

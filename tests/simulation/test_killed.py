@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.checkpoint import load_checkpoint
+from fairbloom.server.checkpoint import load_checkpoint
 
 from .disturbed import SHORT
 from .helpers import ROOT, Outcome, drafts, run, table

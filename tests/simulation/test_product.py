@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from server.records import Row
-from server.settings import Settings, SettingsError
-from simulation.run import simulate
-from strategies import METHODS
+from fairbloom.server.records import Row
+from fairbloom.server.settings import Settings, SettingsError
+from fairbloom.simulation.run import simulate
+from fairbloom.strategies import METHODS
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "plain": {},

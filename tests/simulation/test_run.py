@@ -11,10 +11,10 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from server.fairness import percent_improved, summarize
-from server.records import ACCURACY, CLIENT_COLUMNS, MEASURES, round_columns
-from simulation.run import simulate
-from strategies import METHODS
+from fairbloom.server.fairness import percent_improved, summarize
+from fairbloom.server.records import ACCURACY, CLIENT_COLUMNS, MEASURES, round_columns
+from fairbloom.simulation.run import simulate
+from fairbloom.strategies import METHODS
 
 from .helpers import Outcome, assert_whole, drafts, rounds, rows_seen, run, small, table
 

@@ -14,8 +14,8 @@ from flwr.supercore.run import Run
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from strategies import METHODS, FairStrategy
-from strategies.cohort import Cohort, FloatArray, Kept
+from fairbloom.strategies import METHODS, FairStrategy
+from fairbloom.strategies.cohort import Cohort, FloatArray, Kept
 
 Arrays = dict[str, NDArray[Any]]
 

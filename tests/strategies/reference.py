@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from strategies.cohort import FloatArray, generator
+from fairbloom.strategies.cohort import FloatArray, generator
 
 Vectors = Mapping[str, FloatArray]
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import AFL, FedAvg
-from strategies.cohort import FloatArray
+from fairbloom.strategies import AFL, FedAvg
+from fairbloom.strategies.cohort import FloatArray
 
 from .helpers import client_names, cohort_of
 from .reference import Seen, afl_weights

@@ -6,8 +6,8 @@ from flwr.app import MessageType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import METHODS, Ditto, FairStrategy, FedAvg, Local
-from strategies.cohort import FloatArray
+from fairbloom.strategies import METHODS, Ditto, FairStrategy, FedAvg, Local
+from fairbloom.strategies.cohort import FloatArray
 
 from .helpers import (
     ARGUMENTS,

@@ -10,8 +10,8 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, Rec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import DRFA, Round
-from strategies.cohort import FloatArray, generator
+from fairbloom.strategies import DRFA, Round
+from fairbloom.strategies.cohort import FloatArray, generator
 
 from .helpers import (
     BUFFERS,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import strategies
-from strategies import METHODS, FairStrategy, FromTorchJD
+from fairbloom import strategies
+from fairbloom.strategies import METHODS, FairStrategy, FromTorchJD
 
 from .helpers import ARGUMENTS, make
 
@@ -44,7 +44,7 @@ def test_every_public_class_with_a_weigh_is_exported_and_a_method_by_name() -> N
     """A base without a weigh of its own, as Stepped, is no method."""
     found = set()
     for path in FILES:
-        module = importlib.import_module(f"strategies.{path.stem}" if path.stem != "__init__" else "strategies")
+        module = importlib.import_module(f"fairbloom.strategies.{path.stem}".removesuffix(".__init__"))
         for name, member in inspect.getmembers(module, inspect.isclass):
             public = issubclass(member, FairStrategy) and not name.startswith("_")
             if public and member.weigh is not FairStrategy.weigh:

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from strategies import FedAvg
-from strategies.cohort import FloatArray
+from fairbloom.strategies import FedAvg
+from fairbloom.strategies.cohort import FloatArray
 
 from .helpers import cohort_of, edgy_updates, losses_and_counts
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import FedFa
-from strategies.cohort import Cohort, FloatArray, Kept
+from fairbloom.strategies import FedFa
+from fairbloom.strategies.cohort import Cohort, FloatArray, Kept
 
 from .helpers import (
     BUFFERS,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import FedAvg, FedFV
-from strategies.cohort import FloatArray, Kept
+from fairbloom.strategies import FedAvg, FedFV
+from fairbloom.strategies.cohort import FloatArray, Kept
 
 from .helpers import client_names, cohort_of, edgy_updates, generic_updates
 from .reference import Seen, fedfv

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import FedAvg, FedAvgN, FedMGDA, FedMGDAPlus
-from strategies.cohort import FloatArray
-from strategies.simplex import shortest
+from fairbloom.strategies import FedAvg, FedAvgN, FedMGDA, FedMGDAPlus
+from fairbloom.strategies.cohort import FloatArray
+from fairbloom.strategies.simplex import shortest
 
 from .helpers import cohort_of, edgy_updates, generic_updates, losses_and_counts
 from .reference import shortest as by_enumeration

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import METHODS
-from strategies.cohort import FloatArray, Kept
+from fairbloom.strategies import METHODS
+from fairbloom.strategies.cohort import FloatArray, Kept
 
 from .helpers import (
     ARGUMENTS,

@@ -11,16 +11,16 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import METHODS, FairStrategy, FedAvg, FedFV, QFedAvg, Round
-from strategies.round import decides
-from strategies.screening import (
+from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, QFedAvg, Round
+from fairbloom.strategies.round import decides
+from fairbloom.strategies.screening import (
     check_counts,
     largest_in_proportion,
     out_of_proportion,
     proportionate_rates,
     usable_metrics,
 )
-from strategies.updates import Layout, Updates
+from fairbloom.strategies.updates import Layout, Updates
 
 from .helpers import (
     ARGUMENTS,

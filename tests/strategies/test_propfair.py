@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import FedAvg, PropFair
-from strategies.cohort import FloatArray
+from fairbloom.strategies import FedAvg, PropFair
+from fairbloom.strategies.cohort import FloatArray
 
 from .helpers import cohort_of, edgy_updates, losses_and_counts
 

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies import METHODS, ranges
+from fairbloom.strategies import METHODS, ranges
 
 from .helpers import ARGUMENTS, make
 

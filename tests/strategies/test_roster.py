@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.roster import Roster, sample, share
+from fairbloom.strategies.roster import Roster, sample, share
 
 NAMES = [f"client-{k}" for k in range(100)]
 

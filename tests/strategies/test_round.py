@@ -10,9 +10,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.app.error import Error
 from flwr.serverapp.strategy import Result, Strategy
 
-from strategies import METHODS, Ditto, FairStrategy, FedAvg, FedFV, FedMGDA, FedProx, MGDAProx, QFedAvg, Round
-from strategies.cohort import Cohort, FloatArray, Kept
-from strategies.round import LONGEST_REASON, one_line
+from fairbloom.strategies import METHODS, Ditto, FairStrategy, FedAvg, FedFV, FedMGDA, FedProx, MGDAProx, QFedAvg, Round
+from fairbloom.strategies.cohort import Cohort, FloatArray, Kept
+from fairbloom.strategies.round import LONGEST_REASON, one_line
 
 from .helpers import (
     ARGUMENTS,

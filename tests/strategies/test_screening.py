@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
-from strategies.screening import usable_arrays, usable_metrics
-from strategies.updates import Layout
+from fairbloom.strategies.screening import usable_arrays, usable_metrics
+from fairbloom.strategies.updates import Layout
 
 LAYOUT = Layout({"w": np.zeros((2, 2), np.float32), "steps": np.array(1, np.int64), "mask": np.array([True])})
 GOOD = {"w": np.ones((2, 2), np.float32), "steps": np.array(2, np.int64), "mask": np.array([False])}

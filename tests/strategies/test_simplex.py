@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.cohort import FloatArray
-from strategies.simplex import project, shortest
+from fairbloom.strategies.cohort import FloatArray
+from fairbloom.strategies.simplex import project, shortest
 
 from .helpers import edgy_updates
 from .reference import nearest_in_simplex

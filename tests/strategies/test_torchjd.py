@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import METHODS, FedMGDA, FromTorchJD
-from strategies.cohort import FloatArray
-from strategies.torchjd import by_name
+from fairbloom.strategies import METHODS, FedMGDA, FromTorchJD
+from fairbloom.strategies.cohort import FloatArray
+from fairbloom.strategies.torchjd import by_name
 
 from .helpers import (
     BUFFERS,

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import updates
-from strategies.cohort import FloatArray
-from strategies.updates import CHUNK, Layout, Row, Updates, combine, gram_matrix, squared_norms, weighted_sum
+from fairbloom.strategies import updates
+from fairbloom.strategies.cohort import FloatArray
+from fairbloom.strategies.updates import CHUNK, Layout, Row, Updates, combine, gram_matrix, squared_norms, weighted_sum
 
 from .helpers import edgy_updates
 

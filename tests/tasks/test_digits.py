@@ -7,8 +7,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
-from server.settings import Settings, Value
-from tasks import TASKS, Task, digits, load_task
+from fairbloom.server.settings import Settings, Value
+from fairbloom.tasks import TASKS, Task, digits, load_task
 
 SPLITS: list[dict[str, Value]] = [
     {"partition": "shards", "clients": 20},

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tasks.models import MODELS, seeded
+from fairbloom.tasks.models import MODELS, seeded
 
 every_model = pytest.mark.parametrize("name", MODELS)
 

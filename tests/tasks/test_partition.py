@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tasks.partition import FEWEST, Indices, check_enough, dirichlet, iid, shards, split
+from fairbloom.tasks.partition import FEWEST, Indices, check_enough, dirichlet, iid, shards, split
 
 Labels = NDArray[np.int64]
 Deal = Callable[[Labels, int, int], list[Indices]]

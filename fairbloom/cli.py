@@ -15,14 +15,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from deploy import cli as deployment
-from server.records import ACCURACY
-from server.settings import Settings, SettingsError, Value, assigned, check_used, default_config
-from strategies import METHODS
-from tasks import TASKS
-
-from .catalogue import describe, title
-from .tables import show_comparison, show_methods, show_run, show_settings, show_tasks
+from fairbloom.deploy import cli as deployment
+from fairbloom.experiments.catalogue import describe, title
+from fairbloom.experiments.tables import show_comparison, show_methods, show_run, show_settings, show_tasks
+from fairbloom.server.records import ACCURACY
+from fairbloom.server.settings import Settings, SettingsError, Value, assigned, check_used, default_config
+from fairbloom.strategies import METHODS
+from fairbloom.tasks import TASKS
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,7 +61,7 @@ def run(
 
     The same command continues a run that was interrupted; a finished run is shown, not run again.
     """
-    from simulation.run import simulate
+    from fairbloom.simulation.run import simulate
 
     named: dict[str, Value | None] = {"task": task, "method": method, "model": model, "clients": clients}
     named |= {"partition": partition, "num-rounds": rounds, "fraction": fraction, "seed": seed}
@@ -100,8 +99,8 @@ def compare(
 
     All methods meet the same clients, draws and batches at the same seed, so differences are paired.
     """
-    from .compare import compare as run_all
-    from .figures import sorted_clients
+    from fairbloom.experiments.compare import compare as run_all
+    from fairbloom.experiments.figures import sorted_clients
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
