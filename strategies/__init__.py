@@ -1,5 +1,8 @@
 """Fair federated methods as Flower strategies; each is one file that reads like its paper."""
 
+from fairbloom.rounds.method import Options
+from fairbloom.rounds.round import Round
+
 from .adafed import AdaFed
 from .afl import AFL
 from .deltafl import DeltaFL
@@ -14,8 +17,7 @@ from .fedprox import FedProx
 from .gifair import GiFair
 from .propfair import PropFair
 from .qffl import QFedAvg, QFedSGD
-from .round import Round
-from .strategy import FairStrategy, Options
+from .strategy import FairStrategy
 from .term import TERM
 from .torchjd import FromTorchJD
 from .vred import SemiVRed, VRed

@@ -4,9 +4,10 @@ from typing import Unpack
 
 import numpy as np
 
-from .cohort import Cohort, FloatArray
-from .ranges import above, at_least
-from .strategy import FairStrategy, Options
+from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.ranges import above, at_least
+
+from .strategy import FairStrategy
 
 NO_NEW_DIRECTION = 1e-6
 """An update that is, to this share of its norm, a combination of the earlier ones is left out."""

@@ -5,10 +5,11 @@ from typing import Unpack
 
 import numpy as np
 
-from .cohort import Cohort, FloatArray, Kept
-from .ranges import at_least
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.ranges import at_least
+
 from .simplex import project
-from .strategy import FairStrategy, Options
+from .strategy import FairStrategy
 
 
 class AFL(FairStrategy):
@@ -24,7 +25,7 @@ class AFL(FairStrategy):
 
     Parameters
     ----------
-    gamma : float at least 0
+    gamma : float at least 0, default 0.1
         Step size of the ascent.
 
     Reductions: `gamma=0` is FedAvg.
@@ -41,7 +42,7 @@ class AFL(FairStrategy):
 
     needs = frozenset({"loss-before"})
 
-    def __init__(self, *, gamma: float, **options: Unpack[Options]) -> None:
+    def __init__(self, *, gamma: float = 0.1, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.gamma = at_least(0.0, gamma=gamma)
 
@@ -55,7 +56,7 @@ class AFL(FairStrategy):
             return c
         return cohort.prior
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
         """Ascend λ by the participants' losses."""
         gains = dict(zip(cohort.names, self.gamma * cohort.losses, strict=True))
         self.memory = {"weights": ascended(self._weights(cohort), gains), "examples": self._examples(cohort)}

@@ -4,9 +4,10 @@ from typing import Unpack
 
 import numpy as np
 
-from .cohort import Cohort, FloatArray
-from .ranges import within
-from .strategy import FairStrategy, Options
+from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.ranges import within
+
+from .strategy import FairStrategy
 
 SLACK = 1e-9
 """Makes exact ties of a cumulated prior with 1 − theta exact."""
@@ -23,7 +24,7 @@ class DeltaFL(FairStrategy):
 
     Parameters
     ----------
-    theta : float in (0, 1]
+    theta : float in (0, 1], default 0.5
         Share of the prior that is in the tail.
 
     Reductions: `theta=1` is FedAvg; towards 0 it is the worst client alone.
@@ -37,7 +38,7 @@ class DeltaFL(FairStrategy):
 
     needs = frozenset({"loss-before"})
 
-    def __init__(self, *, theta: float, **options: Unpack[Options]) -> None:
+    def __init__(self, *, theta: float = 0.5, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.theta = within("(0, 1]", theta=theta)
 

@@ -1,13 +1,16 @@
 """Personal models beside the global one."""
 
+from dataclasses import replace
 from typing import Unpack
 
 import numpy as np
 
-from .cohort import Cohort, FloatArray
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.ranges import at_least, whole
+
 from .fedavg import FedAvg
-from .ranges import at_least, whole
-from .strategy import FairStrategy, Options
+from .strategy import FairStrategy
 
 
 class Ditto(FedAvg):
@@ -22,7 +25,7 @@ class Ditto(FedAvg):
 
     Parameters
     ----------
-    lam : float at least 0
+    lam : float at least 0, default 1.0
         λ: 0 is local training, large values are the global model.
     personal_epochs : int at least 1, default 1
         Passes over the local data for the personal model in a round.
@@ -38,15 +41,15 @@ class Ditto(FedAvg):
 
     own_terms = frozenset({"personal_lambda"})
 
-    def __init__(self, *, lam: float, personal_epochs: int = 1, **options: Unpack[Options]) -> None:
+    def __init__(self, *, lam: float = 1.0, personal_epochs: int = 1, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.personal_lambda = at_least(0.0, lam=lam)
         self.personal_epochs = whole(1, personal_epochs=personal_epochs)
 
-    def objective(self, server_round: int) -> dict[str, bool | float | int | str]:
+    def terms(self, server_round: int) -> Terms:
         """Return the pull and the epochs of the personal model, also for a pull of 0."""
-        personal = {"personal-lambda": self.personal_lambda, "personal-epochs": self.personal_epochs}
-        return super().objective(server_round) | personal
+        plain, pull, epochs = super().terms(server_round), self.personal_lambda, self.personal_epochs
+        return replace(plain, personal_lambda=pull, personal_epochs=epochs)
 
 
 class Local(FairStrategy):
@@ -68,9 +71,9 @@ class Local(FairStrategy):
     default_weighting = None
     own_terms = frozenset({"personal_lambda"})
 
-    def objective(self, server_round: int) -> dict[str, bool | float | int | str]:
+    def terms(self, server_round: int) -> Terms:
         """Return that there is a personal model, without pull, and nothing to do for the global one."""
-        return super().objective(server_round) | {"personal-lambda": 0.0, "personal-epochs": 1, "local-only": True}
+        return replace(super().terms(server_round), personal_lambda=0.0, personal_epochs=1, local_only=True)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return zeros."""

@@ -1,14 +1,18 @@
 """Minimax fairness by drawing: clients with a high loss come more often."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Unpack
 
 import numpy as np
 
+from fairbloom.protocol.streams import generator
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.ranges import at_least, whole
+
 from .afl import ascended, entered
-from .cohort import Cohort, FloatArray, Kept, generator
-from .ranges import at_least, whole
-from .strategy import FairStrategy, Options
+from .strategy import FairStrategy
 
 
 class DRFA(FairStrategy):
@@ -24,7 +28,7 @@ class DRFA(FairStrategy):
 
     Parameters
     ----------
-    gamma : float at least 0
+    gamma : float at least 0, default 0.01
         Step size of the ascent.
     local_steps : int at least 1, default 10
         K, the steps of every client in a round, in place of epochs.
@@ -43,15 +47,15 @@ class DRFA(FairStrategy):
     default_weighting = None
     snapshots = True
 
-    def __init__(self, *, gamma: float, local_steps: int = 10, **options: Unpack[Options]) -> None:
+    def __init__(self, *, gamma: float = 0.01, local_steps: int = 10, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.gamma = at_least(0.0, gamma=gamma)
         self.local_steps = whole(1, local_steps=local_steps)
 
-    def objective(self, server_round: int) -> dict[str, bool | float | int | str]:
+    def terms(self, server_round: int) -> Terms:
         """Return the steps, and the one whose model is kept, drawn from (seed, round)."""
         step = int(generator(self.seed, "snapshot", server_round).integers(1, self.local_steps + 1))
-        return super().objective(server_round) | {"local-steps": self.local_steps, "snapshot-step": step}
+        return replace(super().terms(server_round), local_steps=self.local_steps, snapshot_step=step)
 
     def choose(self, names: Collection[str], wanted: int, server_round: int) -> list[str]:
         """Draw clients by λ, with replacement."""
@@ -67,12 +71,15 @@ class DRFA(FairStrategy):
         c: FloatArray = cohort.draws / cohort.draws.sum()
         return c
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
+    def probe(self, cohort: Cohort, coefficients: FloatArray) -> FloatArray | None:
+        """Ask for losses at the mean snapshot."""
+        return coefficients
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
         """Ascend λ by the losses of a uniform sample at the mean snapshot."""
-        losses = self.losses_at_snapshot(cohort, coefficients)
-        factor = self.local_steps * self.gamma * len(self.online) / max(len(losses), 1)
-        gains = {name: factor * loss for name, loss in losses.items()}
-        self.memory = {"weights": ascended(self._weights(self.online), gains)}
+        factor = self.local_steps * self.gamma * len(cohort.online) / max(len(probed), 1)
+        gains = {name: factor * loss for name, loss in probed.items()}
+        self.memory = {"weights": ascended(self._weights(cohort.online), gains)}
         return {}
 
     def _weights(self, names: Collection[str]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """The plain average."""
 
-from .cohort import Cohort, FloatArray
+from fairbloom.rounds.method import Cohort, FloatArray
+
 from .strategy import FairStrategy
 
 

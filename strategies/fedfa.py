@@ -1,13 +1,16 @@
 """Fairness by accuracy and participation, with momentum on both sides."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Unpack
 
 import numpy as np
 
-from .cohort import Cohort, FloatArray, Kept
-from .ranges import at_least, within
-from .strategy import FairStrategy, Options
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.ranges import at_least, within
+
+from .strategy import FairStrategy
 
 SMALLEST_ACCURACY = 1e-6
 VELOCITY = "velocity"
@@ -64,9 +67,9 @@ class FedFa(FairStrategy):
         self.server_momentum = within("[0, 1)", server_momentum=server_momentum)
         self.client_momentum = within("[0, 1)", client_momentum=client_momentum)
 
-    def objective(self, server_round: int) -> dict[str, bool | float | int | str]:
+    def terms(self, server_round: int) -> Terms:
         """Return the clients' momentum beside the common terms."""
-        return super().objective(server_round) | {"client-momentum": self.client_momentum}
+        return replace(super().terms(server_round), client_momentum=self.client_momentum)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c, and the server's momentum for the velocity where there is one already."""
@@ -88,7 +91,7 @@ class FedFa(FairStrategy):
         """Return in how many earlier rounds a client gave a usable reply."""
         return int(self.memory.get("rounds", {}).get(name, 0))
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
         """Count the participants; keep the step as the velocity."""
         counted = {name: self._rounds(name) + 1 for name in cohort.names}
         self.memory = {"rounds": {**self.memory.get("rounds", {}), **counted}}

@@ -6,9 +6,11 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from .cohort import Cohort, FloatArray, Kept, generator
-from .ranges import one_of, whole, within
-from .strategy import FairStrategy, Options
+from fairbloom.protocol.streams import generator
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.ranges import one_of, whole, within
+
+from .strategy import FairStrategy
 
 NOTHING_COMMON = 1e-6
 """Below this share of the mean squared norm, what is left of the average is rounding: no step is taken."""
@@ -116,7 +118,7 @@ class FedFV(FairStrategy):
         """Return whether a row is of a client that is not there: the others' latest update is of this round."""
         return kept.key not in names
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
         """Keep every client's latest update for tau rounds."""
         rows = np.eye(cohort.size + len(cohort.memory))
         latest = {k: rows[i] for i, k in enumerate(cohort.memory, cohort.size) if self.recalls(k, cohort.names)}

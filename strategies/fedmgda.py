@@ -4,11 +4,11 @@ from typing import Unpack
 
 import numpy as np
 
-from .cohort import Cohort, FloatArray
+from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.ranges import at_least
+
 from .fedavgn import Stepped, moving
-from .ranges import at_least
 from .simplex import shortest
-from .strategy import Options
 
 
 class FedMGDA(Stepped):
@@ -100,7 +100,7 @@ class MGDAProx(FedMGDAPlus):
 
     Parameters
     ----------
-    mu : float at least 0
+    mu : float at least 0, default 0.1
         Strength of the proximal term; its gradient is mu · (x − w).
     epsilon : float at least 0, default 1.0
         How far a weight may be from its prior.
@@ -123,7 +123,7 @@ class MGDAProx(FedMGDAPlus):
     def __init__(
         self,
         *,
-        mu: float,
+        mu: float = 0.1,
         epsilon: float = 1.0,
         server_lr: float = 1.0,
         decay: float = 0.0,

@@ -2,9 +2,10 @@
 
 from typing import Unpack
 
+from fairbloom.rounds.method import Options
+from fairbloom.rounds.ranges import at_least
+
 from .fedavg import FedAvg
-from .ranges import at_least
-from .strategy import Options
 
 
 class FedProx(FedAvg):
@@ -16,7 +17,7 @@ class FedProx(FedAvg):
 
     Parameters
     ----------
-    mu : float at least 0
+    mu : float at least 0, default 0.1
         Strength of the proximal term; its gradient is mu · (x − w).
 
     Reductions: `mu=0` is FedAvg.
@@ -32,6 +33,6 @@ class FedProx(FedAvg):
 
     own_terms = frozenset({"proximal_mu"})
 
-    def __init__(self, *, mu: float, **options: Unpack[Options]) -> None:
+    def __init__(self, *, mu: float = 0.1, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.proximal_mu = at_least(0.0, mu=mu)

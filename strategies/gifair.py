@@ -4,9 +4,10 @@ from typing import Unpack
 
 import numpy as np
 
-from .cohort import Cohort, FloatArray
-from .ranges import within
-from .strategy import FairStrategy, Options
+from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.ranges import within
+
+from .strategy import FairStrategy
 
 
 class GiFair(FairStrategy):
@@ -22,7 +23,7 @@ class GiFair(FairStrategy):
 
     Parameters
     ----------
-    strength : float in [0, 1)
+    strength : float in [0, 1), default 0.5
         Share of the largest regularisation that keeps every weight positive.
 
     Reductions: `strength=0` is FedAvg.
@@ -36,7 +37,7 @@ class GiFair(FairStrategy):
 
     needs = frozenset({"loss-before"})
 
-    def __init__(self, *, strength: float, **options: Unpack[Options]) -> None:
+    def __init__(self, *, strength: float = 0.5, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.strength = within("[0, 1)", strength=strength)
 

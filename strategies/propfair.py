@@ -1,10 +1,13 @@
 """Proportional fairness, by a transform of the clients' loss."""
 
+from dataclasses import replace
 from typing import Unpack
 
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.method import Options
+from fairbloom.rounds.ranges import above
+
 from .fedavg import FedAvg
-from .ranges import above
-from .strategy import Options
 
 
 class PropFair(FedAvg):
@@ -19,7 +22,7 @@ class PropFair(FedAvg):
 
     Parameters
     ----------
-    baseline : float above 0
+    baseline : float above 0, default 5.0
         M, a loss that no client should exceed.
     epsilon : float above 0, default 0.2
         Below this utility the logarithm goes on as its tangent.
@@ -34,12 +37,12 @@ class PropFair(FedAvg):
     Cost: a weighted sum
     """
 
-    def __init__(self, *, baseline: float, epsilon: float = 0.2, **options: Unpack[Options]) -> None:
+    def __init__(self, *, baseline: float = 5.0, epsilon: float = 0.2, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.baseline = above(0.0, baseline=baseline)
         self.epsilon = above(0.0, epsilon=epsilon)
 
-    def objective(self, server_round: int) -> dict[str, bool | float | int | str]:
+    def terms(self, server_round: int) -> Terms:
         """Return the transform beside the common terms."""
-        transform = {"propfair-baseline": self.baseline, "propfair-epsilon": self.epsilon}
-        return super().objective(server_round) | {"loss-transform": "propfair"} | transform
+        plain = super().terms(server_round)
+        return replace(plain, loss_transform="propfair", propfair_baseline=self.baseline, propfair_epsilon=self.epsilon)

@@ -1,12 +1,15 @@
 """q-fair federated learning: clients with a high loss count more."""
 
+from dataclasses import replace
 from typing import Unpack
 
 import numpy as np
 
-from .cohort import Cohort, FloatArray
-from .ranges import above, at_least
-from .strategy import FairStrategy, Options
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.ranges import above, at_least
+
+from .strategy import FairStrategy
 
 SMALLEST_LOSS = 1e-10
 
@@ -20,9 +23,9 @@ class QFedAvg(FairStrategy):
 
     Parameters
     ----------
-    q : float at least 0
+    q : float at least 0, default 5.0
         How much high losses count: 0 not at all, large values approach the worst client alone.
-    lipschitz : float above 0
+    lipschitz : float above 0, default 1.0
         L, an estimate of the gradients' Lipschitz constant; the paper takes 1 / local learning rate.
 
     Reductions: `q=0` is FedAvg with uniform weights.
@@ -40,7 +43,7 @@ class QFedAvg(FairStrategy):
     needs = frozenset({"loss-before"})
     default_weighting = None
 
-    def __init__(self, *, q: float, lipschitz: float, **options: Unpack[Options]) -> None:
+    def __init__(self, *, q: float = 5.0, lipschitz: float = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.q = at_least(0.0, q=q)
         self.lipschitz = above(0.0, lipschitz=lipschitz)
@@ -63,9 +66,9 @@ class QFedSGD(QFedAvg):
 
     Parameters
     ----------
-    q : float at least 0
+    q : float at least 0, default 1.0
         How much high losses count: 0 not at all, large values approach the worst client alone.
-    lipschitz : float above 0
+    lipschitz : float above 0, default 10.0
         L, an estimate of the gradients' Lipschitz constant; the step is at most 1/L of their mean.
 
     Reductions: `q=0` is gradient descent on the unweighted mean loss with step 1/L.
@@ -81,9 +84,12 @@ class QFedSGD(QFedAvg):
 
     needs = frozenset({"loss-before", "learning-rate"})
 
-    def objective(self, server_round: int) -> dict[str, bool | float | int | str]:
+    def __init__(self, *, q: float = 1.0, lipschitz: float = 10.0, **options: Unpack[Options]) -> None:
+        super().__init__(q=q, lipschitz=lipschitz, **options)
+
+    def terms(self, server_round: int) -> Terms:
         """Return that each client does exactly one full-batch step."""
-        return super().objective(server_round) | {"full-batch-step": True}
+        return replace(super().terms(server_round), full_batch_step=True)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c of the gradients u_k / η_k."""

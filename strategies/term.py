@@ -4,9 +4,10 @@ from typing import Unpack
 
 import numpy as np
 
-from .cohort import Cohort, FloatArray
-from .ranges import finite
-from .strategy import FairStrategy, Options
+from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.ranges import finite
+
+from .strategy import FairStrategy
 
 
 class TERM(FairStrategy):
@@ -18,7 +19,7 @@ class TERM(FairStrategy):
 
     Parameters
     ----------
-    tilt : finite float
+    tilt : finite float, default 1.0
         t; above 0 high losses count more, up to the worst client alone; below 0 they count less, as outliers.
 
     Reductions: `tilt=0` is FedAvg.
@@ -32,7 +33,7 @@ class TERM(FairStrategy):
 
     needs = frozenset({"loss-before"})
 
-    def __init__(self, *, tilt: float, **options: Unpack[Options]) -> None:
+    def __init__(self, *, tilt: float = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.tilt = finite(tilt=tilt)
 

@@ -7,8 +7,10 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from .cohort import Cohort, FloatArray, generator
-from .strategy import CommonOptions, FairStrategy
+from fairbloom.protocol.streams import generator
+from fairbloom.rounds.method import Cohort, CommonOptions, FloatArray
+
+from .strategy import FairStrategy
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 

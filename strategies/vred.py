@@ -4,9 +4,10 @@ from typing import Unpack
 
 import numpy as np
 
-from .cohort import Cohort, FloatArray
-from .ranges import at_least
-from .strategy import FairStrategy, Options
+from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.ranges import at_least
+
+from .strategy import FairStrategy
 
 
 class VRed(FairStrategy):
@@ -21,7 +22,7 @@ class VRed(FairStrategy):
 
     Parameters
     ----------
-    beta : float at least 0
+    beta : float at least 0, default 0.5
         Weight of the variance.
 
     Reductions: `beta=0` is FedAvg.
@@ -36,7 +37,7 @@ class VRed(FairStrategy):
     needs = frozenset({"loss-before"})
     reports = ("negative-weights",)
 
-    def __init__(self, *, beta: float, **options: Unpack[Options]) -> None:
+    def __init__(self, *, beta: float = 0.5, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.beta = at_least(0.0, beta=beta)
 
@@ -65,7 +66,7 @@ class SemiVRed(VRed):
 
     Parameters
     ----------
-    beta : float at least 0
+    beta : float at least 0, default 0.5
         Weight of the semi-variance.
 
     Reductions: `beta=0` is FedAvg.

@@ -14,8 +14,8 @@ from flwr.supercore.run import Run
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Method
 from fairbloom.strategies import METHODS, FairStrategy
-from fairbloom.strategies.cohort import Cohort, FloatArray, Kept
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -53,6 +53,12 @@ CASES = [(name, arguments) for name, several in ARGUMENTS.items() for arguments 
 
 def make(name: str, arguments: Mapping[str, Any], **options: Any) -> FairStrategy:
     return METHODS[name](**arguments, **options)
+
+
+def told(method: Method, server_round: int) -> dict[str, Any]:
+    """What the clients are told of their work beside the round and what to measure."""
+    config = method.terms(server_round).to_config()
+    return {key: value for key, value in config.items() if key not in ("server-round", "measure")}
 
 
 # Cohorts ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairbloom.strategies.cohort import FloatArray, generator
+from fairbloom.protocol.streams import generator
+from fairbloom.rounds.method import FloatArray
 
 Vectors = Mapping[str, FloatArray]
 

@@ -4,8 +4,9 @@ from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.strategies import AdaFed, FedMGDA, updates
-from fairbloom.strategies.cohort import FloatArray
+from fairbloom.rounds import updates
+from fairbloom.rounds.method import FloatArray
+from fairbloom.strategies import AdaFed, FedMGDA
 
 from .helpers import Answer, MemoryGrid, cohort_of, generic_updates, record, unpack
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.method import FloatArray
 from fairbloom.strategies import AFL, FedAvg
-from fairbloom.strategies.cohort import FloatArray
 
 from .helpers import client_names, cohort_of
 from .reference import Seen, afl_weights
@@ -25,7 +25,7 @@ def play(strategy: AFL, rounds: Sequence[Losses], counts: Losses | None = None) 
             np.eye(len(names)), losses=given, counts=n, weighting=strategy.weighting, names=names, round=t
         )
         c = strategy.weigh(cohort)
-        assert strategy.remember(cohort, c) == {}
+        assert strategy.remember(cohort, c, {}) == {}
         steps.append(dict(zip(names, c, strict=True)))
     return steps
 

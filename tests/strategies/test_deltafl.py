@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.method import FloatArray
 from fairbloom.strategies import DeltaFL, FedAvg
-from fairbloom.strategies.cohort import FloatArray
 
 from .helpers import cohort_of, losses_and_counts
 

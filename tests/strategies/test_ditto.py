@@ -6,8 +6,8 @@ from flwr.app import MessageType
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.method import FloatArray
 from fairbloom.strategies import METHODS, Ditto, FairStrategy, FedAvg, Local
-from fairbloom.strategies.cohort import FloatArray
 
 from .helpers import (
     ARGUMENTS,
@@ -20,6 +20,7 @@ from .helpers import (
     make,
     quadratics,
     record,
+    told,
     unpack,
 )
 
@@ -60,10 +61,10 @@ def test_the_server_averages_as_fedavg_does(U: FloatArray, lam: float) -> None:
 
 @pytest.mark.parametrize("lam", [0.0, 1e-30, 0.1, 1e30])
 def test_pull_and_epochs_are_told_also_for_a_pull_of_zero(lam: float) -> None:
-    assert Ditto(lam=lam).objective(1) == {"personal-lambda": lam, "personal-epochs": 1}
-    told = Ditto(lam=lam, personal_epochs=3, proximal_mu=0.5).objective(1)
-    assert told == {"personal-lambda": lam, "personal-epochs": 3, "proximal-mu": 0.5}
-    assert type(told["personal-epochs"]) is int
+    assert told(Ditto(lam=lam), 1) == {"personal-lambda": lam, "personal-epochs": 1}
+    config = told(Ditto(lam=lam, personal_epochs=3, proximal_mu=0.5), 1)
+    assert config == {"personal-lambda": lam, "personal-epochs": 3, "proximal-mu": 0.5}
+    assert type(config["personal-epochs"]) is int
 
 
 @pytest.mark.parametrize("strategy", [Ditto(lam=0.0), Ditto(lam=2.0), Local(), FedAvg(personal_lambda=2.0)])
@@ -82,8 +83,8 @@ def test_evaluation_is_told_that_there_is_a_personal_model(strategy: FairStrateg
 
 
 def test_the_common_option_is_dittos_pull_with_one_epoch() -> None:
-    assert FedAvg(personal_lambda=0.5).objective(1) == Ditto(lam=0.5).objective(1)
-    assert FedAvg(personal_lambda=0.0).objective(1) == {}
+    assert told(FedAvg(personal_lambda=0.5), 1) == told(Ditto(lam=0.5), 1)
+    assert told(FedAvg(personal_lambda=0.0), 1) == {}
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("ditto", "local")])
@@ -107,9 +108,9 @@ def test_local_weighs_nothing(U: FloatArray) -> None:
 
 
 def test_local_clients_are_told_that_nothing_is_to_do_for_the_global_model() -> None:
-    assert Local().objective(1) == {"personal-lambda": 0.0, "personal-epochs": 1, "local-only": True}
+    assert told(Local(), 1) == {"personal-lambda": 0.0, "personal-epochs": 1, "local-only": True}
     for strategy in (Ditto(lam=0.0), FedAvg(personal_lambda=1.0)):
-        assert "local-only" not in strategy.objective(1)
+        assert "local-only" not in told(strategy, 1)
 
 
 # Parameters ---------------------------------------------------------------------------------------------------------

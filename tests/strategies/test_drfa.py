@@ -10,8 +10,9 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, Rec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.protocol.streams import generator
+from fairbloom.rounds.method import FloatArray
 from fairbloom.strategies import DRFA, Round
-from fairbloom.strategies.cohort import FloatArray, generator
 
 from .helpers import (
     BUFFERS,
@@ -25,6 +26,7 @@ from .helpers import (
     initial_model,
     quadratics,
     record,
+    told,
     unpack,
 )
 from .reference import nearest_in_simplex
@@ -186,10 +188,10 @@ def test_where_lambda_has_no_mass_on_the_free_clients_they_are_drawn_uniformly()
 
 
 def test_the_snapshot_step_is_uniform_over_the_local_steps() -> None:
-    steps = Counter(DRFA(gamma=1.0, local_steps=4, seed=2).objective(number)["snapshot-step"] for number in range(2000))
+    steps = Counter(told(DRFA(gamma=1.0, local_steps=4, seed=2), number)["snapshot-step"] for number in range(2000))
     assert set(steps) == {1, 2, 3, 4}
     assert all(abs(times - 500) <= 4 * np.sqrt(2000 * 0.25 * 0.75) for times in steps.values())
-    assert DRFA(gamma=1.0, local_steps=1).objective(3) == {"local-steps": 1, "snapshot-step": 1}
+    assert told(DRFA(gamma=1.0, local_steps=1), 3) == {"local-steps": 1, "snapshot-step": 1}
 
 
 def test_who_tells_its_loss_is_drawn_uniformly_without_replacement_and_apart_from_who_trains() -> None:
@@ -269,8 +271,8 @@ def loss_of(value: Any) -> Callable[[Message, Message], Message]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (loss_of(None), "metric 'train-loss' must be a finite number, got None"),
-        (loss_of(np.nan), "metric 'train-loss' must be a finite number, got nan"),
+        (loss_of(None), "metric 'train-loss' is missing or no finite number"),
+        (loss_of(np.nan), "metric 'train-loss' is missing or no finite number"),
         (lambda sent, reply: error(sent, reply)[0], "out of memory"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fairbloom import strategies
+from fairbloom.rounds.method import Method
 from fairbloom.strategies import METHODS, FairStrategy, FromTorchJD
 
 from .helpers import ARGUMENTS, make
@@ -141,7 +142,7 @@ def test_the_constructor_refuses_what_is_outside_the_stated_range_and_takes_what
 
 
 def test_the_common_options_are_documented_once_with_their_ranges() -> None:
-    text = inspect.getdoc(FairStrategy) or ""
+    text = inspect.getdoc(Method) or ""
     for name in strategies.Options.__optional_keys__:
         assert re.search(rf"^(\w+, )*{name}(, \w+)* : .+", text, re.MULTILINE), name
 

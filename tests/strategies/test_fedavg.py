@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from fairbloom.rounds.method import FloatArray
 from fairbloom.strategies import FedAvg
-from fairbloom.strategies.cohort import FloatArray
 
-from .helpers import cohort_of, edgy_updates, losses_and_counts
+from .helpers import cohort_of, edgy_updates, losses_and_counts, told
 
 
 @given(U=edgy_updates())
@@ -29,4 +29,4 @@ def test_three_clients_by_hand() -> None:
 
 def test_no_metric_is_needed() -> None:
     assert FedAvg.needs == frozenset()
-    assert FedAvg().objective(1) == {}
+    assert told(FedAvg(), 1) == {}

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.method import Cohort, FloatArray, Kept
 from fairbloom.strategies import FedFa
-from fairbloom.strategies.cohort import Cohort, FloatArray, Kept
 
 from .helpers import (
     BUFFERS,
@@ -21,6 +21,7 @@ from .helpers import (
     initial_model,
     quadratics,
     record,
+    told,
     unpack,
 )
 from .reference import Seen, fedfa
@@ -76,7 +77,7 @@ def test_the_velocity_by_hand() -> None:
         c = strategy.weigh(cohort)
         rows = np.vstack([np.array([[1.0]]), *memory.values()])
         velocity.append(float((c @ rows)[0]))
-        memory = {kept: mix @ rows for kept, mix in strategy.remember(cohort, c).items()}
+        memory = {kept: mix @ rows for kept, mix in strategy.remember(cohort, c, {}).items()}
         assert list(memory) == [Kept("velocity", t)]
     assert velocity == [1.0, 1.5, 1.75]
 
@@ -110,7 +111,7 @@ def test_velocity_and_participation_go_over_rounds_as_in_the_definition(
         c = strategy.weigh(cohort)
         expected = fedfa(history, alpha, beta, momentum)
         np.testing.assert_allclose(c @ rows, expected, rtol=1e-9, atol=1e-12)
-        memory = {kept: mix @ rows for kept, mix in strategy.remember(cohort, c).items()}
+        memory = {kept: mix @ rows for kept, mix in strategy.remember(cohort, c, {}).items()}
     took_part = [name for seen in history for name in seen.updates]
     assert strategy.memory.get("rounds", {}) == {name: took_part.count(name) for name in set(took_part)}
 
@@ -188,8 +189,8 @@ def test_the_step_is_the_velocity_of_the_round() -> None:
 
 
 def test_the_clients_momentum_is_told_and_the_servers_is_not() -> None:
-    assert FedFa().objective(1) == {"client-momentum": 0.9}
-    assert FedFa(client_momentum=0.0, server_momentum=0.7).objective(5) == {"client-momentum": 0.0}
+    assert told(FedFa(), 1) == {"client-momentum": 0.9}
+    assert told(FedFa(client_momentum=0.0, server_momentum=0.7), 5) == {"client-momentum": 0.0}
 
 
 def test_a_cohort_is_all_it_looks_at() -> None:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.method import FloatArray, Kept
 from fairbloom.strategies import FedAvg, FedFV
-from fairbloom.strategies.cohort import FloatArray, Kept
 
 from .helpers import client_names, cohort_of, edgy_updates, generic_updates
 from .reference import Seen, fedfv
@@ -125,7 +125,7 @@ def test_the_whole_history_is_respected_as_in_the_paper(seed: int, tau: int, alp
         rows = np.vstack([U, *memory.values()])
         c = strategy.weigh(cohort)
         np.testing.assert_allclose(c @ rows, fedfv(history, alpha, tau), rtol=1e-6, atol=1e-8)
-        memory = {kept: mix @ rows for kept, mix in strategy.remember(cohort, c).items()}
+        memory = {kept: mix @ rows for kept, mix in strategy.remember(cohort, c, {}).items()}
         assert all(t - tau < kept.round <= t for kept in memory)
 
 
@@ -165,7 +165,7 @@ def test_a_participants_own_old_update_is_replaced_by_its_new_one() -> None:
     strategy, U = FedFV(tau=2), np.array([[1.0, 1.0]])
     np.testing.assert_allclose(step(strategy, U, round=5, memory=memory), [1.0, 1.0], rtol=1e-12)
     cohort = cohort_of(U, round=5, memory=memory)
-    assert list(strategy.remember(cohort, strategy.weigh(cohort))) == [Kept("client-000", 5)]
+    assert list(strategy.remember(cohort, strategy.weigh(cohort), {})) == [Kept("client-000", 5)]
 
 
 # Edge cases ---------------------------------------------------------------------------------------------------------

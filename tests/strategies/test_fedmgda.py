@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.method import FloatArray
 from fairbloom.strategies import FedAvg, FedAvgN, FedMGDA, FedMGDAPlus
-from fairbloom.strategies.cohort import FloatArray
 from fairbloom.strategies.simplex import shortest
 
 from .helpers import cohort_of, edgy_updates, generic_updates, losses_and_counts

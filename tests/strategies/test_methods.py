@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.method import FloatArray, Kept
 from fairbloom.strategies import METHODS
-from fairbloom.strategies.cohort import FloatArray, Kept
 
 from .helpers import (
     ARGUMENTS,
@@ -239,7 +239,7 @@ def test_coefficients_and_kept_rows_have_one_entry_per_row(name: str, arguments:
     c = strategy.weigh(cohort)
     assert c.shape == (3 + len(kept),)
     if not strategy.snapshots:  # what DRFA remembers takes a second exchange
-        assert all(mix.shape == c.shape for mix in strategy.remember(cohort, c).values())
+        assert all(mix.shape == c.shape for mix in strategy.remember(cohort, c, {}).values())
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -11,16 +11,17 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, QFedAvg, Round
-from fairbloom.strategies.round import decides
-from fairbloom.strategies.screening import (
+from fairbloom.rounds.aggregation import decides
+from fairbloom.rounds.flower import reported
+from fairbloom.rounds.screening import (
     check_counts,
     largest_in_proportion,
     out_of_proportion,
     proportionate_rates,
     usable_metrics,
 )
-from fairbloom.strategies.updates import Layout, Updates
+from fairbloom.rounds.updates import Layout, Updates
+from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, QFedAvg, Round
 
 from .helpers import (
     ARGUMENTS,
@@ -280,11 +281,11 @@ def counting(*counts: int) -> dict[str, Callable[[Message], Message]]:
 def test_more_examples_than_a_float_can_count_are_refused(count: int) -> None:
     content = RecordDict({"metrics": MetricRecord({"num-examples": count})})
     with pytest.raises(ValueError, match=rf"num-examples must be at most 2\*\*53, got {count}"):
-        usable_metrics(content, "num-examples")
+        usable_metrics(reported(content), "num-examples")
     most = RecordDict({"metrics": MetricRecord({"num-examples": 2**53, "tokens": count, "loss": 10**400})})
-    assert usable_metrics(most, "num-examples")["num-examples"] == 2**53
+    assert usable_metrics(reported(most), "num-examples")["num-examples"] == 2**53
     with pytest.raises(ValueError, match="tokens must be a positive number of at most"):
-        usable_metrics(most, "tokens")
+        usable_metrics(reported(most), "tokens")
 
 
 def test_a_count_that_jumps_is_refused_and_the_round_ends_as_without_the_client() -> None:
@@ -480,13 +481,11 @@ def test_a_row_that_is_taken_out_leaves_what_would_be_there_without_it(place: in
         if k != place:
             without.add(model)
     updates.remove(place)
-    assert [(row.values.tobytes(), row.scale) for row in updates.rows] == [
-        (row.values.tobytes(), row.scale) for row in without.rows
-    ]
-    bases = {id(row.values.base) for row in updates.rows}
-    assert len(bases) == 1  # the rows are still those of one matrix, which is not copied to be multiplied
+    (block,), (expected_block,) = updates.vectors.blocks, without.vectors.blocks  # one matrix, which is not copied
+    np.testing.assert_array_equal(block, expected_block)
+    np.testing.assert_array_equal(updates.vectors.scales, without.vectors.scales)
     ones = np.ones(4)
-    after, expected = (u.model_after(ones / 4, u.rows, ones / 4, np.arange(4.0)) for u in (updates, without))
+    after, expected = (u.model_after(ones / 4, u.vectors, ones / 4, np.arange(4.0)) for u in (updates, without))
     assert {name: array.tobytes() for name, array in after.items()} == {
         name: array.tobytes() for name, array in expected.items()
     }

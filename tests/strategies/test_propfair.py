@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.method import FloatArray
 from fairbloom.strategies import FedAvg, PropFair
-from fairbloom.strategies.cohort import FloatArray
 
-from .helpers import cohort_of, edgy_updates, losses_and_counts
+from .helpers import cohort_of, edgy_updates, losses_and_counts, told
 
 
 @given(U=edgy_updates(), baseline=st.floats(1e-3, 1e3), weighting=st.sampled_from(("examples", "uniform")))
@@ -19,9 +19,8 @@ def test_the_server_averages_as_fedavg_does(U: FloatArray, baseline: float, weig
 
 def test_the_clients_are_told_the_transform_with_its_numbers() -> None:
     expected = {"loss-transform": "propfair", "propfair-baseline": 5.0, "propfair-epsilon": 0.2}
-    assert PropFair(baseline=5).objective(1) == PropFair(baseline=5, epsilon=0.2).objective(99) == expected
-    told = PropFair(baseline=3.0, epsilon=1e-3, proximal_mu=0.5).objective(1)
-    assert told == {
+    assert told(PropFair(baseline=5), 1) == told(PropFair(baseline=5, epsilon=0.2), 99) == expected
+    assert told(PropFair(baseline=3.0, epsilon=1e-3, proximal_mu=0.5), 1) == {
         "loss-transform": "propfair",
         "propfair-baseline": 3.0,
         "propfair-epsilon": 1e-3,
@@ -31,7 +30,7 @@ def test_the_clients_are_told_the_transform_with_its_numbers() -> None:
 
 def test_no_metric_is_needed_and_no_fedavg_client_is_told_of_a_transform() -> None:
     assert PropFair.needs == frozenset()
-    assert "loss-transform" not in FedAvg().objective(1)
+    assert "loss-transform" not in told(FedAvg(), 1)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])

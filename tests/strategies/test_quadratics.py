@@ -13,8 +13,8 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from scipy.optimize import minimize
 
+from fairbloom.rounds.method import FloatArray
 from fairbloom.strategies import METHODS, FairStrategy, FromTorchJD, Round
-from fairbloom.strategies.cohort import FloatArray
 
 from .helpers import MemoryGrid, record, unpack
 

@@ -4,7 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairbloom.strategies import METHODS, ranges
+from fairbloom.rounds import ranges
+from fairbloom.strategies import METHODS
 
 from .helpers import ARGUMENTS, make
 

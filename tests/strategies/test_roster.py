@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.strategies.roster import Roster, sample, share
+from fairbloom.rounds.roster import Roster, sample, share
 
 NAMES = [f"client-{k}" for k in range(100)]
 
@@ -145,11 +145,29 @@ def test_a_node_cannot_take_the_id_of_another_for_its_name() -> None:
 def test_a_client_that_owes_a_reply_is_online_but_not_free_until_it_has_answered_everything() -> None:
     roster = Roster()
     roster.refresh({3: "a", 4: "b"}, never)
-    roster.owe("first", 3)
-    roster.owe("second", 3)
+    roster.owe("first", 3, until=math.inf)
+    roster.owe("second", 3, until=math.inf)
     assert roster.debts == ["first", "second"]
     roster.settle(["first", "of another run"])
     assert list(roster.online) == ["a", "b"]
     assert roster.free == ["b"]
     roster.settle(["second"])
+    assert roster.free == ["a", "b"]
+
+
+def test_a_debt_ends_with_its_message_and_a_node_without_a_name_is_asked_for_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("fairbloom.rounds.roster.time.time", lambda: now[0])
+    roster = Roster()
+    roster.refresh({3: "a", 4: ""}, lambda nodes: {})
+    roster.owe("first", 3, until=1010.0)
+    roster.owe("name", 4, until=1020.0)
+    assert (roster.free, roster.debts) == ([], ["first", "name"])
+    now[0] = 1010.0
+    roster.refresh({3: "a", 4: ""}, never)
+    assert (roster.free, roster.debts) == (["a"], ["name"])
+    now[0] = 1020.0
+    roster.refresh({3: "a", 4: ""}, lambda nodes: dict.fromkeys(nodes, "b"))
     assert roster.free == ["a", "b"]

@@ -10,9 +10,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.app.error import Error
 from flwr.serverapp.strategy import Result, Strategy
 
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Probed
+from fairbloom.rounds.screening import LONGEST_REASON, one_line
 from fairbloom.strategies import METHODS, Ditto, FairStrategy, FedAvg, FedFV, FedMGDA, FedProx, MGDAProx, QFedAvg, Round
-from fairbloom.strategies.cohort import Cohort, FloatArray, Kept
-from fairbloom.strategies.round import LONGEST_REASON, one_line
 
 from .helpers import (
     ARGUMENTS,
@@ -37,6 +37,7 @@ from .helpers import (
     quadratics,
     record,
     to_unknown_message,
+    told,
     unpack,
 )
 from .reference import WEIGHTING, Seen, expected_step
@@ -260,8 +261,10 @@ def test_no_vector_of_the_models_length_reaches_the_method(name: str, arguments:
         seen.extend(sizes_in([vars(cohort), self.memory, c]))
         return c
 
-    def remember(self: FairStrategy, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
-        kept = method.remember(self, cohort, coefficients)
+    def remember(
+        self: FairStrategy, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray]:
+        kept = method.remember(self, cohort, coefficients, probed)
         seen.extend(sizes_in([vars(cohort), self.memory, dict(kept)]))
         return kept
 
@@ -554,9 +557,9 @@ def test_common_local_terms_are_told_with_every_method_and_only_where_they_apply
 
 
 def test_terms_of_strength_zero_are_not_told_except_that_ditto_keeps_its_personal_model() -> None:
-    assert FedProx(mu=0.0).objective(1) == FedAvg(proximal_mu=0.0, personal_lambda=0.0).objective(1) == {}
-    assert MGDAProx(mu=0.0).objective(1) == {}
-    assert Ditto(lam=0.0).objective(1) == {"personal-lambda": 0.0, "personal-epochs": 1}
+    assert told(FedProx(mu=0.0), 1) == told(FedAvg(proximal_mu=0.0, personal_lambda=0.0), 1) == {}
+    assert told(MGDAProx(mu=0.0), 1) == {}
+    assert told(Ditto(lam=0.0), 1) == {"personal-lambda": 0.0, "personal-epochs": 1}
 
 
 def test_the_users_config_and_further_measures_travel_along() -> None:
@@ -727,7 +730,7 @@ class Counting(FedAvg):
     def weigh(self, cohort: Cohort) -> FloatArray:
         return np.concatenate([cohort.prior, [0.5] * len(cohort.memory)])
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray) -> dict[Kept, FloatArray]:
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> dict[Kept, FloatArray]:
         seen = self.memory.setdefault("seen", {})
         for name in cohort.names:
             seen.setdefault(name, []).append(cohort.round)

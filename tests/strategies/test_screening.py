@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
-from fairbloom.strategies.screening import usable_arrays, usable_metrics
-from fairbloom.strategies.updates import Layout
+from fairbloom.rounds.flower import reported, usable_arrays
+from fairbloom.rounds.screening import usable_metrics
+from fairbloom.rounds.updates import Layout
 
 LAYOUT = Layout({"w": np.zeros((2, 2), np.float32), "steps": np.array(1, np.int64), "mask": np.array([True])})
 GOOD = {"w": np.ones((2, 2), np.float32), "steps": np.array(2, np.int64), "mask": np.array([False])}
@@ -21,41 +22,41 @@ def arrays(given: dict[str, Any], key: str = "arrays") -> RecordDict:
 
 def test_finite_numbers_are_handed_on_and_others_left_out() -> None:
     content = metrics(num_examples=3, loss=0.5, bad=float("nan"), worse=float("inf"), several=[1.0, 2.0])
-    assert usable_metrics(content, "num-examples") == {"num-examples": 3, "loss": 0.5}
+    assert usable_metrics(reported(content), "num-examples") == {"num-examples": 3, "loss": 0.5}
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.0, 2.5, float("nan"), [3]])
 def test_a_count_that_is_no_positive_integer_is_refused(count: Any) -> None:
     with pytest.raises(ValueError, match="num-examples must be an integer of at least 1"):
-        usable_metrics(metrics(num_examples=count), "num-examples")
+        usable_metrics(reported(metrics(num_examples=count)), "num-examples")
 
 
 def test_the_count_is_needed_whatever_the_weight_is() -> None:
     with pytest.raises(ValueError, match="num-examples"):
-        usable_metrics(metrics(tokens=5), "tokens")
+        usable_metrics(reported(metrics(tokens=5)), "tokens")
 
 
 @pytest.mark.parametrize("weight", [0, -1.0, float("nan"), None])
 def test_another_weight_must_be_a_positive_number(weight: Any) -> None:
     numbers = {"num_examples": 3} | ({} if weight is None else {"tokens": weight})
     with pytest.raises(ValueError, match="tokens must be a positive number"):
-        usable_metrics(metrics(**numbers), "tokens")
-    assert usable_metrics(metrics(num_examples=3, tokens=0.5), "tokens") == {"num-examples": 3, "tokens": 0.5}
+        usable_metrics(reported(metrics(**numbers)), "tokens")
+    assert usable_metrics(reported(metrics(num_examples=3, tokens=0.5)), "tokens") == {"num-examples": 3, "tokens": 0.5}
 
 
 def test_needed_metrics_must_be_finite_numbers() -> None:
     for content in (metrics(num_examples=3), metrics(num_examples=3, loss=float("nan"))):
         with pytest.raises(ValueError, match="metric 'loss' must be a finite number"):
-            usable_metrics(content, "num-examples", ["loss"])
+            usable_metrics(reported(content), "num-examples", ["loss"])
 
 
 def test_a_reply_without_metrics_or_with_several_unknown_records_is_refused() -> None:
     one, other = metrics(num_examples=3)["metrics"], metrics(num_examples=4)["metrics"]
     for content in (RecordDict(), RecordDict({"a": one, "b": other})):
         with pytest.raises(ValueError, match="MetricRecord 'metrics' is missing"):
-            usable_metrics(content, "num-examples")
-    assert usable_metrics(RecordDict({"mine": one}), "num-examples") == {"num-examples": 3}
-    assert usable_metrics(RecordDict({"mine": one, "metrics": other}), "num-examples") == {"num-examples": 4}
+            usable_metrics(reported(content), "num-examples")
+    assert usable_metrics(reported(RecordDict({"mine": one})), "num-examples") == {"num-examples": 3}
+    assert usable_metrics(reported(RecordDict({"mine": one, "metrics": other})), "num-examples") == {"num-examples": 4}
 
 
 def test_arrays_of_the_models_names_shapes_and_kinds_are_usable() -> None:

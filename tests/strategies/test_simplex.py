@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.strategies.cohort import FloatArray
+from fairbloom.rounds.method import FloatArray
 from fairbloom.strategies.simplex import project, shortest
 
 from .helpers import edgy_updates

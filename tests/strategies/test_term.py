@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.method import Cohort, FloatArray
 from fairbloom.strategies import TERM, FedAvg
-from fairbloom.strategies.cohort import Cohort, FloatArray
 
 from .helpers import cohort_of, losses_and_counts
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.method import FloatArray
 from fairbloom.strategies import METHODS, FedMGDA, FromTorchJD
-from fairbloom.strategies.cohort import FloatArray
 from fairbloom.strategies.torchjd import by_name
 
 from .helpers import (
@@ -19,6 +19,7 @@ from .helpers import (
     initial_model,
     quadratics,
     record,
+    told,
     unpack,
 )
 
@@ -198,7 +199,7 @@ def test_what_is_no_gram_based_weighting_is_refused(wrong: Any) -> None:
 def test_common_options_are_taken_and_checked_and_there_is_no_prior() -> None:
     strategy = by_name("upgrad", fraction_train=0.5, seed=3, proximal_mu=0.1, personal_lambda=0.2)
     assert (strategy.fraction_train, strategy.seed) == (0.5, 3)
-    assert strategy.objective(1) == {"proximal-mu": 0.1, "personal-lambda": 0.2, "personal-epochs": 1}
+    assert told(strategy, 1) == {"proximal-mu": 0.1, "personal-lambda": 0.2, "personal-epochs": 1}
     assert strategy.needs == frozenset()
     with pytest.raises(ValueError, match="fraction_train must lie in"):
         by_name("upgrad", fraction_train=0.0)

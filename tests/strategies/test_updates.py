@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.strategies import updates
-from fairbloom.strategies.cohort import FloatArray
-from fairbloom.strategies.updates import CHUNK, Layout, Row, Updates, combine, gram_matrix, squared_norms, weighted_sum
+from fairbloom.rounds import updates
+from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import CHUNK, Layout, Updates, Vectors, combine, gram_matrix, squared_norms, weighted_sum
 
 from .helpers import edgy_updates
 
@@ -28,11 +28,19 @@ def added(w: dict[str, np.ndarray], *replies: dict[str, np.ndarray], buffers: tu
 
 def after(stored: Updates, *coefficients: float, counts: tuple[float, ...] | None = None) -> dict[str, np.ndarray]:
     n = np.array(counts or np.ones(len(coefficients)))
-    return stored.model_after(np.array(coefficients), stored.rows, n / n.sum(), n)
+    return stored.model_after(np.array(coefficients), stored.vectors, n / n.sum(), n)
 
 
 def drawn(seed: int, m: int, d: int, dtype: str = "float32") -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(m, d)).astype(dtype)
+
+
+NONE = Vectors((), np.zeros(0))
+
+
+def below(U: np.ndarray) -> Vectors:
+    """The rows of U, each a vector that came by itself."""
+    return sum(map(Vectors.of, U[1:]), start=Vectors.of(U[0]))
 
 
 # Gram matrix and sums -----------------------------------------------------------------------------------------------
@@ -41,7 +49,7 @@ def drawn(seed: int, m: int, d: int, dtype: str = "float32") -> np.ndarray:
 @given(seed=st.integers(0, 99), m=st.integers(1, 4), d=SIZES, dtype=st.sampled_from(("float32", "float64")))
 def test_gram_norms_and_sum_equal_the_direct_products(seed: int, m: int, d: int, dtype: str) -> None:
     U = drawn(seed, m, d, dtype)
-    rows, exact = [Row(u) for u in U], U.astype(np.float64)
+    rows, exact = below(U), U.astype(np.float64)
     np.testing.assert_allclose(gram_matrix(rows), exact @ exact.T, rtol=1e-9, atol=1e-10 * d)
     np.testing.assert_allclose(squared_norms(rows), np.sum(exact**2, axis=1), rtol=1e-12)
     c, into = np.arange(1.0, m + 1), np.ones(d)
@@ -51,7 +59,7 @@ def test_gram_norms_and_sum_equal_the_direct_products(seed: int, m: int, d: int,
 
 @given(U=edgy_updates())
 def test_gram_matrix_is_symmetric_and_its_diagonal_holds_the_norms(U: FloatArray) -> None:
-    rows = [Row(u) for u in U]
+    rows = below(U)
     G = gram_matrix(rows)
     np.testing.assert_array_equal(G, G.T)
     np.testing.assert_allclose(np.diag(G), squared_norms(rows), rtol=1e-12)
@@ -59,7 +67,7 @@ def test_gram_matrix_is_symmetric_and_its_diagonal_holds_the_norms(U: FloatArray
 
 def test_large_work_is_multiplied_in_float32_to_1_5e_minus_7_in_a_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
     U = drawn(0, 5, 10 * CHUNK + 3)
-    rows, exact = [Row(u) for u in U], U.astype(np.float64) @ U.T.astype(np.float64)
+    rows, exact = below(U), U.astype(np.float64) @ U.T.astype(np.float64)
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
     norms = np.sqrt(np.diag(exact))
     assert np.abs((gram_matrix(rows) - exact) / np.outer(norms, norms)).max() <= 1.5e-7
@@ -74,18 +82,18 @@ def test_huge_and_tiny_updates_have_exact_products_and_steps(seed: int, sizes: l
     exact = np.array([-reply["w"] for reply in replies], np.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "EXACT_NUMBERS", 0 if fast else updates.EXACT_NUMBERS)
-        G = gram_matrix(stored.rows)
+        G = gram_matrix(stored.vectors)
     norms = np.linalg.norm(exact, axis=1)
     assert (np.abs(G - exact @ exact.T) <= 1e-6 * np.outer(norms, norms)).all()
-    np.testing.assert_allclose(squared_norms(stored.rows), norms**2, rtol=1e-12)
+    np.testing.assert_allclose(squared_norms(stored.vectors), norms**2, rtol=1e-12)
     for k, u in enumerate(exact):
         np.testing.assert_array_equal(after(stored, *np.eye(len(exact))[k])["w"], -u.astype(np.float32))
 
 
 def test_no_updates_and_empty_models_have_empty_products() -> None:
-    assert gram_matrix([]).shape == (0, 0)
-    assert squared_norms([]).shape == (0,)
-    nothing = [Row(np.empty(0, np.float32))] * 2
+    assert gram_matrix(NONE).shape == (0, 0)
+    assert squared_norms(NONE).shape == (0,)
+    nothing = below(np.empty((2, 0), np.float32))
     assert gram_matrix(nothing).tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert squared_norms(nothing).tolist() == [0.0, 0.0]
     stored = added(model(steps=1), model(steps=4))
@@ -95,14 +103,30 @@ def test_no_updates_and_empty_models_have_empty_products() -> None:
 @given(seed=st.integers(0, 99))
 def test_combining_rows_gives_their_weighted_sum(seed: int) -> None:
     U, c = drawn(seed, 3, 50), np.random.default_rng(seed).normal(size=3)
-    combined = combine(c, [Row(u) for u in U])
-    np.testing.assert_allclose(combined.values * combined.scale, c @ U.astype(np.float64), rtol=1e-5, atol=1e-6)
-    assert combined.values.dtype == np.float32
+    combined = combine(c, below(U))
+    (values,) = combined.blocks[0]
+    np.testing.assert_allclose(combined.scales[0] * values, c @ U.astype(np.float64), rtol=1e-5, atol=1e-6)
+    assert values.dtype == np.float32
 
 
 def test_combining_with_one_coefficient_of_one_is_that_row() -> None:
-    rows = [Row(u, 2.0) for u in drawn(0, 3, 5)]
-    assert combine(np.array([0.0, 1.0, 0.0]), rows) is rows[1]
+    U = drawn(0, 3, 5)
+    for vectors in (below(U), Vectors((U,), np.full(3, 2.0)), Vectors((U[:1], U[1:]), np.full(3, 2.0))):
+        combined = combine(np.array([0.0, 1.0, 0.0]), vectors)
+        assert np.shares_memory(combined.blocks[0], U[1])
+        assert (len(combined), combined.scales[0]) == (1, vectors.scales[1])
+
+
+@given(seed=st.integers(0, 99), cut=st.integers(1, 4), exact=st.booleans())
+def test_rows_in_several_blocks_have_the_bits_of_those_in_one(seed: int, cut: int, exact: bool) -> None:
+    U, scales = drawn(seed, 5, CHUNK + 7), 2.0 ** np.arange(5)
+    one, two = Vectors((U,), scales), Vectors((U[:cut],), scales[:cut]) + Vectors((U[cut:],), scales[cut:])
+    np.testing.assert_array_equal(gram_matrix(one, exact=exact), gram_matrix(two, exact=exact))
+    np.testing.assert_array_equal(squared_norms(one), squared_norms(two))
+    into = np.zeros((2, CHUNK + 7), np.float32)
+    weighted_sum(np.arange(1.0, 6.0), one, into=into[0])
+    weighted_sum(np.arange(1.0, 6.0), two, into=into[1])
+    np.testing.assert_array_equal(into[0], into[1])
 
 
 # The update and the model after it ----------------------------------------------------------------------------------
@@ -140,7 +164,7 @@ def test_integers_are_taken_over_and_buffers_averaged_by_hand() -> None:
         model(w=np.float32([0, 0]), n=np.array(30), mean=np.float32([4, 4])),
     ]
     stored = added(w, *replies, buffers=("mean",))
-    assert gram_matrix(stored.rows).tolist() == [[4.0, 0.0, 0.0], [0.0, 16.0, 0.0], [0.0, 0.0, 0.0]]
+    assert gram_matrix(stored.vectors).tolist() == [[4.0, 0.0, 0.0], [0.0, 16.0, 0.0], [0.0, 0.0, 0.0]]
     result = after(stored, 0.5, 0.25, 0.0, counts=(1.0, 2.0, 1.0))
     assert result["w"].tolist() == [1.0, 1.0]
     assert result["n"] == 20
@@ -155,9 +179,9 @@ def test_a_reply_that_is_not_finite_is_refused_by_array_and_stores_nothing(bad: 
     stored = Updates(Layout(w, ("mean",)), capacity=2)
     with pytest.raises(ValueError, match=f"array '{place}' is not finite"):
         stored.add({**w, place: np.float32([1.0, bad, 2.0])})
-    assert stored.rows == []
+    assert len(stored.vectors) == 0
     stored.add({**w, "w": np.ones(3, np.float32)})
-    assert gram_matrix(stored.rows).tolist() == [[3.0]]
+    assert gram_matrix(stored.vectors).tolist() == [[3.0]]
 
 
 def test_an_update_or_a_step_beyond_the_dtype_is_refused() -> None:

@@ -2,12 +2,22 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 
-from .cohort import generator
+from fairbloom.protocol.streams import generator
 
 log = logging.getLogger("flwr").getChild("fairbloom")
+
+
+@dataclass(frozen=True)
+class Debt:
+    """A message that has not been answered: to which node, and until when the node might (Unix time, seconds)."""
+
+    node_id: int
+    until: float
 
 
 class Roster:
@@ -20,7 +30,7 @@ class Roster:
     def __init__(self) -> None:
         self._claims: dict[int, str] = {}
         self._names: dict[int, str] = {}
-        self._debts: dict[str, int] = {}
+        self._debts: dict[str, Debt] = {}
 
     @property
     def online(self) -> dict[str, int]:
@@ -29,8 +39,11 @@ class Roster:
 
     @property
     def free(self) -> list[str]:
-        """The names of clients online that owe no earlier reply, in ascending order."""
-        owing = set(self._debts.values())
+        """The names of clients online that owe no earlier reply, in ascending order.
+
+        A debt ends with its message's time to live: no grid needs to say that the reply will not come.
+        """
+        owing = self._owing()
         return sorted(name for node_id, name in self._names.items() if node_id not in owing)
 
     @property
@@ -38,9 +51,9 @@ class Roster:
         """The ids of messages that have not been answered."""
         return list(self._debts)
 
-    def owe(self, message_id: str, node_id: int) -> None:
-        """Note that a node has not answered a message."""
-        self._debts[message_id] = node_id
+    def owe(self, message_id: str, node_id: int, until: float) -> None:
+        """Note that a node has not answered a message, which lives until a moment (Unix time, seconds)."""
+        self._debts[message_id] = Debt(node_id, until)
 
     def settle(self, message_ids: Iterable[str]) -> None:
         """Strike off debts, by the message that was answered at last."""
@@ -51,7 +64,7 @@ class Roster:
         """Take in who is online: node ids with their registered names ("" for none); `ask` names the new ones."""
         registered = {node_id: name for node_id, name in nodes.items() if name}
         self._claims = {node_id: name for node_id, name in self._claims.items() if node_id in nodes}
-        unknown = sorted(nodes.keys() - registered.keys() - self._claims.keys() - set(self._debts.values()))
+        unknown = sorted(nodes.keys() - registered.keys() - self._claims.keys() - self._owing())
         self._claims |= ask(unknown) if unknown else {}
         # The operator's word, bound to a key, is worth more than a node's own; then who had a name before keeps it.
         held = {node_id: name for node_id, name in self._names.items() if node_id in nodes}
@@ -64,6 +77,12 @@ class Roster:
                 elif node_id in unknown or node_id in held:
                     log.warning("node %d calls itself %s, as another node does: it takes no part", node_id, name)
         self._names = names
+
+    def _owing(self) -> set[int]:
+        """Forget the debts whose messages have outlived their time; return the nodes that owe the others."""
+        now = time.time()
+        self._debts = {message_id: debt for message_id, debt in self._debts.items() if now < debt.until}
+        return {debt.node_id for debt in self._debts.values()}
 
 
 def share(fraction: float, of: int, minimum: int) -> int:

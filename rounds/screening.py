@@ -1,36 +1,92 @@
 """What makes a reply usable; every check raises ValueError with the reason for which the reply is refused."""
 
+import logging
 import math
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from io import BytesIO
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
-from numpy.typing import NDArray
 
-from .updates import Arrays, Layout
+from fairbloom.protocol.names import (
+    ACCURACY,
+    ACCURACY_PERSONAL,
+    LEARNING_RATE,
+    LOSS_AFTER,
+    LOSS_BEFORE,
+    NUM_EXAMPLES,
+    TRAIN_LOSS,
+)
 
-SNAPSHOT = "snapshot"
-"""The ArrayRecord with the model that a client had in the midst of its local work."""
+from .updates import Model
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+LONGEST_REASON = 2000
+"""Characters of a reason: a client's error may be a whole traceback, or a flood."""
 
 LARGEST_COUNT = 2**53
 """No client counts more examples; up to here every integer is a float64 of its own."""
 
-ACCURACIES = ("accuracy", "accuracy-personal")
+ACCURACIES = (ACCURACY, ACCURACY_PERSONAL)
 """What a client may tell of its test split as a share of the examples."""
 
-LOSSES = frozenset({"loss-before", "loss-after", "train-loss"})
+LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, TRAIN_LOSS})
 
 USUAL_LOSS = 1.0
 """Where the median loss is smaller, losses are compared with this: one client may well be far from the others' zero."""
 
 
-def usable_metrics(content: Any, weight_key: str, needs: Collection[str] = ()) -> dict[str, float]:
+class MissingMetricError(ValueError):
+    """A reply without a metric that the method needs, or with one that is no finite number."""
+
+    def __init__(self, metric: str, value: object) -> None:
+        super().__init__(f"metric {metric!r} must be a finite number, got {value!r}")
+        self.metric = metric
+
+
+class Refusals:
+    """Why replies of a round are not used, by client name; each reason is logged as it comes."""
+
+    def __init__(self, server_round: int) -> None:
+        self._round = server_round
+        self._reasons: dict[str, list[str]] = {}
+        self._lacking: dict[str, str] = {}
+
+    def add(self, name: str, reason: ValueError | str) -> None:
+        """Note, and log, why a reply of `name` is not used."""
+        words = one_line(str(reason))
+        self._reasons.setdefault(name, []).append(words)
+        if isinstance(reason, MissingMetricError):
+            self._lacking[name] = reason.metric
+        log.warning("refused a reply of client %s: %s", name, words, extra={"client": name, "round": self._round})
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """The reasons by client, in the order of names."""
+        return {name: "; ".join(given) for name, given in sorted(self._reasons.items())}
+
+    @property
+    def count(self) -> int:
+        """How many replies were refused; a client may have sent several."""
+        return sum(map(len, self._reasons.values()))
+
+    @property
+    def lacking(self) -> dict[str, str]:
+        """The needed metric that a client's reply lacks, by client."""
+        return dict(self._lacking)
+
+
+def one_line(text: str) -> str:
+    """Return what a client may have written as one line that is safe to print, without its middle where it is long."""
+    if len(text) > LONGEST_REASON:
+        text = f"{text[: LONGEST_REASON // 2]} … {text[-LONGEST_REASON // 2 :]}"
+    return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
+
+
+def usable_metrics(record: Mapping[str, Any], weight_key: str, needs: Collection[str] = ()) -> dict[str, float]:
     """Return the finite numbers among a reply's metrics, if count, weight and the needed ones are there."""
-    record = _only(content.metric_records, "metrics", "MetricRecord")
-    count = record.get("num-examples")
+    count = record.get(NUM_EXAMPLES)
     if not isinstance(count, int) or count < 1:
         raise ValueError(f"num-examples must be an integer of at least 1, got {count!r}")
     if count > LARGEST_COUNT:
@@ -41,16 +97,16 @@ def usable_metrics(content: Any, weight_key: str, needs: Collection[str] = ()) -
         raise ValueError(f"{weight_key} must be a positive number of at most 2**53, got {record.get(weight_key)!r}")
     for name in sorted(needs):
         if name not in finite:
-            raise ValueError(f"metric {name!r} must be a finite number, got {record.get(name)!r}")
+            raise MissingMetricError(name, record.get(name))
     _check_accuracies({name: finite[name] for name in needs if name.startswith("accuracy")})
-    if "learning-rate" in needs and finite["learning-rate"] <= 0.0:
+    if LEARNING_RATE in needs and finite[LEARNING_RATE] <= 0.0:
         raise ValueError(f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}")
     return finite
 
 
-def usable_evaluation(content: Any, weight_key: str) -> dict[str, float]:
+def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, float]:
     """Return the finite numbers among what a client measured, if its count is one and its accuracies are shares."""
-    metrics = usable_metrics(content, weight_key)
+    metrics = usable_metrics(record, weight_key)
     _check_accuracies({name: metrics[name] for name in ACCURACIES if name in metrics})
     return metrics
 
@@ -62,13 +118,18 @@ def _check_accuracies(accuracies: Mapping[str, float]) -> None:
 
 
 def check_counts(
-    metrics: Mapping[str, float], weight_key: str, *, enrolled: float, first: float, max_growth: float
+    metrics: Mapping[str, float],
+    weight_key: str,
+    *,
+    enrolled: float | None,
+    first: float | None,
+    max_growth: float,
 ) -> None:
     """Refuse more examples than a client was `enrolled` with, and a weight far above that of its `first` reply."""
-    examples, weight = metrics["num-examples"], metrics[weight_key]
-    if examples > enrolled:
+    examples, weight = metrics[NUM_EXAMPLES], metrics[weight_key]
+    if enrolled is not None and examples > enrolled:
         raise ValueError(f"num-examples {examples} is more than the {enrolled} examples that it was enrolled with")
-    if weight > max_growth * first:
+    if first is not None and weight > max_growth * first:
         growth = f"{max_growth:g} times (max_growth)"
         raise ValueError(f"{weight_key} {weight} is more than {growth} the {first} of its first usable reply")
 
@@ -85,8 +146,8 @@ def out_of_proportion(
         for name, loss in losses.items():
             if abs(loss) > most:
                 reasons[name] = f"metric {metric!r} is {loss:g}, {words}"
-    if "learning-rate" in needs:
-        rates = {name: metrics["learning-rate"] for name, metrics in replies.items() if name not in reasons}
+    if LEARNING_RATE in needs:
+        rates = {name: metrics[LEARNING_RATE] for name, metrics in replies.items() if name not in reasons}
         low, high = proportionate_rates(rates.values(), limit)
         for name, rate in rates.items():
             if not low <= rate <= high:
@@ -122,54 +183,8 @@ def proportionate_rates(rates: Iterable[float], limit: float) -> tuple[float, fl
     return median / limit, median * limit
 
 
-def usable_arrays(content: Any, key: str, layout: Layout) -> Arrays:
-    """Return a reply's arrays, if their names, shapes and kinds of dtype are the model's."""
-    arrays = {}
-    for name, array in _only(content.array_records, key, "ArrayRecord").items():
-        try:
-            arrays[name] = view(array)
-        except Exception as error:  # nothing bounds what a client's bytes make NumPy raise
-            raise ValueError(f"array {name!r} can't be read: {error}") from error
-    if (mismatch := layout.mismatch(arrays)) is not None:
-        raise ValueError(mismatch)
-    return arrays
-
-
-def view(array: Any) -> NDArray[Any]:
-    """Return the values of a Flower Array without a copy, read-only: its bytes are a file as numpy.save writes it.
-
-    Raises
-    ------
-    ValueError
-        When the bytes are no such file, or hold Python objects.
-    """
-    if array.stype != "numpy.ndarray":
-        raise ValueError(f"serialised as {array.stype!r}, not as 'numpy.ndarray'")
-    file = BytesIO(array.data)
-    if read_magic(file) == (1, 0):
-        shape, fortran, dtype = read_array_header_1_0(file)
-    else:
-        shape, fortran, dtype = read_array_header_2_0(file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects")
-    values = np.frombuffer(array.data, dtype, offset=file.tell())
-    return values.reshape(shape, order="F" if fortran else "C")
-
-
-def usable_snapshot(content: Any, layout: Layout) -> Arrays:
-    """Return the model that a client had in the midst of its local work, if it is like the model and finite."""
-    arrays = usable_arrays(content, SNAPSHOT, layout)
+def check_snapshot(arrays: Model) -> None:
+    """Raise ValueError when a model that a client had in the midst of its local work is not finite."""
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise ValueError(f"array {name!r} of the snapshot is not finite")
-    return arrays
-
-
-def _only(records: Mapping[str, Any], key: str, kind: str) -> Any:
-    """Return the record named `key`, or the only one there is: foreign clients choose their own name."""
-    if key in records:
-        return records[key]
-    others = [record for name, record in records.items() if name != SNAPSHOT]
-    if key == SNAPSHOT or len(others) != 1:
-        raise ValueError(f"{kind} {key!r} is missing")
-    return others[0]

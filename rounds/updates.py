@@ -1,5 +1,7 @@
 """Flat updates u_k = w − w_k, their Gram matrix and their weighted sum, in one pass of chunks each."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .cohort import FloatArray
+FloatArray = NDArray[np.float64]
 
-Arrays = Mapping[str, NDArray[Any]]
+Model = Mapping[str, NDArray[Any]]
+"""A model's arrays by name: parameters, and buffers such as BatchNorm's statistics."""
 
 CHUNK = 16384
 """Columns handled at once: m rows of them fit into the processor's cache."""
@@ -30,11 +33,65 @@ SAFE_EXPONENT = 40
 
 
 @dataclass(frozen=True)
-class Row:
-    """One flat update, `scale` times `values`, in the dtype of the model."""
+class Vectors:
+    """Flat vectors of one size, one below the other.
 
-    values: NDArray[Any]
-    scale: float = 1.0
+    Attributes
+    ----------
+    blocks
+        Matrices in the model's dtype, each of shape (some, d), which share memory with whoever made them.
+    scales
+        What each row is multiplied by, shape (m,); powers of two, where entries would leave the range of products.
+    """
+
+    blocks: tuple[NDArray[Any], ...]
+    scales: FloatArray
+
+    @classmethod
+    def of(cls, values: NDArray[Any], scale: float = 1.0) -> Vectors:
+        """Return one vector of shape (d,)."""
+        return cls((values[None, :],), np.array([scale]))
+
+    def __len__(self) -> int:
+        """Return m, the number of vectors."""
+        return len(self.scales)
+
+    def __add__(self, others: Vectors) -> Vectors:
+        """Return these vectors with others below them."""
+        return Vectors(self.blocks + others.blocks, np.concatenate([self.scales, others.scales]))
+
+    def __getitem__(self, place: int) -> Vectors:
+        """Return the vector at a place as the only one."""
+        row = place
+        for block in self.blocks:
+            if row < len(block):
+                return Vectors((block[row : row + 1],), self.scales[place : place + 1])
+            row -= len(block)
+        raise IndexError(place)
+
+    @property
+    def size(self) -> int:
+        """d, the entries of each vector."""
+        return self.blocks[0].shape[1] if self.blocks else 0
+
+    @property
+    def few(self) -> bool:
+        """Whether there are so few numbers that products are made in float64."""
+        return len(self) * self.size <= EXACT_NUMBERS
+
+    def chunks(self, exact: bool) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Yield CHUNK columns of all rows at a time, shape (m, ≤ CHUNK), unscaled; in float64 if `exact`."""
+        dtype = np.dtype(np.float64) if exact else self.blocks[0].dtype
+        as_it_is = len(self.blocks) == 1 and self.blocks[0].dtype == dtype
+        buffer = np.empty((len(self), min(CHUNK, self.size)), dtype)
+        for start in range(0, self.size, CHUNK):
+            place = slice(start, min(start + CHUNK, self.size))
+            if as_it_is:
+                yield place, self.blocks[0][:, place]
+                continue
+            part = buffer[:, : place.stop - start]
+            np.concatenate([block[:, place] for block in self.blocks], out=part, casting="same_kind")
+            yield place, part
 
 
 class Layout:
@@ -53,7 +110,7 @@ class Layout:
         When a buffer is no float array of the model, or an array is neither float, integer nor bool, or not finite.
     """
 
-    def __init__(self, arrays: Arrays, buffers: Sequence[str] = ()) -> None:
+    def __init__(self, arrays: Model, buffers: Sequence[str] = ()) -> None:
         for name in buffers:
             if name not in arrays or arrays[name].dtype.kind != "f":
                 raise ValueError(f"buffers names {name!r}, which is no float array of the model ({', '.join(arrays)})")
@@ -85,7 +142,7 @@ class Layout:
         parts = [self.arrays[name].ravel() for name in self.trainable]
         return np.concatenate(parts).astype(self.dtype, copy=False) if parts else np.empty(0, self.dtype)
 
-    def mismatch(self, arrays: Arrays) -> str | None:
+    def mismatch(self, arrays: Model) -> str | None:
         """Return how `arrays` differs from the model in names, shapes or kinds of dtype; None where it does not."""
         for name, array in self.arrays.items():
             if name not in arrays:
@@ -105,9 +162,9 @@ class Updates:
         self.layout = layout
         self._matrix = np.empty((capacity, layout.size), layout.dtype)
         self._scales: list[float] = []
-        self._others: list[Arrays] = []
+        self._others: list[Model] = []
 
-    def add(self, arrays: Arrays) -> None:
+    def add(self, arrays: Model) -> None:
         """Store u = w − `arrays` as the next row, and its buffers.
 
         Raises
@@ -145,14 +202,15 @@ class Updates:
             self._matrix[k] = self._matrix[k + 1]
 
     @property
-    def rows(self) -> list[Row]:
-        """The rows added so far; they share the memory of the whole."""
-        return [Row(self._matrix[k], scale) for k, scale in enumerate(self._scales)]
+    def vectors(self) -> Vectors:
+        """The updates added so far; they share the memory of this."""
+        count = len(self._scales)
+        return Vectors((self._matrix[:count],), np.array(self._scales, np.float64))
 
     def model_after(
-        self, coefficients: FloatArray, rows: Sequence[Row], prior: FloatArray, counts: FloatArray
+        self, coefficients: FloatArray, vectors: Vectors, prior: FloatArray, counts: FloatArray
     ) -> dict[str, NDArray[Any]]:
-        """Return w − Σ_k c_k `rows`_k in the model's dtypes.
+        """Return w − Σ_k c_k `vectors`_k in the model's dtypes.
 
         Buffers are averaged by `prior`; integer arrays are those of the client with the most examples (the first of
         several).
@@ -164,7 +222,7 @@ class Updates:
         """
         flat = self.layout.flat.copy()
         with np.errstate(over="ignore", invalid="ignore"):
-            weighted_sum(coefficients, rows, into=flat)
+            weighted_sum(coefficients, vectors, into=flat)
         places = dict(self.layout.slices)
         largest = int(np.argmax(counts))
         model = {}
@@ -182,78 +240,45 @@ class Updates:
         return model
 
 
-def _chunks(rows: Sequence[Row], exact: bool) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Yield CHUNK columns of all rows at a time, shape (m, ≤ CHUNK), in float64 if `exact`, else in their own dtype."""
-    size = rows[0].values.size
-    matrix = _matrix(rows)
-    buffer = np.empty((len(rows), min(CHUNK, size)), np.float64 if exact else rows[0].values.dtype)
-    for start in range(0, size, CHUNK):
-        place = slice(start, min(start + CHUNK, size))
-        if matrix is not None and matrix.dtype == buffer.dtype:
-            yield place, matrix[:, place]
-            continue
-        block = buffer[:, : place.stop - start]
-        if matrix is not None:
-            block[...] = matrix[:, place]
-        else:
-            for k, row in enumerate(rows):
-                block[k] = row.values[place]
-        yield place, block
-
-
-def _matrix(rows: Sequence[Row]) -> NDArray[Any] | None:
-    """Return the matrix whose first rows are `rows`, in this order; None where there is none."""
-    base = rows[0].values.base
-    if base is None or base.ndim != 2 or len(base) < len(rows):
-        return None
-    same = all(row.values.ctypes.data == base[k].ctypes.data for k, row in enumerate(rows))
-    return base[: len(rows)] if same else None
-
-
-def _few(rows: Sequence[Row]) -> bool:
-    return len(rows) * rows[0].values.size <= EXACT_NUMBERS
-
-
-def gram_matrix(rows: Sequence[Row], *, exact: bool = False) -> FloatArray:
-    """Return the inner products of `rows`, shape (m, m), accumulated in float64.
+def gram_matrix(vectors: Vectors, *, exact: bool = False) -> FloatArray:
+    """Return the inner products of the vectors, shape (m, m), accumulated in float64.
 
     `exact` asks for float64 products however many numbers there are; see EXACT_NUMBERS.
     """
-    gram = np.zeros((len(rows), len(rows)))
-    if len(rows) == 0 or rows[0].values.size == 0:
+    gram = np.zeros((len(vectors), len(vectors)))
+    if len(vectors) == 0 or vectors.size == 0:
         return gram
-    for _, block in _chunks(rows, exact or _few(rows)):
+    for _, block in vectors.chunks(exact or vectors.few):
         gram += block @ block.T
-    scales = np.array([row.scale for row in rows])
-    gram *= np.outer(scales, scales)
+    gram *= np.outer(vectors.scales, vectors.scales)
     return gram
 
 
-def squared_norms(rows: Sequence[Row]) -> FloatArray:
-    """Return the squared norm of each row, shape (m,), accumulated in float64."""
-    norms = np.zeros(len(rows))
-    if len(rows) == 0 or rows[0].values.size == 0:
+def squared_norms(vectors: Vectors) -> FloatArray:
+    """Return the squared norm of each vector, shape (m,), accumulated in float64."""
+    norms = np.zeros(len(vectors))
+    if len(vectors) == 0 or vectors.size == 0:
         return norms
-    for _, block in _chunks(rows, _few(rows)):
+    for _, block in vectors.chunks(vectors.few):
         norms += [np.dot(part, part) for part in block]
-    norms *= np.array([row.scale for row in rows]) ** 2
+    norms *= vectors.scales**2
     return norms
 
 
-def weighted_sum(coefficients: FloatArray, rows: Sequence[Row], into: NDArray[Any]) -> None:
+def weighted_sum(coefficients: FloatArray, vectors: Vectors, into: NDArray[Any]) -> None:
     """Subtract Σ_k c_k u_k from `into` (shape (d,)), chunk by chunk."""
-    if not len(rows) or into.size == 0 or not coefficients.any():
+    if not len(vectors) or into.size == 0 or not coefficients.any():
         return
-    scaled = coefficients * np.array([row.scale for row in rows])
-    for place, block in _chunks(rows, _few(rows)):
+    scaled = coefficients * vectors.scales
+    for place, block in vectors.chunks(vectors.few):
         into[place] = into[place] - scaled.astype(block.dtype) @ block
 
 
-def combine(coefficients: FloatArray, rows: Sequence[Row]) -> Row:
-    """Return Σ_k c_k u_k as a new row, or the very row where one coefficient is 1 and the others 0."""
+def combine(coefficients: FloatArray, vectors: Vectors) -> Vectors:
+    """Return Σ_k c_k u_k as one new vector, or the very vector where one coefficient is 1 and the others 0."""
     (used,) = np.nonzero(coefficients)
     if len(used) == 1 and coefficients[used[0]] == 1.0:
-        return rows[int(used[0])]
-    values = np.zeros_like(rows[0].values)
-    weighted_sum(-coefficients, rows, into=values)
-    return Row(values)
+        return vectors[int(used[0])]
+    values = np.zeros(vectors.size, vectors.blocks[0].dtype)
+    weighted_sum(-coefficients, vectors, into=values)
+    return Vectors.of(values)

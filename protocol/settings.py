@@ -1,0 +1,155 @@
+"""The settings of a run: the keys of its run config, which server and clients both read."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Value = bool | int | float | str
+"""What a setting may be; Flower's run configs carry nothing else."""
+
+
+class Mark(Enum):
+    """What is known of a setting beside its type, range and meaning; said on the setting, as Annotated metadata.
+
+    A setting without FREE or LIMIT belongs to what a run is, and must be the same when the run is continued.
+    """
+
+    WORK = "a client's work depends on it, so a run sets it on deployed clients; they drop all others"
+    FREE = "it leaves the numbers unchanged, so it may differ whenever a run is continued"
+    LIMIT = "it refuses replies; an honest one may have been among them, so it may be changed until the run is finished"
+    PLACE = "it says where a process computes or keeps things, so clients of one run may differ in it"
+
+
+class RunSettings(BaseModel):
+    """Every setting with its type, range, default and meaning; the run config's keys are these names with hyphens."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        alias_generator=lambda name: name.replace("_", "-"),
+        populate_by_name=True,
+        protected_namespaces=(),
+    )
+
+    task: Annotated[str, Mark.WORK] = Field(
+        "digits", description="Name of the task that is learned; fairbloom tasks lists them"
+    )
+    model: Annotated[str, Mark.WORK] = Field(
+        "logistic", description="Name of the model that is trained; fairbloom tasks lists each task's models"
+    )
+    clients: Annotated[int, Mark.WORK] = Field(20, ge=1, description="Number of clients that the data is split into")
+    partition: Annotated[str, Mark.WORK] = Field(
+        "shards", description="How the data is split into clients: by shards, dirichlet or iid"
+    )
+    shards_per_client: Annotated[int, Mark.WORK] = Field(
+        2, ge=1, description="Number of pieces of the label-sorted data that each client gets, if partition = shards"
+    )
+    dirichlet_alpha: Annotated[float, Mark.WORK] = Field(
+        0.5, gt=0, description="How even the clients' shares of a label are, if partition = dirichlet: small is uneven"
+    )
+    data_dir: Annotated[str, Mark.PLACE] = Field(
+        "", description="Folder of the task's data, for tasks that read one; a deployed client names its own"
+    )
+    method: str = Field("fedavg", description="Name of the method that combines updates; fairbloom methods lists them")
+    weighting: str = Field(
+        "", description='Prior weight of a client: by examples or uniform; "" takes what the method prefers'
+    )
+    proximal_mu: float = Field(
+        0.0, ge=0, description="Strength of the proximal term that keeps local models near the received one"
+    )
+    personal_lambda: float = Field(
+        0.0, ge=0, description="Strength that pulls personal models to the global one; 0 trains no personal models"
+    )
+    num_rounds: int = Field(50, ge=1, description="Number of rounds after which the run is finished")
+    fraction: float = Field(0.5, gt=0, le=1, description="Share of the clients that train in a round")
+    seed: Annotated[int, Mark.WORK] = Field(
+        0, ge=0, lt=2**63, description="Seed of the data split, initial model, client sampling and batch order"
+    )
+    local_epochs: Annotated[int, Mark.WORK] = Field(
+        1, ge=1, description="Number of passes that a client makes over its training data in a round"
+    )
+    batch_size: Annotated[int, Mark.WORK] = Field(
+        10, ge=0, description="Number of examples that a local step takes; 0 takes all of them"
+    )
+    learning_rate: Annotated[float, Mark.WORK] = Field(0.1, gt=0, description="Learning rate of the clients' SGD")
+    momentum: Annotated[float, Mark.WORK] = Field(
+        0.0, ge=0, lt=1, description="Momentum of the clients' SGD, which starts afresh in every round"
+    )
+    weight_decay: Annotated[float, Mark.WORK] = Field(0.0, ge=0, description="Weight decay of the clients' SGD")
+    stragglers: Annotated[float, Mark.WORK] = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Probability that a client is a straggler, who has time for fewer epochs in a round",
+    )
+    drop_stragglers: Annotated[bool, Mark.WORK] = Field(
+        False, description="Whether stragglers are left out of the round, as FedAvg does, or train for fewer epochs"
+    )
+    time_budget: Annotated[float, Mark.WORK] = Field(
+        0.0, ge=0, description="Seconds after which a client stops training and replies what it has; 0 sets no limit"
+    )
+    evaluate_every: int = Field(
+        1, ge=0, description="Number of rounds from one evaluation to the next; 0 evaluates after the last round only"
+    )
+    round_timeout: float = Field(600.0, gt=0, description="Seconds until the replies of a round are due")
+    min_replies: int = Field(
+        0,
+        ge=0,
+        description="Number of usable replies that end a round's training on deployed clients; 0 awaits them all",
+    )
+    unused_rounds: Annotated[int, Mark.FREE] = Field(
+        3,
+        ge=0,
+        description="Number of rounds in a row without a step that stop the run with an error; 0 never stops it",
+    )
+    max_growth: Annotated[float, Mark.LIMIT] = Field(
+        10.0,
+        ge=1,
+        allow_inf_nan=True,
+        description="Factor by which a client's number of examples may exceed that of its first reply; inf allows any",
+    )
+    loss_limit: Annotated[float, Mark.LIMIT] = Field(
+        1000.0,
+        ge=1,
+        allow_inf_nan=True,
+        description="Factor by which a reply's loss may exceed the round's median, or 1; inf allows any",
+    )
+    enrolled_sizes: Annotated[str, Mark.FREE] = Field(
+        "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
+    )
+    engine: str = Field("loop", description="How clients in one process are computed: loop takes one after the other")
+    device: Annotated[str, Mark.WORK, Mark.PLACE] = Field(
+        "auto", description="Device that clients compute on: auto, cpu, cuda, cuda:1 or mps"
+    )
+    log_format: Annotated[str, Mark.FREE] = Field(
+        "text", description="Format of the server's log: text, or json with run, round and client in every line"
+    )
+    metrics_port: Annotated[int, Mark.FREE] = Field(
+        0, ge=0, lt=65536, description="Port on which the server offers metrics to Prometheus; 0 offers none"
+    )
+    state_dir: Annotated[str, Mark.PLACE] = Field(
+        "", description='Folder in which clients keep personal models; in process, "" keeps them in the run folder'
+    )
+    out: Annotated[str, Mark.FREE] = Field(
+        "", description='Folder that the run is written to; "" names one under runs/ by the settings'
+    )
+
+
+def key_of(name: str) -> str:
+    """Return what a run config calls the setting of a field."""
+    return name.replace("_", "-")
+
+
+def marked(*marks: Mark) -> Mapping[str, type]:
+    """Return the keys of the settings that have one of these marks, with their types."""
+    fields = RunSettings.model_fields
+    return {key_of(name): field.annotation or str for name, field in fields.items() if {*marks} & {*field.metadata}}
+
+
+def of_kind(value: object, kind: type) -> bool:
+    """Return whether a value is of a setting's type; a whole number is, where any number may be."""
+    return type(value) is kind or (kind is float and type(value) is int)

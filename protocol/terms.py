@@ -1,0 +1,78 @@
+"""What the clients are told of a round's work."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+Value = bool | int | float | str | list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """The terms of a client's work in one round; on the wire, a ConfigRecord of these names with hyphens.
+
+    What is at its default here is not sent, so that clients of others need not know it.
+
+    Attributes
+    ----------
+    server_round
+        t, from 1.
+    measure
+        Names of the metrics that are asked for, beside those that every reply has.
+    proximal_mu
+        Strength of the proximal term (mu/2)‖x − w‖², w the received model.
+    personal_lambda
+        Strength of the personal model's pull to w; None: there is no personal model.
+    personal_epochs
+        Passes over the local data for the personal model; told where there is one.
+    local_only
+        Whether the global model is left as it is.
+    client_momentum
+        Momentum of local SGD in place of the run's; None: the run's.
+    full_batch_step
+        Whether the work is one step on all examples.
+    local_steps
+        Steps of the work in place of epochs; None: epochs.
+    snapshot_step
+        The step after which the model is kept and replied as well; None: it is not.
+    loss_transform
+        What becomes of the mean loss of a minibatch: "propfair", or "" for nothing.
+    propfair_baseline, propfair_epsilon
+        M and ε of that transform; told with it.
+    others
+        What an app of somebody's own tells its clients beside these, by its name on the wire.
+    """
+
+    server_round: int
+    measure: tuple[str, ...] = ()
+    proximal_mu: float = 0.0
+    personal_lambda: float | None = None
+    personal_epochs: int | None = None
+    local_only: bool = False
+    client_momentum: float | None = None
+    full_batch_step: bool = False
+    local_steps: int | None = None
+    snapshot_step: int | None = None
+    loss_transform: str = ""
+    propfair_baseline: float | None = None
+    propfair_epsilon: float | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return what is sent: the names with hyphens, without what is at its default."""
+        told = {name: getattr(self, name) for name in _DEFAULTS if getattr(self, name) != _DEFAULTS[name]}
+        sent = {name.replace("_", "-"): value for name, value in told.items()}
+        return {**self.others, "server-round": self.server_round, "measure": list(self.measure), **sent}
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Return the terms that were sent; what is not known here is among the others."""
+        known = {key: value for key, value in config.items() if key.replace("-", "_") in cls.__annotations__}
+        own = {key.replace("-", "_"): value for key, value in known.items() if key not in ("measure", "others")}
+        others = {key: value for key, value in config.items() if key not in known or key == "others"}
+        return cls(**own, measure=tuple(config.get("measure", ())), others=others)
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    each.name: each.default for each in fields(Terms) if each.name not in ("server_round", "measure", "others")
+}

@@ -1,0 +1,90 @@
+"""From the replies of a round to the coefficients of its step."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fairbloom.errors import FairbloomError
+
+from .clients import Trained
+from .method import Cohort, Method
+from .updates import FloatArray, Vectors, gram_matrix, squared_norms
+
+DECIDING_SHARE = 0.9
+"""Of the absolute coefficients of a round, from which on one client of three or more decides it."""
+
+
+class NoStepError(Exception):
+    """A round whose step cannot be taken, because it is beyond the range of numbers."""
+
+
+class MethodError(FairbloomError):
+    """A method whose `weigh` returns what cannot be a round's coefficients."""
+
+
+def cohort_of(
+    method: Method,
+    trained: Trained,
+    *,
+    server_round: int,
+    num_rounds: int | None,
+    online: Sequence[str],
+    draws: Mapping[str, int],
+) -> tuple[Cohort, Vectors]:
+    """Return what the method sees of the replies, and the updates with the kept rows below them."""
+    updates, counts = trained.updates.vectors, trained.column(method.weighted_by_key)
+    size = len(counts)
+    kept = {key: row for key, row in method.progress.kept.items() if method.recalls(key, trained.names)}
+    vectors = sum(kept.values(), start=updates)
+    cohort = Cohort(
+        round=server_round,
+        num_rounds=num_rounds,
+        names=trained.names,
+        online=tuple(online),
+        counts=counts,
+        prior=counts / counts.sum() if method.weighting == "examples" else np.full(size, 1.0 / size),
+        draws=np.array([draws[name] for name in trained.names], np.float64),
+        metrics={metric: trained.column(metric) for metric in method.needs},
+        memory=tuple(kept),
+        gram_of=lambda: gram_matrix(vectors, exact=method.exact_gram),
+        squared_norms_of=lambda: squared_norms(updates),
+    )
+    return cohort, vectors
+
+
+def weighed(method: Method, cohort: Cohort) -> FloatArray:
+    """Return the method's coefficients, one for each update and each kept row, all finite.
+
+    Raises
+    ------
+    MethodError
+        When the method returns anything else.
+    NoStepError
+        When the updates are so long that their inner products are not finite: no method can weigh them.
+    """
+    coefficients = np.asarray(method.weigh(cohort))
+    due = (cohort.size + len(cohort.memory),)
+    name = f"{type(method).__name__}.weigh, in round {cohort.round},"
+    if coefficients.shape != due or coefficients.dtype.kind not in "fiu":
+        got = f"{coefficients.dtype} of shape {coefficients.shape}"
+        raise MethodError(f"{name} returned {got}: it must return one number for each update and kept row, shape {due}")
+    if not np.isfinite(coefficients).all():
+        seen = [vars(cohort)[products] for products in ("gram", "squared_norms") if products in vars(cohort)]
+        if not all(np.isfinite(products).all() for products in seen):
+            raise NoStepError("inner products of the updates are not finite")
+        wrong = ", ".join(name for name, c in zip(cohort.names, coefficients, strict=False) if not math.isfinite(c))
+        whose = f" (of {wrong})" if wrong else ""
+        raise MethodError(f"{name} returned coefficients that are not finite{whose}: mend the method")
+    return coefficients.astype(np.float64, copy=False)
+
+
+def decides(coefficients: Mapping[str, float]) -> tuple[str, float]:
+    """Return the one client of three or more that decides a round, and its share; "" and 0 where none does."""
+    weights = {name: abs(c) for name, c in coefficients.items()}
+    total = sum(weights.values())
+    if len(weights) < 3 or not 0.0 < total < math.inf:
+        return "", 0.0
+    name = max(weights, key=lambda client: weights[client])
+    share = weights[name] / total
+    return (name, share) if share >= DECIDING_SHARE else ("", 0.0)

@@ -1,0 +1,315 @@
+"""Clients behind a Flower grid: messages, and what becomes of them. The one file of this package that knows Flower."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
+from numpy.typing import NDArray
+
+from fairbloom.protocol.names import CLIENT, METRICS, NAME, SNAPSHOT
+from fairbloom.protocol.terms import Terms
+
+from .clients import Replies, Reports, Trained
+from .method import Method
+from .roster import Roster
+from .screening import Refusals, usable_evaluation, usable_metrics
+from .updates import Layout, Model
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+WAIT_SECONDS = 0.5
+"""How often the roster is looked at again while too few clients are online."""
+
+EXPIRED = (3, 4)
+"""Flower's error codes for a message, or a reply, that has outlived its deadline."""
+
+
+class FlowerClients:
+    """The nodes behind a grid, as clients.
+
+    `train` and `evaluate` send messages and read the replies. Flower's hooks do the halves of it one by one:
+    `ask_to_train`, `trained`, `ask_to_evaluate`, `evaluated`.
+
+    Parameters
+    ----------
+    method
+        Says which metrics it needs, which arrays are buffers, and how records are called.
+    grid
+        Carries the messages; it may be given later.
+    timeout
+        Seconds until replies are due; messages live no longer. None: as long as Flower lets them.
+    """
+
+    def __init__(self, method: Method, grid: Grid | None = None, timeout: float | None = None) -> None:
+        self.grid = grid
+        self._method = method
+        self._timeout = timeout
+        self._roster = Roster()
+        self._layout = Layout({})
+        self._training, self._evaluation = Exchange(), Exchange()
+        self._sent: tuple[Model, ArrayRecord] | None = None
+
+    # Who is there ---------------------------------------------------------------------------------------------------
+
+    def online(self, fewest: int) -> Collection[str]:
+        """Return the names of the clients that are online, after waiting for so many until the timeout."""
+        deadline = time.monotonic() + (math.inf if self._timeout is None else self._timeout)
+        self._look()
+        while (online := len(self._roster.online)) < fewest and time.monotonic() < deadline:
+            log.info("waiting for clients: %d of %d are online", online, fewest)
+            time.sleep(WAIT_SECONDS)
+            self._look()
+        return self._roster.online
+
+    def free(self) -> Collection[str]:
+        """Return the names of those online that owe no reply; late replies are looked for first."""
+        if self._roster.debts:
+            try:
+                late = self._grid().pull_messages(self._roster.debts)
+            except NotImplementedError:  # a grid that answers by send_and_receive alone
+                late = []
+            self._roster.settle(reply.metadata.reply_to_message_id for reply in late)
+        return self._roster.free
+
+    def _look(self) -> None:
+        nodes = {node.node_id: node.name for node in self._grid().get_nodes()}
+        self._roster.refresh(nodes, self._ask_names)
+
+    def _ask_names(self, node_ids: list[int]) -> dict[int, str]:
+        """Ask new nodes for their client name; one that answers with an error, or without, is named by its node id."""
+        asked = Exchange()
+        for node_id in node_ids:
+            message = Message(RecordDict(), dst_node_id=node_id, message_type=MessageType.QUERY, ttl=self._timeout)
+            asked.messages[str(node_id)] = message
+        replies, names = self._deliver(asked.messages.values()), {}
+        sender = asked.senders()  # by the ids that the grid has given the messages
+        for reply in replies:
+            node = sender(reply)
+            if node is not None and node not in names and not expired(reply):
+                client = reply.content.config_records.get(CLIENT) if reply.has_content() else None
+                names[node] = str(client[NAME]) if client and client.get(NAME) else node
+        asked.answered = set(names)
+        self._note_debts(asked)
+        return {int(node): name for node, name in names.items()}
+
+    # Training -------------------------------------------------------------------------------------------------------
+
+    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+        """Let these clients train the model on the terms, each on its own data."""
+        return self.trained(self._deliver(self.ask_to_train(names, self._record(model), terms)))
+
+    def ask_to_train(self, names: Sequence[str], arrays: ArrayRecord, terms: Terms) -> list[Message]:
+        """Return a message to each of the clients.
+
+        Raises
+        ------
+        ValueError
+            When the global model cannot be trained: see Layout.
+        """
+        self._layout = Layout({name: view(array) for name, array in arrays.items()}, self._method.buffers)
+        self._training = Exchange(terms.server_round)
+        for name in names:
+            self._training.messages[name] = self._message(MessageType.TRAIN, name, arrays, terms.to_config())
+        return list(self._training.messages.values())
+
+    def trained(self, replies: Iterable[Message]) -> Trained:
+        """Return what is usable of the replies to the last `ask_to_train`."""
+        asked, method, refused = self._training, self._method, Refusals(self._training.server_round)
+        contents = asked.sort(replies, self._roster.online, refused)
+        trained = Trained.none(
+            self._layout, len(contents), refused=refused, missing=asked.missing, snapshots=method.snapshots
+        )
+        for name, content in contents:
+            try:
+                report = usable_metrics(reported(content), method.weighted_by_key, method.needs)
+                snapshot = usable_arrays(content, SNAPSHOT, self._layout) if method.snapshots else {}
+                trained.add(name, report, usable_arrays(content, method.arrayrecord_key, self._layout), snapshot)
+            except ValueError as reason:
+                refused.add(name, reason)
+        self._note_debts(asked)
+        return trained
+
+    # Evaluation -----------------------------------------------------------------------------------------------------
+
+    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+        """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
+        return self.evaluated(self._deliver(self.ask_to_evaluate(names, self._record(model), terms, participants)))
+
+    def ask_to_evaluate(
+        self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, participants: Collection[str]
+    ) -> list[Message]:
+        """Return a message to each of the clients."""
+        self._evaluation = Exchange(terms.server_round)
+        told = terms.to_config()
+        plain = {key: value for key, value in told.items() if key != "measure"}
+        for name in names:
+            config = told if terms.measure and name in participants else plain
+            self._evaluation.messages[name] = self._message(MessageType.EVALUATE, name, arrays, config)
+        return list(self._evaluation.messages.values())
+
+    def evaluated(self, replies: Iterable[Message]) -> Replies:
+        """Return what is usable of the replies to the last `ask_to_evaluate`."""
+        asked, refused = self._evaluation, Refusals(self._evaluation.server_round)
+        reports: Reports = {}
+        for name, content in asked.sort(replies, self._roster.online, refused):
+            try:
+                reports[name] = usable_evaluation(reported(content), self._method.weighted_by_key)
+            except ValueError as reason:
+                refused.add(name, reason)
+        self._note_debts(asked)
+        return Replies(metrics=reports, refused=refused, missing=tuple(asked.missing))
+
+    # Messages -------------------------------------------------------------------------------------------------------
+
+    def _message(self, message_type: str, name: str, arrays: ArrayRecord, told: Mapping[str, Any]) -> Message:
+        config = ConfigRecord(dict(told))
+        content = RecordDict({self._method.arrayrecord_key: arrays, self._method.configrecord_key: config})
+        node_id = self._roster.online[name]
+        return Message(content, dst_node_id=node_id, message_type=message_type, ttl=self._timeout)
+
+    def _deliver(self, messages: Iterable[Message]) -> list[Message]:
+        messages = list(messages)
+        return list(self._grid().send_and_receive(messages, timeout=self._timeout)) if messages else []
+
+    def _record(self, model: Model) -> ArrayRecord:
+        """Return a model as Flower sends it; the one that was evaluated is the one that trains next."""
+        if self._sent is None or self._sent[0] is not model:
+            self._sent = (model, record_of(model))
+        return self._sent[1]
+
+    def _note_debts(self, exchange: "Exchange") -> None:
+        for name in exchange.missing:
+            asked = exchange.messages[name].metadata
+            if asked.message_id:
+                self._roster.owe(asked.message_id, asked.dst_node_id, until=asked.created_at + asked.ttl)
+        self._roster.settle(exchange.strays)
+
+    def _grid(self) -> Grid:
+        if self.grid is None:
+            raise RuntimeError("there is no grid to send messages by: configure_train has not been called")
+        return self.grid
+
+
+@dataclass
+class Exchange:
+    """The Flower messages of one phase of a round, and what became of them, by client name.
+
+    `strays` holds the ids of other messages that were answered meanwhile: late replies, which are not used.
+    """
+
+    server_round: int = 0
+    messages: dict[str, Message] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
+    strays: set[str] = field(default_factory=set)
+
+    @property
+    def missing(self) -> list[str]:
+        """The clients that were sent a message and did not answer, in the order of names."""
+        return sorted(set(self.messages) - self.answered)
+
+    def sort(
+        self, replies: Iterable[Message], online: Mapping[str, int], refused: Refusals
+    ) -> list[tuple[str, RecordDict]]:
+        """Return client name and content of each reply to this exchange, in the order of names; refuse the others."""
+        sender = self.senders()
+        contents: dict[str, RecordDict] = {}
+        for reply in replies:
+            name = sender(reply)
+            if name is None:
+                self.strays.add(reply.metadata.reply_to_message_id)
+                node_id = reply.metadata.src_node_id
+                known = (client for client, node in online.items() if node == node_id)
+                refused.add(next(known, f"node {node_id}"), "it answers no message of this round")
+            elif expired(reply):
+                continue
+            elif name in self.answered:
+                refused.add(name, "a second reply to the same message")
+            else:
+                self.answered.add(name)
+                if reply.has_content():
+                    contents[name] = reply.content
+                else:
+                    refused.add(name, f"error {reply.error.code}: {reply.error.reason}")
+        return sorted(contents.items())
+
+    def senders(self) -> Callable[[Message], str | None]:
+        """Return a look-up of who was sent the message that a reply answers, None for a message of another round.
+
+        It goes by message id, since a node that Flower reports as gone is reported with the server's node id; by node
+        id where no grid gave the messages an id.
+        """
+        sent = {(m.metadata.message_id or m.metadata.dst_node_id): name for name, m in self.messages.items()}
+        return lambda reply: sent.get(reply.metadata.reply_to_message_id or reply.metadata.src_node_id)
+
+
+def expired(reply: Message) -> bool:
+    """Return whether a reply is the grid's word that no answer came in time."""
+    return not reply.has_content() and reply.error.code in EXPIRED
+
+
+def record_of(model: Model) -> ArrayRecord:
+    """Return a model's arrays as Flower sends them."""
+    return ArrayRecord({name: Array(array) for name, array in model.items()})
+
+
+def model_of(arrays: ArrayRecord) -> Model:
+    """Return the arrays of a model that came from Flower, without a copy and read-only."""
+    return {name: view(array) for name, array in arrays.items()}
+
+
+def reported(content: RecordDict) -> MetricRecord:
+    """Return the metrics of a reply."""
+    record: MetricRecord = _only(content.metric_records, METRICS, "MetricRecord")
+    return record
+
+
+def usable_arrays(content: RecordDict, key: str, layout: Layout) -> Model:
+    """Return a reply's arrays, if their names, shapes and kinds of dtype are the model's."""
+    arrays = {}
+    for name, array in _only(content.array_records, key, "ArrayRecord").items():
+        try:
+            arrays[name] = view(array)
+        except Exception as error:  # nothing bounds what a client's bytes make NumPy raise
+            raise ValueError(f"array {name!r} can't be read: {error}") from error
+    if (mismatch := layout.mismatch(arrays)) is not None:
+        raise ValueError(mismatch)
+    return arrays
+
+
+def view(array: Array) -> NDArray[Any]:
+    """Return the values of a Flower Array without a copy, read-only: its bytes are a file as numpy.save writes it.
+
+    Raises
+    ------
+    ValueError
+        When the bytes are no such file, or hold Python objects.
+    """
+    if array.stype != "numpy.ndarray":
+        raise ValueError(f"serialised as {array.stype!r}, not as 'numpy.ndarray'")
+    file = BytesIO(array.data)
+    if read_magic(file) == (1, 0):
+        shape, fortran, dtype = read_array_header_1_0(file)
+    else:
+        shape, fortran, dtype = read_array_header_2_0(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    values = np.frombuffer(array.data, dtype, offset=file.tell())
+    return values.reshape(shape, order="F" if fortran else "C")
+
+
+def _only(records: Mapping[str, Any], key: str, kind: str) -> Any:
+    """Return the record named `key`, or the only one there is: foreign clients choose their own name."""
+    if key in records:
+        return records[key]
+    others = [record for name, record in records.items() if name != SNAPSHOT]
+    if key == SNAPSHOT or len(others) != 1:
+        raise ValueError(f"{kind} {key!r} is missing")
+    return others[0]

@@ -1,0 +1,349 @@
+"""One round after the other, for every method and everybody who computes."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.names import TRAIN_LOSS
+from fairbloom.protocol.terms import Terms
+
+from .aggregation import NoStepError, cohort_of, decides, weighed
+from .clients import Clients, Replies, Reports, Trained
+from .method import Cohort, Method, Probed
+from .roster import sample, share
+from .round import Round, size_on_the_wire
+from .screening import check_counts, out_of_proportion
+from .updates import FloatArray, Model, combine
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+Metrics = dict[str, Any]
+M = TypeVar("M")
+
+
+class NothingLearnedError(FairbloomError):
+    """A run whose rounds take no step; the message says what the clients lack and what to do."""
+
+
+def in_turn(
+    train: Callable[[int, M], tuple[M | None, Metrics | None]],
+    evaluate: Callable[[int, M], Metrics | None],
+    model: M,
+    numbers: Iterable[int],
+) -> Iterator[tuple[int, M, Metrics | None, Metrics | None]]:
+    """Yield each round's number, the model after it, and the means of its training and evaluation.
+
+    `train` returns None in place of the model where it stays as it is.
+    """
+    for number in numbers:
+        after, trained = train(number, model)
+        model = model if after is None else after
+        yield number, model, trained, evaluate(number, model)
+
+
+class Rounds:
+    """The rounds of a method with its clients.
+
+    Each is made of four steps: `draw`, `step`, `draw_evaluation` and `evaluated`. `run` takes them in turn and lets the
+    clients work in between; Flower's hooks take them one by one.
+
+    Parameters
+    ----------
+    method
+        Weighs the updates, and has the options of the rounds.
+    clients
+        Train and evaluate.
+    num_rounds
+        T, the rounds of the whole run; None where nobody knows.
+    """
+
+    def __init__(self, method: Method, clients: Clients, num_rounds: int | None = None) -> None:
+        self.clients = clients
+        self._method = method
+        self._num_rounds = num_rounds
+        self._steps = self._idle = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._online: list[str] = []
+        self._draws: Counter[str] = Counter()
+        self._trained: Replies | None = None
+        self._evaluated: Replies | None = None
+        self._asked_to_evaluate: list[str] = []
+        self._models_a_reply = 1
+        self._probed = 0
+        self._coefficients: dict[str, float] = {}
+        self._decided_by = ""
+
+    def run(
+        self, model: Model, *, measure: Callable[[int], Sequence[str]], measure_after: Sequence[str]
+    ) -> Iterator[Round]:
+        """Yield the rounds that are left, as they finish.
+
+        Parameters
+        ----------
+        model
+            The global model after the last finished round, or the initial one.
+        measure
+            The metrics that are asked for in the training of a round, beside what the method needs.
+        measure_after
+            The metrics that a round's participants are asked for when they evaluate.
+
+        Raises
+        ------
+        NothingLearnedError, MethodError
+            As `step` does.
+        """
+
+        def train(number: int, model: Model) -> tuple[Model | None, Metrics]:
+            names, terms = self.draw(number, measure(number))
+            return self.step(number, self.clients.train(names, model, terms))
+
+        def evaluate(number: int, model: Model) -> Metrics | None:
+            names, terms = self.draw_evaluation(number, measure_after)
+            return self.evaluated(self.clients.evaluate(names, model, terms, self.participants)) if names else None
+
+        last = self._num_rounds or 0
+        for number, after, metrics, _ in in_turn(
+            train, evaluate, model, range(self._method.progress.finished_rounds + 1, last + 1)
+        ):
+            yield self.as_round(number, after, after, metrics or {})
+
+    # The four steps -------------------------------------------------------------------------------------------------
+
+    def draw(
+        self, number: int, measure: Sequence[str], others: Mapping[str, Any] | None = None
+    ) -> tuple[list[str], Terms]:
+        """Draw the round's clients from (seed, round); return their names in order, and the terms of their work."""
+        method = self._method
+        self._begin()
+        free = self._free(method.min_train_nodes)
+        wanted = share(method.fraction_train, len(free), method.min_train_nodes)
+        self._draws = Counter(method.choose(free, wanted, number) if free else [])
+        terms = replace(method.terms(number), measure=tuple(sorted(method.needs.union(measure))), others=others or {})
+        return sorted(self._draws), terms
+
+    def step(self, number: int, trained: Trained) -> tuple[Model | None, Metrics]:
+        """Screen the replies, weigh the updates and take the step; no model is returned where it stays as it is.
+
+        Raises
+        ------
+        NothingLearnedError
+            When no step was taken in as many rounds in a row as the option `unused_rounds` says, or when all replies
+            up to now lack the same metric.
+        MethodError
+            When the method returns what cannot be coefficients.
+        """
+        method = self._method
+        # Without the updates, which are as large as all models: they are no longer needed once the step is taken.
+        self._trained = Replies(metrics=trained.metrics, refused=trained.refused, missing=trained.missing)
+        self._models_a_reply = 1 if trained.snapshots is None else 2
+        self._screen(trained)
+        method.progress.finished_rounds = number
+        after, own, why = None, {}, ""
+        if trained.names:
+            try:
+                after, own = self._take(number, trained)
+            except NoStepError as reason:
+                why = str(reason)
+                log.warning("no step in round %d: %s", number, why)
+        if after is None:
+            log.warning("round %d is skipped: the model stays as it is", number)
+        self._count(number, trained, taken=after is not None, why=why)
+        return after, self._summed_up(len(self._draws), trained) | own
+
+    def draw_evaluation(
+        self, number: int, measure: Sequence[str], others: Mapping[str, Any] | None = None
+    ) -> tuple[list[str], Terms]:
+        """Draw the clients that evaluate, none where the round is not evaluated; return their names and the terms."""
+        method = self._method
+        terms = Terms(
+            server_round=number,
+            measure=tuple(measure),
+            personal_lambda=method.terms(number).personal_lambda,
+            others=others or {},
+        )
+        self._asked_to_evaluate = []
+        if method.fraction_evaluate > 0.0 and self.evaluates(number):
+            free = self._free(method.min_evaluate_nodes)
+            wanted = share(method.fraction_evaluate, len(free), method.min_evaluate_nodes)
+            self._asked_to_evaluate = sample(free, wanted, method.seed, "evaluate", number)
+        return self._asked_to_evaluate, terms
+
+    def evaluated(self, evaluated: Replies) -> Metrics | None:
+        """Take in what the clients measured; return the means by examples, None where no client was asked."""
+        self._evaluated = evaluated
+        asked = len(self._asked_to_evaluate)
+        return self._summed_up(asked, evaluated) if asked else None
+
+    # What came of it ------------------------------------------------------------------------------------------------
+
+    def evaluates(self, number: int) -> bool:
+        """Return whether a round is one after which clients evaluate."""
+        every = self._method.evaluate_every
+        return number == self._num_rounds or (every > 0 and number % every == 0)
+
+    @property
+    def participants(self) -> tuple[str, ...]:
+        """The clients whose updates are used in the round that is going on."""
+        return self._trained.names if self._trained else ()
+
+    def as_round(self, number: int, model: Model, arrays: Any, metrics: Mapping[str, Any]) -> Round:
+        """Return the round that is over; `arrays` is the model in the form that the caller wants."""
+        trained, evaluated = self._trained, self._evaluated
+        if trained is None:
+            raise RuntimeError(f"round {number} has not been trained: step has not been called")
+        reasons = dict(trained.refused.reasons)
+        for name, reason in (evaluated.refused.reasons if evaluated else {}).items():
+            reasons[name] = "; ".join([*([reasons[name]] if name in reasons else []), f"evaluation: {reason}"])
+        size = sum(map(size_on_the_wire, model.values()))
+        return Round(
+            number=number,
+            participants=tuple(sorted(self._draws)),
+            refused=dict(sorted(reasons.items())),
+            missing=trained.missing,
+            coefficients=self._coefficients,
+            decided_by=self._decided_by,
+            arrays=arrays,
+            metrics=dict(metrics),
+            train_metrics=trained.metrics,
+            evaluations=evaluated.metrics if evaluated else {},
+            bytes_sent=size * (len(self._draws) + self._probed + len(self._asked_to_evaluate)),
+            bytes_received=size * self._models_a_reply * len(trained.names),
+        )
+
+    # Parts ----------------------------------------------------------------------------------------------------------
+
+    def _free(self, fewest: int) -> list[str]:
+        """Return the clients that can be asked, in the order of names; none where too few are online."""
+        fewest = max(self._method.min_available_nodes, fewest)
+        self._online = sorted(self.clients.online(fewest))
+        return sorted(self.clients.free()) if len(self._online) >= fewest else []
+
+    def _screen(self, trained: Trained) -> None:
+        """Leave out replies that are not plausible: by their counts, and in proportion to the others'."""
+        method = self._method
+        for name, report in list(trained.metrics.items()):
+            try:
+                check_counts(
+                    report,
+                    method.weighted_by_key,
+                    enrolled=method.enrolled_sizes.get(name),
+                    first=method.progress.first_counts.get(name),
+                    max_growth=method.max_growth,
+                )
+            except ValueError as reason:
+                trained.refuse(name, reason)
+        for name, why in out_of_proportion(trained.metrics, method.needs, method.loss_limit).items():
+            trained.refuse(name, why)
+        counts = {name: report[method.weighted_by_key] for name, report in trained.metrics.items()}
+        method.progress.first_counts = counts | method.progress.first_counts
+
+    def _take(self, number: int, trained: Trained) -> tuple[Model, Metrics]:
+        """Return the model after the step, and the method's own metrics; let the method remember the round."""
+        method = self._method
+        cohort, vectors = cohort_of(
+            method, trained, server_round=number, num_rounds=self._num_rounds, online=self._online, draws=self._draws
+        )
+        coefficients = weighed(method, cohort)
+        try:
+            after = trained.updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
+        except ValueError as reason:
+            raise NoStepError(str(reason)) from reason
+        probed = self._probe(cohort, coefficients, trained)
+        remembered = method.remember(cohort, coefficients, probed)
+        method.progress.kept = {kept: combine(mix, vectors) for kept, mix in remembered.items()}
+        self._coefficients = dict(zip(cohort.names, map(float, coefficients[: cohort.size]), strict=True))
+        self._decided_by, part = decides(self._coefficients)
+        if self._decided_by:
+            words = f"client %s decides round %d: {100.0 * part:.0f} %% of all coefficients"
+            log.warning(words, self._decided_by, number, extra={"client": self._decided_by, "round": number})
+        return after, method.own_metrics(cohort, coefficients)
+
+    def _probe(self, cohort: Cohort, coefficients: FloatArray, trained: Trained) -> Probed:
+        """Ask a second sample of clients for their loss at the model that the method probes, if it probes one.
+
+        A client whose answer cannot be used is left out.
+        """
+        mix = self._method.probe(cohort, coefficients)
+        if mix is None or trained.snapshots is None:
+            return {}
+        snapshots = trained.snapshots
+        try:
+            model = snapshots.model_after(mix, snapshots.vectors, cohort.prior, cohort.counts)
+        except ValueError as reason:
+            log.warning("no losses at the snapshots of round %d: %s", cohort.round, reason)
+            return {}
+        free = self.clients.free()
+        names = sample(free, min(self._draws.total(), len(free)), self._method.seed, "losses", cohort.round)
+        self._probed = len(names)
+        terms = Terms(server_round=cohort.round, measure=(TRAIN_LOSS,))
+        told = self.clients.evaluate(names, model, terms, names)
+        for name, why in told.refused.reasons.items():
+            trained.refused.add(name, f"loss at the snapshot: {why}")
+        losses = {name: report[TRAIN_LOSS] for name, report in told.metrics.items() if TRAIN_LOSS in report}
+        for name in told.metrics.keys() - losses.keys():
+            trained.refused.add(name, f"loss at the snapshot: metric {TRAIN_LOSS!r} is missing or no finite number")
+        reports = {name: {TRAIN_LOSS: loss} for name, loss in losses.items()}
+        for name, why in out_of_proportion(reports, {TRAIN_LOSS}, self._method.loss_limit).items():
+            del losses[name]
+            trained.refused.add(name, f"loss at the snapshot: {why}")
+        return losses
+
+    def _summed_up(self, asked: int, replies: Replies) -> Metrics:
+        """Return the means of what the used replies report, and how many replies there were."""
+        return {
+            **means(replies.metrics, self._method.weighted_by_key),
+            "participants": asked,
+            "replies-used": len(replies.metrics),
+            "replies-refused": replies.refused.count,
+            "replies-missing": len(replies.missing),
+        }
+
+    def _count(self, number: int, trained: Trained, *, taken: bool, why: str) -> None:
+        """Raise NothingLearnedError when the run has not learned anything for too long."""
+        if taken:
+            self._steps, self._idle = self._steps + 1, 0
+            return
+        self._idle += 1
+        limit = self._method.unused_rounds
+        lacking, replied = trained.refused.lacking, trained.refused.reasons
+        if limit and self._steps == 0 and lacking.keys() == replied.keys() and len(set(lacking.values())) == 1:
+            metric = next(iter(lacking.values()))
+            raise NothingLearnedError(
+                f"all {len(lacking)} replies of round {number} lack the metric {metric!r}, which "
+                f"{type(self._method).__name__} needs: let the clients reply it, or choose a method that does without"
+            )
+        if limit and self._idle >= limit:
+            raise NothingLearnedError(
+                f"the last {self._idle} rounds took no step, so that the model stays as it is: in round {number} "
+                f"{why or _what_went_wrong(len(self._draws), trained)}. {REMEDY}"
+            )
+
+
+REMEDY = "Mend that and continue the run; or set unused-rounds = 0, if the run shall go on regardless"
+
+
+def _what_went_wrong(asked: int, trained: Trained) -> str:
+    """Return in words why no reply of a round could be used."""
+    if not asked:
+        return "no client was online that owed no earlier reply"
+    reasons = trained.refused.reasons
+    parts = [f"{len(trained.missing)} of {asked} clients did not answer in time"] if trained.missing else []
+    if reasons:
+        name, reason = next(iter(reasons.items()))
+        parts.append(f"{len(reasons)} of {asked} replies were refused, as that of {name}: {reason}")
+    return " and ".join(parts)
+
+
+def means(reports: Reports, weight_key: str) -> Metrics:
+    """Return the means, weighted by `weight_key`, of the metrics that all reports have."""
+    used = list(reports.values())
+    total = sum(report[weight_key] for report in used)
+    common = [key for key in (used[0] if used else ()) if all(key in report for report in used)]
+    return {
+        key: sum(report[weight_key] / total * report[key] for report in used) for key in common if key != weight_key
+    }

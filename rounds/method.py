@@ -1,0 +1,320 @@
+"""A method: what it asks of the clients, and how it weighs their updates. It knows neither Flower nor messages."""
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, TypedDict, Unpack
+
+from fairbloom.protocol.names import ARRAYS, CONFIG, LOSS_BEFORE, NUM_EXAMPLES
+from fairbloom.protocol.terms import Terms
+
+from .ranges import at_least, one_of, whole, within
+from .roster import sample
+from .updates import FloatArray, Vectors
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A row of a method's memory: whose it is and the round in which it was an update."""
+
+    key: str
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """The usable replies of one round, in the order of client names.
+
+    Attributes
+    ----------
+    round
+        t, the server round, from 1.
+    num_rounds
+        T, the rounds of the whole run; None where Flower's hooks are called without it.
+    names
+        Client names in ascending order, m of them.
+    online
+        The names of all clients that were online when the round's clients were drawn, in ascending order.
+    counts
+        n_k, the training examples of each client, shape (m,).
+    prior
+        p_k, the aggregation prior within the round, shape (m,), summing to 1.
+    draws
+        How often each client was drawn, shape (m,); 1 for all where clients are drawn without replacement.
+    metrics
+        The metrics that the method needs, by their name on the wire, each of shape (m,).
+    memory
+        The rows that the method kept, r of them.
+    gram_of
+        Computes the Gram matrix of the m updates followed by the r kept rows.
+    squared_norms_of
+        Computes the squared norms of the m updates alone.
+    """
+
+    round: int
+    names: tuple[str, ...]
+    counts: FloatArray
+    prior: FloatArray
+    draws: FloatArray
+    gram_of: Callable[[], FloatArray]
+    squared_norms_of: Callable[[], FloatArray]
+    num_rounds: int | None = None
+    online: tuple[str, ...] = ()
+    metrics: Mapping[str, FloatArray] = field(default_factory=dict)
+    memory: tuple[Kept, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """m, the number of usable replies."""
+        return len(self.names)
+
+    @cached_property
+    def gram(self) -> FloatArray:
+        """G, the inner products of updates and kept rows, shape (m + r, m + r); computed when first asked for."""
+        return self.gram_of()
+
+    @cached_property
+    def squared_norms(self) -> FloatArray:
+        """‖u_k‖², shape (m,); cheaper than the Gram matrix where a method needs no more."""
+        return self.squared_norms_of()
+
+    @property
+    def losses(self) -> FloatArray:
+        """F_k, the loss of the received model on each client's whole training set, shape (m,)."""
+        return self.metrics[LOSS_BEFORE]
+
+
+@dataclass
+class Progress:
+    """How far a run has come, beside what its method remembers.
+
+    Attributes
+    ----------
+    finished_rounds
+        The number of the last round that is over.
+    kept
+        The old updates, or combinations of them, that the method keeps.
+    first_counts
+        The weight of each client's first usable reply.
+    """
+
+    finished_rounds: int = 0
+    kept: dict[Kept, Vectors] = field(default_factory=dict)
+    first_counts: dict[str, float] = field(default_factory=dict)
+
+
+Probed = Mapping[str, float]
+"""Losses at a probe's model, by the name of the client that told its own."""
+
+
+class CommonOptions(TypedDict, total=False):
+    """What every method takes beside its own parameters; see Method."""
+
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    evaluate_every: int
+    seed: int
+    proximal_mu: float
+    personal_lambda: float
+    max_growth: float
+    loss_limit: float
+    unused_rounds: int
+    enrolled_sizes: Mapping[str, int]
+    buffers: Sequence[str]
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+
+
+class Options(CommonOptions, total=False):
+    """What every method takes that has a prior."""
+
+    weighting: str | None
+
+
+class Method:
+    """A federated method: it maps a cohort of updates to one coefficient per update.
+
+    Subclasses implement `weigh`; they name the metrics they need in `needs`, their prior in `default_weighting`
+    (None: the method has none), and what they keep between rounds in `remember` and `memory`.
+
+    Parameters
+    ----------
+    fraction_train : float in (0, 1], default 1.0
+        Share of the clients online that train in a round: ⌈fraction · N⌉, counted exactly.
+    fraction_evaluate : float in [0, 1], default 1.0
+        The same for evaluation; 0 switches it off.
+    min_train_nodes : int at least 1, default 1
+        Fewest clients to draw for training.
+    min_evaluate_nodes : int at least 0, default 1
+        Fewest clients to draw for evaluation.
+    min_available_nodes : int at least 1, default 1
+        Clients to wait for before a round starts.
+    evaluate_every : int at least 0, default 1
+        Clients evaluate after every so many rounds and after the last; 0: only after the last.
+    seed : int at least 0, default 0
+        Clients are drawn by name from (seed, round) alone.
+    weighting : examples or uniform
+        The prior p_k: n_k / Σ n or 1/m. Methods without a prior refuse it.
+    proximal_mu : float at least 0, default 0.0
+        Clients add (mu/2)‖x − w‖² to their loss.
+    personal_lambda : float at least 0, default 0.0
+        Above 0, clients also train a personal model that is pulled to w with this strength.
+    max_growth : float in [1, inf], default 10.0
+        A reply is refused whose num-examples (or what `weighted_by_key` names) is more than so many times that of the
+        client's first usable reply in this run. It may shrink.
+    loss_limit : float in [1, inf], default 1000.0
+        A reply is refused with a needed loss whose absolute value is more than so many times the larger of 1 and the
+        lower median of the round's otherwise usable replies. The limit is wide, because a badly served client does
+        have a high loss; and it refuses, because a liar whose loss is capped keeps the most weight that there is.
+        Where a method needs the learning rate, one that is so many times off the median of three or more is refused.
+    enrolled_sizes : mapping of client names to int at least 1, default none
+        A reply is refused whose num-examples is more than the client's entry here; one without an entry is not
+        bound by this.
+    unused_rounds : int at least 0, default 3
+        Rounds in a row that take no step, since no reply can be used or each step is beyond the model's range, after
+        which the run stops with an error; 0: it never does.
+    buffers : names of float arrays, default none
+        BatchNorm statistics: averaged by p_k and no part of the update.
+    weighted_by_key, arrayrecord_key, configrecord_key : str
+        As in Flower's FedAvg, with its defaults.
+
+    Raises
+    ------
+    ValueError
+        When a parameter is outside its range.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    default_weighting: ClassVar[str | None] = "examples"
+    own_terms: ClassVar[frozenset[str]] = frozenset()
+    """Common options that the method sets by a parameter of its own and therefore refuses."""
+    reports: ClassVar[tuple[str, ...]] = ()
+    """The names of the method's own metrics."""
+    exact_gram: ClassVar[bool] = False
+    """Whether inner products must be float64 however large the work."""
+    snapshots: ClassVar[bool] = False
+    """Whether each client also replies its model in the midst of its local work, as the ArrayRecord `snapshot`."""
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        for name in options:
+            if name not in Options.__optional_keys__:
+                raise TypeError(f"{type(self).__name__} takes no parameter {name!r}")
+            if name in self.own_terms:
+                raise ValueError(f"{type(self).__name__} sets {name} by its own parameter, got {options.get(name)!r}")
+        self.fraction_train = within("(0, 1]", fraction_train=options.get("fraction_train", 1.0))
+        self.fraction_evaluate = within("[0, 1]", fraction_evaluate=options.get("fraction_evaluate", 1.0))
+        self.min_train_nodes = whole(1, min_train_nodes=options.get("min_train_nodes", 1))
+        self.min_evaluate_nodes = whole(0, min_evaluate_nodes=options.get("min_evaluate_nodes", 1))
+        self.min_available_nodes = whole(1, min_available_nodes=options.get("min_available_nodes", 1))
+        self.evaluate_every = whole(0, evaluate_every=options.get("evaluate_every", 1))
+        self.seed = whole(0, seed=options.get("seed", 0))
+        self.weighting = self._checked_weighting(options.get("weighting"))
+        self.proximal_mu = at_least(0.0, proximal_mu=options.get("proximal_mu", 0.0))
+        self.personal_lambda = at_least(0.0, personal_lambda=options.get("personal_lambda", 0.0))
+        self.max_growth = within("[1, inf]", max_growth=options.get("max_growth", 10.0))
+        self.loss_limit = within("[1, inf]", loss_limit=options.get("loss_limit", 1000.0))
+        self.unused_rounds = whole(0, unused_rounds=options.get("unused_rounds", 3))
+        self.enrolled_sizes = {
+            name: whole(1, **{f"enrolled_sizes[{name!r}]": size})
+            for name, size in options.get("enrolled_sizes", {}).items()
+        }
+        self.buffers = tuple(options.get("buffers", ()))
+        self.weighted_by_key = options.get("weighted_by_key", NUM_EXAMPLES)
+        self.arrayrecord_key = options.get("arrayrecord_key", ARRAYS)
+        self.configrecord_key = options.get("configrecord_key", CONFIG)
+
+        self.memory: dict[str, Any] = {}
+        """The method's memory beside old updates: str, numbers, None, NumPy arrays, lists and dicts only."""
+        self.progress = Progress()
+
+    def _checked_weighting(self, weighting: str | None) -> str:
+        if self.default_weighting is None and weighting is not None:
+            raise ValueError(f"{type(self).__name__} has no prior: leave weighting out, got {weighting!r}")
+        return one_of(("examples", "uniform"), weighting=weighting or self.default_weighting or "uniform")
+
+    # What a method says ---------------------------------------------------------------------------------------------
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return the coefficients c: one per update, then one per kept row, shape (m + r,). Changes nothing."""
+        raise NotImplementedError(f"{type(self).__name__} has no weigh, which a method needs")
+
+    def probe(self, cohort: Cohort, coefficients: FloatArray) -> FloatArray | None:
+        """Return how the snapshots are combined to the model at which a second sample tells its loss; None: no probe.
+
+        The sample is drawn uniformly of the clients that are free, as many as were drawn for training.
+        """
+        return None
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        """Update `memory` after the step; return the rows to keep, each as a combination of shape (m + r,).
+
+        `probed` holds the losses at the probe's model by client, of those that could be used.
+        """
+        return {}
+
+    def recalls(self, kept: Kept, names: Collection[str]) -> bool:
+        """Return whether `weigh` needs a kept row in a round with the replies of `names`; others are dropped."""
+        return True
+
+    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
+        """Return the method's own metrics of the round."""
+        return {}
+
+    def terms(self, server_round: int) -> Terms:
+        """Return what the clients are told of their local work."""
+        personal = self.personal_lambda > 0.0
+        return Terms(
+            server_round=server_round,
+            proximal_mu=self.proximal_mu,
+            personal_lambda=self.personal_lambda if personal else None,
+            personal_epochs=1 if personal else None,
+        )
+
+    def choose(self, names: Collection[str], wanted: int, server_round: int) -> list[str]:
+        """Draw the clients that train, of those that are free; a name may come more than once."""
+        return sample(names, wanted, self.seed, "train", server_round)
+
+    # State ----------------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget every round."""
+        self.memory, self.progress = {}, Progress()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last finished round, the method's memory and each client's first count.
+
+        It is made of str, numbers, None, arrays, lists and dicts only.
+        """
+        rows = [
+            {"key": kept.key, "round": kept.round, "scale": float(row.scales[0]), "values": row.blocks[0][0].copy()}
+            for kept, row in self.progress.kept.items()
+        ]
+        return {
+            "method": type(self).__name__,
+            "round": self.progress.finished_rounds,
+            "rows": rows,
+            "memory": copy.deepcopy(self.memory),
+            "first-counts": dict(self.progress.first_counts),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned; one of an older version has no first counts.
+
+        Raises
+        ------
+        ValueError
+            When the state is another method's.
+        """
+        if state["method"] != type(self).__name__:
+            raise ValueError(f"the state is of {state['method']}, not of {type(self).__name__}")
+        self.progress = Progress(
+            finished_rounds=whole(0, round=state["round"]),
+            kept={Kept(row["key"], row["round"]): Vectors.of(row["values"], row["scale"]) for row in state["rows"]},
+            first_counts=dict(state.get("first-counts", {})),
+        )
+        self.memory = copy.deepcopy(state["memory"])

@@ -1,0 +1,60 @@
+"""A finished round, as data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """A finished round, as `on_round` gets it.
+
+    Attributes
+    ----------
+    number
+        t, from 1.
+    participants
+        The clients drawn for training, in the order of their names.
+    refused
+        Why a reply was not used, by client name.
+    missing
+        The participants that did not answer before the deadline.
+    coefficients
+        c_k of the step w ← w − Σ c_k u_k, by name of the clients whose reply was used; empty in a skipped round.
+    arrays
+        The global model after the round: NumPy arrays by name, or a Flower ArrayRecord where Flower's `start` calls.
+    decided_by
+        The client that has nearly all the weight of a round of three or more: at least 0.9 of Σ|c|; "" for none.
+    metrics
+        Means over the used replies, and the method's own metrics.
+    train_metrics
+        What each used client reported of its training.
+    evaluations
+        What each client reported of its test split, where the round was evaluated.
+    bytes_sent, bytes_received
+        Size of the arrays that went out and came in, as messages hold them.
+    """
+
+    number: int
+    participants: tuple[str, ...]
+    refused: Mapping[str, str]
+    missing: tuple[str, ...]
+    coefficients: Mapping[str, float]
+    arrays: Any
+    metrics: Mapping[str, Any]
+    train_metrics: Mapping[str, Mapping[str, float]]
+    evaluations: Mapping[str, Mapping[str, float]]
+    bytes_sent: int
+    bytes_received: int
+    decided_by: str = ""
+
+
+def size_on_the_wire(array: NDArray[Any]) -> int:
+    """Return the bytes of an array in a message, which is in numpy.save's format, also where no message was sent."""
+    header = BytesIO()
+    write_array_header_1_0(header, header_data_from_array_1_0(array))
+    return header.tell() + array.nbytes
