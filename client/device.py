@@ -2,13 +2,15 @@
 
 import torch
 
+from fairbloom.errors import FairbloomError
+
 
 def choose(name: str) -> torch.device:
     """Return the device `name`, or the best there is for "auto": CUDA, then MPS, then the CPU.
 
     Raises
     ------
-    ValueError
+    FairbloomError
         When the device is not available on this machine.
     """
     if name == "auto":
@@ -16,4 +18,4 @@ def choose(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device = {name!r} is not available here: auto, cpu, cuda or mps would do") from error
+        raise FairbloomError(f"device = {name!r} is not available here: auto, cpu, cuda or mps would do") from error

@@ -1,30 +1,30 @@
 """Transforms of the local loss that a server's method may ask for."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fairbloom.protocol.terms import Terms
+
 Transform = Callable[[Tensor], Tensor]
 
 
-def transform_of(told: Mapping[str, Any]) -> Transform:
-    """Return what the server's config makes of the mean loss of a minibatch.
+def transform_of(terms: Terms) -> Transform:
+    """Return what the terms make of the mean loss of a minibatch.
 
     Raises
     ------
     ValueError
         When the server asks for a transform that is not known here.
     """
-    name = told.get("loss-transform")
-    if name is None:
+    if not terms.loss_transform:
         return unchanged
-    if name == "propfair":
-        return partial(propfair, baseline=told["propfair-baseline"], epsilon=told["propfair-epsilon"])
-    raise ValueError(f"loss-transform = {name!r} is unknown: this client knows propfair")
+    if terms.loss_transform == "propfair":
+        return partial(propfair, baseline=terms.propfair_baseline, epsilon=terms.propfair_epsilon)
+    raise ValueError(f"loss-transform = {terms.loss_transform!r} is unknown: this client knows propfair")
 
 
 def propfair(loss: Tensor, baseline: float, epsilon: float) -> Tensor:

@@ -1,12 +1,14 @@
-"""Personal models: kept in the client's context, and on disk where a state folder is set.
+"""Personal models of a client: the last one in memory, and a few on disk where it has a folder.
 
-Each is stored with the round that made it, and the one before it is kept. So a round that is run again, because the
-server went down in its midst, starts from the same personal model as the first time.
+Each is stored with the round that made it, and up to two earlier ones are kept. So the last two rounds start from the
+same personal models as the first time when they are run again, because the server went down and had to go back to the
+checkpoint before its last.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -14,44 +16,52 @@ from .settings import FINGERPRINT, fingerprint
 
 StateDict = dict[str, Tensor]
 
-MODEL, ABOUT = "personal-model", "personal"
+
+class PersonalModels:
+    """The personal models of one client in one run.
+
+    Parameters
+    ----------
+    folder
+        Where they are stored; None: nowhere but in memory.
+    last
+        The round that made the last one, and the model; None: there is none in memory.
+    """
+
+    def __init__(self, folder: Path | None, last: tuple[int, StateDict] | None = None) -> None:
+        self.last = last
+        self._folder = folder
+
+    def before(self, number: int) -> StateDict | None:
+        """Return the model of the last round before round `number`, None where there is none."""
+        if self.last is not None and self.last[0] < number:
+            return self.last[1]
+        files = {int(path.stem): path for path in self._files()}
+        earlier = [made for made in files if made < number]
+        return load_file(files[max(earlier)]) if earlier else None
+
+    def keep(self, number: int, model: StateDict) -> None:
+        """Keep the model of round `number`, and those that this round and the one before it start from."""
+        self.last = (number, {name: tensor.detach().clone() for name, tensor in model.items()})
+        if self._folder is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        earlier = [int(path.stem) for path in self._files() if int(path.stem) < number - 1]
+        draft = self._folder / ".draft"
+        save_file({name: tensor.contiguous() for name, tensor in model.items()}, draft)
+        draft.replace(self._folder / f"{number}.safetensors")
+        for path in self._files():
+            if int(path.stem) not in (number, number - 1, max(earlier, default=number)):
+                path.unlink()
+
+    def _files(self) -> list[Path]:
+        return [] if self._folder is None else list(self._folder.glob("[0-9]*.safetensors"))
 
 
-def load(context: Context, client: str, before: int) -> StateDict | None:
-    """Return the client's personal model from its last round before round `before`, None where there is none."""
-    if ABOUT in context.state.config_records and int(str(context.state.config_records[ABOUT]["round"])) < before:
-        return dict(context.state.array_records[MODEL].to_torch_state_dict())
-    files = {int(path.stem): path for path in _files(context, client)}
-    earlier = [number for number in files if number < before]
-    return load_file(files[max(earlier)]) if earlier else None
-
-
-def save(context: Context, client: str, number: int, model: StateDict) -> None:
-    """Keep the personal model of round `number`, and of the files before it the last one."""
-    context.state[MODEL] = ArrayRecord(model)
-    context.state[ABOUT] = ConfigRecord({"round": number})
-    folder = _folder(context, client)
-    if folder is None:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    earlier = [int(path.stem) for path in _files(context, client) if int(path.stem) < number]
-    draft = folder / ".draft"
-    save_file({name: array.contiguous() for name, array in model.items()}, draft)
-    draft.replace(folder / f"{number}.safetensors")
-    for path in _files(context, client):
-        if int(path.stem) not in (number, max(earlier, default=number)):
-            path.unlink()
-
-
-def _folder(context: Context, client: str) -> Path | None:
-    """Return where this client keeps its state for runs with these settings."""
-    state_dir = context.run_config.get("state-dir", "")
+def folder_of(settings: Mapping[str, Any], client: str) -> Path | None:
+    """Return where a client keeps its personal models in runs with these settings, None where it keeps none."""
+    state_dir = settings.get("state-dir", "")
     if not state_dir:
         return None
-    run = context.run_config.get(FINGERPRINT) or fingerprint(context.run_config)
+    run = settings.get(FINGERPRINT) or fingerprint(settings)
     return Path(str(state_dir)) / str(run) / client
-
-
-def _files(context: Context, client: str) -> list[Path]:
-    folder = _folder(context, client)
-    return [] if folder is None else list(folder.glob("[0-9]*.safetensors"))

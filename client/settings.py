@@ -10,44 +10,28 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-WORK: Mapping[str, type] = {
-    "task": str,
-    "model": str,
-    "clients": int,
-    "partition": str,
-    "shards-per-client": int,
-    "dirichlet-alpha": float,
-    "rotated-clients": int,
-    "seed": int,
-    "local-epochs": int,
-    "batch-size": int,
-    "learning-rate": float,
-    "momentum": float,
-    "weight-decay": float,
-    "stragglers": float,
-    "drop-stragglers": bool,
-    "time-budget": float,
-    "device": str,
-}
-"""Every setting that tasks/ and client/ read of a run, with its type."""
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import Mark, marked, of_kind
+from fairbloom.tasks import TASKS
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
 """Words that are neither paths nor import strings: no colon, no separator, no dot at either end."""
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
-NOT_THE_RUNS = (
-    *("state-dir", "data-dir", "out", "device", "log-format", "metrics-port"),
-    *("enrolled-sizes", "max-growth", "loss-limit"),
-)
-"""Settings that may differ when a run is continued: it finds its personal models again."""
-
 FINGERPRINT = "fingerprint"
-"""Key under which a deployed client knows which run it is in, the dropped settings included."""
+"""Key of what tells a deployed client which run it is in; it stands for all settings, the dropped ones included."""
 
 
-class SettingRefusedError(ValueError):
+class SettingRefusedError(FairbloomError):
     """A setting of a run that this device does not allow; the message names it and its value."""
+
+
+def work(config: Mapping[str, Any]) -> dict[str, type]:
+    """Return the keys of all settings that a client's work depends on, with their types: the run's task's own too."""
+    info = TASKS.get(str(config.get("task")))
+    own = {} if info is None else {info.key(setting): type(setting.default) for setting in info.settings}
+    return {**marked(Mark.WORK), **own}
 
 
 def taken(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:
@@ -65,11 +49,12 @@ def taken(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, A
     SettingRefusedError
         When a setting that is taken has a value of another type, or one that is no plain word and not allowed.
     """
-    chosen = {key: value for key, value in config.items() if key in WORK}
+    kinds = work(config)
+    chosen = {key: value for key, value in config.items() if key in kinds}
     for key, value in chosen.items():
-        if not _fits(value, WORK[key]):
+        if not of_kind(value, kinds[key]):
             raise SettingRefusedError(
-                f"the run sets {key} = {shortened(value)}: it must be of type {WORK[key].__name__}"
+                f"the run sets {key} = {shortened(value)}: it must be of type {kinds[key].__name__}"
             )
         if isinstance(value, str) and value not in allow:
             _check_word(key, value)
@@ -77,8 +62,9 @@ def taken(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, A
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """Return eight letters that stand for all settings that make a run what it is."""
-    about = {key: value for key, value in config.items() if key not in NOT_THE_RUNS}
+    """Return eight letters that stand for all settings that make a run what it is; a client keeps its state by them."""
+    others = marked(Mark.FREE, Mark.LIMIT, Mark.PLACE)
+    about = {key: value for key, value in config.items() if key not in others}
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -86,10 +72,6 @@ def shortened(value: object) -> str:
     """Return a value as it is written, without its end where it is long."""
     written = repr(value)
     return written if len(written) <= 60 else f"{written[:60]}…"
-
-
-def _fits(value: object, kind: type) -> bool:
-    return type(value) is kind or (kind is float and type(value) is int)
 
 
 def _check_word(key: str, value: str) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fairbloom.protocol.streams import generator
+from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Task
-from fairbloom.tasks.randomness import generator
 
 from .objectives import Transform, transform_of, unchanged
 
@@ -62,41 +63,41 @@ class LocalWork:
     transform: Transform = unchanged
 
 
-def global_work(run_config: Mapping[str, Any], told: Mapping[str, Any], client: str) -> LocalWork:
-    """Return the work on the global model that the run config sets and the server's message adds to.
+def global_work(run_config: Mapping[str, Any], terms: Terms, client: str) -> LocalWork:
+    """Return the work on the global model that the run config sets and the server's terms add to.
 
     Raises
     ------
     StragglerError
         When this client is a straggler in this round and stragglers are dropped.
     """
-    seed, number = run_config["seed"], told["server-round"]
-    full_batch = bool(told.get("full-batch-step", False))
+    seed, number = run_config["seed"], terms.server_round
+    whole = terms.full_batch_step
     return LocalWork(
-        epochs=1 if full_batch else epochs_in_time(run_config, number, client),
-        batch_size=0 if full_batch else run_config["batch-size"],
+        epochs=1 if whole else epochs_in_time(run_config, number, client),
+        batch_size=0 if whole else run_config["batch-size"],
         learning_rate=run_config["learning-rate"],
-        momentum=told.get("client-momentum", run_config["momentum"]),
+        momentum=run_config["momentum"] if terms.client_momentum is None else terms.client_momentum,
         weight_decay=run_config["weight-decay"],
-        pull=told.get("proximal-mu", 0.0),
+        pull=terms.proximal_mu,
         random=generator(seed, "batches", number, client),
-        steps=told.get("local-steps"),
-        snapshot_step=told.get("snapshot-step"),
+        steps=terms.local_steps,
+        snapshot_step=terms.snapshot_step,
         seconds=run_config.get("time-budget", 0.0) or math.inf,
-        transform=transform_of(told),
+        transform=transform_of(terms),
     )
 
 
-def personal_work(run_config: Mapping[str, Any], told: Mapping[str, Any], client: str) -> LocalWork:
+def personal_work(run_config: Mapping[str, Any], terms: Terms, client: str) -> LocalWork:
     """Return the work on the personal model: plain SGD on the plain loss, pulled to the received model."""
     return LocalWork(
-        epochs=told.get("personal-epochs", 1),
+        epochs=terms.personal_epochs or 1,
         batch_size=run_config["batch-size"],
         learning_rate=run_config["learning-rate"],
         momentum=0.0,
         weight_decay=0.0,
-        pull=told["personal-lambda"],
-        random=generator(run_config["seed"], "personal batches", told["server-round"], client),
+        pull=terms.personal_lambda or 0.0,
+        random=generator(run_config["seed"], "personal batches", terms.server_round, client),
     )
 
 
@@ -131,8 +132,8 @@ def train(
     snapshot: StateDict = {}
     ends = time.monotonic() + work.seconds
     for step, batch in enumerate(batches(len(examples), work), start=1):
-        chosen = batch.to(examples.targets.device)
-        loss = work.transform(task.loss(model(examples.inputs[chosen]), examples.targets[chosen]).mean())
+        inputs, targets = examples[batch.to(examples.targets.device)]
+        loss = work.transform(task.loss(model(inputs), targets).mean())
         gradients = list(torch.autograd.grad(loss, parameters))
         with torch.no_grad():
             descend(parameters, gradients, received, velocity, work)
@@ -184,12 +185,12 @@ def batches(count: int, work: LocalWork) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def measure(model: nn.Module, task: Task, examples: Examples) -> tuple[float, float]:
-    """Return mean loss and share of right answers of `model`, in eval mode, over all `examples`."""
+    """Return mean loss and accuracy of `model`, in eval mode, over all `examples`."""
     model.eval()
     loss = right = 0.0
     for start in range(0, len(examples), EVALUATION_BATCH):
-        part = slice(start, start + EVALUATION_BATCH)
-        outputs, targets = model(examples.inputs[part]), examples.targets[part]
+        inputs, targets = examples[start : start + EVALUATION_BATCH]
+        outputs = model(inputs)
         loss += task.loss(outputs, targets).double().sum().item()
-        right += (outputs.argmax(dim=1) == targets).sum().item()
+        right += task.right(outputs, targets).double().sum().item()
     return loss / len(examples), right / len(examples)

@@ -62,13 +62,14 @@ class Rounds:
 
     def __init__(self, method: Method, clients: Clients, num_rounds: int | None = None) -> None:
         self.clients = clients
+        self.online: list[str] = []
+        """The names of the clients that were online when some were drawn last, in order."""
         self._method = method
         self._num_rounds = num_rounds
         self._steps = self._idle = 0
         self._begin()
 
     def _begin(self) -> None:
-        self._online: list[str] = []
         self._draws: Counter[str] = Counter()
         self._trained: Replies | None = None
         self._evaluated: Replies | None = None
@@ -220,8 +221,8 @@ class Rounds:
     def _free(self, fewest: int) -> list[str]:
         """Return the clients that can be asked, in the order of names; none where too few are online."""
         fewest = max(self._method.min_available_nodes, fewest)
-        self._online = sorted(self.clients.online(fewest))
-        return sorted(self.clients.free()) if len(self._online) >= fewest else []
+        self.online = sorted(self.clients.online(fewest))
+        return sorted(self.clients.free()) if len(self.online) >= fewest else []
 
     def _screen(self, trained: Trained) -> None:
         """Leave out replies that are not plausible: by their counts, and in proportion to the others'."""
@@ -246,7 +247,7 @@ class Rounds:
         """Return the model after the step, and the method's own metrics; let the method remember the round."""
         method = self._method
         cohort, vectors = cohort_of(
-            method, trained, server_round=number, num_rounds=self._num_rounds, online=self._online, draws=self._draws
+            method, trained, server_round=number, num_rounds=self._num_rounds, online=self.online, draws=self._draws
         )
         coefficients = weighed(method, cohort)
         try:

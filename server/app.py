@@ -1,4 +1,4 @@
-"""The ServerApp: a run from settings to run folder, on any grid."""
+"""The ServerApp: a run from settings to run folder, whoever computes."""
 
 import hashlib
 import json
@@ -7,11 +7,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
-from fairbloom.strategies import Round
+from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
+from fairbloom.rounds.clients import Clients
+from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.updates import Model
 from fairbloom.tasks import load_task
 
 from .lock import alone
@@ -35,25 +40,29 @@ def main(grid: Grid, context: Context) -> None:
     settings = Settings.of(context.run_config)
     patient = PollingGrid(grid, min_replies=settings.min_replies)
     wait_for_clients(patient, settings.clients)
-    federate(settings, patient)
+    federate(settings, lambda method: FlowerClients(method, patient, settings.round_timeout))
 
 
-def federate(settings: Settings, grid: Grid, on_row: Callable[[Row], None] = lambda row: None) -> Path:
+def federate(
+    settings: Settings,
+    clients_of: Callable[[Method], Clients],
+    on_row: Callable[[Row], None] = lambda row: None,
+) -> Path:
     """Run, or continue, or find finished, what `settings` say; return the run folder.
 
     Parameters
     ----------
     settings
         Of the run.
-    grid
-        Carries the messages; its nodes are the clients.
+    clients_of
+        Returns who trains and evaluates for a method.
     on_row
         Called with each finished round's row of rounds.csv.
 
     Raises
     ------
-    ValueError
-        When the data cannot be split as asked, or the run folder cannot be used.
+    FairbloomError
+        When the data cannot be split as asked, the run folder cannot be used, or the rounds learn nothing.
     """
     model = load_task(settings.run_config()).model()
     path = run_folder(settings)
@@ -62,56 +71,50 @@ def federate(settings: Settings, grid: Grid, on_row: Callable[[Row], None] = lam
         with alone(path):
             folder = RunFolder(path, settings)
             if not folder.finished:  # by the process that was waited for
-                _federate(settings, model, folder, grid, on_row)
+                _federate(settings, model, folder, clients_of, on_row)
                 return path
     log.info("%s is finished; nothing to run", path)
     return path
 
 
-def _federate(settings: Settings, model: Module, folder: RunFolder, grid: Grid, on_row: Callable[[Row], None]) -> None:
+def _federate(
+    settings: Settings,
+    module: Module,
+    folder: RunFolder,
+    clients_of: Callable[[Method], Clients],
+    on_row: Callable[[Row], None],
+) -> None:
     log.info("run folder: %s", folder.path)
     continued = folder.resume()
-    arrays = ArrayRecord(model.state_dict())
+    model: Model = {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
+    buffers = [name for name, buffer in module.named_buffers() if buffer.is_floating_point() and name in model]
+    method = settings.strategy(buffers=buffers)
     if continued is not None:
-        arrays = ArrayRecord({name: Array(array) for name, array in continued[0].items()})
-    buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point() and name in arrays]
-    strategy = settings.strategy(buffers=buffers)
+        model, state = continued
+        method.load_state_dict(state)
     if settings.log_format == "json":
         log_as_json(folder.path.name)
+    method.summary()
     metrics = Metrics(settings.metrics_port) if settings.metrics_port else None
-    asked = ConfigRecord()
-    started = time.perf_counter()
+    rounds = Rounds(method, clients_of(method), settings.num_rounds)
 
-    def ask_for_losses(number: int) -> None:
+    def measure(number: int) -> list[str]:
         # Needed for the share of improved participants; costs a pass over the data, so only in evaluated rounds.
-        due = number == settings.num_rounds or (settings.evaluate_every and number % settings.evaluate_every == 0)
-        asked["measure"] = ["loss-before"] if due else []
+        return [LOSS_BEFORE] if rounds.evaluates(number) else []
 
-    def on_round(finished: Round) -> None:
-        nonlocal started
+    started = time.perf_counter()
+    for finished in rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS]):
         now = time.perf_counter()
-        row = folder.record(finished, strategy.state_dict(), seconds=now - started)
+        row = folder.record(finished, method.state_dict(), seconds=now - started)
         started = now
         log.info("round %d is finished%s", finished.number, in_short(row), extra={"round": finished.number})
         if finished.number == settings.num_rounds and finished.evaluations:
             log.info("worst served: %s", worst_served(finished))
         if metrics is not None:
-            metrics.observe(finished, row, connected=len(strategy.online))
+            metrics.observe(finished, row, connected=len(rounds.online))
         on_row(row)
-        ask_for_losses(finished.number + 1)
-
-    ask_for_losses(1 if continued is None else continued[1]["round"] + 1)
-    result = strategy.start(
-        grid,
-        arrays,
-        num_rounds=settings.num_rounds,
-        timeout=settings.round_timeout,
-        train_config=asked,
-        evaluate_config=ConfigRecord({"measure": ["train-loss"]}),
-        on_round=on_round,
-        resume=None if continued is None else continued[1],
-    )
-    folder.finish({name: array.numpy() for name, array in result.arrays.items()})
+        model = finished.arrays
+    folder.finish(model)
     if metrics is not None:
         metrics.close()
 

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import torch
 
-from fairbloom.client.app import app
 from fairbloom.client.device import choose
 from fairbloom.server.app import federate, run_folder
 from fairbloom.server.records import Row
 from fairbloom.server.settings import Settings
 
-from .grid import InProcessGrid
+from .clients import LocalClients
 
 
 def simulate(settings: Settings, on_row: Callable[[Row], None] = lambda row: None) -> Path:
@@ -31,6 +30,6 @@ def simulate(settings: Settings, on_row: Callable[[Row], None] = lambda row: Non
         config = settings.run_config()
         if not settings.state_dir:
             config["state-dir"] = str(run_folder(settings) / "clients")
-        return federate(settings, InProcessGrid(app, config, settings.clients), on_row)
+        return federate(settings, lambda method: LocalClients(method, config), on_row)
     finally:
         torch.set_num_threads(threads)

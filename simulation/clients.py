@@ -1,0 +1,96 @@
+"""Clients in this process, one after the other: nothing travels, so nothing is written into messages."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fairbloom.client.local import Local, Update, loaded
+from fairbloom.client.personal import StateDict
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.clients import Replies, Reports, Trained
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.screening import Refusals, usable_evaluation, usable_metrics
+from fairbloom.rounds.updates import Layout, Model
+
+
+class LocalClients:
+    """All clients of a run, computed in this process.
+
+    A client that raises is one whose reply is refused, with its error as the reason.
+
+    Parameters
+    ----------
+    method
+        Says which metrics it needs and which arrays are buffers.
+    settings
+        The run config.
+
+    Raises
+    ------
+    FairbloomError
+        When the task cannot be loaded.
+    """
+
+    def __init__(self, method: Method, settings: Mapping[str, Any]) -> None:
+        task, model = loaded(settings)
+        self._method = method
+        self._names = task.clients
+        self._device = next(iter([*model.parameters(), *model.buffers()])).device
+        self._settings = settings
+        self._locals: dict[str, Local] = {}
+
+    def online(self, fewest: int) -> Collection[str]:
+        """Return the names of all clients: they are always there."""
+        return self._names
+
+    def free(self) -> Collection[str]:
+        """Return the names of all clients: they owe nothing."""
+        return self._names
+
+    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+        """Let these clients train the model on the terms, each on its own data."""
+        method, refused = self._method, Refusals(terms.server_round)
+        layout, received = Layout(model, method.buffers), self._on_device(model)
+        trained = Trained.none(layout, len(names), refused=refused, missing=(), snapshots=method.snapshots)
+
+        def work(client: Local) -> None:
+            update: Update = client.train(received, terms)
+            report = usable_metrics(update.metrics, method.weighted_by_key, method.needs)
+            trained.add(client.name, report, _arrays(update.arrays), _arrays(update.snapshot))
+
+        self._each(names, work, refused)
+        return trained
+
+    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+        """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
+        received, refused = self._on_device(model), Refusals(terms.server_round)
+        reports: Reports = {}
+        plain = replace(terms, measure=())
+
+        def work(client: Local) -> None:
+            metrics = client.evaluate(received, terms if client.name in participants else plain)
+            reports[client.name] = usable_evaluation(metrics, self._method.weighted_by_key)
+
+        self._each(names, work, refused)
+        return Replies(metrics=reports, refused=refused)
+
+    def _each(self, names: Sequence[str], work: Callable[[Local], None], refused: Refusals) -> None:
+        for name in names:
+            try:
+                work(self._local(name))
+            except Exception as error:  # one client's failure is one refused reply, whatever it is
+                refused.add(name, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
+
+    def _local(self, name: str) -> Local:
+        if name not in self._locals:
+            self._locals[name] = Local.of(self._settings, self._names.index(name))
+        return self._locals[name]
+
+    def _on_device(self, model: Model) -> StateDict:
+        return {name: torch.tensor(array, device=self._device) for name, array in model.items()}
+
+
+def _arrays(state: StateDict) -> Model:
+    return {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
