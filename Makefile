@@ -11,7 +11,7 @@ SHIPPED := $(VENV)/shipped# the wheel, unpacked: types and imports are checked o
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-runtimes test-latest-flower test-docker lint audit docs bench lock digests sbom clean
+.PHONY: help setup demo settings test test-runtimes test-latest-flower test-docker lint audit docs bench lock digests sbom clean
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +31,10 @@ $(VENV)/ready: pyproject.toml requirements.lock locks/build.lock locks/torch.loc
 
 demo: setup ## compare four methods on 20 clients, three of them with a camera mounted sideways
 	$(BIN)/fairbloom compare --task digits --methods fedavg,qfedavg,fedmgdaplus,fedfv --seeds 10 --rounds 50 \
-		--clients 20 --set partition=iid --set rotated-clients=3 --set evaluate-every=10 --out $(DEMO)
+		--clients 20 --set partition=iid --set digits.rotated-clients=3 --set evaluate-every=10 --out $(DEMO)
+
+settings: setup ## write the run config's block in pyproject.toml: after a new setting, method or task
+	$(BIN)/python -m docs.run_config
 
 test: setup ## run the tests
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile

@@ -71,7 +71,7 @@ def plain_loop(settings: Settings) -> float:
     task = load_task(settings.run_config())
     model = task.model()
     drawn = task.clients[: max(1, round(settings.fraction * settings.clients))]
-    data = {name: TensorDataset(task.train[name].inputs, task.train[name].targets) for name in drawn}
+    data = {name: TensorDataset(*task.splits(name).train[:]) for name in drawn}
     seconds = []
     for _ in range(settings.num_rounds):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Where a client computes."""
+"""The choice of the device that a client computes on."""
 
 import torch
 
@@ -6,7 +6,7 @@ from fairbloom.errors import FairbloomError
 
 
 def choose(name: str) -> torch.device:
-    """Return the device `name`, or the best there is for "auto": CUDA, then MPS, then the CPU.
+    """Return the device `name`; for "auto" the best that this machine has: CUDA, then MPS, then the CPU.
 
     Raises
     ------

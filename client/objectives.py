@@ -18,13 +18,15 @@ def transform_of(terms: Terms) -> Transform:
     Raises
     ------
     ValueError
-        When the server asks for a transform that is not known here.
+        When the server asks for a transform that is not known here, or leaves its numbers out.
     """
     if not terms.loss_transform:
         return unchanged
-    if terms.loss_transform == "propfair":
-        return partial(propfair, baseline=terms.propfair_baseline, epsilon=terms.propfair_epsilon)
-    raise ValueError(f"loss-transform = {terms.loss_transform!r} is unknown: this client knows propfair")
+    if terms.loss_transform != "propfair":
+        raise ValueError(f"loss-transform = {terms.loss_transform!r} is unknown: this client knows propfair")
+    if terms.propfair_baseline is None or terms.propfair_epsilon is None:
+        raise ValueError("loss-transform = 'propfair' came without propfair-baseline or propfair-epsilon")
+    return partial(propfair, baseline=terms.propfair_baseline, epsilon=terms.propfair_epsilon)
 
 
 def propfair(loss: Tensor, baseline: float, epsilon: float) -> Tensor:

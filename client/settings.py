@@ -1,4 +1,4 @@
-"""What a run may set of a client's work: a short list, without paths or code.
+"""The settings that a device takes from a run: a short list, without paths or code.
 
 A deployed client takes these settings of a run and drops the rest, which concern the server alone. In process and
 under `flwr run` a client sees all of them.
@@ -15,7 +15,7 @@ from fairbloom.protocol.settings import Mark, marked, of_kind
 from fairbloom.tasks import TASKS
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
-"""Words that are neither paths nor import strings: no colon, no separator, no dot at either end."""
+"""A plain word is neither a path nor an import string: it has no colon, no separator and no dot at either end."""
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
@@ -42,7 +42,7 @@ def taken(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, A
     config
         All settings of the run.
     allow
-        Values that the device's owner allows although they are no plain words, such as import strings.
+        Values that the device's owner allows although they are no plain words: import strings, for example.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def fingerprint(config: Mapping[str, Any]) -> str:
 
 
 def shortened(value: object) -> str:
-    """Return a value as it is written, without its end where it is long."""
+    """Return how a value is written, cut off where it is long."""
     written = repr(value)
     return written if len(written) <= 60 else f"{written[:60]}…"
 

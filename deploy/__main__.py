@@ -2,11 +2,13 @@
 
 import sys
 
+from fairbloom.errors import FairbloomError
+
 from .cli import app, client
 
 app.add_typer(client, name="client")
 try:
     app(prog_name="python -m fairbloom.deploy")
-except ValueError as error:
+except FairbloomError as error:
     print(f"fairbloom: {error}", file=sys.stderr)
     sys.exit(2)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .client_cli import client as client
+from .device.cli import client as client
 
 app = typer.Typer(no_args_is_help=True, help="Run a federation of real nodes: certificates, clients, runs.")
 
@@ -27,8 +27,8 @@ def server(folder: DirOption = HERE) -> None:
 
     It listens where deploy init was told, keeps its state in DIR/state, and says when all is ready.
     """
-    from .federation import Federation
-    from .server import replace_process
+    from .operator.federation import Federation
+    from .server.supervisor import replace_process
 
     replace_process(Federation(folder))
 
@@ -43,7 +43,7 @@ def init(
     days: Annotated[float, typer.Option(help="How long the server certificate holds.")] = 398,
 ) -> None:
     """Make a federation: certificate authority, server certificate, credentials, the operator's connection."""
-    from .federation import Federation
+    from .operator.federation import Federation
 
     made = Federation.init(folder, host, fleet_port, control, days, listen)
     print(f"{folder}: clients reach the SuperLink at {made.superlink}, you reach it at {made.control}")
@@ -60,7 +60,7 @@ def renew(
     folder: DirOption = HERE,
 ) -> None:
     """Make a new server certificate; the server takes it when it is restarted, clients need nothing."""
-    from .federation import Federation
+    from .operator.federation import Federation
 
     federation = Federation(folder)
     names = federation.renew(host, days)
@@ -84,7 +84,8 @@ def enroll(
     bundle holds the private one, which is for the lab: it should be nowhere but on the device.
     """
     from .errors import DeployError
-    from .federation import Federation
+    from .operator.enrolment import enroll as enroll_one
+    from .operator.federation import Federation
 
     federation = Federation(folder)
     for option, given in (("--partition-id", partition_id), ("--request", request)):
@@ -95,7 +96,7 @@ def enroll(
         if keep and name in there:
             print(f"{name} is enrolled already")
         else:
-            bundle = federation.enroll(name, partition_id, unpacked, request=request, days=days, examples=examples)
+            bundle = enroll_one(federation, name, partition_id, unpacked, request=request, days=days, examples=examples)
             print(f"{name}: {bundle}")
 
 
@@ -109,9 +110,10 @@ def rotate(
     folder: DirOption = HERE,
 ) -> None:
     """Give a client a new key and let the old one run out, so that the device can be changed over in between."""
-    from .federation import Federation
+    from .operator.enrolment import rotate as rotate_one
+    from .operator.federation import Federation
 
-    bundle = Federation(folder).rotate(client, unpacked, request=request, days=days, overlap=overlap)
+    bundle = rotate_one(Federation(folder), client, unpacked, request=request, days=days, overlap=overlap)
     old = f"is good for {overlap:g} more days at the most" if overlap else "is struck off"
     print(f"{client}: {bundle}; its old key {old}")
 
@@ -126,12 +128,14 @@ def export(
     import sys
 
     from .errors import DeployError
-    from .federation import Federation, holds_key
+    from .operator.device_bundle import export as exported
+    from .operator.device_bundle import holds_key
+    from .operator.federation import Federation
     from .pki import write_private
 
     if to is None and sys.stdout.isatty():
         raise DeployError(f"a bundle is no text: name a file by --to {client}.tar.gz, or redirect the output")
-    bundle = Federation(folder).export(client)
+    bundle = exported(Federation(folder), client)
     if holds_key(bundle):
         print(f"{client}'s bundle holds its private key: leave no copy on the way", file=sys.stderr)
     if to is None:
@@ -149,9 +153,10 @@ def revoke(
     folder: DirOption = HERE,
 ) -> None:
     """Strike a client off: its key never connects again. Enrolling the name anew makes new keys."""
-    from .federation import Federation
+    from .operator.enrolment import revoke as revoke_one
+    from .operator.federation import Federation
 
-    print(f"{Federation(folder).revoke(client).name} is revoked")
+    print(f"{revoke_one(Federation(folder), client).name} is revoked")
 
 
 @app.command()
@@ -161,8 +166,8 @@ def status(
     """Show who is connected, when each was last seen, and what runs."""
     import json
 
-    from .federation import Federation
-    from .status import show, survey
+    from .operator.federation import Federation
+    from .operator.status import show, survey
 
     found = survey(Federation(folder))
     if as_json:
@@ -184,8 +189,8 @@ def submit(
     """
     from fairbloom.server.settings import assigned
 
-    from . import submit as runs
-    from .federation import Federation
+    from .operator import submit as runs
+    from .operator.federation import Federation
 
     federation = Federation(folder)
     app, ours = runs.app_folder(app_folder)
@@ -206,8 +211,8 @@ def stop(
     folder: DirOption = HERE,
 ) -> None:
     """Stop a run at once. The same submit continues it after its last finished round."""
-    from . import submit as runs
-    from .federation import Federation
+    from .operator import submit as runs
+    from .operator.federation import Federation
 
     stopped = runs.stop(Federation(folder), run or "")
     print("\n".join(f"run {each} is stopped" for each in stopped) or "no run is going on")
@@ -221,8 +226,8 @@ def audit(
     """Show who did what and when. Exits with 1 where a line was changed or removed since."""
     import sys
 
-    from . import audit as log
-    from .federation import Federation
+    from .operator import audit as log
+    from .operator.federation import Federation
 
     state = Federation(folder).state
     if as_json:
@@ -243,9 +248,9 @@ def doctor(
     """Look for what is wrong: clocks, certificates, ports, versions, disk. Exits with 1 where something is."""
     from rich.console import Console
 
-    from . import doctor as checks
-    from .client import Client
-    from .federation import Federation
+    from .device.client import Client
+    from .operator import doctor as checks
+    from .operator.federation import Federation
 
     findings = checks.examine_device(Client.of({}, client)) if client else checks.examine(Federation(folder))
     signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "fault": "[red]fault[/]"}

@@ -1,7 +1,9 @@
-"""What stops a command of a federation's operator."""
+"""What stops a command of a federation's operator or of a client, and can be mended by who typed it."""
+
+from fairbloom.errors import FairbloomError
 
 
-class DeployError(ValueError):
+class DeployError(FairbloomError):
     """What stops a command of the operator; the message names the thing, its value and what would do."""
 
 
@@ -11,3 +13,7 @@ class UnreachableError(DeployError):
 
 class RefusedError(DeployError):
     """The SuperLink's control API does not accept the operator's credential."""
+
+
+class ClientError(FairbloomError):
+    """A setting or file of a client that cannot be used; the message names it, its value and what would do."""

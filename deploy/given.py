@@ -5,6 +5,9 @@ import re
 from . import pki
 from .errors import DeployError
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+"""Names that a client may have."""
+
 EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (what a server of many machines' clients listens on)
 """What stands for all addresses of a machine, where it listens."""
 

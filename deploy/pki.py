@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fairbloom.errors import FairbloomError
+
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 398
 """How long certificates hold; 398 days is the longest that strict TLS clients accept of a server."""
 
@@ -34,7 +36,7 @@ NODE_KEY = "ecdsa-sha2-nistp384"
 LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
 
-class PkiError(ValueError):
+class PkiError(FairbloomError):
     """A certificate, a key or a host's name that cannot be used; the message names it and what would do."""
 
 

@@ -1,16 +1,16 @@
-"""What our processes around Flower's have in common: what they rely on, that they end together and say a thing once."""
+"""What our processes around Flower's share: names that they rely on, an end together, words for what happened."""
 
 import importlib
 import inspect
 import logging
 import os
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
-
-from .client import duration
+from typing import Any, NoReturn
 
 LOOK_SECONDS = 0.5
 
@@ -84,3 +84,34 @@ def retry_soon(kind: str) -> None:
     """Let Flower look for a SuperLink that is away at least every few seconds, by `kind`, grpc or http."""
     retry: Any = importlib.import_module(f"flwr.supercore.retry.{kind}_retry")
     retry.MAX_RETRY_DELAY = LONGEST_RETRY_SECONDS
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def ending(code: int) -> str:
+    """Return how a process ended, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # real-time signals have no names
+        return f"killed by signal {-code}"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time as people say it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once, whatever threads are left."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

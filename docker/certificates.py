@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from fairbloom.deploy import pki
-from fairbloom.deploy.federation import Federation
-from fairbloom.server.settings import Settings, SettingsError, assigned, check_used
+from fairbloom.deploy.operator.federation import Federation
+from fairbloom.server.settings import Settings, assigned, check_used
 
 FEDERATION, SERVER, STATE, METRICS = Path("/federation"), Path("/server"), Path("/state"), Path("/metrics")
 CLIENTS, SIGNALS, RUNS = Path("/clients"), Path("/signals"), Path("/runs")
@@ -28,8 +28,9 @@ def check_settings() -> None:
     """End with the reason where the run's settings are impossible, before anything else is started."""
     try:
         config = assigned(shlex.split(os.environ.get("SETTINGS", "")))
-        check_used(config, Settings.of({"clients": len(os.environ["CLIENTS"].split()), **config}).method)
-    except (SettingsError, ValueError) as error:
+        settings = Settings.of({"clients": len(os.environ["CLIENTS"].split()), **config})
+        check_used(config, [settings.method], settings.task)
+    except ValueError as error:
         sys.exit(f"SETTINGS: {error}")
 
 

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fairbloom.deploy import pki
-from fairbloom.deploy.federation import Federation
+from fairbloom.deploy.operator import enrolment
+from fairbloom.deploy.operator.federation import Federation
 
 
 def enrol(federation: Federation, partition: int, name: str, known: bool) -> str:
@@ -15,8 +16,8 @@ def enrol(federation: Federation, partition: int, name: str, known: bool) -> str
     if known and (volume / "key").exists() and (volume / "ca.crt").read_bytes() == federation.authority.read_bytes():
         return f"{name} is enrolled"
     if known:
-        federation.revoke(name)
-    bundle = federation.enroll(name, partition, unpack=True, days=0)  # nobody would be there to rotate it
+        enrolment.revoke(federation, name)
+    bundle = enrolment.enroll(federation, name, partition, unpack=True, days=0)  # nobody would be there to rotate it
     pki.write_private(volume / "key", (bundle / "key").read_bytes())
     for public in ("ca.crt", "client.toml"):
         pki.write_public(volume / public, (bundle / public).read_bytes())

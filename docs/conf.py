@@ -25,5 +25,5 @@ def write_methods(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Tell Sphinx of it."""
+    """Let Sphinx write the pages on the methods when it starts."""
     app.connect("builder-inited", write_methods)

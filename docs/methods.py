@@ -8,16 +8,18 @@ from pathlib import Path
 from torchjd import aggregation
 
 from fairbloom.experiments.catalogue import Method, Parameter, describe
-from fairbloom.server.settings import Settings, Value, parameter_defaults
+from fairbloom.protocol.names import ACCURACY_AFTER, LEARNING_RATE, LOSS_BEFORE
+from fairbloom.server.settings import Settings, Value
+from fairbloom.server.settings import parameters as all_parameters
 from fairbloom.strategies import METHODS
 from fairbloom.strategies.torchjd import STARTING_POINTS, takes_gram
 
 from . import toy
 
 NEEDS = {
-    "loss-before": ("loss", "reports `loss-before`, the loss of the received model on its whole training set"),
-    "accuracy-after": ("accuracy", "reports `accuracy-after`, the training accuracy of the model it returns"),
-    "learning-rate": ("learning rate", "reports its local `learning-rate`"),
+    LOSS_BEFORE: ("loss", "reports `loss-before`, the loss of the received model on its whole training set"),
+    ACCURACY_AFTER: ("accuracy", "reports `accuracy-after`, the training accuracy of the model it returns"),
+    LEARNING_RATE: ("learning rate", "reports its local `learning-rate`"),
     "proximal-mu": ("proximal term", "adds (mu/2) ‖x − w‖² to its loss, w being the received model"),
     "full-batch-step": ("one full-batch step", "takes exactly one step, over all of its examples"),
     "client-momentum": ("momentum", "trains with the momentum that it is told, afresh in every round"),
@@ -30,7 +32,7 @@ NEEDS = {
     "local-only": ("no common work", "returns the received model as it is"),
     "personal-lambda": ("personal model", "trains a model of its own as well, and keeps it from round to round"),
 }
-"""What a method may ask of a client: in a word for the table, and as the end of a sentence."""
+"""What a method may ask of a client: a word for the table, and the end of a sentence that begins with "a client"."""
 
 PAGE = """\
 # {title}
@@ -142,7 +144,10 @@ strategy = FromTorchJD(UPGradWeighting())
 
 
 def write(folder: Path) -> None:
-    """Write a page and a figure for each method and a page that compares them; a file that stays the same is kept."""
+    """Write a page and a figure for each method, and a page that compares them.
+
+    A file whose content stays the same is left alone, so that Sphinx doesn't read it again.
+    """
     folder.mkdir(exist_ok=True)
     methods = [describe(name) for name in METHODS]
     files = {f"{method.name}.md": page(method).encode() for method in methods}
@@ -202,7 +207,7 @@ def index(methods: Iterable[Method]) -> str:
 
 
 def explanation(method: Method) -> str:
-    """Return what the docstring says before it names the source, with formulas in MyST's words."""
+    """Return the part of the docstring before the source, with its formulas as MyST writes them."""
     parts = re.split(r"\.\. math::((?:.+\n|\n(?= ))+)", method.explanation + "\n")
     return "".join(formula(part) if number % 2 else scripts(part) for number, part in enumerate(parts)).strip()
 
@@ -213,7 +218,7 @@ def formula(text: str) -> str:
 
 
 def facts(method: Method) -> str:
-    """Return what a reader asks first."""
+    """Return the table of what a reader asks first: objective, use, cost and prior."""
     rows = {
         "Objective": method.objective,
         "Good for": method.good_for,
@@ -227,45 +232,43 @@ def facts(method: Method) -> str:
 
 
 def example(method: Method) -> dict[Parameter, Value]:
-    """Return the method's parameters with a run's defaults; words, which choose a variant, are left out."""
-    values = {parameter: parameter_defaults()[parameter.key] for parameter in method.parameters}
-    return {parameter: value for parameter, value in values.items() if not isinstance(value, str)}
+    """Return the method's parameters with their defaults; words, which choose a variant, are left out."""
+    known, values = all_parameters(), {}
+    for parameter in method.parameters:
+        default = known[parameter.key].default
+        if not isinstance(default, str):
+            values[parameter] = "…" if default is None else default
+    return values
 
 
 def call(title: str, arguments: dict[Parameter, Value]) -> str:
-    """Return how a strategy is made in Python."""
+    """Return the Python expression that makes a strategy."""
     given = (f"{parameter.key.partition('.')[2].replace('-', '_')}={value}" for parameter, value in arguments.items())
     return f"{title}({', '.join(given)})"
 
 
 def command(method: Method) -> str:
-    """Return how the method is run from the command line."""
+    """Return the command that runs the method."""
     words = [f"fairbloom run --method {method.name}"]
     words += [f"--set {parameter.key}={value}" for parameter, value in example(method).items()]
     return (" " if len(words) <= 3 else " \\\n    ").join(words)
 
 
 def parameters(method: Method) -> str:
-    """Return the table of the method's parameters, and what is to be said of its prior."""
+    """Return the table of the method's parameters, and a sentence on its prior."""
     prior = f"`weighting` is `{method.weighting}` if nothing else is said."
     prior = "It has no prior and refuses a `weighting`." if method.weighting == "no prior" else prior
     rows = [
-        (f"`{parameter.key}`", parameter.range, default(parameter), parameter.description)
+        (f"`{parameter.key}`", parameter.range, f"`{parameter.default}`", parameter.description)
         for parameter in method.parameters
     ]
     own = table(("Key in a run", "Range", "Default", "Meaning"), rows) if rows else "It has none of its own."
     return f"{own}\n\nThe common options of all methods come on top. {prior}"
 
 
-def default(parameter: Parameter) -> str:
-    """Return a parameter's default in a run, and that it has none in Python."""
-    value = f"`{parameter_defaults()[parameter.key]}`"
-    return f"{value}; in Python required" if parameter.default == "required" else value
-
-
 def needed(method: Method) -> list[str]:
     """Return the keys of what the method asks of clients: metrics, and what is told beside them."""
-    told = Settings.of({"method": method.name}).strategy().objective(1) if method.name in METHODS else {}
+    told = Settings.of({"method": method.name}).strategy().terms(1).to_config() if method.name in METHODS else {}
     return [key for key in NEEDS if key in method.needs or key in told]
 
 
@@ -285,7 +288,7 @@ def compared(method: Method) -> tuple[str, ...]:
 
 
 def figure(name: str, title: str, file: str) -> str:
-    """Return the figure and what it shows."""
+    """Return the figure with the text around it."""
     arguments = ", ".join(f"{key}={value}" for key, value in toy.ARGUMENTS.get(name, {}).items())
     shown = f"{title}({arguments})" if name in METHODS else f"{title}Weighting()"
     return TOY.format(call=shown, title=title, file=file, note=toy.NOTES.get(name, "")).strip()
@@ -295,7 +298,7 @@ def figure(name: str, title: str, file: str) -> str:
 
 
 def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Return a table."""
+    """Return a table in Markdown."""
     lines = [heads, ("---",) * len(heads), *(tuple(cell.replace("|", r"\|") for cell in row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

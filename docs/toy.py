@@ -2,32 +2,35 @@
 
 import io
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
+from torch import Tensor, nn
 
-from fairbloom.client.objectives import transform_of
-from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import METHODS, FairStrategy, Round
-from fairbloom.strategies.cohort import FloatArray
+from fairbloom.errors import FairbloomError
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.method import FloatArray
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.clients import LocalClients
+from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import by_name
+from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task, TaskInfo
 
 ROUNDS = 60
 LOCAL_STEPS = 5
 LEARNING_RATE = 0.05
 STARTS = ((-1.2, 1.5), (0.2, -1.6), (1.7, 1.2))
-"""The losses over the rounds are shown from the first one."""
+"""The models that the runs start from. The figure shows the losses of the run from the first one."""
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 4.0},
@@ -49,7 +52,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "adafed": {"gamma": 1.0, "server_lr": 0.3},
     "ditto": {"lam": 1.0},
 }
-"""What the methods are given here: steps that suit this problem, and parameters whose effect can be seen."""
+"""The arguments of the methods: steps that suit this problem, and parameters whose effect can be seen.
+
+A method that has a parameter without a default needs an entry here.
+"""
 
 NOTES = {
     "fedavgn": "It stops where the updates point against each other, anywhere on the Pareto set.",
@@ -66,7 +72,7 @@ NOTES = {
     "ditto": "Blue and orange lines, left and right, are the personal models.",
     "local": "Blue and orange lines, left and right, are the clients' own models.",
 }
-"""What is to be seen in a figure, where it needs a word."""
+"""A sentence on what a method's figure shows, where it is not plain to see."""
 
 BLUE, ORANGE, GREEN, DARK = "#1f6fb4", "#d95f0e", "#7fbf7b", "#222222"
 DASHES = (0, (4, 2))
@@ -87,9 +93,16 @@ class Quadratic:
         away = w - self.target
         return np.asarray(0.5 * np.einsum("...i,ij,...j", away, self.curvature, away))
 
-    def gradient(self, w: FloatArray) -> FloatArray:
-        """Return the gradient at one point."""
-        return self.curvature @ (w - self.target)
+    @property
+    def examples(self) -> Examples:
+        """The client's examples: a linear regression with the same loss ½ ‖root w − root target‖².
+
+        The root is one of the curvature. A single example would do; there is one for each local step, so that a pass
+        over them is a round's local work.
+        """
+        root = np.linalg.cholesky(self.curvature).T
+        inputs, targets = torch.from_numpy(root), torch.from_numpy(root @ self.target)
+        return Examples(inputs.expand(LOCAL_STEPS, 2, 2), targets.expand(LOCAL_STEPS, 2))
 
 
 CLIENTS = {
@@ -100,7 +113,10 @@ CLIENTS = {
 
 @dataclass(frozen=True)
 class Course:
-    """Where a run went: the global model, shape (rounds + 1, 2), and the personal ones, where there are any."""
+    """The course of a run: the global model after each round, shape (rounds + 1, 2), and the clients' personal models.
+
+    Only clients that have personal models are in `personally`.
+    """
 
     globally: FloatArray
     personally: Mapping[str, FloatArray]
@@ -110,89 +126,66 @@ class Course:
         return CLIENTS[name].loss(self.personally.get(name, self.globally))
 
 
-# The clients --------------------------------------------------------------------------------------------------------
-
-app = ClientApp()
+# The task -----------------------------------------------------------------------------------------------------------
 
 
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    """Say who this is; both clients have the same number of examples."""
-    return Message(RecordDict({"client": ConfigRecord({"name": _name(context), "num-examples": 1})}), reply_to=message)
+class Point(nn.Module):
+    """A model of two numbers w, which maps a matrix to its product with w."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the products with w, shape (n, 2)."""
+        return inputs @ self.w
 
 
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Take local gradient steps as the server's config says, on the global model and on the personal one."""
-    client, w, told = CLIENTS[_name(context)], _model(message), dict(message.content.config_records["config"])
-    after, snapshot = (w, w) if told.get("local-only") else descend(client, w, told)
-    numbers = {"loss-before": client.loss(w), "accuracy-after": 1.0 / (1.0 + client.loss(after))}
-    numbers["learning-rate"] = np.asarray(LEARNING_RATE)
-    metrics = MetricRecord({"num-examples": 1, **{key: float(value) for key, value in numbers.items()}})
-    content = RecordDict({"arrays": _record(after), "metrics": metrics})
-    if "snapshot-step" in told:
-        content["snapshot"] = _record(snapshot)
-    if "personal-lambda" in told:
-        context.state["personal"] = _record(descend_personally(client, w, told, _personal(context, w)))
-    return Message(content, reply_to=message)
+def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each example."""
+    return 0.5 * (outputs - targets).square().sum(dim=1)
 
 
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Tell the loss of the received model."""
-    loss = float(CLIENTS[_name(context)].loss(_model(message)))
-    return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1, "train-loss": loss})}), reply_to=message)
+def closeness(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return how right each answer is, from 0 to 1: there are no classes, and FedFa needs an accuracy."""
+    return 1.0 / (1.0 + half_squared_error(outputs, targets))
 
 
-def descend(client: Quadratic, w: FloatArray, told: Mapping[str, Any]) -> tuple[FloatArray, FloatArray]:
-    """Return the model after the local steps from w, and after the step whose model the server asks for."""
-    steps = 1 if told.get("full-batch-step") else told.get("local-steps", LOCAL_STEPS)
-    x, velocity = w, np.zeros(2)
-    snapshot = w
-    for step in range(1, steps + 1):
-        gradient = slope(client.loss(x), told) * client.gradient(x) + told.get("proximal-mu", 0.0) * (x - w)
-        velocity = told.get("client-momentum", 0.0) * velocity + gradient
-        x = x - LEARNING_RATE * velocity
-        snapshot = x if step == told.get("snapshot-step") else snapshot
-    return x, snapshot
+def load(setup: Setup) -> Task:
+    """Return the task of the two clients."""
+    if setup.clients != len(CLIENTS):
+        raise FairbloomError(f"clients = {setup.clients}: task {TASK.name} has {len(CLIENTS)}")
+
+    def splits(client: str) -> Splits:
+        examples = CLIENTS[client].examples
+        return Splits(train=examples, test=examples)
+
+    return Task(tuple(CLIENTS), Point, half_squared_error, splits, right=closeness)
 
 
-def slope(loss: FloatArray, told: Mapping[str, Any]) -> float:
-    """Return the derivative of the transform of the loss that the server asks for, 1 where it asks for none."""
-    if "loss-transform" not in told:
-        return 1.0
-    at = torch.tensor(float(loss), requires_grad=True)
-    return float(torch.autograd.grad(transform_of(told)(at), at)[0])
+TASK = TaskInfo(
+    "quadratics",
+    summary="Two clients whose losses are quadratic functions of a model of two numbers",
+    source="made up for the documentation",
+    loader=f"{__name__}:load",
+)
 
 
-def descend_personally(client: Quadratic, w: FloatArray, told: Mapping[str, Any], v: FloatArray) -> FloatArray:
-    """Return the personal model after its local steps from v, pulled to the received model w."""
-    for _ in range(LOCAL_STEPS * told["personal-epochs"]):
-        v = v - LEARNING_RATE * (client.gradient(v) + told["personal-lambda"] * (v - w))
-    return v
-
-
-def _name(context: Context) -> str:
-    return list(CLIENTS)[int(context.node_config["partition-id"])]
-
-
-def _record(w: FloatArray) -> ArrayRecord:
-    return ArrayRecord({"w": Array(w)})
-
-
-def _model(message: Message) -> FloatArray:
-    return message.content.array_records["arrays"]["w"].numpy()
-
-
-def _personal(context: Context, default: FloatArray) -> FloatArray:
-    return context.state.array_records["personal"]["w"].numpy() if "personal" in context.state else default
+@contextmanager
+def registered() -> Iterator[None]:
+    """Register the task for a while; one that ships with Fairbloom has its line in tasks/__init__.py instead."""
+    TASKS[TASK.name] = TASK
+    try:
+        yield
+    finally:
+        del TASKS[TASK.name]
 
 
 # Runs ---------------------------------------------------------------------------------------------------------------
 
 
 def strategy(name: str) -> FairStrategy:
-    """Return a method as it is run here."""
+    """Return a method with the arguments that it has here."""
     if name.startswith("torchjd:"):
         return by_name(name.removeprefix("torchjd:"), fraction_evaluate=0.0)
     return METHODS[name](**ARGUMENTS.get(name, {}), fraction_evaluate=0.0)
@@ -200,29 +193,39 @@ def strategy(name: str) -> FairStrategy:
 
 @cache
 def run(name: str, start: tuple[float, float]) -> Course:
-    """Return where a method goes from `start`, both clients taking part in every round."""
-    grid = InProcessGrid(app, {}, len(CLIENTS))
+    """Return the course of a method from `start`, with both clients in every round."""
     first = np.array(start)
-    models, personal = [first], {client: [first] for client in CLIENTS}
+    course, personal = [first], {client: [first] for client in CLIENTS}
+    work = {"batch-size": 1, "learning-rate": LEARNING_RATE, "device": "cpu"}
+    with registered(), silenced():
+        config = Settings.of({"task": TASK.name, "clients": len(CLIENTS), **work}).run_config()
+        method = strategy(name)
+        clients = LocalClients(method, config)
+        rounds = Rounds(method, clients, ROUNDS).run({"w": first}, measure=lambda number: (), measure_after=())
+        for finished in rounds:
+            course.append(finished.arrays["w"])
+            for client in CLIENTS:
+                last = clients._local(client).personal.last
+                if last is not None:
+                    personal[client].append(last[1]["w"].numpy())
+    kept = {client: np.array(models) for client, models in personal.items() if len(models) > 1}
+    return Course(np.array(course), kept)
 
-    def on_round(finished: Round) -> None:
-        models.append(finished.arrays["w"].numpy())
-        for context in grid.contexts.values():
-            personal[_name(context)].append(_personal(context, first))
 
-    level = logging.getLogger("flwr").level
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Keep all but errors out of the log for a while."""
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
-        strategy(name).start(grid, _record(first), ROUNDS, on_round=on_round)
+        yield
     finally:
-        logging.getLogger("flwr").setLevel(level)
-    has_personal = any("personal" in context.state for context in grid.contexts.values())
-    kept = {client: np.array(course) for client, course in personal.items()} if has_personal else {}
-    return Course(np.array(models), kept)
+        log.setLevel(level)
 
 
 def pareto_set(points: int = 200) -> FloatArray:
-    """Return the models at which no client can gain but at the other's cost: minimisers of mixtures of the losses."""
+    """Return the models at which no client can gain but at the other's cost: they minimise mixtures of the losses."""
     first, second = CLIENTS.values()
     mixtures = [
         np.linalg.solve(
@@ -238,7 +241,7 @@ def pareto_set(points: int = 200) -> FloatArray:
 
 
 def drawn(name: str, title: str) -> bytes:
-    """Return a PNG of where a method goes and what the clients' losses become; axes are the same for all methods."""
+    """Return a PNG of a method's course and of the clients' losses; all methods have the same axes."""
     png = io.BytesIO()
     with rc_context({"font.size": 9.5, "axes.titlesize": 10.5, "axes.titlelocation": "left"}):
         figure = Figure(figsize=(9.6, 4.5), layout="constrained", facecolor="white")

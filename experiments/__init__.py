@@ -1,1 +1,1 @@
-"""The command line: runs, comparisons and what there is to choose from."""
+"""Comparisons of methods, and what the command line prints of runs, methods, tasks and settings."""

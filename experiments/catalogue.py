@@ -1,18 +1,20 @@
-"""What there is to choose from: methods and their parameters, read from their docstrings."""
+"""The methods and their parameters as their docstrings describe them."""
 
 import inspect
 import re
 from dataclasses import dataclass
 
+from fairbloom.protocol.settings import key_of
+from fairbloom.server.settings import described
 from fairbloom.strategies import METHODS, FromTorchJD
 
 LABELS = ("Source", "Reductions", "Departures", "Objective", "Good for", "Hurts when", "Memory", "Cost")
-"""What a paragraph of a method's docstring may begin with, followed by a colon."""
+"""The words, followed by a colon, that a paragraph of a method's docstring may begin with."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a method: its run-config key, what it may be, its default in Python and what it does."""
+    """A parameter of a method as its docstring has it; `default` is "required" where there is none."""
 
     key: str
     range: str
@@ -22,7 +24,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Method:
-    """A method as its docstring describes it; `explanation` is all before the source, formulas in reStructuredText."""
+    """A method as its docstring describes it.
+
+    `explanation` is all that comes before the source, with formulas in reStructuredText.
+    """
 
     name: str
     title: str
@@ -43,7 +48,10 @@ class Method:
 
 
 def title(name: str) -> str:
-    """Return how a method is headed in tables and figures: the class, or TorchJD's name; personal models are said."""
+    """Return a method's name in tables and figures: that of its class, with (personal) for personal models.
+
+    Names that are not among our methods, as TorchJD's, stay as they are.
+    """
     method, _, rest = name.partition(":")
     if method in METHODS:
         return f"{METHODS[method].__name__} ({rest})" if rest else METHODS[method].__name__
@@ -51,7 +59,7 @@ def title(name: str) -> str:
 
 
 def describe(name: str) -> Method:
-    """Return what the docstring of the method `name` says of it; "torchjd" is what holds for all its weightings."""
+    """Return what the docstring of the method `name` says; "torchjd" stands for all of TorchJD's weightings."""
     method = FromTorchJD if name == "torchjd" else METHODS[name]
     text = inspect.getdoc(method) or ""
     return Method(
@@ -76,16 +84,14 @@ def describe(name: str) -> Method:
 
 def _parameters(name: str, text: str) -> list[Parameter]:
     """Return the entries of the docstring's Parameters section, written `name : range, default value`."""
-    section = re.search(r"^Parameters\n-+\n((?:\S+ : .+\n(?: {4}.+\n?)+)+)", text, re.MULTILINE)
-    entries = re.findall(r"(\S+) : (.+)\n((?: {4}.+\n?)+)", section[1]) if section else []
     return [
         Parameter(
-            key=f"{name}.{argument.replace('_', '-')}",
+            key=f"{name}.{key_of(argument)}",
             range=what.partition(", default ")[0],
             default=what.partition(", default ")[2] or "required",
-            description=_one_line(description),
+            description=meaning,
         )
-        for argument, what, description in entries
+        for argument, (what, meaning) in described(text).items()
     ]
 
 

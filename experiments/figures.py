@@ -1,5 +1,6 @@
 """Figures of runs, written as PNG and SVG."""
 
+import io
 from pathlib import Path
 
 import matplotlib
@@ -7,12 +8,20 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fairbloom.server.files import write_whole, written
+
 from .catalogue import title
 from .compare import Comparison
 
 
 def sorted_clients(comparison: Comparison, path: Path) -> list[Path]:
-    """Draw each method's client accuracies from the worst client to the best, mean and range over the seeds."""
+    """Draw each method's client accuracies from the worst client to the best, mean and range over the seeds.
+
+    Returns
+    -------
+    list
+        The files written: `path` with the endings .png and .svg.
+    """
     with matplotlib.rc_context({"svg.hashsalt": "fairbloom"}):  # the same figure twice is the same file
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
         axes = figure.subplots()
@@ -30,5 +39,9 @@ def sorted_clients(comparison: Comparison, path: Path) -> list[Path]:
         axes.legend(frameon=False, loc="lower right")
         files = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
         for file in files:
-            figure.savefig(file, dpi=160, metadata={"Date": None} if file.suffix == ".svg" else {})
+            drawn = io.BytesIO()
+            metadata = {"Date": None} if file.suffix == ".svg" else {}
+            figure.savefig(drawn, format=file.suffix[1:], dpi=160, metadata=metadata)
+            with written("the figure", path.parent):
+                write_whole(file, drawn.getvalue())
     return files

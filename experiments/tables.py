@@ -1,4 +1,4 @@
-"""What the command line prints of runs, comparisons and what there is to choose from."""
+"""The tables that the command line prints: of runs, comparisons, methods, tasks and settings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fairbloom.protocol.settings import RunSettings, key_of
 from fairbloom.server.fairness import summarize
-from fairbloom.server.settings import Settings, Value
+from fairbloom.server.settings import Value, parameters
 from fairbloom.tasks import TaskInfo
 
 from .catalogue import Method, title
@@ -18,11 +19,11 @@ from .compare import Comparison, final_accuracies
 console = Console()
 
 NEGLECTED, SERVED = 6, 3
-"""How many clients are shown from either end of the baseline's order."""
+"""Number of clients that are shown of those that the baseline serves worst, and best."""
 
 
 def show_run(folder: Path) -> None:
-    """Print how the final model serves the clients, worst and best by name."""
+    """Print how the final model serves the clients, and name those that it serves worst."""
     accuracies = final_accuracies(folder)
     measures = summarize(accuracies)
     table = Table(box=box.SIMPLE_HEAD, title="Test accuracy of the global model, %")
@@ -37,7 +38,7 @@ def show_run(folder: Path) -> None:
 
 
 def show_comparison(comparison: Comparison, figures: Sequence[Path], out: Path) -> None:
-    """Print the table of methods, the clients that the baseline neglects, and one sentence on what to see."""
+    """Print the table of methods, the clients that the baseline neglects, and a sentence on what they show."""
     console.print(method_table(comparison))
     console.print(client_table(comparison))
     console.print(sentence(comparison), soft_wrap=True)
@@ -47,7 +48,7 @@ def show_comparison(comparison: Comparison, figures: Sequence[Path], out: Path) 
 
 
 def method_table(comparison: Comparison) -> Table:
-    """Return a row a method: measures over clients, mean ± deviation over seeds."""
+    """Return the table with a row per method: measures over clients, each as mean ± deviation over the seeds."""
     seeds = len(comparison.accuracies[comparison.baseline])
     base = title(comparison.baseline)
     table = Table(
@@ -76,7 +77,7 @@ def method_table(comparison: Comparison) -> Table:
 
 
 def client_table(comparison: Comparison) -> Table:
-    """Return the first seed's clients that the baseline serves worst, and best, under every method."""
+    """Return the table of the clients that the baseline serves worst, and best, with the first seed."""
     first = {title(method): seeds[0] for method, seeds in comparison.accuracies.items()}
     base = first[title(comparison.baseline)]
     ascending = sorted(base, key=lambda client: base[client])
@@ -122,19 +123,29 @@ def show_methods(methods: Iterable[Method]) -> None:
 
 
 def show_tasks(tasks: Iterable[TaskInfo]) -> None:
-    """Print each task with its models and partitions."""
+    """Print each task with its models, partitions, own settings and source."""
     for task in tasks:
         console.print(f"[b]{task.name}[/]  {escape(task.summary)}")
-        console.print(f"    models: {', '.join(task.models)}; partitions: {', '.join(task.partitions)}")
+        for what, choices in (("models", task.models), ("partitions", task.partitions)):
+            if choices:
+                console.print(f"    {what}: {', '.join(choices)}")
+        if task.reads_folder:
+            console.print("    [cyan]data-dir[/] (required) Folder of the data")
+        for setting in task.settings:
+            details = escape(f"({setting.range}, default {setting.default}) {setting.description}")
+            console.print(f"    [cyan]{task.key(setting)}[/] {details}")
         console.print(f"    [dim]{escape(task.source)}[/]")
 
 
 def show_settings(defaults: Mapping[str, Value]) -> None:
     """Print every setting with its default and what it means."""
-    meaning = {field.alias: field.description or "" for field in Settings.model_fields.values()}
+    own = parameters()
+    meaning = {key_of(name): field.description or "" for name, field in RunSettings.model_fields.items()}
+    meaning |= {key: each.description for key, each in own.items()}
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("setting", "default", "meaning"):
         table.add_column(heading)
     for key, value in defaults.items():
-        table.add_row(key, repr(value), escape(meaning.get(key, f"parameter of {key.partition('.')[0]}")))
+        required = key in own and own[key].default is None
+        table.add_row(key, "required" if required else repr(value), escape(meaning[key]))
     console.print(table)

@@ -5,7 +5,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,10 +16,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fairbloom import __version__
 from fairbloom.deploy import cli as deployment
+from fairbloom.errors import FairbloomError
 from fairbloom.experiments.catalogue import describe, title
 from fairbloom.experiments.tables import show_comparison, show_methods, show_run, show_settings, show_tasks
-from fairbloom.server.records import ACCURACY
+from fairbloom.server.rows import ACCURACY
 from fairbloom.server.settings import Settings, SettingsError, Value, assigned, check_used, default_config
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
@@ -28,33 +31,60 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help="Federated learning that leaves no client behind: run a fair method, compare several, see who gains.",
 )
 errors = Console(stderr=True)
 
-INTERRUPTED = 130
+MENDABLE, INTERRUPTED = 2, 130
+"""Exit codes: the user can mend what was wrong, and Ctrl-C ended the command."""
 
-SetOption = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any of fairbloom settings.")]
-TaskOption = Annotated[str | None, typer.Option(help="What is learned; see fairbloom tasks.")]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Rounds of a run.")]
-FractionOption = Annotated[float | None, typer.Option(help="Share of the clients that train in a round.")]
-ClientsOption = Annotated[int | None, typer.Option(help="Into how many clients the data is split.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SetOption = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any setting; fairbloom settings lists them. May be repeated."),
+]
+TaskOption = Annotated[str | None, typer.Option(help="The task to learn; fairbloom tasks lists them.")]
+DataOption = Annotated[str | None, typer.Option("--data-dir", help="The folder that the task reads its data from.")]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="The number of rounds of a run.")]
+FractionOption = Annotated[float | None, typer.Option(help="The share of the clients that train in a round.")]
+ClientsOption = Annotated[int | None, typer.Option(help="The number of clients that the data is split into.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def print_version(wanted: bool) -> None:
+    """Print the installed version and end, where it is wanted."""
+    if wanted:
+        print(f"fairbloom {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning that leaves no client behind: run a fair method, compare several, see who gains."""
 
 
 @app.command(epilog="Example: fairbloom run --method fedfv --set fedfv.alpha=0.2 --rounds 50 --out runs/a")
 def run(
     task: TaskOption = None,
-    method: Annotated[str | None, typer.Option(help="The method; see fairbloom methods.")] = None,
-    model: Annotated[str | None, typer.Option(help="One of the task's models.")] = None,
+    data_dir: DataOption = None,
+    method: Annotated[str | None, typer.Option(help="The method; fairbloom methods lists them.")] = None,
+    model: Annotated[str | None, typer.Option(help="One of the task's models; fairbloom tasks lists them.")] = None,
     clients: ClientsOption = None,
-    partition: Annotated[str | None, typer.Option(help="How the data is split: shards, dirichlet, iid.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="How the data is split among the clients: shards, dirichlet or iid, say.")
+    ] = None,
     rounds: RoundsOption = None,
     fraction: FractionOption = None,
-    seed: Annotated[int | None, typer.Option(help="Of data, model, draws and batches.")] = None,
-    engine: Annotated[str | None, typer.Option(help="How clients are computed: loop.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")] = None,
-    out: Annotated[str | None, typer.Option(help="Run folder; by default named by the settings, under runs/.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the data split, initial model, client sampling and batch order.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="How the clients are computed in this process: loop.")] = None,
+    device: Annotated[str | None, typer.Option(help="What the clients compute on: auto, cpu, cuda or mps.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The run folder; by default one under runs/ that the settings name.")
+    ] = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Train with one method, all clients in this process.
@@ -63,12 +93,12 @@ def run(
     """
     from fairbloom.simulation.run import simulate
 
-    named: dict[str, Value | None] = {"task": task, "method": method, "model": model, "clients": clients}
-    named |= {"partition": partition, "num-rounds": rounds, "fraction": fraction, "seed": seed}
-    named |= {"engine": engine, "device": device, "out": out}
-    config = merged(named, settings)
+    options: dict[str, Value | None] = {"task": task, "data-dir": data_dir, "method": method, "model": model}
+    options |= {"clients": clients, "partition": partition, "num-rounds": rounds, "fraction": fraction, "seed": seed}
+    options |= {"engine": engine, "device": device, "out": out}
+    config = merged(options, settings)
     chosen = Settings.of(config)
-    check_used(config, chosen.method)
+    check_used(config, [chosen.method], chosen.task)
     with progress("mean [b]{task.fields[mean]}[/] %  worst 10 % [b]{task.fields[worst]}[/] %") as bar:
         shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, mean="–", worst="–")
 
@@ -86,13 +116,18 @@ def run(
 @app.command(epilog="Example: fairbloom compare --methods fedavg,fedmgdaplus,fedfv --seeds 3 --out runs/cmp")
 def compare(
     task: TaskOption = None,
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "fedavg,qfedavg,fedmgdaplus,fedfv",
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0.")] = 3,
+    data_dir: DataOption = None,
+    methods: Annotated[
+        str, typer.Option(help="The methods, separated by commas; fairbloom methods lists them.")
+    ] = "fedavg,qfedavg,fedmgdaplus,fedfv",
+    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds, counted from 0.")] = 3,
     clients: ClientsOption = None,
     rounds: RoundsOption = None,
     fraction: FractionOption = None,
-    out: Annotated[Path, typer.Option(help="Folder of tables, figure and runs.")] = Path("runs/comparison"),
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = os.cpu_count() or 1,
+    out: Annotated[Path, typer.Option(help="The folder of the tables, the figure and the runs.")] = Path(
+        "runs/comparison"
+    ),
+    jobs: Annotated[int, typer.Option(min=1, help="The number of runs at a time.")] = os.cpu_count() or 1,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Train with several methods over several seeds and see who gains and who loses.
@@ -102,15 +137,15 @@ def compare(
     from fairbloom.experiments.compare import compare as run_all
     from fairbloom.experiments.figures import sorted_clients
 
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     if not names:
         raise SettingsError(f"methods = {methods!r} names no method; there are {', '.join(METHODS)}")
-    named: dict[str, Value | None] = {"task": task, "clients": clients, "num-rounds": rounds, "fraction": fraction}
+    options: dict[str, Value | None] = {"task": task, "data-dir": data_dir, "clients": clients}
+    options |= {"num-rounds": rounds, "fraction": fraction}
+    config = merged(options, settings)
     with progress("runs done") as bar:
         shown = bar.add_task("comparing", total=len(names) * seeds)
-        comparison = run_all(
-            merged(named, settings), list(dict.fromkeys(names)), range(seeds), out, jobs, lambda: bar.advance(shown)
-        )
+        comparison = run_all(config, names, range(seeds), out, jobs, lambda: bar.advance(shown))
     figures = sorted_clients(comparison, out / "clients")
     show_comparison(comparison, figures, out)
 
@@ -149,14 +184,30 @@ app.command()(deployment.server)
 app.add_typer(deployment.app, name="deploy")
 
 
-def merged(named: Mapping[str, Value | None], assignments: Iterable[str]) -> dict[str, Value]:
-    """Return the settings of the named options that were given, and of KEY=VALUE assignments, which win."""
-    return {key: value for key, value in named.items() if value is not None} | assigned(assignments)
+def merged(options: Mapping[str, Value | None], assignments: Iterable[str]) -> dict[str, Value]:
+    """Return the settings of the options that were given and of the KEY=VALUE assignments.
+
+    Raises
+    ------
+    SettingsError
+        When an assignment is none, or a setting is given two values.
+    """
+    config = {key: value for key, value in options.items() if value is not None}
+    for assignment in assignments:
+        for key, value in assigned([assignment]).items():
+            if key in config and config[key] != value:
+                raise SettingsError(f"{key} is given two values, {config[key]!r} and {value!r}: give it one")
+            config[key] = value
+    return config
 
 
-def progress(measures: str) -> Progress:
-    """Return a progress bar that shows `measures` beside the count; nothing is drawn where nobody watches."""
-    return Progress(
+@contextmanager
+def progress(measures: str) -> Iterator[Progress]:
+    """Show a progress bar with `measures` beside the count; nothing is drawn where nobody watches.
+
+    An error that the user can mend takes the bar away, so that its line stands alone.
+    """
+    bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -165,10 +216,16 @@ def progress(measures: str) -> Progress:
         console=errors,
         disable=not errors.is_terminal,
     )
+    with bar:
+        try:
+            yield bar
+        except FairbloomError:
+            bar.live.transient = True
+            raise
 
 
 class Interrupted(BaseException):
-    """Ctrl-C; the command-line library would end with a word of its own on KeyboardInterrupt."""
+    """The user has pressed Ctrl-C; on KeyboardInterrupt the command-line library would end with a word of its own."""
 
 
 def interrupt(signal_number: int, frame: object) -> None:
@@ -177,7 +234,7 @@ def interrupt(signal_number: int, frame: object) -> None:
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is one red line and exit code 2, never a traceback."""
+    """Run the command line: what a user can mend is one red line and exit code 2, a bug of ours keeps its traceback."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
     signal.signal(signal.SIGINT, interrupt)
     try:
@@ -185,6 +242,6 @@ def main() -> None:
     except Interrupted:
         errors.print("[yellow]interrupted[/]: the same command continues after the last finished round")
         sys.exit(INTERRUPTED)
-    except ValueError as error:
+    except FairbloomError as error:
         errors.print(f"[red]error[/]: {escape(str(error))}", soft_wrap=True)
-        sys.exit(2)
+        sys.exit(MENDABLE)

@@ -18,6 +18,14 @@ part() { # of the whole solution: part FILE INPUT...
   compile --constraint "$all" --output-file "$@"
 }
 
+extras() { # of pyproject.toml, without its dependencies, most of which serve simulation and figures
+  python3 -c '
+import sys, tomllib
+from pathlib import Path
+extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
+print(*(line for name in sys.argv[1:] for line in extras[name]), sep="\n")' "$@"
+}
+
 cat requirements.lock locks/{audit,build,client,docs,inventory,server,torch}.lock > "$all"
 compile "$@" --output-file "$all" pyproject.toml --all-extras \
   --group dev --group docs --group build --group inventory --group audit
@@ -27,6 +35,6 @@ echo torch | part locks/torch.lock -
 mapfile -t apart < <(sed -n "s/^\([^= ]*\)==.*sys_platform == 'linux'.*/--no-emit-package=\1/p" locks/torch.lock)
 apart+=(--no-emit-package=torch)
 part requirements.lock pyproject.toml --all-extras --group dev --group build "${apart[@]}"
-python3 docker/requirements.py client | part locks/client.lock - "${apart[@]}"
-python3 docker/requirements.py server | part locks/server.lock - "${apart[@]}"
+extras client | part locks/client.lock - "${apart[@]}"
+extras client server metrics | part locks/server.lock - "${apart[@]}"
 for group in docs build inventory audit; do part "locks/$group.lock" --group "$group"; done

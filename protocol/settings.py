@@ -146,8 +146,8 @@ def key_of(name: str) -> str:
 
 def marked(*marks: Mark) -> Mapping[str, type]:
     """Return the keys of the settings that have one of these marks, with their types."""
-    fields = RunSettings.model_fields
-    return {key_of(name): field.annotation or str for name, field in fields.items() if {*marks} & {*field.metadata}}
+    fields = {key_of(name): field for name, field in RunSettings.model_fields.items() if {*marks} & {*field.metadata}}
+    return {key: field.annotation for key, field in fields.items() if isinstance(field.annotation, type)}
 
 
 def of_kind(value: object, kind: type) -> bool:

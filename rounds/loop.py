@@ -21,7 +21,7 @@ from .updates import FloatArray, Model, combine
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 Metrics = dict[str, Any]
-M = TypeVar("M")
+M, R = TypeVar("M"), TypeVar("R")
 
 
 class NothingLearnedError(FairbloomError):
@@ -29,11 +29,11 @@ class NothingLearnedError(FairbloomError):
 
 
 def in_turn(
-    train: Callable[[int, M], tuple[M | None, Metrics | None]],
-    evaluate: Callable[[int, M], Metrics | None],
+    train: Callable[[int, M], tuple[M | None, R | None]],
+    evaluate: Callable[[int, M], R | None],
     model: M,
     numbers: Iterable[int],
-) -> Iterator[tuple[int, M, Metrics | None, Metrics | None]]:
+) -> Iterator[tuple[int, M, R | None, R | None]]:
     """Yield each round's number, the model after it, and the means of its training and evaluation.
 
     `train` returns None in place of the model where it stays as it is.
@@ -66,7 +66,7 @@ class Rounds:
         """The names of the clients that were online when some were drawn last, in order."""
         self._method = method
         self._num_rounds = num_rounds
-        self._steps = self._idle = 0
+        self._skipped, self._why = 0, "its rounds were skipped"
         self._begin()
 
     def _begin(self) -> None:
@@ -96,7 +96,7 @@ class Rounds:
         Raises
         ------
         NothingLearnedError, MethodError
-            As `step` does.
+            As `step` and `check_learned` do.
         """
 
         def train(number: int, model: Model) -> tuple[Model | None, Metrics]:
@@ -112,6 +112,7 @@ class Rounds:
             train, evaluate, model, range(self._method.progress.finished_rounds + 1, last + 1)
         ):
             yield self.as_round(number, after, after, metrics or {})
+        self.check_learned()
 
     # The four steps -------------------------------------------------------------------------------------------------
 
@@ -144,16 +145,18 @@ class Rounds:
         self._models_a_reply = 1 if trained.snapshots is None else 2
         self._screen(trained)
         method.progress.finished_rounds = number
-        after, own, why = None, {}, ""
+        after: Model | None = None
+        own: Metrics = {}
+        why = "" if trained.names else _why_none_is_usable(len(self._draws), trained)
         if trained.names:
             try:
                 after, own = self._take(number, trained)
             except NoStepError as reason:
                 why = str(reason)
-                log.warning("no step in round %d: %s", number, why)
-        if after is None:
-            log.warning("round %d is skipped: the model stays as it is", number)
-        self._count(number, trained, taken=after is not None, why=why)
+        self._why = why
+        if why:
+            log.warning("round %d is skipped, and the model stays as it is: %s", number, why)
+        self._count(number, trained, why)
         return after, self._summed_up(len(self._draws), trained) | own
 
     def draw_evaluation(
@@ -179,6 +182,11 @@ class Rounds:
         self._evaluated = evaluated
         asked = len(self._asked_to_evaluate)
         return self._summed_up(asked, evaluated) if asked else None
+
+    def check_learned(self) -> None:
+        """Raise NothingLearnedError when a run is over in which no round has taken a step."""
+        if self._method.unused_rounds and self._num_rounds and self._method.progress.steps == 0:
+            raise NothingLearnedError(f"no round of {self._num_rounds} took a step: {self._why}. {REMEDY}")
 
     # What came of it ------------------------------------------------------------------------------------------------
 
@@ -304,39 +312,37 @@ class Rounds:
             "replies-missing": len(replies.missing),
         }
 
-    def _count(self, number: int, trained: Trained, *, taken: bool, why: str) -> None:
-        """Raise NothingLearnedError when the run has not learned anything for too long."""
-        if taken:
-            self._steps, self._idle = self._steps + 1, 0
+    def _count(self, number: int, trained: Trained, why: str) -> None:
+        """Raise NothingLearnedError when round after round was skipped; `why` this one was, "" where it was not."""
+        progress, limit = self._method.progress, self._method.unused_rounds
+        if not why:
+            progress.steps, self._skipped = progress.steps + 1, 0
             return
-        self._idle += 1
-        limit = self._method.unused_rounds
-        lacking, replied = trained.refused.lacking, trained.refused.reasons
-        if limit and self._steps == 0 and lacking.keys() == replied.keys() and len(set(lacking.values())) == 1:
-            metric = next(iter(lacking.values()))
+        self._skipped += 1
+        metric = trained.refused.lacked_by_all
+        if limit and metric and progress.steps == 0:
             raise NothingLearnedError(
-                f"all {len(lacking)} replies of round {number} lack the metric {metric!r}, which "
+                f"all {trained.refused.count} replies of round {number} lack the metric {metric!r}, which "
                 f"{type(self._method).__name__} needs: let the clients reply it, or choose a method that does without"
             )
-        if limit and self._idle >= limit:
+        if limit and self._skipped >= limit:
             raise NothingLearnedError(
-                f"the last {self._idle} rounds took no step, so that the model stays as it is: in round {number} "
-                f"{why or _what_went_wrong(len(self._draws), trained)}. {REMEDY}"
+                f"the run has learned nothing for {self._skipped} rounds: in round {number}, {why}. {REMEDY}"
             )
 
 
-REMEDY = "Mend that and continue the run; or set unused-rounds = 0, if the run shall go on regardless"
+REMEDY = "Mend that and continue, or let runs go on regardless by unused-rounds = 0"
 
 
-def _what_went_wrong(asked: int, trained: Trained) -> str:
+def _why_none_is_usable(asked: int, trained: Trained) -> str:
     """Return in words why no reply of a round could be used."""
     if not asked:
-        return "no client was online that owed no earlier reply"
+        return "too few clients were online that owed no earlier reply"
     reasons = trained.refused.reasons
     parts = [f"{len(trained.missing)} of {asked} clients did not answer in time"] if trained.missing else []
     if reasons:
         name, reason = next(iter(reasons.items()))
-        parts.append(f"{len(reasons)} of {asked} replies were refused, as that of {name}: {reason}")
+        parts.append(f"{len(reasons)} of {asked} replies were refused, that of {name} since {reason}")
     return " and ".join(parts)
 
 

@@ -11,7 +11,8 @@ from fairbloom.protocol.terms import Terms
 
 from .ranges import at_least, one_of, whole, within
 from .roster import sample
-from .updates import FloatArray, Vectors
+from .updates import FloatArray as FloatArray
+from .updates import Vectors
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class Progress:
     ----------
     finished_rounds
         The number of the last round that is over.
+    steps
+        How many rounds took a step.
     kept
         The old updates, or combinations of them, that the method keeps.
     first_counts
@@ -100,6 +103,7 @@ class Progress:
     """
 
     finished_rounds: int = 0
+    steps: int = 0
     kept: dict[Kept, Vectors] = field(default_factory=dict)
     first_counts: dict[str, float] = field(default_factory=dict)
 
@@ -286,7 +290,7 @@ class Method:
         self.memory, self.progress = {}, Progress()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last finished round, the method's memory and each client's first count.
+        """Return the last finished round, how many took a step, the method's memory and each client's first count.
 
         It is made of str, numbers, None, arrays, lists and dicts only.
         """
@@ -297,13 +301,14 @@ class Method:
         return {
             "method": type(self).__name__,
             "round": self.progress.finished_rounds,
+            "steps": self.progress.steps,
             "rows": rows,
             "memory": copy.deepcopy(self.memory),
             "first-counts": dict(self.progress.first_counts),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned; one of an older version has no first counts.
+        """Continue from what `state_dict` returned; one of an older version has neither steps nor first counts.
 
         Raises
         ------
@@ -314,6 +319,7 @@ class Method:
             raise ValueError(f"the state is of {state['method']}, not of {type(self).__name__}")
         self.progress = Progress(
             finished_rounds=whole(0, round=state["round"]),
+            steps=state.get("steps", state["round"]),
             kept={Kept(row["key"], row["round"]): Vectors.of(row["values"], row["scale"]) for row in state["rows"]},
             first_counts=dict(state.get("first-counts", {})),
         )

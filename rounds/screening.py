@@ -72,9 +72,10 @@ class Refusals:
         return sum(map(len, self._reasons.values()))
 
     @property
-    def lacking(self) -> dict[str, str]:
-        """The needed metric that a client's reply lacks, by client."""
-        return dict(self._lacking)
+    def lacked_by_all(self) -> str:
+        """The needed metric that every refused reply lacks, "" where they were refused for something else."""
+        metrics = set(self._lacking.values())
+        return metrics.pop() if len(metrics) == 1 and self._lacking.keys() == self._reasons.keys() else ""
 
 
 def one_line(text: str) -> str:

@@ -22,8 +22,9 @@ from fairbloom.tasks import load_task
 from .lock import alone
 from .observability import Metrics, in_short, log_as_json, worst_served
 from .polling import PollingGrid
-from .records import LIMITS, WITHOUT_EFFECT, Row, RunFolder, check_folder, is_finished
-from .settings import Settings
+from .records import RunFolder, check_folder, is_finished
+from .rows import Row
+from .settings import Settings, may_differ
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -40,13 +41,16 @@ def main(grid: Grid, context: Context) -> None:
     settings = Settings.of(context.run_config)
     patient = PollingGrid(grid, min_replies=settings.min_replies)
     wait_for_clients(patient, settings.clients)
-    federate(settings, lambda method: FlowerClients(method, patient, settings.round_timeout))
+    # A run that is handed out again after its process was lost waits until the lost one has noticed that itself.
+    federate(settings, lambda method: FlowerClients(method, patient, settings.round_timeout), wait=True)
 
 
 def federate(
     settings: Settings,
     clients_of: Callable[[Method], Clients],
     on_row: Callable[[Row], None] = lambda row: None,
+    *,
+    wait: bool = False,
 ) -> Path:
     """Run, or continue, or find finished, what `settings` say; return the run folder.
 
@@ -58,6 +62,8 @@ def federate(
         Returns who trains and evaluates for a method.
     on_row
         Called with each finished round's row of rounds.csv.
+    wait
+        Whether another process that writes the same folder is waited for, up to a minute; else it is an error at once.
 
     Raises
     ------
@@ -68,7 +74,7 @@ def federate(
     path = run_folder(settings)
     check_folder(path, settings.run_config())
     if not is_finished(path):
-        with alone(path):
+        with alone(path, wait=wait):
             folder = RunFolder(path, settings)
             if not folder.finished:  # by the process that was waited for
                 _federate(settings, model, folder, clients_of, on_row)
@@ -123,7 +129,7 @@ def run_folder(settings: Settings) -> Path:
     """Return the absolute run folder: `out`, or a name under runs/ that the settings determine."""
     if settings.out:
         return Path(settings.out).absolute()
-    free = WITHOUT_EFFECT | LIMITS
+    free = may_differ(finished=False)
     config = {key: value for key, value in settings.run_config().items() if key not in free}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
     return Path("runs", f"{settings.task}-{settings.method}-seed{settings.seed}-{digest}").absolute()

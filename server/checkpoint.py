@@ -1,38 +1,62 @@
-"""Arrays and a state of plain values in one safetensors file, replaced whole or not at all."""
+"""Arrays and a state of plain values in one safetensors file, sealed by a checksum; the last two rounds' are kept."""
 
+import hashlib
 import json
-import os
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+
+from .files import RunFolderError, write_whole
 
 Arrays = Mapping[str, NDArray[Any]]
 
+KEPT = 2
+"""How many checkpoints a run keeps: the last one, and the one before it in case the last is damaged."""
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that, whatever happens, either the old or the new content is there."""
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+log = logging.getLogger("flwr").getChild("fairbloom")
 
 
-def save_model(path: Path, arrays: Arrays, about: Mapping[str, Any]) -> None:
-    """Write a model by array name; `about` goes into the file's metadata as JSON."""
-    # One entry of metadata, because the library writes several in no fixed order.
-    metadata = {"about": json.dumps(about)}
-    write_whole(path, save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata=metadata))
+def save_round(folder: Path, number: int, arrays: Arrays, state: Mapping[str, Any]) -> None:
+    """Write the checkpoint of a round into a folder, then remove those that are no longer kept."""
+    save_checkpoint(folder / f"{number}.safetensors", arrays, state)
+    for path in checkpoints(folder)[KEPT:]:
+        path.unlink()
+
+
+def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+    """Return the model and the state of the newest checkpoint in a folder that is whole, None where there is none.
+
+    Raises
+    ------
+    RunFolderError
+        When there are checkpoints and all of them are damaged.
+    """
+    faults: list[str] = []
+    for path in checkpoints(folder):
+        try:
+            loaded = load_checkpoint(path)
+        except RunFolderError as error:
+            faults.append(str(error))
+            continue
+        for fault in faults:
+            log.warning("%s; the run continues from the checkpoint before it, %s", fault, path.name)
+        return loaded
+    if faults:
+        raise RunFolderError(
+            f"the run cannot be continued: {'; '.join(faults)}. Put back a copy, or choose another --out to begin again"
+        )
+    return None
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, the newest first."""
+    return sorted(folder.glob("[0-9]*.safetensors"), key=lambda path: int(path.stem), reverse=True)
 
 
 def save_checkpoint(path: Path, arrays: Arrays, state: Mapping[str, Any]) -> None:
@@ -43,11 +67,55 @@ def save_checkpoint(path: Path, arrays: Arrays, state: Mapping[str, Any]) -> Non
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return the model and the state that `save_checkpoint` wrote."""
-    with safe_open(path, framework="numpy") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is not iterable)
-        about = json.loads(file.metadata()["about"])
+    """Return the model and the state that `save_checkpoint` wrote.
+
+    Raises
+    ------
+    RunFolderError
+        When the file is not as it was written.
+    """
+    tensors, about = load_model(path)
     return {name: tensors[f"model/{name}"] for name in about["names"]}, _attach(about["state"], tensors)
+
+
+def save_model(path: Path, arrays: Arrays, about: Mapping[str, Any]) -> None:
+    """Write a model by array name; `about` and a checksum of all go into the file's metadata, as one JSON object."""
+    tensors = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    # The checksum is an entry of the JSON, because the library writes several entries of metadata in no fixed order.
+    metadata = {"about": json.dumps({**about, "sha256": _checksum(tensors, about)})}
+    write_whole(path, save(tensors, metadata=metadata))
+
+
+def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Return the arrays that `save_model` wrote, and what it was told about them.
+
+    Raises
+    ------
+    RunFolderError
+        When the file is not as it was written.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is not iterable)
+            about = json.loads(file.metadata()["about"])
+        intact = about.pop("sha256") == _checksum(tensors, about)
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:  # all that flipped bits lead to
+        fault = "no whole file" if path.stat().st_size else "empty"
+        raise RunFolderError(f"{path} is damaged: it is {fault}") from error
+    if not intact:
+        raise RunFolderError(f"{path} is damaged: its content does not match its checksum")
+    return tensors, about
+
+
+def _checksum(tensors: Arrays, about: Mapping[str, Any]) -> str:
+    """Return a checksum of the arrays, in the order of their names, and of what is said about them."""
+    total = hashlib.sha256(json.dumps(about).encode())
+    for name, array in sorted(tensors.items()):
+        total.update(json.dumps([name, str(array.dtype), array.shape]).encode())
+        total.update(array.tobytes())
+    return total.hexdigest()
 
 
 def _detach(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:
@@ -64,6 +132,7 @@ def _detach(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:
 
 
 def _attach(value: Any, tensors: Mapping[str, NDArray[Any]]) -> Any:
+    """Return what `_detach` was given."""
     if isinstance(value, list):
         return [_attach(item, tensors) for item in value]
     if isinstance(value, dict) and "array" in value:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHARES = (5, 10, 20, 30)
-"""Percent of the clients of which the mean of the worst and of the best is taken."""
+"""The shares of clients, in percent, over which the mean of the worst and of the best is taken."""
 
 
 def summarize(values: Mapping[str, float]) -> dict[str, float]:
@@ -67,7 +67,7 @@ def percent_improved(before: Mapping[str, float], after: Mapping[str, float]) ->
 def against_baseline(values: Mapping[str, float], baseline: Mapping[str, float]) -> dict[str, float]:
     """Return what became of the clients that suffered under a baseline, and of those that did well.
 
-    Suffering are the clients below the mean of `baseline`, well-performing those at or above it.
+    Clients below the mean of `baseline` suffer under it; those at or above the mean do well.
     Source: Malekmohammadi and Yu 2022 (Semi-VRed), Table 2.
 
     Returns
@@ -96,6 +96,7 @@ def against_baseline(values: Mapping[str, float], baseline: Mapping[str, float])
 
 
 def _finite(values: Mapping[str, float]) -> NDArray[np.float64]:
+    """Return the values as an array; raise ValueError where there is none, or one is not finite."""
     if not values:
         raise ValueError("there is no client to measure")
     for name, value in values.items():
@@ -105,6 +106,7 @@ def _finite(values: Mapping[str, float]) -> NDArray[np.float64]:
 
 
 def _check_same(one: Mapping[str, float], other: Mapping[str, float]) -> None:
+    """Raise ValueError where there is no client, or the two are not of the same clients."""
     if not one:
         raise ValueError("there is no client to compare")
     if odd := sorted(set(one) ^ set(other)):

@@ -9,30 +9,42 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .records import LOCK, RunFolderError, written
+from .files import RunFolderError, written
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
+LOCK = ".lock"
+"""The file that says which process writes to a folder; it is there no longer than that process works."""
+
 WAIT_SECONDS = 60.0
-"""For another process to end: one whose run was given to this one notices it within that time."""
+"""How long to wait for another process to end: one whose run was given to this one notices it within that time."""
 
 LOOK_SECONDS = 0.5
+"""The pause between two looks at whether the other process has ended."""
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold a run folder, made if it is not there; no other process holds it meanwhile.
+def alone(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a folder, made if it is not there; no other process holds it meanwhile.
 
     The lock is the kernel's, on a file in the folder: it ends with the process, however that ends. The file says who
     holds it, and is removed in the end.
 
+    Parameters
+    ----------
+    folder
+        Where this process alone is to write.
+    wait
+        Whether to wait for up to a minute where another process holds the folder, as one does whose run was taken from
+        it, rather than to be refused at once.
+
     Raises
     ------
     RunFolderError
-        When another process still holds the folder after a minute, or the folder cannot be written.
+        When another process holds the folder, or it cannot be written.
     """
     path = folder / LOCK
-    descriptor = _held(path)
+    descriptor = _held(path, time.monotonic() + (WAIT_SECONDS if wait else 0.0))
     try:
         yield
     finally:
@@ -42,15 +54,19 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _held(path: Path) -> int:
-    """Return the open lock file once it is this process's."""
-    deadline, told = time.monotonic() + WAIT_SECONDS, False
+def _held(path: Path, deadline: float) -> int:
+    """Return the open lock file once it is this process's; raise RunFolderError at the deadline."""
+    told = False
     while True:
-        with written("the run folder", path.parent):
+        with written(f"the file {LOCK}", path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        if _taken(descriptor, path):
-            return descriptor
+        if _locked(descriptor, path.parent):
+            if _lies_at(path, descriptor):
+                _sign(descriptor)
+                return descriptor
+            os.close(descriptor)  # the process that held it has removed it: the next file is locked instead
+            continue
         holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
         os.close(descriptor)
         if time.monotonic() >= deadline:
@@ -61,21 +77,27 @@ def _held(path: Path) -> int:
         time.sleep(LOOK_SECONDS)
 
 
-def _taken(descriptor: int, path: Path) -> bool:
-    """Lock the file and write into it who did; return False where another process has, or the file is not at `path`."""
+def _locked(descriptor: int, folder: Path) -> bool:
+    """Lock the open file; return False where another process has."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:  # as of network file systems without locks
-        log.warning("%s cannot be locked (%s): see to it that one run alone writes there", path.parent, error.strerror)
+        log.warning("%s cannot be locked (%s): see to it that one process alone writes there", folder, error.strerror)
+    return True
+
+
+def _lies_at(path: Path, descriptor: int) -> bool:
+    """Return whether the open file is the one at `path`."""
     try:
-        if not os.path.samestat(os.fstat(descriptor), path.stat()):
-            return False
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-    # A full disk does not take the name; the lock holds without it.
+
+
+def _sign(descriptor: int) -> None:
+    """Write into the lock file which process holds it; a full disk does not take the name, and the lock holds so."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    return True

@@ -1,4 +1,4 @@
-"""What a run tells the outside while it goes on: log lines as JSON, and a metrics endpoint for Prometheus."""
+"""What a run tells the outside while it goes on: log lines, as JSON where asked, and a metrics page for Prometheus."""
 
 import hmac
 import json
@@ -14,18 +14,27 @@ from socketserver import ThreadingMixIn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol import names
 from fairbloom.strategies import Round
 
-from .records import ACCURACY
+from .rows import ACCURACY
 
 HOST, TOKEN_FILE = "FAIRBLOOM_METRICS_HOST", "FAIRBLOOM_METRICS_TOKEN_FILE"
 """Environment variables of the server: the address where metrics are served, and the file with their credential."""
 
+SHOWN = 5
+"""How many of the worst served clients the log names at the end of a run."""
+
 log = logging.getLogger("flwr")
 
 
+class MetricsError(FairbloomError):
+    """The metrics page cannot be served; the message says why and what to do."""
+
+
 class JsonLines(logging.Formatter):
-    """Writes each record as one JSON object, with the run, and the round and client where it is about one.
+    """Formats each log record as one JSON object that names the run, and the round and client where it is about one.
 
     Parameters
     ----------
@@ -38,7 +47,7 @@ class JsonLines(logging.Formatter):
         self._run = run
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's time, level, message, run, round and client as JSON."""
+        """Return a record's time, level, message, run, round and client as JSON."""
         entry = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), "level": record.levelname.lower()}
         entry |= {"message": record.getMessage(), "run": self._run}
         entry |= {key: getattr(record, key) for key in ("round", "client") if hasattr(record, key)}
@@ -48,31 +57,27 @@ class JsonLines(logging.Formatter):
 
 
 def log_as_json(run: str) -> None:
-    """Let Flower's logger, and ours below it, write JSON lines."""
+    """Let Flower's logger, and ours below it, write JSON lines that name the run."""
     for handler in log.handlers:
         handler.setFormatter(JsonLines(run))
 
 
-SHOWN = 5
-"""Clients that are named at the end."""
-
-
 def in_short(row: Mapping[str, object]) -> str:
-    """Return what a log line tells of an evaluated round, "" of another."""
+    """Return what a log line tells of a round's row: the accuracies of an evaluated round, nothing of another."""
     mean, worst = (row.get(f"{ACCURACY}_{over}") for over in ("mean", "worst_10"))
     return "" if mean is None else f": test accuracy {mean:.1f} %, of the worst 10 % of clients {worst:.1f} %"
 
 
 def worst_served(finished: Round) -> str:
-    """Return the clients with the lowest accuracy, and the one with the highest."""
-    accuracy = {name: measured.get("accuracy", math.nan) for name, measured in finished.evaluations.items()}
+    """Return the clients with the lowest accuracy after a round, and the one with the highest, in words."""
+    accuracy = {name: measured.get(names.ACCURACY, math.nan) for name, measured in finished.evaluations.items()}
     *others, best = sorted(accuracy, key=lambda name: (accuracy[name], name))
     shown = ", ".join(f"{name} {100 * accuracy[name]:.1f} %" for name in others[:SHOWN] or [best])
     return f"{shown}; best: {best} {100 * accuracy[best]:.1f} %"
 
 
 class Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request, at an address of either family."""
+    """Serves each request in a thread of its own, at an IPv4 or an IPv6 address."""
 
     daemon_threads = True
 
@@ -82,29 +87,29 @@ class Server(ThreadingMixIn, WSGIServer):
 
 
 class Quiet(WSGIRequestHandler):
-    """Answers without a log line, and ends a connection that says nothing for so many seconds."""
+    """Answers a request without a log line, and ends a connection that says nothing for `timeout` seconds."""
 
     timeout = 10
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Log nothing."""
+        """Log nothing of a request."""
 
 
 class Metrics:
     """Counts and gauges of one run, served over HTTP at /metrics.
 
-    They are served at the address in FAIRBLOOM_METRICS_HOST, 127.0.0.1 if there is none. Where
+    The page is served at the address in FAIRBLOOM_METRICS_HOST, 127.0.0.1 if there is none. Where
     FAIRBLOOM_METRICS_TOKEN_FILE names a file, only requests with the header `Authorization: Bearer` and the file's
     content are answered.
 
     Parameters
     ----------
     port
-        Where they are served.
+        The port where the page is served.
 
     Raises
     ------
-    ValueError
+    MetricsError
         When prometheus-client is not installed, the port is taken, or there is no credential in its file.
     """
 
@@ -112,7 +117,7 @@ class Metrics:
         try:
             from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
         except ImportError as error:
-            raise ValueError("metrics-port needs prometheus-client: pip install 'fairbloom[metrics]'") from error
+            raise MetricsError("metrics-port needs prometheus-client: pip install 'fairbloom[metrics]'") from error
         registry = CollectorRegistry()
         self._rounds = Counter("fairbloom_rounds", "Rounds finished", registry=registry)
         self._seconds = Counter("fairbloom_round_seconds", "Seconds spent in rounds", registry=registry)
@@ -136,13 +141,14 @@ class Metrics:
         try:
             self._server = make_server(host, port, app, Server, Quiet)
         except OSError as error:
-            raise ValueError(
-                f"metrics-port = {port} cannot be served on {host}: {error.strerror}; choose another"
+            raise MetricsError(
+                f"metrics-port = {port} cannot be served on {host}: {error.strerror}; choose another port, or another "
+                f"address in {HOST}"
             ) from error
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def observe(self, finished: Round, row: Mapping[str, object], connected: int) -> None:
-        """Take in a finished round: what it was, its row of rounds.csv, and how many clients are online."""
+        """Count a finished round: what it was, its row of rounds.csv, and how many clients are connected."""
         self._rounds.inc()
         self._seconds.inc(float(str(row["seconds"])))
         self._connected.set(connected)
@@ -158,7 +164,7 @@ class Metrics:
                 self._accuracy.labels(over=over).set(value)
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving the page and free its port."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -168,7 +174,7 @@ def token() -> str | None:
 
     Raises
     ------
-    ValueError
+    MetricsError
         When the file cannot be read or is empty.
     """
     if not (path := os.environ.get(TOKEN_FILE)):
@@ -176,14 +182,16 @@ def token() -> str | None:
     try:
         content = Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{TOKEN_FILE} = {path} cannot be read: {error}") from error
+        raise MetricsError(
+            f"{TOKEN_FILE} = {path} cannot be read: {error}; mend it, or leave the variable out"
+        ) from error
     if not content:
-        raise ValueError(f"{TOKEN_FILE} = {path} is empty: write the credential of the metrics page into it")
+        raise MetricsError(f"{TOKEN_FILE} = {path} is empty: write the credential of the metrics page into it")
     return content
 
 
 def guarded(page: WSGIApplication, token: str | None) -> WSGIApplication:
-    """Return an app that shows `page` at /metrics alone, and only to who brings the token where there is one."""
+    """Return an app that shows `page` at /metrics and nothing elsewhere; where there is a token, to those with it."""
 
     def app(request: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         given, needed = request.get("HTTP_AUTHORIZATION", ""), f"Bearer {token}"
@@ -197,5 +205,6 @@ def guarded(page: WSGIApplication, token: str | None) -> WSGIApplication:
 
 
 def _nothing(start_response: StartResponse, status: HTTPStatus, headers: list[tuple[str, str]]) -> Iterable[bytes]:
+    """Answer a request with a status and an empty body."""
     start_response(f"{status.value} {status.phrase}", [*headers, ("Content-Length", "0")])
     return [b""]

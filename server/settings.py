@@ -2,48 +2,239 @@
 
 import difflib
 import inspect
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache, partial
-from typing import Annotated, Any
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator
 
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of, marked, of_kind
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import by_name
-from fairbloom.tasks import TASKS
+from fairbloom.tasks import TASKS, Setup
 
-Value = bool | int | float | str
+__all__ = [
+    "Parameter",
+    "Settings",
+    "SettingsError",
+    "Value",
+    "assigned",
+    "check_used",
+    "default_config",
+    "described",
+    "may_differ",
+    "parameters",
+    "parsed",
+]
 
 ENGINES = ("loop",)
-"""How an in-process run computes: one client after the other."""
-
-STARTING_POINTS: dict[str, Value] = {
-    "fedprox.mu": 0.1,
-    "qfedavg.q": 5.0,
-    "qfedavg.lipschitz": 1.0,
-    "qfedsgd.q": 1.0,
-    "qfedsgd.lipschitz": 10.0,
-    "term.tilt": 1.0,
-    "afl.gamma": 0.1,
-    "drfa.gamma": 0.01,
-    "deltafl.theta": 0.5,
-    "propfair.baseline": 5.0,
-    "gifair.strength": 0.5,
-    "vred.beta": 0.5,
-    "semivred.beta": 0.5,
-    "mgdaprox.mu": 0.1,
-    "ditto.lam": 1.0,
-}
-"""Run-config defaults of method parameters that have no default in their class."""
-
+"""The ways to compute the clients of a run in this process: loop takes one after the other."""
 
 TORCHJD = "torchjd:"
-"""What a method's name begins with that is one of TorchJD's weightings: torchjd:upgrad."""
+"""The beginning of a method's name that means one of TorchJD's weightings, as in torchjd:upgrad."""
+
+UNSET = ""
+"""The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
 
 
-class SettingsError(ValueError):
+class SettingsError(FairbloomError):
     """A setting that is unknown or impossible; the message names it, its value and what would do."""
+
+
+# Parameters of methods and tasks ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a method, or a setting of a task's own.
+
+    Attributes
+    ----------
+    key
+        Its name in a run config: `fedfv.alpha`.
+    kind
+        Its type: int, float, bool or str.
+    default
+        Its value where none is given; None: one must be given.
+    range, description
+        What it may be and what it means, in words.
+    """
+
+    key: str
+    kind: type
+    default: Value | None
+    range: str
+    description: str
+
+    @property
+    def owner(self) -> str:
+        """The method or task that it belongs to."""
+        return self.key.partition(".")[0]
+
+    @property
+    def argument(self) -> str:
+        """Its name in Python."""
+        return self.key.partition(".")[2].replace("-", "_")
+
+    def checked(self, value: Value) -> Value:
+        """Return `value`, a whole number as the float that is meant; raise SettingsError where the type is another."""
+        if not of_kind(value, self.kind):
+            raise SettingsError(f"{self.key} = {value!r}: it must be of type {self.kind.__name__} ({self.range})")
+        chosen: Value = self.kind(value)
+        return chosen
+
+
+def parameters() -> Mapping[str, Parameter]:
+    """Return all parameters of all methods and tasks by their run-config keys."""
+    of_methods = (parameter for name, method in METHODS.items() for parameter in parameters_of(name, method))
+    of_tasks = (
+        Parameter(info.key(own), type(own.default), own.default, own.range, own.description)
+        for info in TASKS.values()
+        for own in info.settings
+    )
+    return {parameter.key: parameter for parameter in (*of_methods, *of_tasks)}
+
+
+@cache
+def parameters_of(name: str, method: type[FairStrategy]) -> tuple[Parameter, ...]:
+    """Return the parameters of a method: types and defaults from its signature, words from its docstring.
+
+    Raises
+    ------
+    TypeError
+        When a parameter is not annotated as int, float, bool or str, which is all that a run config can carry.
+    """
+    words, found = described(inspect.getdoc(method) or ""), []
+    for parameter in inspect.signature(method, eval_str=True).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # the common options
+            continue
+        if parameter.annotation not in (int, float, bool, str):
+            raise TypeError(
+                f"{method.__name__}'s parameter {parameter.name} must be annotated: int, float, bool or str"
+            )
+        what, meaning = words.get(parameter.name, (parameter.annotation.__name__, ""))
+        default = None if parameter.default is inspect.Parameter.empty else parameter.default
+        key, what = f"{name}.{key_of(parameter.name)}", what.partition(", default ")[0]
+        found.append(Parameter(key, parameter.annotation, default, what, meaning))
+    return tuple(found)
+
+
+def described(docstring: str) -> dict[str, tuple[str, str]]:
+    """Return what is written after the colon, and the meaning, of each entry of a docstring's Parameters section."""
+    section = re.search(r"^Parameters\n-+\n((?:\S+ : .+\n(?: {4}.+\n?)+)+)", docstring, re.MULTILINE)
+    entries = re.findall(r"(\S+) : (.+)\n((?: {4}.+\n?)+)", section[1]) if section else []
+    return {name: (what, " ".join(meaning.split())) for name, what, meaning in entries}
+
+
+# The settings -------------------------------------------------------------------------------------------------------
+
+
+class Settings(RunSettings):
+    """The settings of one run, known and possible; `parameters` holds those of methods and tasks, by their keys."""
+
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Value]) -> "Settings":
+        """Return the settings of a flat run config.
+
+        Raises
+        ------
+        FairbloomError
+            When a key is unknown, a value impossible, or a parameter missing that the method needs.
+        """
+        general, own = {key_of(name) for name in RunSettings.model_fields}, parameters()
+        for key, value in config.items():
+            if key not in general and key not in own:
+                raise SettingsError(f"unknown setting {key} = {value!r}; {_hint(key, [*general, *own])}")
+        chosen = {key: value for key, value in config.items() if key in general}
+        given = {key: value for key, value in config.items() if key in own and not _is_unset(own[key], value)}
+        try:
+            settings = cls.model_validate(chosen | {"parameters": given})
+        except ValidationError as error:
+            raise SettingsError("; ".join(map(_in_words, error.errors()))) from error
+        TASKS[settings.task].check(Setup.of(settings.run_config()))
+        settings.strategy()
+        return settings
+
+    @field_validator("task")
+    @classmethod
+    def _check_task(cls, name: str) -> str:
+        return check_known("task", name, TASKS)
+
+    @field_validator("method")
+    @classmethod
+    def _check_method(cls, name: str) -> str:
+        return name if name.startswith(TORCHJD) else check_known("method", name, METHODS)
+
+    @field_validator("engine")
+    @classmethod
+    def _check_engine(cls, name: str) -> str:
+        return check_known("engine", name, ENGINES)
+
+    @field_validator("log_format")
+    @classmethod
+    def _check_log_format(cls, name: str) -> str:
+        return check_known("log-format", name, ("text", "json"))
+
+    @field_validator("enrolled_sizes")
+    @classmethod
+    def _check_sizes(cls, words: str) -> str:
+        sizes_of(words)
+        return words
+
+    def strategy(self, **options: Any) -> FairStrategy:
+        """Return the method with its parameters and the common options; `options` add to them.
+
+        Raises
+        ------
+        SettingsError
+            When the method refuses a parameter or an option, or lacks one that it needs.
+        """
+        own = self._own_of_method()
+        common: dict[str, Any] = {
+            "fraction_train": self.fraction,
+            "seed": self.seed,
+            "evaluate_every": self.evaluate_every,
+            "unused_rounds": self.unused_rounds,
+            "max_growth": self.max_growth,
+            "loss_limit": self.loss_limit,
+            "enrolled_sizes": sizes_of(self.enrolled_sizes),
+        }
+        given = {"weighting": self.weighting, "proximal_mu": self.proximal_mu, "personal_lambda": self.personal_lambda}
+        common |= {name: value for name, value in given.items() if value}
+        try:
+            if self.method.startswith(TORCHJD):
+                return by_name(self.method.removeprefix(TORCHJD), **common, **options)
+            arguments = common | options | {parameters()[key].argument: value for key, value in own.items()}
+            return METHODS[self.method](**arguments)
+        except ValueError as error:  # how a constructor refuses what it is given
+            values = ", ".join(f"{key} = {value!r}" for key, value in own.items())
+            raise SettingsError(f"{error} ({values})" if values else str(error)) from error
+
+    def run_config(self) -> dict[str, Value]:
+        """Return the flat run config, with what the chosen task and method have of their own and no other has."""
+        fields = self.model_dump(by_alias=True, exclude={"parameters"})
+        return fields | TASKS[self.task].own(self.parameters) | self._own_of_method()
+
+    def _own_of_method(self) -> dict[str, Value]:
+        """Return the values of the method's parameters by their keys."""
+        own: dict[str, Value] = {}
+        for key, parameter in parameters().items():
+            if parameter.owner != self.method:
+                continue
+            value = self.parameters.get(key, parameter.default)
+            if value is None:
+                raise SettingsError(
+                    f"method = {self.method!r} needs {key} ({parameter.range}: {parameter.description.rstrip('.')}), "
+                    f"which has no default: give it by --set {key}=…"
+                )
+            own[key] = parameter.checked(value)
+        return own
 
 
 def check_known(what: str, value: str, choices: Collection[str]) -> str:
@@ -55,205 +246,55 @@ def check_known(what: str, value: str, choices: Collection[str]) -> str:
     return value
 
 
-def check_method(name: str) -> str:
-    """Return a method's name if it is one of ours; TorchJD's are looked up when they are made."""
-    return name if name.startswith(TORCHJD) else check_known("method", name, METHODS)
-
-
 def sizes_of(words: str) -> dict[str, int]:
-    """Return the sizes by client name of words as site-a=1200 site-b=300.
+    """Return the clients' sizes that words as site-a=1200 site-b=300 state.
 
     Raises
     ------
     ValueError
-        When a word is none of these, or a name comes twice.
+        When a word states no size, or a client is named twice.
     """
     sizes: dict[str, int] = {}
     for word in words.split():
         name, _, size = word.partition("=")
         if not (name and size.isascii() and size.isdigit() and int(size) >= 1):
-            raise ValueError(f"{word!r} is no client's name and number of examples: write site-a=1200 say")
+            raise ValueError(f"{word!r} does not state a client's number of examples: write it as site-a=1200")
         if name in sizes:
-            raise ValueError(f"{name} comes twice: give each client one number of examples")
+            raise ValueError(f"client {name} is named twice: give each client one number of examples")
         sizes[name] = int(size)
     return sizes
 
 
-def check_sizes(words: str) -> str:
-    """Return `words` if they are clients' sizes."""
-    sizes_of(words)
-    return words
+def check_used(given: Iterable[str], methods: Collection[str], task: str) -> None:
+    """Raise SettingsError when a key that a user has given belongs to another task, or to none of these methods.
 
-
-class Settings(BaseModel):
-    """Everything that determines a run; the run config's keys are these names with hyphens."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        alias_generator=lambda name: name.replace("_", "-"),
-        populate_by_name=True,
-        protected_namespaces=(),
-    )
-
-    task: Annotated[str, AfterValidator(partial(check_known, "task", choices=TASKS))] = Field(
-        "digits", description="what is learned"
-    )
-    model: str = Field("logistic", description="one of the task's models")
-    clients: int = Field(20, ge=1, description="into how many clients the data is split")
-    partition: str = Field("shards", description="how: shards, dirichlet or iid")
-    shards_per_client: int = Field(2, ge=1, description="of a label-sorted data set, for shards")
-    dirichlet_alpha: float = Field(0.5, gt=0, description="the smaller, the more unequal, for dirichlet")
-    rotated_clients: int = Field(0, ge=0, description="clients whose camera is mounted sideways")
-    method: Annotated[str, AfterValidator(check_method)] = Field(
-        "fedavg", description="a class of strategies/, lower case"
-    )
-    weighting: str = Field("", description='prior: examples or uniform; "" is the method\'s own')
-    proximal_mu: float = Field(0.0, ge=0, description="proximal term on the clients")
-    personal_lambda: float = Field(0.0, ge=0, description="personal models: pull towards the global one")
-    num_rounds: int = Field(50, ge=1, description="rounds of the run")
-    fraction: float = Field(0.5, gt=0, le=1, description="of the clients that train in a round")
-    seed: int = Field(0, ge=0, lt=2**63, description="of data, model, draws and batches")
-    local_epochs: int = Field(1, ge=1, description="passes over the local data in a round")
-    batch_size: int = Field(10, ge=0, description="examples a step; 0: all")
-    learning_rate: float = Field(0.1, gt=0, description="of local SGD")
-    momentum: float = Field(0.0, ge=0, lt=1, description="of local SGD, afresh in every round")
-    weight_decay: float = Field(0.0, ge=0, description="of local SGD")
-    stragglers: float = Field(0.0, ge=0, le=1, description="probability that a client has time for fewer epochs")
-    drop_stragglers: bool = Field(False, description="leave them out, as FedAvg does")
-    time_budget: float = Field(0.0, ge=0, description="seconds of local work in a round, then what is there; 0: no end")
-    evaluate_every: int = Field(1, ge=0, description="rounds between evaluations; 0: only at the end")
-    round_timeout: float = Field(600.0, gt=0, description="seconds until a round's replies are due")
-    min_replies: int = Field(
-        0, ge=0, description="of deployed clients that end a round's training; 0: all that are due"
-    )
-    max_growth: float = Field(
-        10.0,
-        ge=1,
-        allow_inf_nan=True,
-        description="a reply with more than so many times the examples of its client's first is refused; inf: never",
-    )
-    loss_limit: float = Field(
-        1000.0,
-        ge=1,
-        allow_inf_nan=True,
-        description="a reply with a loss above so many times the round's median, or 1, is refused; inf: never",
-    )
-    enrolled_sizes: Annotated[str, AfterValidator(check_sizes)] = Field(
-        "", description="the most examples that each client may have: 'site-a=1200 site-b=300'"
-    )
-    engine: Annotated[str, AfterValidator(partial(check_known, "engine", choices=ENGINES))] = Field(
-        "loop", description="of in-process runs"
-    )
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
-    log_format: Annotated[str, AfterValidator(partial(check_known, "log-format", choices=("text", "json")))] = Field(
-        "text", description="of the server's log: text, or json lines with run, round and client"
-    )
-    metrics_port: int = Field(0, ge=0, lt=65536, description="serves metrics for Prometheus; 0: nowhere")
-    state_dir: str = Field("", description="where clients keep personal models; in process, the run folder")
-    out: str = Field("", description='run folder; "" names it by the settings, under runs/')
-    parameters: dict[str, Any] = Field(default_factory=dict, description="of methods, as fedfv.alpha")
-
-    @classmethod
-    def of(cls, config: Mapping[str, Value]) -> "Settings":
-        """Return the settings of a flat run config.
-
-        Raises
-        ------
-        SettingsError
-            When a key is unknown or a value impossible.
-        """
-        fields = {field.alias: name for name, field in cls.model_fields.items() if name != "parameters"}
-        for key in config:
-            if key not in fields and key not in parameter_defaults():
-                close = difflib.get_close_matches(key, [*map(str, fields), *parameter_defaults()], n=1)
-                hint = f"; did you mean {close[0]}?" if close else "; fairbloom settings lists them"
-                raise SettingsError(f"unknown setting {key} = {config[key]!r}{hint}")
-        parameters = {key: value for key, value in config.items() if key in parameter_defaults()}
-        try:
-            chosen: dict[str, Any] = {key: value for key, value in config.items() if key in fields}
-            return cls.model_validate(chosen | {"parameters": parameters})
-        except ValidationError as error:
-            raise SettingsError("; ".join(map(_in_words, error.errors()))) from error
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "Settings":
-        task = TASKS[self.task]
-        for what, value, choices in (
-            ("model", self.model, task.models),
-            ("partition", self.partition, task.partitions),
-        ):
-            if value not in choices:
-                raise ValueError(f"{what} = {value!r}: task {self.task} has {', '.join(choices)}")
-        if self.rotated_clients > self.clients:
-            raise ValueError(
-                f"rotated-clients = {self.rotated_clients}: at most clients = {self.clients} of them can be turned"
-            )
-        self.strategy()
-        return self
-
-    def strategy(self, **options: Any) -> FairStrategy:
-        """Return the method with its parameters and the common options; `options` add to them."""
-        chosen = {**parameter_defaults(), **self.parameters}
-        own: dict[str, Any] = {
-            key.partition(".")[2].replace("-", "_"): value
-            for key, value in chosen.items()
-            if key.startswith(f"{self.method}.")
-        }
-        common: dict[str, Any] = {
-            "fraction_train": self.fraction,
-            "seed": self.seed,
-            "evaluate_every": self.evaluate_every,
-            "max_growth": self.max_growth,
-            "loss_limit": self.loss_limit,
-            "enrolled_sizes": sizes_of(self.enrolled_sizes),
-        }
-        given = {"weighting": self.weighting, "proximal_mu": self.proximal_mu, "personal_lambda": self.personal_lambda}
-        common |= {name: value for name, value in given.items() if value}
-        try:
-            if self.method.startswith(TORCHJD):
-                return by_name(self.method.removeprefix(TORCHJD), **common, **options)
-            return METHODS[self.method](**own, **common, **options)
-        except ValueError as error:
-            values = ", ".join(f"{self.method}.{name} = {value!r}" for name, value in own.items())
-            raise ValueError(f"{error} ({values})" if values else str(error)) from error
-
-    def run_config(self) -> dict[str, Value]:
-        """Return the flat run config, with the parameters of the chosen method and of no other."""
-        fields = self.model_dump(by_alias=True, exclude={"parameters"})
-        chosen = {**parameter_defaults(), **self.parameters}
-        return fields | {key: value for key, value in chosen.items() if key.startswith(f"{self.method}.")}
-
-
-def check_used(given: Iterable[str], method: str) -> None:
-    """Raise SettingsError when one of the keys that a user has given is another method's parameter.
-
-    A run config has the parameters of all methods, so only where somebody typed them is it a mistake.
+    A run config has the parameters of all methods and tasks, so only where somebody typed one is it a mistake.
     """
+    info = TASKS[task]
+    without_choice = {"model": not info.models, "partition": not info.partitions}
     for key in given:
         owner, dot, _ = key.partition(".")
-        if dot and owner != method:
-            raise SettingsError(f"{key} has no effect with method = {method!r}: leave it out, or set method={owner}")
+        if dot and owner in TASKS and owner != task:
+            raise SettingsError(f"{key} has no effect with task = {task!r}: leave it out, or set task={owner}")
+        if dot and owner in METHODS and owner not in methods:
+            chosen = ", ".join(map(repr, methods))
+            raise SettingsError(f"{key} has no effect with method = {chosen}: leave it out, or set method={owner}")
+        if without_choice.get(key):
+            raise SettingsError(f"{key} has no effect with task = {task!r}, which has but one: leave it out")
+
+
+def may_differ(*, finished: bool) -> Collection[str]:
+    """Return the keys of settings that may differ from those that a run was begun with; a finished one has fewer."""
+    return frozenset(marked(Mark.FREE) if finished else marked(Mark.FREE, Mark.LIMIT))
 
 
 def default_config() -> dict[str, Value]:
-    """Return every run-config key with its default, those of all methods included."""
-    return Settings.model_validate({}).model_dump(by_alias=True, exclude={"parameters"}) | dict(parameter_defaults())
+    """Return every run-config key with its default, those of all methods and tasks included; "" where there is none."""
+    own = {key: UNSET if each.default is None else each.default for key, each in parameters().items()}
+    return RunSettings.model_validate({}).model_dump(by_alias=True) | own
 
 
-@cache
-def parameter_defaults() -> Mapping[str, Value]:
-    """Return the default of every method parameter under its run-config key, `fedfv.alpha`."""
-    defaults: dict[str, Value] = {}
-    for name, method in METHODS.items():
-        for parameter in inspect.signature(method).parameters.values():
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-                key = f"{name}.{parameter.name.replace('_', '-')}"
-                missing = parameter.default is inspect.Parameter.empty
-                defaults[key] = STARTING_POINTS[key] if missing else parameter.default
-    return defaults
+# What a user types --------------------------------------------------------------------------------------------------
 
 
 def assigned(words: Iterable[str]) -> dict[str, Value]:
@@ -268,7 +309,7 @@ def assigned(words: Iterable[str]) -> dict[str, Value]:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
-            raise SettingsError(f"--set {word}: write it as KEY=VALUE, fedfv.alpha=0.2 say")
+            raise SettingsError(f"--set {word}: write it as KEY=VALUE, as in fedfv.alpha=0.2")
         config[key.strip()] = parsed(text.strip())
     return config
 
@@ -280,6 +321,17 @@ def parsed(text: str) -> Value:
     except tomllib.TOMLDecodeError:
         return text
     return value if isinstance(value, Value) else text
+
+
+def _is_unset(parameter: Parameter, value: object) -> bool:
+    return parameter.default is None and value == UNSET
+
+
+def _hint(key: str, known: Collection[str]) -> str:
+    """Return what was probably meant by an unknown key: a setting of a task or method by that name, or the nearest."""
+    same = [each for each in known if each.endswith(f".{key}")]
+    close = same or difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {close[0]}?" if close else "fairbloom settings lists them"
 
 
 def _in_words(error: Mapping[str, Any]) -> str:

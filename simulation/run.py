@@ -7,8 +7,9 @@ import torch
 
 from fairbloom.client.device import choose
 from fairbloom.server.app import federate, run_folder
-from fairbloom.server.records import Row
+from fairbloom.server.rows import Row
 from fairbloom.server.settings import Settings
+from fairbloom.tasks import check_data
 
 from .clients import LocalClients
 
@@ -20,10 +21,11 @@ def simulate(settings: Settings, on_row: Callable[[Row], None] = lambda row: Non
 
     Raises
     ------
-    ValueError
-        When this machine has no such device, and as `federate` does.
+    FairbloomError
+        When this machine has no such device, or lacks the folder that the task reads, and as `federate` does.
     """
     choose(settings.device)
+    check_data(settings.run_config())
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -98,6 +98,7 @@ class FairStrategy(Method, Strategy):
                 result.evaluate_metrics_serverapp[number] = central
             if on_round is not None:
                 on_round(self._loop.as_round(number, model_of(arrays), arrays, dict(trained or {})))
+        self._loop.check_learned()
         return result
 
     def summary(self) -> None:

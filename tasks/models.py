@@ -12,7 +12,7 @@ def logistic(side: int, classes: int) -> nn.Module:
 
 
 def mlp(side: int, classes: int) -> nn.Module:
-    """Return a perceptron with two hidden layers of 200."""
+    """Return a perceptron with two hidden layers of 200 units."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(side * side, 200),
@@ -41,7 +41,7 @@ MODELS: dict[str, Callable[[int, int], nn.Module]] = {"logistic": logistic, "mlp
 
 
 def seeded(name: str, side: int, classes: int, seed: int) -> nn.Module:
-    """Return the model `name` with PyTorch's default initialisation drawn from `seed`, global state untouched."""
+    """Return the model `name`, initialised as PyTorch does, from `seed`; the global random state stays as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return MODELS[name](side, classes)

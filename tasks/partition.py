@@ -1,16 +1,38 @@
-"""How examples are dealt to clients; each function returns one array of example indices a client."""
+"""The ways in which examples are dealt to clients; each function returns an array of example indices per client."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .randomness import generator
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.streams import generator
+
+from .task import Setup
 
 Indices = NDArray[np.intp]
 
 FEWEST = 5
-"""Examples a client needs, so that four fifths for training and a fifth for testing are both there."""
+"""Number of examples that a client needs, so that four fifths for training and a fifth for testing are both there."""
+
+
+def deal(labels: NDArray[np.int64], setup: Setup) -> list[Indices]:
+    """Return each client's example indices, at least FEWEST each, by the partition that a run asks for.
+
+    Raises
+    ------
+    FairbloomError
+        When there are too few examples for so many clients or shards.
+    """
+    match setup.partition:
+        case "shards":
+            parts = shards(labels, setup.clients, setup.shards_per_client, setup.seed)
+        case "dirichlet":
+            parts = dirichlet(labels, setup.clients, setup.dirichlet_alpha, setup.seed)
+        case _:
+            parts = iid(labels, setup.clients, setup.seed)
+    check_enough(parts, len(labels))
+    return parts
 
 
 def iid(labels: NDArray[np.int64], clients: int, seed: int) -> list[Indices]:
@@ -20,18 +42,18 @@ def iid(labels: NDArray[np.int64], clients: int, seed: int) -> list[Indices]:
 
 
 def shards(labels: NDArray[np.int64], clients: int, per_client: int, seed: int) -> list[Indices]:
-    """Sort by label, cut into clients · `per_client` shards and deal them at random: few labels a client.
+    """Sort the examples by label, cut them into shards and deal each client `per_client` of these: few labels a client.
 
     Source: McMahan et al., AISTATS 2017, section 3.
 
     Raises
     ------
-    ValueError
+    FairbloomError
         When there are more shards than examples.
     """
     number = clients * per_client
     if number > len(labels):
-        raise ValueError(
+        raise FairbloomError(
             f"clients = {clients} times shards-per-client = {per_client} is {number} shards, more than the "
             f"{len(labels)} examples: lower one of them"
         )
@@ -46,7 +68,7 @@ def dirichlet(labels: NDArray[np.int64], clients: int, alpha: float, seed: int) 
     """Deal each label's examples by shares drawn from Dirichlet(`alpha`): the smaller alpha, the more unequal.
 
     Source: Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019. A client that gets fewer than
-    FEWEST examples is given some of the client that has the most.
+    FEWEST examples is given some from the client that has the most.
     """
     random = generator(seed, "dirichlet")
     parts: list[list[int]] = [[] for _ in range(clients)]
@@ -61,17 +83,17 @@ def dirichlet(labels: NDArray[np.int64], clients: int, alpha: float, seed: int) 
 
 
 def check_enough(parts: Sequence[Indices], examples: int) -> None:
-    """Raise ValueError when a client has too few examples to train and test on."""
+    """Raise FairbloomError when a client has too few examples to train and test on."""
     fewest = min(map(len, parts))
     if fewest < FEWEST:
-        raise ValueError(
+        raise FairbloomError(
             f"clients = {len(parts)} leaves a client with {fewest} of {examples} examples, at least {FEWEST} are "
             f"needed: at most {examples // FEWEST} clients can share them"
         )
 
 
 def split(indices: Indices, seed: int, client: str) -> tuple[Indices, Indices]:
-    """Return a client's training and test indices: a seeded fifth, at least one, is for testing."""
+    """Return a client's training and test indices: a fifth that the seed draws, at least one, is for testing."""
     order = generator(seed, "split", client).permutation(indices)
     tested = max(len(order) // 5, 1)
     return order[tested:], order[:tested]

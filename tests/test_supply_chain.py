@@ -21,6 +21,10 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 LOCKS = {path.stem: path for path in (ROOT / "requirements.lock", *(ROOT / "locks").glob("*.lock"))}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OPTIONAL = PROJECT["project"]["optional-dependencies"]
+EXTRAS = {"client": ("client",), "server": ("client", "server", "metrics")}
+"""What is locked for a client's device and for a server."""
+
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
 SYSTEMS = {
@@ -62,7 +66,7 @@ def declared(*, extras: bool = True, group: str | None = None) -> list[Requireme
     """Return what pyproject.toml asks for."""
     if group is not None:
         return [Requirement(line) for line in PROJECT["dependency-groups"][group]]
-    optional = [line for lines in PROJECT["project"]["optional-dependencies"].values() for line in lines]
+    optional = [line for lines in OPTIONAL.values() for line in lines]
     return [Requirement(line) for line in (*PROJECT["project"]["dependencies"], *(optional if extras else []))]
 
 
@@ -136,8 +140,7 @@ def test_a_lock_file_is_complete(lock: str, system: str) -> None:
     if lock == "requirements":
         asked = [*declared(), *declared(group="dev"), *declared(group="build")]
     else:
-        script = [sys.executable, ROOT / "docker" / "requirements.py", lock]
-        asked = [*map(Requirement, subprocess.check_output(script, text=True, cwd=ROOT).split())]
+        asked = [Requirement(line) for extra in EXTRAS[lock] for line in OPTIONAL[extra]]
     pins = locked(lock)
     for requirement in needed(asked, SYSTEMS[system]):
         if requirement.name != "torch":
@@ -148,6 +151,13 @@ def test_a_lock_file_is_complete(lock: str, system: str) -> None:
             ]
             assert len(on_system) == 1, f"{requirement} is not in {LOCKS[lock].name}"
             assert on_system[0].version in requirement.specifier
+
+
+def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
+    """And for nothing else: what simulates can be a client and a server as well."""
+    ranges = {requirement.name: requirement.specifier for requirement in declared(extras=False)}
+    for line in (*OPTIONAL["client"], *OPTIONAL["server"]):
+        assert ranges[Requirement(line).name] == Requirement(line).specifier, line
 
 
 def test_no_client_gets_what_only_simulation_and_figures_need() -> None:

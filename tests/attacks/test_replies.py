@@ -48,7 +48,7 @@ SETTINGS: dict[str, Any] = {
     "evaluate-every": 0,
     "method": "qfedavg",
     "device": "cpu",
-    "round-timeout": 25.0,
+    "round-timeout": 15.0,
 }
 
 

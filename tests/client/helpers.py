@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairbloom.client.app import app
-from fairbloom.client.training import LocalWork
+from fairbloom.client.training import LocalWork, global_work
+from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import Examples, Task, load_task
+from fairbloom.tasks import Examples, Splits, Task, load_task
 
 CLIENTS = 4
 
@@ -28,6 +29,13 @@ def work(**changes: Any) -> LocalWork:
         "random": np.random.default_rng(5),
     }
     return LocalWork(**(plain | changes))
+
+
+def work_of(
+    config: dict[str, Any], client: str, told: dict[str, Any] | None = None, server_round: int = 1
+) -> LocalWork:
+    """Return what a client makes of a run config and of what the server tells it."""
+    return global_work(config, Terms.of({"server-round": server_round, **(told or {})}), client)
 
 
 def run_config(**changes: Any) -> dict[str, Any]:
@@ -69,4 +77,11 @@ def noise(examples: int, seed: int = 0) -> Examples:
 
 def task_of(model: nn.Module) -> Task:
     """Return a task of which only model and loss are there."""
-    return Task((), lambda: model, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), {}, {})
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs, targets, reduction="none")
+
+    def splits(client: str) -> Splits:
+        raise AssertionError(f"nobody has told what examples {client} has")
+
+    return Task((), lambda: model, loss, splits)

@@ -9,9 +9,9 @@ import torch
 from flwr.app import ArrayRecord, MessageType
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.training import global_work, train
+from fairbloom.client.training import train
 
-from .helpers import CLIENTS, ask, context, fresh, run_config
+from .helpers import CLIENTS, ask, context, fresh, run_config, work_of
 
 MEASURES = ("loss-before", "loss-after", "accuracy-before", "accuracy-after", "learning-rate")
 
@@ -24,7 +24,10 @@ def test_a_query_is_answered_with_name_and_number_of_training_examples() -> None
     task, _ = fresh()
     content = ask(MessageType.QUERY, {}, context(1))
     assert set(content) == {"client"}
-    assert dict(content.config_records["client"]) == {"name": "client-1", "num-examples": len(task.train["client-1"])}
+    assert dict(content.config_records["client"]) == {
+        "name": "client-1",
+        "num-examples": len(task.splits("client-1").train),
+    }
 
 
 def test_a_client_is_called_what_its_node_config_says() -> None:
@@ -43,7 +46,7 @@ def test_a_train_reply_has_the_arrays_that_came_in_trained(model: str) -> None:
     config = run_config(model=model, local_epochs=2, momentum=0.9)
     task, expected = fresh(config)
     received = ArrayRecord(expected.state_dict())
-    train(expected, task, task.train["client-1"], global_work(config, {"server-round": 3}, "client-1"))
+    train(expected, task, task.splits("client-1").train, work_of(config, "client-1", server_round=3))
     content = ask(MessageType.TRAIN, {"server-round": 3}, context(1, config))
     assert set(content) == {"arrays", "metrics"}
     arrays = content.array_records["arrays"]
@@ -71,15 +74,15 @@ def test_a_message_without_a_measure_list_asks_for_nothing() -> None:
 @pytest.mark.parametrize("told", [{}, {"proximal-mu": 2.0}], ids=["plain", "proximal"])
 def test_losses_are_the_plain_loss_over_the_whole_training_set(told: dict[str, float]) -> None:
     task, model = fresh()
-    examples = task.train["client-1"]
+    inputs, targets = task.splits("client-1").train[:]
     content = ask(MessageType.TRAIN, {**told, "measure": list(MEASURES)}, context(1), model)
     metrics: dict[str, Any] = dict(content.metric_records["metrics"])
     returned = copy.deepcopy(model)
     returned.load_state_dict(content.array_records["arrays"].to_torch_state_dict())
     for ending, measured in (("before", model), ("after", returned)):
-        outputs = measured(examples.inputs)
-        loss = cross_entropy(outputs.double(), examples.targets).item()
-        accuracy = (outputs.argmax(dim=1) == examples.targets).double().mean().item()
+        outputs = measured(inputs)
+        loss = cross_entropy(outputs.double(), targets).item()
+        accuracy = (outputs.argmax(dim=1) == targets).double().mean().item()
         assert metrics[f"loss-{ending}"] == pytest.approx(loss, rel=1e-6)
         assert metrics[f"accuracy-{ending}"] == accuracy
     assert metrics["loss-after"] < metrics["loss-before"]
@@ -114,14 +117,14 @@ def test_a_reply_depends_on_the_message_and_not_on_what_came_before() -> None:
 
 def test_an_evaluation_is_on_the_own_test_split() -> None:
     task, model = fresh()
-    examples = task.test["client-2"]
+    inputs, targets = task.splits("client-2").test[:]
     content = ask(MessageType.EVALUATE, {}, context(2), model)
     assert set(content) == {"metrics"}
-    outputs = model(examples.inputs)
+    outputs = model(inputs)
     assert dict(content.metric_records["metrics"]) == {
-        "num-examples": len(examples),
-        "loss": pytest.approx(cross_entropy(outputs.double(), examples.targets).item(), rel=1e-6),
-        "accuracy": (outputs.argmax(dim=1) == examples.targets).double().mean().item(),
+        "num-examples": len(targets),
+        "loss": pytest.approx(cross_entropy(outputs.double(), targets).item(), rel=1e-6),
+        "accuracy": (outputs.argmax(dim=1) == targets).double().mean().item(),
     }
 
 

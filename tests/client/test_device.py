@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fairbloom.client.device import choose
+from fairbloom.errors import FairbloomError
 
 
 def test_a_named_device_is_taken() -> None:
@@ -17,5 +18,5 @@ def test_auto_takes_the_best_device_there_is() -> None:
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "", "cpu:x"])
 def test_a_device_that_is_not_there_is_refused_with_what_would_do(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"device = '{name}' is not available here: auto, cpu, cuda or mps"):
+    with pytest.raises(FairbloomError, match=rf"device = '{name}' is not available here: auto, cpu, cuda or mps"):
         choose(name)

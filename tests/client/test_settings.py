@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from flwr.app import Context, MessageType
 
-from fairbloom.client.settings import DEVICE, FINGERPRINT, NOT_THE_RUNS, WORK, SettingRefusedError, fingerprint, taken
-from fairbloom.server.records import LIMITS, WITHOUT_EFFECT
-from fairbloom.server.settings import default_config
+from fairbloom.client.settings import DEVICE, FINGERPRINT, SettingRefusedError, fingerprint, taken, work
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.server.settings import default_config, may_differ
 
 from .helpers import ask, context, run_config
 
@@ -20,7 +20,14 @@ TOLD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("changes", [{}, {"stragglers": 1.0, "local_epochs": 3}, {"partition": "dirichlet"}], ids=str)
+WORK = work({"task": "digits"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"stragglers": 1.0, "local_epochs": 3}, {"partition": "dirichlet"}, {"digits.rotated-clients": 4}],
+    ids=str,
+)
 def test_the_short_list_has_all_that_the_work_needs(changes: dict[str, Any]) -> None:
     everything = run_config(**changes)
     short = taken(everything)
@@ -33,7 +40,15 @@ def test_the_short_list_has_all_that_the_work_needs(changes: dict[str, Any]) -> 
 
 
 def test_every_setting_of_the_list_is_one_of_a_run_and_has_its_type() -> None:
-    assert {key: type(default_config()[key]) for key in WORK} == dict(WORK)
+    assert {key: type(default_config()[key]) for key in WORK} == WORK
+    assert WORK["digits.rotated-clients"] is int
+
+
+def test_settings_of_another_task_and_of_none_are_not_on_the_list() -> None:
+    everything = {**run_config(), "ones.noise": "/etc/shadow"}
+    assert "ones.noise" not in taken(everything)
+    assert "digits.rotated-clients" not in work({"task": "ones"})
+    assert work({"task": 3}) == work({})
 
 
 @pytest.mark.parametrize("key", ["state-dir", "data-dir", "out", "metrics-port", "app", "fedfv.alpha", FINGERPRINT])
@@ -79,6 +94,8 @@ def test_paths_and_import_strings_are_refused_by_the_settings_name(key: str, val
         ("drop-stragglers", 1),
         ("clients", True),
         ("task", 3),
+        ("digits.rotated-clients", 1.0),
+        ("digits.rotated-clients", "os:system"),
     ],
 )
 def test_a_value_of_another_type_is_refused(key: str, value: object) -> None:
@@ -146,4 +163,13 @@ def test_the_fingerprint_is_short_and_plain() -> None:
 
 def test_what_may_change_when_a_run_continues_does_not_change_which_run_it_is() -> None:
     """Else a device would not find its personal models again."""
-    assert {*NOT_THE_RUNS} >= {*WITHOUT_EFFECT, *LIMITS}
+    for key in may_differ(finished=False):
+        assert fingerprint({**run_config(), key: "elsewhere"}) == fingerprint(run_config())
+
+
+def test_whatever_else_a_run_sets_makes_it_another_run() -> None:
+    free = {*may_differ(finished=False), "state-dir", "data-dir", "device"}
+    for name in RunSettings.model_fields:
+        key = name.replace("_", "-")
+        if key not in free:
+            assert fingerprint({**run_config(), key: "elsewhere"}) != fingerprint(run_config())

@@ -9,9 +9,10 @@ import torch
 from flwr.app import Context, MessageType, RecordDict
 
 from fairbloom.client.objectives import propfair, transform_of
-from fairbloom.client.training import StragglerError, batches, epochs_in_time, global_work
+from fairbloom.client.training import StragglerError, batches, epochs_in_time
+from fairbloom.protocol.terms import Terms
 
-from .helpers import ask, context, fresh, run_config
+from .helpers import ask, context, fresh, run_config, work_of
 
 
 def trained(told: dict[str, Any], where: Context | None = None) -> dict[str, bytes]:
@@ -48,7 +49,7 @@ def test_a_full_batch_step_is_one_step_whatever_the_epochs() -> None:
 
 @pytest.mark.parametrize("steps", [1, 7, 100])
 def test_local_steps_take_the_place_of_epochs(steps: int) -> None:
-    work = global_work(run_config(batch_size=10), {"server-round": 1, "local-steps": steps}, "client-0")
+    work = work_of(run_config(batch_size=10), "client-0", {"local-steps": steps})
     assert len(list(batches(53, work))) == steps
 
 
@@ -125,7 +126,7 @@ def test_a_transform_changes_the_training_and_not_the_reported_loss() -> None:
 
 def test_an_unknown_transform_is_refused() -> None:
     with pytest.raises(ValueError, match="loss-transform = 'cubed' is unknown"):
-        transform_of({"loss-transform": "cubed"})
+        transform_of(Terms(server_round=1, loss_transform="cubed"))
 
 
 # Personal models ----------------------------------------------------------------------------------------------------

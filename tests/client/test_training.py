@@ -1,7 +1,6 @@
 """Local training against PyTorch's own optimizer, and the measures."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.training import EVALUATION_BATCH, LocalWork, batches, global_work, measure, train
+from fairbloom.client.training import EVALUATION_BATCH, LocalWork, batches, measure, train
 from fairbloom.tasks import Examples, Task
 
-from .helpers import fresh, noise, run_config, task_of, work
+from .helpers import fresh, noise, run_config, task_of, work, work_of
 
 WORKS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -27,29 +26,20 @@ WORKS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Compute as simulations do; small models gain nothing from more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def some(task: Task) -> Examples:
     """Return a few examples that no batch size divides."""
-    examples = task.train["client-0"]
-    return Examples(examples.inputs[:53], examples.targets[:53])
+    return Examples(*task.splits("client-0").train[:53])
 
 
-def by_torch(model: nn.Module, inputs: Tensor, targets: Tensor, todo: LocalWork) -> dict[str, Tensor]:
+def by_torch(model: nn.Module, examples: Examples, todo: LocalWork) -> dict[str, Tensor]:
     """Train a copy with torch.optim.SGD, the proximal term written into the loss; return its weights."""
     ours, received = copy.deepcopy(model), copy.deepcopy(model)
     optimizer = torch.optim.SGD(
         ours.parameters(), lr=todo.learning_rate, momentum=todo.momentum, weight_decay=todo.weight_decay
     )
-    for batch in batches(len(targets), todo):
-        loss = cross_entropy(ours(inputs[batch]), targets[batch])
+    for batch in batches(len(examples), todo):
+        inputs, targets = examples[batch]
+        loss = cross_entropy(ours(inputs), targets)
         if todo.pull:
             pairs = zip(ours.parameters(), received.parameters(), strict=True)
             loss = loss + todo.pull / 2 * sum((x - w.detach()).square().sum() for x, w in pairs)
@@ -64,7 +54,7 @@ def by_torch(model: nn.Module, inputs: Tensor, targets: Tensor, todo: LocalWork)
 def test_local_work_is_torch_sgd_bit_for_bit(name: str, todo: dict[str, Any]) -> None:
     task, model = fresh(run_config(model=name))
     examples = some(task)
-    expected = by_torch(model, examples.inputs, examples.targets, work(**todo))
+    expected = by_torch(model, examples, work(**todo))
     train(model, task, examples, work(**todo))
     for key, weights in model.state_dict().items():
         assert torch.equal(weights, expected[key]), key
@@ -75,7 +65,7 @@ def test_local_work_is_torch_sgd_bit_for_bit(name: str, todo: dict[str, Any]) ->
 def test_the_proximal_term_is_half_mu_times_the_squared_distance(mu: float, todo: dict[str, Any]) -> None:
     task, model = fresh(run_config(model="mlp"))
     examples, todo = some(task), {**todo, "pull": mu}
-    expected = by_torch(model, examples.inputs, examples.targets, work(**todo))
+    expected = by_torch(model, examples, work(**todo))
     train(model, task, examples, work(**todo))
     for key, weights in model.state_dict().items():
         torch.testing.assert_close(weights, expected[key], rtol=1e-5, atol=1e-6)
@@ -86,7 +76,7 @@ def test_a_strong_proximal_term_keeps_the_model_near_the_received_one() -> None:
     for mu in (0.0, 0.5, 5.0):
         task, model = fresh()
         received = copy.deepcopy(model)
-        train(model, task, task.train["client-0"], work(epochs=5, pull=mu))
+        train(model, task, task.splits("client-0").train, work(epochs=5, pull=mu))
         pairs = zip(model.parameters(), received.parameters(), strict=True)
         distances.append(sum((x - w).square().sum().item() for x, w in pairs))
     assert distances[0] > distances[1] > distances[2] > 0.0
@@ -96,15 +86,15 @@ def test_parameters_without_gradient_stay_as_they_are() -> None:
     task, model = fresh(run_config(model="mlp"))
     frozen = next(model.parameters()).requires_grad_(False)
     before = frozen.clone()
-    train(model, task, task.train["client-0"], work(weight_decay=0.1))
+    train(model, task, task.splits("client-0").train, work(weight_decay=0.1))
     assert torch.equal(frozen, before)
 
 
 def test_momentum_starts_afresh_in_every_call() -> None:
     task, model = fresh()
-    examples, todo = task.train["client-0"], {"momentum": 0.9, "batch_size": 0}
+    examples, todo = task.splits("client-0").train, {"momentum": 0.9, "batch_size": 0}
     for _ in range(2):
-        expected = by_torch(model, examples.inputs, examples.targets, work(**todo))
+        expected = by_torch(model, examples, work(**todo))
         train(model, task, examples, work(**todo))
         assert all(torch.equal(weights, expected[key]) for key, weights in model.state_dict().items())
 
@@ -123,7 +113,7 @@ def test_every_epoch_meets_every_example_once_in_batches_of_the_size(count: int,
 
 
 def order(*, number: int = 1, client: str = "client-0", told: dict[str, Any] | None = None, **config: Any) -> list[int]:
-    todo = global_work(run_config(**config), {"server-round": number, **(told or {})}, client)
+    todo = work_of(run_config(**config), client, told, number)
     return torch.cat(list(batches(50, todo))).tolist()
 
 
@@ -152,7 +142,7 @@ def test_the_order_is_another_in_every_epoch() -> None:
 def test_training_leaves_the_global_generator_untouched() -> None:
     task, model = fresh()
     before = torch.get_rng_state()
-    train(model, task, task.train["client-0"], work())
+    train(model, task, task.splits("client-0").train, work())
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,7 +11,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fairbloom.deploy.client import free_port
+from fairbloom.deploy.device.supervisor import CONNECTED
+from fairbloom.deploy.processes import free_port
 from tests.runtimes.flower import ROOT, SCRIPTS, Flower, wait_until
 from tests.simulation.helpers import table
 
@@ -18,8 +20,8 @@ from tests.simulation.helpers import table
 class Deployment(Flower):
     """Server and clients of a federation, enrolled by the operator's commands."""
 
-    def __init__(self, home: Path) -> None:
-        super().__init__(home)
+    def __init__(self, home: Path, scripts: Path = SCRIPTS) -> None:
+        super().__init__(home, scripts)
         self.folder = home / "fed"
         self.control, self.fleet = free_port(), free_port()
         self.clients: dict[str, subprocess.Popen[bytes]] = {}
@@ -36,7 +38,9 @@ class Deployment(Flower):
 
     def part(self, name: str) -> int:
         """Return the id of the server's SuperLink, or SuperExec."""
-        (found,) = (pid for pid in self.offspring(self.server) if f"deploy.{name} import main".encode() in cmdline(pid))
+        (found,) = (
+            pid for pid in self.offspring(self.server) if f"deploy.server.{name} import main".encode() in cmdline(pid)
+        )
         return found
 
     def kill_part(self, name: str) -> None:
@@ -71,9 +75,9 @@ class Deployment(Flower):
 
     def fairbloom(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [SCRIPTS / "fairbloom", *command],
+            [self.scripts / "fairbloom", *command],
             env=self.environment,
-            cwd=ROOT,
+            cwd=self.home,
             capture_output=True,
             text=True,
             timeout=400,
@@ -83,21 +87,26 @@ class Deployment(Flower):
 
     def submitting(self, run_config: Mapping[str, object], app: Path = ROOT) -> subprocess.Popen[bytes]:
         words = [word for key, value in run_config.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-        return self.start("fairbloom", "deploy", "submit", "--app", str(app), *words)
+        self.submitted = self.start("fairbloom", "deploy", "submit", "--app", str(app), *words)
+        return self.submitted
 
     def submit(self, run_config: Mapping[str, object], seconds: float = 300.0) -> int:
         return self.submitting(run_config).wait(timeout=seconds)
 
     def submitted_run(self) -> str:
-        """Return the id of the latest run."""
-        return str(json.loads(self.fairbloom("deploy", "status", "--json").stdout)["runs"][0]["run-id"])
+        """Return the id of the run that was submitted last."""
+        said = re.compile(r"^run (\d+)$", re.MULTILINE)
+        wait_until(lambda: bool(said.search(self.log(self.submitted))), seconds=60)
+        return said.findall(self.log(self.submitted))[0]
 
     def online(self) -> set[str]:
         rows = json.loads(self.fairbloom("deploy", "status", "--json").stdout)["clients"]
         return {row["client"] for row in rows if row["status"] == "online"}
 
     def wait_for_clients(self, *names: str, seconds: float = 90.0) -> None:
-        wait_until(lambda: self.online() >= set(names), seconds, lambda: f"online: {sorted(self.online())} of {names}")
+        """Wait until these have been connected since they were started, which their nodes log."""
+        for name in names:
+            self.wait_for_words(self.clients[name], CONNECTED.decode(), seconds=seconds)
 
     def log(self, process: subprocess.Popen[bytes]) -> str:
         command = self.processes.index(process)
@@ -193,9 +202,9 @@ def _pump(one: socket.socket, other: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def federation(home: Path, clients: int = 0) -> Iterator[Deployment]:
+def federation(home: Path, clients: int = 0, scripts: Path = SCRIPTS) -> Iterator[Deployment]:
     """A federation with `clients` enrolled as the digits task names them, none of them started."""
-    runtime = Deployment(home)
+    runtime = Deployment(home, scripts)
     try:
         runtime.start_server()
         if clients:

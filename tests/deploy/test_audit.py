@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.deploy import audit
+from fairbloom.deploy.operator import audit
 
 WRITER = """
 import sys
 from pathlib import Path
-from fairbloom.deploy import audit
+from fairbloom.deploy.operator import audit
 
 print("ready", flush=True)
 sys.stdin.readline()
@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_no_half_of_a_line(noted: Path, monkeypatch: pytest.M
         return write(file, content[:-50])
 
     with monkeypatch.context() as patch:
-        patch.setattr("fairbloom.deploy.audit.os.write", full)
+        patch.setattr("fairbloom.deploy.operator.audit.os.write", full)
         with pytest.raises(OSError, match="No space"):
             audit.note(noted, "enroll", client="site-9")
     assert (noted / audit.FILE).read_bytes() == before

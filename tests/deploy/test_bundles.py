@@ -24,10 +24,11 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from fairbloom.deploy import bundles, warm
-from fairbloom.deploy.answers import Isolated, Resident
-from fairbloom.deploy.bundles import BundleRefusedError, Installed, config_of, distribution_of, load
-from fairbloom.deploy.client import APP
+from fairbloom.deploy.device import bundles, warm
+from fairbloom.deploy.device.answers import Isolated, Resident
+from fairbloom.deploy.device.bundles import BundleRefusedError, Installed, config_of, distribution_of, load
+from fairbloom.deploy.device.client import APP
+from fairbloom.deploy.device.inbox import LOOP, answer_next
 
 ROOT = Path(__file__).parents[2]
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -100,11 +101,17 @@ def project(clientapp: str) -> str:
 
 
 ATTACKS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "in server/": ("server.evil:app", ("server/evil.py",)),
-    "in strategies/": ("strategies.evil:app", ("strategies/evil.py",)),
+    "in server/": ("fairbloom.server.evil:app", ("server/evil.py", "fairbloom/server/evil.py")),
+    "in strategies/": ("fairbloom.strategies.evil:app", ("strategies/evil.py", "fairbloom/strategies/evil.py")),
+    "in fairbloom/": ("fairbloom.evil:app", ("fairbloom/evil.py", "fairbloom/errors.py", "fairbloom.py")),
+    "in place of fairbloom": ("fairbloom:app", ("fairbloom/__init__.py",)),
+    "under a name of ours alone": ("server.evil:app", ("server/__init__.py", "server/evil.py")),
     "in a new folder": ("brandnew.evil:app", ("brandnew/__init__.py", "brandnew/evil.py")),
     "in a top-level module": ("evil:app", ("evil.py",)),
-    "in place of ours": ("fairbloom.client.app:app", ("client/__init__.py", "client/app.py", "tasks/__init__.py")),
+    "in place of ours": (
+        "fairbloom.client.app:app",
+        ("client/__init__.py", "client/app.py", "client/settings.py", "tasks/__init__.py", "fairbloom/client/app.py"),
+    ),
     "by a .pth": ("fairbloom.client.app:app", ("evil.pth", "site-packages/evil.pth")),
     "by sitecustomize": ("fairbloom.client.app:app", ("sitecustomize.py", "usercustomize.py")),
     "by hiding a library": (
@@ -139,7 +146,7 @@ def test_code_of_a_bundle_is_neither_unpacked_nor_imported(how: str, installed: 
 def test_an_isolated_client_runs_none_of_it_either(installed: Installed, home: Path) -> None:
     mark = home / "mark"
     files = {name: evil(mark) for _, names in ATTACKS.values() for name in names}
-    fab = fab_of(packed({"pyproject.toml": project("server.evil:app"), **files}))
+    fab = fab_of(packed({"pyproject.toml": project("fairbloom.evil:app"), **files}))
     isolated = Isolated(installed)
     reply, _ = isolated(fab, run_of(fab), 3, question(), context())
     assert reply.content["client"]["name"] == "client-1"
@@ -241,7 +248,7 @@ def test_a_zip_bomb_fills_no_memory(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import resource, sys
         from pathlib import Path
-        from fairbloom.deploy.bundles import BundleRefusedError, config_of
+        from fairbloom.deploy.device.bundles import BundleRefusedError, config_of
         content = Path(sys.argv[1]).read_bytes()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
@@ -267,7 +274,7 @@ def test_the_settings_are_those_that_flower_reads(installed: Installed) -> None:
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    module = importlib.import_module(warm.LOOP)
+    module = importlib.import_module(LOOP)
     monkeypatch.setattr(module, "get_fused_config_from_fab", module.get_fused_config_from_fab)
     warm.read_no_bundles()
     return module
@@ -301,7 +308,7 @@ def test_a_bad_bundle_is_one_error_reply_and_the_node_lives(
             trusted_entities=None,
         )
         assert pulled == series
-        warm.answer_next(state, store, answer)
+        answer_next(state, store, answer)
         (reply,) = state.get_messages(is_reply=True)
         state.delete_messages(message_ids=[reply.metadata.message_id, reply.metadata.reply_to_message_id])
         replies.append(reply)
@@ -338,7 +345,9 @@ def test_the_installed_app_gets_the_short_list_and_the_devices_own_places(instal
     assert not {"out", "data-dir", "method", "num-rounds"} & set(settings)
     assert settings["clients"] == SETTINGS["clients"]
     _, settings = installed(fab, run, context())
-    assert "state-dir" not in settings
+    assert not {"state-dir", "data-dir"} & set(settings)
+    _, settings = installed(fab, run, context(**{"data-dir": "/of/the/device"}))
+    assert settings["data-dir"] == "/of/the/device"
 
 
 def test_a_runs_import_string_is_refused_unless_the_devices_owner_allows_it() -> None:

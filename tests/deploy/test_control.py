@@ -31,8 +31,9 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
 
-from fairbloom.deploy import audit, pki
-from fairbloom.deploy.control import (
+from fairbloom.deploy import pki
+from fairbloom.deploy.operator import audit
+from fairbloom.deploy.server.control import (
     HEALTH_PATH,
     LARGEST_SUPEREXEC_CALL,
     NOTED,
@@ -42,9 +43,9 @@ from fairbloom.deploy.control import (
     Operators,
     guard,
 )
-from fairbloom.deploy.refusals import Refusals
-from fairbloom.deploy.run_state import RunState
-from fairbloom.deploy.server import STARTED
+from fairbloom.deploy.server.refusals import Refusals
+from fairbloom.deploy.server.run_state import RunState
+from fairbloom.deploy.server.supervisor import STARTED
 from tests.deploy.state import submit
 
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
@@ -350,7 +351,7 @@ def test_a_runs_token_opens_its_own_calls_and_no_longer_than_the_run(
 
 
 def test_a_good_token_is_looked_up_now_and_then(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fairbloom.deploy import control
+    from fairbloom.deploy.server import control
 
     _, token = run_with_token(place)
     door = control.FrontDoor(place.app, None, place.app.state.linkstate_factory, None)  # type: ignore[arg-type]
@@ -404,7 +405,7 @@ def test_a_superexec_that_never_asked_was_never_seen(place: Place) -> None:
 
 
 def test_refused_calls_are_noted_once_a_minute_with_how_often(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fairbloom.deploy import refusals
+    from fairbloom.deploy.server import refusals
 
     for _ in range(5):
         place.call(LIST_RUNS, ListRunsRequest(), {})
@@ -450,7 +451,7 @@ def full_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: Any, **about: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(importlib.import_module("fairbloom.deploy.audit"), "note", full)
+    monkeypatch.setattr(importlib.import_module("fairbloom.deploy.operator.audit"), "note", full)
 
 
 def test_a_full_disk_opens_no_door(place: Place, full_disk: None) -> None:

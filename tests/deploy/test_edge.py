@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import pytest
 import typer
 
 from fairbloom.cli import app
-from fairbloom.deploy.client_cli import DEFAULT, WithDefault
-from fairbloom.deploy.federation import server_unit
+from fairbloom.deploy.device.cli import DEFAULT, WithDefault
+from fairbloom.deploy.operator.federation import server_unit
 
 ROOT = Path(__file__).parents[2]
 EDGE = ROOT / "deploy" / "edge"
@@ -281,3 +282,33 @@ def test_the_guide_names_commands_and_options_that_are(line: str) -> None:
 
 def test_the_guide_has_commands() -> None:
     assert len(COMMANDS) >= 8
+
+
+# The device's data ---------------------------------------------------------------------------------------------------
+
+
+@as_root
+def test_the_devices_data_folder_is_in_its_settings_whole(tmp_path: Path) -> None:
+    data, bundle = tmp_path / "our data", bundle_with(tmp_path / "site-a.tar.gz")
+    data.mkdir()
+    for _ in range(2):
+        done = install(
+            tmp_path, "check_data; make_folders; install_bundle", bundle, **{"data-dir": f"{data}/../our data"}
+        )
+        assert done.returncode == 0, done.stderr
+    settings = tomllib.loads(etc(tmp_path)["client.toml"].decode())
+    assert settings == {"superlink": "a:1", "data-dir": str(data)}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("nowhere", "there is no such folder"), ("file", "there is no such folder")]
+    + [(name, "cannot hold a path with these signs") for name in ('a"b', "a\\b", "a%b")],
+)
+def test_a_data_folder_that_cannot_be_is_refused(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    if name not in ("nowhere", "file"):
+        (tmp_path / name).mkdir()
+    done = install(tmp_path, "check_data", **{"data-dir": str(tmp_path / name)})
+    assert done.returncode == 1
+    assert words in done.stderr

@@ -14,10 +14,12 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
-from fairbloom.deploy import fleet
-from fairbloom.deploy.audit import text
-from fairbloom.deploy.fleet import EnrolledMembers, GuardedFleet, TooManyCallsError, Turns, count
-from fairbloom.deploy.refusals import Refusals
+from fairbloom.deploy.operator.audit import text
+from fairbloom.deploy.server import fleet, members, turns
+from fairbloom.deploy.server.fleet import GuardedFleet, count
+from fairbloom.deploy.server.members import EnrolledMembers
+from fairbloom.deploy.server.refusals import Refusals
+from fairbloom.deploy.server.turns import TooManyCallsError, Turns
 from tests.deploy.state import AbortedError, Call, SuperLinkState, confirm, head, part, parts, pull, reply_to
 
 
@@ -475,21 +477,21 @@ expires = "{}"
 def test_who_is_enrolled_is_read_again_and_kept_while_a_file_is_corrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(members, "READ_SECONDS", 0.0)
     (tmp_path / "federation.toml").write_text('superlink = "a:1"\ncontrol = "127.0.0.1:2"\n')
     (tmp_path / "clients").mkdir()
     file = tmp_path / "clients" / "site-a.toml"
-    members = EnrolledMembers(tmp_path)
-    assert members.name_of(77) == "node 77"
+    enrolled = EnrolledMembers(tmp_path)
+    assert enrolled.name_of(77) == "node 77"
     file.write_text(CLIENT.format("2099-01-01T00:00:00+00:00"))
-    assert (members.name_of(77), members.expired(77)) == ("site-a", "")
+    assert (enrolled.name_of(77), enrolled.expired(77)) == ("site-a", "")
     file.write_text(CLIENT.format("2020-01-01T00:00:00+00:00"))
-    assert members.expired(77) == "2020-01-01T00:00:00+00:00"
+    assert enrolled.expired(77) == "2020-01-01T00:00:00+00:00"
     for corrupt in ("= what", CLIENT.format("2020-01-01T00:00:00+00:00").replace("77", "seven"), "name = 5"):
         file.write_text(corrupt)
-        assert members.expired(77) == "2020-01-01T00:00:00+00:00"
+        assert enrolled.expired(77) == "2020-01-01T00:00:00+00:00"
     file.unlink()
-    assert members.expired(77) == ""
+    assert enrolled.expired(77) == ""
 
 
 # Taking turns -------------------------------------------------------------------------------------------------------
@@ -530,25 +532,25 @@ class Calls:
 
 
 def test_a_node_that_floods_delays_itself_alone() -> None:
-    turns = Turns()
-    flood, others = Calls(turns), Calls(turns)
+    all_turns = Turns()
+    flood, others = Calls(all_turns), Calls(all_turns)
     flood.start(10, node=1)
-    for _ in range(fleet.CALLS_AT_ONCE):
+    for _ in range(turns.CALLS_AT_ONCE):
         assert flood.entered.acquire(timeout=10)
     others.start(2, node=2)
     for _ in range(2):
         assert others.entered.acquire(timeout=10)  # while the first node's are under way
     others.end()
     flood.end()
-    assert flood.most == fleet.CALLS_AT_ONCE
-    with turns.of(1):
+    assert flood.most == turns.CALLS_AT_ONCE
+    with all_turns.of(1):
         pass
 
 
 def test_calls_beyond_a_nodes_measure_are_turned_away_and_hold_no_thread(place: Place) -> None:
     calls = Calls(place.fleet._turns)
-    calls.start(fleet.UNDER_WAY_AT_ONCE + 5, place.node)
-    for _ in range(fleet.CALLS_AT_ONCE):
+    calls.start(turns.UNDER_WAY_AT_ONCE + 5, place.node)
+    for _ in range(turns.CALLS_AT_ONCE):
         assert calls.entered.acquire(timeout=10)
     while calls.turned_away < 5:
         calls.threads[0].join(0.01)

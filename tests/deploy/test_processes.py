@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.deploy import refusals
-from fairbloom.deploy.audit import text
-from fairbloom.deploy.refusals import Refusals
+from fairbloom.deploy.operator.audit import text
+from fairbloom.deploy.server import refusals
+from fairbloom.deploy.server.refusals import Refusals
 from tests.runtimes.flower import ROOT, wait_until
 
 CHILD = """
@@ -84,7 +84,7 @@ def test_a_child_whose_parent_was_killed_before_it_looked_ends_too() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time as refusals see it."""
     now = [1000.0]
-    monkeypatch.setattr("fairbloom.deploy.refusals.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fairbloom.deploy.server.refusals.time.monotonic", lambda: now[0])
     return now
 
 

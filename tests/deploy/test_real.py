@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from benchmarks.deployed import LARGE
 from fairbloom.client.app import app
 from fairbloom.deploy import pki
-from fairbloom.deploy.client import free_port
+from fairbloom.deploy.processes import free_port
 from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_checkpoint
 from fairbloom.server.settings import Settings
@@ -33,7 +33,7 @@ from .federation import Cable, Deployment, federation, names, rounds, wait_for_r
 pytestmark = pytest.mark.runtimes
 
 CLIENTS = names(4)
-ROUNDS = 12
+ROUNDS = 8
 SETTINGS: dict[str, Any] = {
     "clients": len(CLIENTS),
     "fraction": 0.75,
@@ -116,7 +116,7 @@ def test_a_run_gives_the_run_in_process(there: Deployment, undisturbed: Path, tm
 def test_isolated_and_plain_nodes_give_it_too_side_by_side(
     there: Deployment, undisturbed: Path, tmp_path: Path
 ) -> None:
-    out, settings = tmp_path / "run", {**SETTINGS, "num-rounds": 2}
+    out, settings = tmp_path / "run", {**SETTINGS, "num-rounds": 1}
     for name in CLIENTS[:2]:
         there.stop(there.clients[name])
     there.start_client(CLIENTS[0], "--isolated")
@@ -146,38 +146,24 @@ def test_a_failed_run_has_an_exit_code_and_a_reason(there: Deployment, tmp_path:
 def test_a_killed_serverapp_costs_one_round(there: Deployment, undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     first = there.submitting({**SETTINGS, "out": str(out)})
-    wait_for_rounds(out, 4)
+    wait_for_rounds(out, 2)
     there.kill_serverapps()
     there.kill(first)
     done = len(rounds(out))
-    assert 4 <= done < ROUNDS
+    assert 2 <= done < ROUNDS
     assert there.submit({**SETTINGS, "out": str(out)}) == 0
     assert_same_model(out, undisturbed)
     assert [int(row["round"]) for row in rounds(out)] == [*range(1, ROUNDS + 1)]
-
-
-def test_a_killed_superlink_is_restarted_and_the_run_goes_on(there: Deployment, tmp_path: Path) -> None:
-    """A message that was being handed out may be lost: its client is then missing, and the round ends in time."""
-    out = tmp_path / "run"
-    settings = {**SETTINGS, "round-timeout": 30.0, "out": str(out)}
-    submitted = there.submitting(settings)
-    wait_for_rounds(out, 4)
-    there.kill_part("superlink")
-    assert len(rounds(out)) < ROUNDS
-    assert submitted.wait(timeout=240) == 0
-    assert [int(row["round"]) for row in rounds(out)] == [*range(1, ROUNDS + 1)]
-    assert sum(bool(row["missing"] + row["refused"]) for row in rounds(out)) <= 1
-    assert_same_as_with_the_same_clients(out, settings, tmp_path)
 
 
 def test_killed_parts_of_the_server_cost_nothing(there: Deployment, undisturbed: Path, tmp_path: Path) -> None:
     """Each is killed in a round of its own, and nobody types a word."""
     out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "round-timeout": 120.0, "out": str(out)})
-    for number, part in ((2, "superexec"), (5, "superlink")):
+    for number, part in ((1, "superexec"), (3, "superlink")):
         wait_for_rounds(out, number)
         there.kill_part(part)
-    wait_for_rounds(out, 8)
+    wait_for_rounds(out, 5)
     there.kill_serverapps()
     assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
     assert missing(out) == [""] * ROUNDS
@@ -189,7 +175,7 @@ def test_a_killed_server_is_started_again_and_its_run_goes_on_by_itself(
 ) -> None:
     out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "round-timeout": 120.0, "out": str(out)})
-    wait_for_rounds(out, 4)
+    wait_for_rounds(out, 2)
     there.kill(there.server)
     assert len(rounds(out)) < ROUNDS
     there.start_server()  # as systemd does
@@ -205,7 +191,7 @@ def test_everything_is_killed_and_started_again_and_nothing_is_lost(
     """The clients are refused for a minute, and find the round's messages waiting for them after it."""
     out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "out": str(out)})
-    wait_for_rounds(out, 4)
+    wait_for_rounds(out, 2)
     for process in (submitted, there.server, *there.clients.values()):
         there.kill(process)
     assert len(rounds(out)) < ROUNDS
@@ -218,6 +204,7 @@ def test_everything_is_killed_and_started_again_and_nothing_is_lost(
     there.wait_for_clients(*CLIENTS)
 
 
+@pytest.mark.federation
 def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp_path: Path) -> None:
     out = tmp_path / "run"
     endless = {**SETTINGS, "fraction": 1.0, "num-rounds": 100_000, "round-timeout": 8.0, "out": str(out)}
@@ -286,25 +273,26 @@ def test_enough_replies_end_a_round_and_the_late_client_takes_part_again(there: 
     assert all(not row["refused"] for row in rows)
 
 
-def test_a_crash_of_an_isolated_app_is_one_error_at_once(there: Deployment, tmp_path: Path) -> None:
-    app = tmp_path / "app"
-    shutil.copytree(LARGE, app)
+@pytest.fixture(scope="module")
+def crashed(there: Deployment, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What is said of a run of another app, which crashes on one client and is installed on none of the others."""
+    app = shutil.copytree(LARGE, tmp_path_factory.mktemp("crashing") / "app")
     source = (app / "large.py").read_text()
     crash = "__import__('os').kill(__import__('os').getpid(), 11)"
     (app / "large.py").write_text(source.replace('"""Add one to every number."""', crash))
-    name = CLIENTS[0]
-    for other in CLIENTS[1:]:
-        there.stop(there.clients[other])
-    there.stop(there.clients[name])
-    there.start_client(name, "--isolated", "--bundles", "any")
-    there.wait_for_clients(name)
-    submitted = there.submitting({"floats": 10, "out": str(tmp_path / "seconds.json")}, app)
-    assert submitted.wait(timeout=50) == 1
-    assert "killed by SIGSEGV" in there.log(submitted)
-    there.stop(there.clients[name])
-    for client in CLIENTS:
-        there.start_client(client)
-    there.wait_for_clients(*CLIENTS)
+    there.stop(there.clients[CLIENTS[0]])
+    there.start_client(CLIENTS[0], "--isolated", "--bundles", "any")
+    there.wait_for_clients(CLIENTS[0])
+    submitted = there.submitting({"floats": 10, "out": str(app / "seconds.json")}, app)
+    assert submitted.wait(timeout=90) == 1
+    there.stop(there.clients[CLIENTS[0]])
+    there.start_client(CLIENTS[0])
+    there.wait_for_clients(CLIENTS[0])
+    return there.log(submitted)
+
+
+def test_a_crash_of_an_isolated_app_is_one_error(crashed: str) -> None:
+    assert "killed by SIGSEGV" in crashed
 
 
 # Who is refused -----------------------------------------------------------------------------------------------------
@@ -360,7 +348,8 @@ def test_with_a_revoked_key(there: Deployment) -> None:
     there.enroll("guest")
     shutil.copytree(there.bundle("guest"), there.bundle("device"))  # the operator's copy goes with the enrolment
     there.start_client("device")
-    there.wait_for_clients("guest")
+    there.wait_for_clients("device")
+    assert "guest" in there.online()
     there.fairbloom("deploy", "revoke", "guest")
     there.wait_for_words(there.clients["device"], "the SuperNode ended", "trying again", "was revoked", seconds=90)
     assert "guest" not in there.online()
@@ -386,10 +375,8 @@ def test_a_node_that_claims_anothers_name_takes_part_under_its_own(there: Deploy
     there.stop(there.clients.pop("mallory"))
 
 
-def test_an_app_that_is_not_installed_on_the_clients(there: Deployment, tmp_path: Path) -> None:
-    submitted = there.submitting({"floats": 10, "out": str(tmp_path / "seconds.json")}, LARGE)
-    assert submitted.wait(timeout=90) == 1
-    assert "the run is of fairbloom/large 1.0.0, this client has fairbloom 0.1.0 installed" in there.log(submitted)
+def test_an_app_that_is_not_installed_on_the_clients(crashed: str) -> None:
+    assert "the run is of fairbloom/large 1.0.0, this client has fairbloom 0.1.0 installed" in crashed
 
 
 # What the operator sees ---------------------------------------------------------------------------------------------

@@ -12,10 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.deploy import audit, pki, server
-from fairbloom.deploy.client import free_port
-from fairbloom.deploy.federation import DeployError, Federation
-from fairbloom.deploy.server import NEEDED, SECRETS, Part, Server, alone, check_files, check_port, ending, is_newer
+from fairbloom.deploy import pki
+from fairbloom.deploy.errors import DeployError
+from fairbloom.deploy.operator import audit
+from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.processes import free_port
+from fairbloom.deploy.server import supervisor as server
+from fairbloom.deploy.server.supervisor import (
+    NEEDED,
+    SECRETS,
+    Part,
+    Server,
+    alone,
+    check_files,
+    check_port,
+    ending,
+    is_newer,
+)
 from tests.runtimes.flower import ROOT
 
 
@@ -127,8 +140,8 @@ def test_an_impossible_address_is_named(federation: Federation, address: str) ->
 HOLD = """
 import sys, time
 from pathlib import Path
-from fairbloom.deploy.federation import Federation
-from fairbloom.deploy.server import alone
+from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.server.supervisor import alone
 with alone(Federation(Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(600)
@@ -339,6 +352,8 @@ def test_a_fault_is_one_line_and_the_exit_code_says_so(federation: Federation) -
 
 
 def test_the_server_itself_stays_small() -> None:
-    code = "import fairbloom.deploy.server, sys; print({'flwr', 'torch', 'numpy', 'grpc'} & sys.modules.keys())"
+    code = (
+        "import fairbloom.deploy.server.supervisor, sys; print({'flwr', 'torch', 'numpy', 'grpc'} & sys.modules.keys())"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()"

@@ -14,9 +14,9 @@ import pytest
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import Executor, LaunchResult
 
-from fairbloom.deploy import superexec
 from fairbloom.deploy.processes import missing_names
-from fairbloom.deploy.superexec import RELIED_ON, ServerApps, patient
+from fairbloom.deploy.server import superexec
+from fairbloom.deploy.server.superexec import RELIED_ON, ServerApps, patient
 from tests.runtimes.flower import ROOT, wait_until
 
 TOKEN = "a-token-that-is-nobodys-business"
@@ -162,7 +162,7 @@ def test_a_serverapp_ends_with_its_superexec(tmp_path: Path) -> None:
     code = """
 import sys
 from types import SimpleNamespace
-from fairbloom.deploy.superexec import ServerApps
+from fairbloom.deploy.server.superexec import ServerApps
 import time
 apps = ServerApps()
 place = "127.0.0.1:9"

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fairbloom.deploy.client import free_port
+from fairbloom.deploy.processes import free_port
 from fairbloom.server.observability import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -145,12 +146,19 @@ def test_the_dockerfile_names_no_host_and_one_torch() -> None:
     assert all(f"${{TORCH:-{TORCH}}}" in (DOCKER / name).read_text() for name in ("compose.yaml", "clients.yaml"))
 
 
-def test_what_an_image_needs_is_taken_from_the_project() -> None:
-    script = [sys.executable, str(DOCKER / "requirements.py")]
-    client = subprocess.check_output([*script, "client"], text=True, cwd=ROOT).split()
-    assert "flwr>=1.39,<1.40" in client
-    assert not {"matplotlib", "cvxopt"} & {requirement.partition(">")[0] for requirement in client}
-    assert "cvxopt>=1.3" in subprocess.check_output([*script, "server"], text=True, cwd=ROOT).split()
+def test_wheel_bundle_and_images_have_every_package() -> None:
+    """A package that one of these lists lacks is missing where only that one is used."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    wheel = tool["hatch"]["build"]["targets"]["wheel"]
+    packages = {folder.parent.name for folder in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks", "docs", "docker"}
+    assert set(wheel["only-include"]) == packages
+    assert wheel["sources"] == {name: f"fairbloom/{name}" for name in packages - {"fairbloom"}}
+    bundled = packages - {"simulation", "deploy", "experiments"}  # those that server and clients of a run need
+    assert set(tool["flwr"]["app"]["fab-include"]) == {f"{name}/*.py" for name in bundled}
+    dockerfile = (DOCKER / "Dockerfile").read_text()
+    assert set(re.findall(r"^COPY (\w+) \1$", dockerfile, re.M)) == packages
+    assert set(re.findall(r"^COPY (\w+) /app/\1$", dockerfile, re.M)) == bundled
+    assert packages <= set(re.findall(r"^!(\w+)$", (ROOT / ".dockerignore").read_text(), re.M))
 
 
 def test_keep_hands_on_exit_code_and_signal(tmp_path: Path) -> None:

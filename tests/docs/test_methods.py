@@ -8,12 +8,15 @@ from shutil import copytree, ignore_patterns
 
 import numpy as np
 import pytest
+import torch
 
 from docs import toy
 from docs.methods import formula, needs, page, scripts
+from fairbloom.errors import FairbloomError
 from fairbloom.experiments.catalogue import describe
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS
+from fairbloom.tasks import TASKS, load_task
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,11 +133,27 @@ def test_fedmgda_ends_near_the_pareto_set_and_leaves_nobody_worse(start: tuple[f
         assert course.losses(name)[-1] < course.losses(name)[0]
 
 
-def test_the_transform_of_propfair_divides_the_gradient_by_the_utility() -> None:
-    told = {"loss-transform": "propfair", "propfair-baseline": 5.0, "propfair-epsilon": 0.2}
-    assert toy.slope(np.array(3.0), told) == pytest.approx(1 / 2)
-    assert toy.slope(np.array(9.0), told) == pytest.approx(1 / 0.2)
-    assert toy.slope(np.array(9.0), {}) == 1.0
+@pytest.mark.parametrize("name", toy.CLIENTS)
+def test_what_the_clients_train_on_is_the_quadratic_that_is_drawn(name: str) -> None:
+    with toy.registered():
+        task = load_task(Settings.of({"task": "quadratics", "clients": 2}).run_config())
+    point, quadratic = np.array([0.7, -1.3]), toy.CLIENTS[name]
+    model = task.model()
+    model.load_state_dict({"w": torch.from_numpy(point)})
+    for split in task.splits(name):
+        inputs, targets = split[0 : len(split)]
+        loss = task.loss(model(inputs), targets)
+        np.testing.assert_allclose(loss.detach(), [quadratic.loss(point)] * toy.LOCAL_STEPS, rtol=1e-12)
+        (gradient,) = torch.autograd.grad(loss.mean(), model.parameters())
+        np.testing.assert_allclose(gradient, quadratic.curvature @ (point - quadratic.target), rtol=1e-12)
+        np.testing.assert_allclose(task.right(model(inputs), targets).detach(), 1 / (1 + loss.detach()), rtol=1e-12)
+
+
+def test_the_task_of_the_figures_is_known_while_they_are_drawn_and_no_longer() -> None:
+    toy.run.__wrapped__("fedavg", toy.STARTS[0])
+    assert "quadratics" not in TASKS
+    with toy.registered(), pytest.raises(FairbloomError, match="clients = 20: task quadratics has 2"):
+        load_task(Settings.of({"task": "quadratics"}).run_config())
 
 
 def test_a_figure_is_the_same_file_every_time() -> None:

@@ -1,23 +1,31 @@
 """The command line: what it prints, what it leaves, and its exit codes."""
 
 import json
+import os
 import re
+import shutil
 import signal
+import socket
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from fairbloom import __version__
 from fairbloom.cli import app, merged
-from fairbloom.server.settings import Settings, default_config, parameter_defaults, parsed
+from fairbloom.server.checkpoint import checkpoints
+from fairbloom.server.settings import Settings, SettingsError, Value, default_config, parameters, parsed
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
 from tests.simulation.helpers import Outcome, table
 
-from .helpers import SMALL, fairbloom, start
+from .helpers import ROOT, SMALL, fairbloom, start
 
 GROUP = typer.main.get_group(app)
 
@@ -92,9 +100,20 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["run", "--device", "cuda:99"], ("device = 'cuda:99' is not available",)),
     (["run", "--clients", "few"], ("few",)),
     (["run", "--no-such-option"], ("--no-such-option",)),
+    (["run", "--rounds", "5", "--set", "num-rounds=7"], ("num-rounds is given two values, 5 and 7: give it one",)),
+    (["run", "--set", "seed=1", "--set", "seed=2"], ("seed is given two values, 1 and 2: give it one",)),
+    (["run", "--set", "qfedavg.q=2"], ("qfedavg.q has no effect with method = 'fedavg'",)),
     (["walk"], ("walk",)),
     (["compare", "--methods", "fedavg,fedvf"], ("method = 'fedvf'", "did you mean fedfv?")),
     (["compare", "--methods", ","], ("methods = ','", "fedavg")),
+    (["compare", "--rounds", "5", "--set", "num-rounds=7"], ("num-rounds is given two values, 5 and 7: give it one",)),
+    (["compare", "--set", "fraction=0.1", "--set", "fraction=1"], ("fraction is given two values, 0.1 and 1: give",)),
+    (["compare", "--set", "seed=7"], ("seed = 7: a comparison sets seed run by run: give --seeds instead",)),
+    (["compare", "--set", "method=fedfv"], ("method = 'fedfv': a comparison sets method", "give --methods instead")),
+    (["compare", "--set", "out=elsewhere"], ("out = 'elsewhere': a comparison sets out", "give --out instead")),
+    (["compare", "--set", "adafed.gamma=2"], ("adafed.gamma has no effect with method = 'fedavg'", "'fedfv'")),
+    (["compare", "--methods", "fedavg", "--set", "fedfv.alpha=0.2"], ("fedfv.alpha has no effect",)),
+    (["compare", "--set", "learning-rte=0.1"], ("did you mean learning-rate?",)),
     (["compare", "--seeds", "0"], ("seeds",)),
     (["compare", "--set", "fedfv.alpha=2"], ("fedfv.alpha = 2", "[0, 1]")),
 ]
@@ -113,12 +132,133 @@ def test_bad_input_ends_with_2_and_a_message_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """Return the one line with which a command is refused."""
+    capsys.readouterr()
+    assert fairbloom(*words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+COMMANDS = [("run",), ("compare", "--methods", "fedavg", "--seeds", 1)]
+
+PLACES = {
+    "x" * 300: "cannot be used: File name too long. Choose another --out",
+    "file": "file is a file, not a folder: choose another --out",
+    "file/a/b": "file is a file, not a folder: choose another --out",
+}
+
+
+@pytest.mark.parametrize(
+    "command", [("run",), ("compare", "--methods", "fedavg", "--seeds", 1)], ids=["run", "compare"]
+)
+@pytest.mark.parametrize("out", PLACES, ids=["long", "file", "below a file"])
+def test_a_place_that_can_be_no_folder_is_refused_in_one_line_and_nothing_is_written(
+    command: tuple[object, ...], out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("precious")
+    assert PLACES[out] in refusal(capsys, *command, "--out", out)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "precious")]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.parametrize(
+    "command", [("run",), ("compare", "--methods", "fedavg", "--seeds", 1)], ids=["run", "compare"]
+)
+def test_a_place_that_cannot_be_written_is_refused_in_one_line(
+    command: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    assert "Permission denied" in refusal(capsys, *command, "--out", "locked/a")
+
+
 def test_a_folder_of_another_run_is_refused_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fairbloom("run", *SMALL, "--out", "a")
     before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
     assert fairbloom("run", *SMALL, "--seed", "7", "--out", "a") == 2
     assert "seed = 0 there and 7 here" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in before} == before
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no clients.csv": (lambda run: (run / "clients.csv").unlink(), "clients.csv cannot be read: No such file"),
+    "no rounds.csv": (lambda run: (run / "rounds.csv").unlink(), "rounds.csv cannot be read: No such file"),
+    "a torn clients.csv": (lambda run: cut(run / "clients.csv"), "clients.csv cannot be read: its last line is torn"),
+    "another rounds.csv": (lambda run: (run / "rounds.csv").write_text("a,b\n1,2\n"), "rounds.csv cannot be read: its"),
+    "no accuracies": (
+        lambda run: (run / "clients.csv").write_text((run / "clients.csv").read_text().partition("\n")[0] + "\n"),
+        "clients.csv has no test accuracy after the last round",
+    ),
+    "a word for an accuracy": (
+        lambda run: (run / "clients.csv").write_text(
+            re.sub(r"(?m)^(3,client-1,(?:[^,]*,){3})[^,]*", r"\1many", (run / "clients.csv").read_text())
+        ),
+        "clients.csv has 'many' for an accuracy in percent",
+    ),
+    "a torn model": (lambda run: cut(run / "model.safetensors"), "model.safetensors is damaged: it is no whole file"),
+    "torn settings": (lambda run: cut(run / "config.toml", 20), "config.toml is no valid TOML: "),
+}
+
+
+def cut(path: Path, length: int = -4) -> None:
+    path.write_bytes(path.read_bytes()[:length])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison of one run, which the run command shows as well."""
+    out = tmp_path_factory.mktemp("finished")
+    words = ("--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 3, "--set", "device=cpu")
+    assert fairbloom("compare", *words, "--out", out) == 0
+    return out
+
+
+@pytest.mark.parametrize(("damage", "fault"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_finished_run_is_one_line_when_it_is_shown_and_when_it_is_compared(
+    damage: Callable[[Path], object], fault: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "fedavg-seed0"
+    shutil.copytree(finished / "runs" / "fedavg-seed0", folder)
+    damage(folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert fault in refusal(capsys, "run", *SMALL, "--out", folder)
+    words = ("--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 3, "--set", "device=cpu")
+    assert fault in refusal(capsys, "compare", *words, "--out", tmp_path)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_whose_checkpoints_are_damaged_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fairbloom("run", *SMALL, "--out", "a")
+    (tmp_path / "a" / "model.safetensors").unlink()
+    for path in checkpoints(tmp_path / "a" / "checkpoint"):
+        path.write_bytes(b"")
+    line = refusal(capsys, "run", *SMALL, "--out", "a")
+    assert "3.safetensors is damaged: it is empty; " in line
+    assert "2.safetensors is damaged: it is empty. Put back a copy, or choose another --out" in line
+
+
+def test_two_runs_into_one_folder_at_once_are_one_run_and_a_refusal_that_names_it(tmp_path: Path) -> None:
+    words = ["run", "--clients", "5", "--rounds", "40", "--device", "cpu", "--method", "fedfv", "--out", tmp_path / "a"]
+    first, rows = start(*words), tmp_path / "a" / "rounds.csv"
+    while first.poll() is None and not rows.exists():
+        time.sleep(0.005)
+    first.send_signal(signal.SIGSTOP)
+    second = start(*words)
+    printed, told = second.communicate()
+    first.send_signal(signal.SIGCONT)
+    who = f"process {first.pid} on {socket.gethostname()}"
+    assert (second.returncode, printed) == (2, "")
+    assert f"error: {tmp_path}/a is written by {who}: wait for it to end, or choose another --out" in told
+    assert "Traceback" not in told
+    first.communicate()
+    assert first.returncode == 0
+    assert fairbloom(*words[:-1], tmp_path / "b") == 0
+    assert not Outcome.of(tmp_path / "a").differences(Outcome.of(tmp_path / "b"))
 
 
 def test_an_interrupted_run_ends_with_130_and_the_same_command_finishes_it(tmp_path: Path) -> None:
@@ -153,6 +293,20 @@ def test_bad_input_in_a_process_of_its_own_ends_with_2(tmp_path: Path) -> None:
     assert "Traceback" not in told
 
 
+def test_an_error_that_no_user_can_mend_keeps_its_traceback_and_ends_with_1() -> None:
+    """Also a ValueError, which is what a user's own app or method may raise."""
+    broken = "from fairbloom import cli; cli.describe = lambda name: int('a bug'); cli.main()"
+    process = subprocess.run([sys.executable, "-c", broken, "methods"], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 1
+    assert process.stderr.startswith("Traceback")
+    assert "ValueError: invalid literal for int() with base 10: 'a bug'" in process.stderr
+
+
+def test_version_prints_the_version_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("--version") == 0
+    assert capsys.readouterr() == (f"fairbloom {__version__}\n", "")
+
+
 # What there is to choose from ---------------------------------------------------------------------------------------
 
 
@@ -169,7 +323,7 @@ def test_methods_lists_every_method_with_its_parameters_and_source(capsys: pytes
         assert method["formula"]
         assert re.search(r"\b(19|20)\d\d\b", method["source"]), f"{method['name']}'s source has no year"
     keys = {parameter["key"] for method in described for parameter in method["parameters"]}
-    assert keys == set(parameter_defaults())
+    assert keys == {key for key, parameter in parameters().items() if parameter.owner in METHODS}
     assert all(parameter["range"] for method in described for parameter in method["parameters"])
 
 
@@ -177,13 +331,13 @@ def test_methods_states_the_defaults_that_the_settings_have(capsys: pytest.Captu
     for method in as_json(capsys, "methods"):
         for parameter in method["parameters"]:
             if parameter["default"] != "required":
-                assert parsed(parameter["default"]) == parameter_defaults()[parameter["key"]]
+                assert parsed(parameter["default"]) == parameters()[parameter["key"]].default
 
 
 def test_methods_in_words_names_every_method_and_parameter(capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("methods") == 0
     printed = capsys.readouterr().out
-    for name in (*METHODS, *parameter_defaults()):
+    for name in (*METHODS, *(key for key, parameter in parameters().items() if parameter.owner in METHODS)):
         assert name in printed
 
 
@@ -237,8 +391,22 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 # --set --------------------------------------------------------------------------------------------------------------
 
 
-def test_assignments_come_after_options_and_the_last_one_holds() -> None:
-    assert merged({"clients": 5, "seed": None}, ["clients = 6", "fedfv.alpha=0.2", "clients=7"]) == {
-        "clients": 7,
+def test_options_and_assignments_that_agree_are_one_setting() -> None:
+    assert merged({"clients": 5, "seed": None}, ["clients = 5", "fedfv.alpha=0.2", "fedfv.alpha=0.20"]) == {
+        "clients": 5,
         "fedfv.alpha": 0.2,
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "assignments", "message"),
+    [
+        ({"clients": 5}, ["clients=6"], "clients is given two values, 5 and 6: give it one"),
+        ({}, ["clients=6", "seed=1", "clients=7"], "clients is given two values, 6 and 7: give it one"),
+        ({"out": "a"}, ["out=b"], "out is given two values, 'a' and 'b': give it one"),
+        ({"data-dir": "a"}, ["data-dir=b"], "data-dir is given two values, 'a' and 'b': give it one"),
+    ],
+)
+def test_two_values_of_a_setting_are_refused(options: dict[str, Value], assignments: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        merged(options, assignments)

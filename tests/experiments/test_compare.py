@@ -3,7 +3,10 @@
 import csv
 import math
 import os
+import re
+import shutil
 import signal
+import socket
 import statistics
 import time
 from pathlib import Path
@@ -23,6 +26,7 @@ from .helpers import fairbloom, start
 
 COLUMN = "test_accuracy_of_global_model"
 SMALL = ("--seeds", 2, "--clients", 5, "--rounds", 2, "--jobs", 2, "--set", "device=cpu")
+WRITTEN = {"comparison.csv", "clients.csv", "clients.png", "clients.svg"}
 WORDS = ("compare", "--methods", "fedavg,fedfv", *SMALL)
 
 
@@ -125,13 +129,73 @@ def test_an_interrupted_comparison_ends_with_130_and_finishes_no_run_first(tmp_p
     """Ctrl-C in a terminal reaches the workers as well."""
     words = ("compare", "--methods", "fedavg", "--seeds", 2, "--clients", 5, "--rounds", 150, "--jobs", 1)
     process = start(*words, "--out", tmp_path, start_new_session=True)
-    while process.poll() is None and not list(tmp_path.rglob("round.safetensors")):
+    while process.poll() is None and not list(tmp_path.rglob("checkpoint/*.safetensors")):
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGINT)
     _, told = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in told
     assert list(tmp_path.rglob("model.safetensors")) == []
+
+
+def test_a_second_comparison_into_a_folder_is_refused_by_name_of_the_first_until_that_was_killed(
+    tmp_path: Path,
+) -> None:
+    words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 2, "--jobs", 1)
+    first = start(*words, "--out", tmp_path / "cmp", start_new_session=True)
+    while first.poll() is None and not (tmp_path / "cmp" / ".lock").exists():
+        time.sleep(0.005)
+    os.killpg(first.pid, signal.SIGSTOP)
+    second = start(*words, "--out", tmp_path / "cmp")
+    printed, told = second.communicate()
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    who = f"process {first.pid} on {socket.gethostname()}"
+    assert (second.returncode, printed) == (2, "")
+    assert told == f"error: {tmp_path}/cmp is written by {who}: wait for it to end, or choose another --out\n"
+    assert (tmp_path / "cmp" / ".lock").exists()
+    assert fairbloom(*words, "--out", tmp_path / "cmp") == 0
+    assert {path.name for path in (tmp_path / "cmp").iterdir()} == {*WRITTEN, "runs"}
+
+
+def test_a_run_whose_process_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
+    """As the system kills the largest process when memory runs short."""
+    words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 60, "--jobs", 1)
+    process = start(*words, "--out", tmp_path)
+    lock = tmp_path / "runs" / "fedavg-seed0" / ".lock"
+    while process.poll() is None and not (lock.exists() and lock.read_text()):
+        time.sleep(0.005)
+    os.kill(int(re.findall(r"process (\d+)", lock.read_text())[0]), signal.SIGKILL)
+    _, told = process.communicate()
+    assert process.returncode == 2
+    assert told.startswith("error: the system has ended the process of a run")
+    assert told.endswith("lower --jobs, and run the same command again, which continues\n")
+
+
+def test_a_method_that_lacks_a_client_of_another_is_refused_by_name(
+    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(compared / "runs", tmp_path / "runs")
+    path = tmp_path / "runs" / "fedfv-seed1" / "clients.csv"
+    path.write_text(re.sub(r"(?m)^2,client-3,.*\n", "", path.read_text()))
+    assert fairbloom(*WORDS, "--out", tmp_path) == 2
+    expected = "fedfv with seed 1 has no test accuracy of client-3 after the last round, as other methods have"
+    assert expected in capsys.readouterr().err
+
+
+def test_a_run_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No port is served twice."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ("--methods", "fedfv", "--seeds", 1, "--clients", 5, "--jobs", 1, "--set", f"metrics-port={port}")
+        assert fairbloom("compare", *words, "--out", tmp_path) == 2
+    assert f"error: fedfv with seed 0: metrics-port = {port} cannot be served" in capsys.readouterr().err
+
+
+def test_a_method_given_twice_is_compared_once(tmp_path: Path) -> None:
+    words = ("compare", "--methods", "fedavg, fedavg", "--seeds", 1, "--clients", 5, "--rounds", 1, "--jobs", 1)
+    assert fairbloom(*words, "--out", tmp_path) == 0
+    assert [row["method"] for row in table(tmp_path / "comparison.csv")] == ["fedavg"]
 
 
 # Numbers of a comparison, by hand -----------------------------------------------------------------------------------

@@ -11,17 +11,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from fairbloom.deploy.client import free_port
+from fairbloom.deploy.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent
 
 
 class Flower:
-    """Flower's commands with their own FLWR_HOME; what they leave running is ended by `close`."""
+    """Flower's commands with their own FLWR_HOME; what they leave running is ended by `close`.
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    `scripts` is the folder of the commands of another environment than this one.
+    """
+
+    def __init__(self, home: Path, scripts: Path = SCRIPTS) -> None:
+        self.home, self.scripts = home, scripts
         self.local_port = free_port()
         self.processes: list[subprocess.Popen[bytes]] = []
         home.mkdir()
@@ -32,13 +35,13 @@ class Flower:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_TELEMETRY_ENABLED": "0",
             "RAY_DISABLE_IMPORT_WARNING": "1",
-            "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
         }
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         with (self.home / f"{command[0]}-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
-                [SCRIPTS / command[0], *command[1:]],
+                [self.scripts / command[0], *command[1:]],
                 env=self.environment,
                 cwd=self.home,
                 stdout=log,
@@ -50,16 +53,21 @@ class Flower:
 
     def command(self, *command: str) -> str:
         done = subprocess.run(
-            [SCRIPTS / "flwr", *command], env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=300
+            [self.scripts / "flwr", *command],
+            env=self.environment,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         return done.stdout
 
-    def run(self, connection: str, run_config: Mapping[str, object], federation: str = "") -> str:
-        """Submit the app, wait for its end and return its status."""
+    def run(self, connection: str, run_config: Mapping[str, object], federation: str = "", app: Path = ROOT) -> str:
+        """Submit an app, wait for its end and return its status."""
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
         options = ["--federation-config", federation] if federation else []
         submitted = json.loads(
-            self.command("run", ".", connection, "--format", "json", "--run-config", config, *options)
+            self.command("run", str(app), connection, "--format", "json", "--run-config", config, *options)
         )
         run_id = str(submitted["run-id"])
         (self.home / "run.log").write_text(self.command("log", run_id, connection))
@@ -88,8 +96,8 @@ class Flower:
 
 
 @contextlib.contextmanager
-def flower(home: Path) -> Iterator[Flower]:
-    runtime = Flower(home)
+def flower(home: Path, scripts: Path = SCRIPTS) -> Iterator[Flower]:
+    runtime = Flower(home, scripts)
     try:
         yield runtime
     finally:

@@ -13,7 +13,7 @@ from .flower import deployment, flower
 
 pytestmark = pytest.mark.runtimes
 
-CLIENTS = 4
+CLIENTS = 2
 SETTINGS: dict[str, Any] = {
     "clients": CLIENTS,
     "partition": "shards",

@@ -1,8 +1,10 @@
-"""Checkpoints: what goes in comes out, and a file is replaced whole or not at all."""
+"""Checkpoints: what goes in comes out, damage is noticed, and a file is replaced whole or not at all."""
 
 import json
+import logging
 import resource
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from numpy.typing import NDArray
 from safetensors import safe_open
+from safetensors.numpy import save
 
-from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint, save_model, write_whole
+from fairbloom.server.checkpoint import (
+    checkpoints,
+    load_checkpoint,
+    load_last,
+    load_model,
+    save_checkpoint,
+    save_model,
+    save_round,
+)
+from fairbloom.server.files import RunFolderError, write_whole
 
 arrays = arrays_of.arrays(
     st.sampled_from((np.float32, np.float64, np.int64, np.uint8, np.bool_)),
@@ -54,6 +66,28 @@ def full_disk(free: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+hooked: list[bool] = []
+looking: list[tuple[str, Callable[[], None]]] = []
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("os.rename", "os.remove") and looking and str(arguments[0]).startswith(looking[0][0]):
+        folder, look = looking.pop()  # what is opened by the look itself is not looked at
+        look()
+        looking.append((folder, look))
+
+
+@contextmanager
+def watched(folder: Path, look: Callable[[], None]) -> Iterator[None]:
+    """Look at a folder before a file in it is renamed or removed; a hook cannot be taken away, so there is one."""
+    if not hooked:
+        sys.addaudithook(_audit)
+        hooked.append(True)
+    looking.append((str(folder), look))
+    yield
+    looking.clear()
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +139,7 @@ def test_a_model_file_can_be_read_by_anyone(path: Path) -> None:
     save_model(path, {"w": np.eye(2, dtype=np.float32)}, {"round": 7, "mean": 61.5})
     with safe_open(path, framework="numpy") as file:
         np.testing.assert_array_equal(file.get_tensor("w"), np.eye(2))
-        assert json.loads(file.metadata()["about"]) == {"round": 7, "mean": 61.5}
+        assert json.loads(file.metadata()["about"]).items() > {"round": 7, "mean": 61.5}.items()
 
 
 def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
@@ -141,3 +175,158 @@ def test_a_first_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with full_disk(10), pytest.raises(OSError, match="File too large"):
         write_whole(tmp_path / "config.toml", b"x" * 100)
     assert not list(tmp_path.iterdir())
+
+
+# Damage -------------------------------------------------------------------------------------------------------------
+
+CONTENT: tuple[dict[str, NDArray[Any]], dict[str, Any]] = (
+    {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)},
+    {"round": 7, "rows": [np.array([1, 2, 3])], "loss": 0.1},
+)
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    save_checkpoint(tmp_path / "7.safetensors", *CONTENT)
+    return tmp_path / "7.safetensors"
+
+
+def test_a_checkpoint_cut_off_anywhere_is_damaged(whole: Path) -> None:
+    content = whole.read_bytes()
+    for length in range(len(content)):
+        whole.write_bytes(content[:length])
+        with pytest.raises(RunFolderError, match=f"is damaged: it is {'no whole file' if length else 'empty'}"):
+            load_checkpoint(whole)
+
+
+def test_any_flipped_bit_is_noticed_or_changes_nothing(whole: Path) -> None:
+    """Bits of the padding after the header, and of letters that JSON reads alike, mean nothing."""
+    content, unnoticed = whole.read_bytes(), 0
+    for place in range(len(content)):
+        for bit in range(8):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << bit
+            whole.write_bytes(damaged)
+            try:
+                loaded = load_checkpoint(whole)
+            except RunFolderError:
+                continue
+            unnoticed += 1
+            assert_same(loaded, CONTENT)
+    assert unnoticed < 20
+
+
+@pytest.mark.parametrize("content", [b"", bytes(4096), b"\x89PNG\r\n" * 100, b"{}", b"\xff" * 8])
+def test_something_else_in_place_of_a_checkpoint_is_damage(whole: Path, content: bytes) -> None:
+    whole.write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"7\.safetensors is damaged: it is (empty|no whole file)"):
+        load_checkpoint(whole)
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"about": "[]"}, {"about": "{}"}, {"about": '{"sha256": "0"}'}])
+def test_another_programs_safetensors_file_is_damage(whole: Path, metadata: dict[str, str] | None) -> None:
+    whole.write_bytes(save({"w": np.zeros(3)}, metadata=metadata))
+    with pytest.raises(RunFolderError, match=r"7\.safetensors is damaged"):
+        load_checkpoint(whole)
+
+
+def test_a_folder_in_place_of_a_checkpoint_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "7.safetensors").mkdir()
+    with pytest.raises(RunFolderError, match=r"7\.safetensors cannot be read"):
+        load_checkpoint(tmp_path / "7.safetensors")
+
+
+def test_two_models_exchanged_array_by_array_are_noticed(tmp_path: Path) -> None:
+    """The checksum is of names and shapes too, not of the bytes alone."""
+    path = tmp_path / "model.safetensors"
+    arrays = {"a": np.zeros(2), "b": np.ones(2), "c": np.arange(4.0).reshape(2, 2)}
+    save_model(path, arrays, {})
+    with safe_open(path, framework="numpy") as file:
+        metadata = file.metadata()
+    exchanged = {**arrays, "a": arrays["b"], "b": arrays["a"]}
+    reshaped = {**arrays, "c": arrays["c"].reshape(4)}
+    retyped = {**arrays, "c": arrays["c"].view(np.int64)}
+    for other in (exchanged, reshaped, retyped):
+        path.write_bytes(save(other, metadata=metadata))
+        with pytest.raises(RunFolderError, match="does not match its checksum"):
+            load_model(path)
+
+
+# The last two -------------------------------------------------------------------------------------------------------
+
+
+def save_rounds(folder: Path, *numbers: int) -> None:
+    for number in numbers:
+        save_round(folder, number, {"w": np.full(3, number)}, {"round": number})
+
+
+def rounds_kept(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    save_rounds(tmp_path, *range(1, 12))
+    assert rounds_kept(tmp_path) == ["10.safetensors", "11.safetensors"]
+    last = load_last(tmp_path)
+    assert last is not None
+    assert_same(last, ({"w": np.full(3, 11)}, {"round": 11}))
+
+
+def test_the_checkpoint_before_the_last_is_loaded_where_the_last_is_damaged_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_rounds(tmp_path, 9, 10)
+    (tmp_path / "10.safetensors").write_bytes(b"")
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        last = load_last(tmp_path)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert last is not None
+    assert last[1] == {"round": 9}
+    (said,) = {(record.levelname, record.getMessage()) for record in caplog.records}
+    words = f"{tmp_path}/10.safetensors is damaged: it is empty; the run continues from the checkpoint before it, "
+    assert said == ("WARNING", words + "9.safetensors")
+
+
+def test_a_damaged_checkpoint_is_replaced_and_the_one_that_stood_in_for_it_is_kept_meanwhile(tmp_path: Path) -> None:
+    save_rounds(tmp_path, 1, 2)
+    (tmp_path / "2.safetensors").write_bytes(b"")
+    with full_disk(10), pytest.raises(OSError, match="File too large"):
+        save_rounds(tmp_path, 2)
+    last = load_last(tmp_path)
+    assert last is not None
+    assert last[1] == {"round": 1}
+    save_rounds(tmp_path, 2)
+    assert rounds_kept(tmp_path) == ["1.safetensors", "2.safetensors"]
+
+
+def test_a_folder_in_which_all_checkpoints_are_damaged_is_refused_with_every_fault(tmp_path: Path) -> None:
+    save_rounds(tmp_path, 4, 5)
+    for name in ("4.safetensors", "5.safetensors"):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-3])
+    with pytest.raises(RunFolderError) as refusal:
+        load_last(tmp_path)
+    faults = [f"{tmp_path}/{number}.safetensors is damaged: it is no whole file" for number in (5, 4)]
+    remedy = "Put back a copy, or choose another --out to begin again"
+    assert str(refusal.value) == f"the run cannot be continued: {'; '.join(faults)}. {remedy}"
+
+
+@pytest.mark.parametrize("there", [[], ["round.safetensors", ".7.safetensors.draft", "notes"]])
+def test_a_folder_without_checkpoints_has_none(tmp_path: Path, there: list[str]) -> None:
+    for name in there:
+        (tmp_path / name).write_text("")
+    assert load_last(tmp_path) is None
+    assert load_last(tmp_path / "no-folder") is None
+
+
+def test_every_moment_of_a_save_leaves_the_last_two_or_the_new_one_whole(tmp_path: Path) -> None:
+    """The file system is looked at before each of its changes, as a killed process would leave it."""
+    looks: list[list[int]] = []
+
+    def look() -> None:
+        looks.append([load_checkpoint(path)[1]["round"] for path in checkpoints(tmp_path)])
+
+    with watched(tmp_path, look):
+        save_rounds(tmp_path, 1, 2, 3, 4)
+    assert {tuple(whole) for whole in looks} == {(), (1,), (2, 1), (3, 2, 1), (3, 2), (4, 3, 2)}

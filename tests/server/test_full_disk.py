@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.server.checkpoint import load_checkpoint
-from fairbloom.server.records import CLIENT_COLUMNS, append, as_csv
+from fairbloom.server.checkpoint import load_last
+from fairbloom.server.rows import CLIENT_COLUMNS, append, as_csv
 from fairbloom.simulation.run import simulate
 from tests.simulation.disturbed import LONG, STEP
 from tests.simulation.helpers import ROOT, Outcome, assert_whole, drafts, run, small, table
@@ -39,9 +39,8 @@ def damage(folder: Path) -> str:
         for name in ("rounds.csv", "clients.csv"):
             if (folder / name).exists():
                 assert_whole(folder / name)
-        checkpoint = folder / "checkpoint" / "round.safetensors"
-        if checkpoint.exists():
-            last = load_checkpoint(checkpoint)[1]["strategy"]["round"]
+        if checkpoint := load_last(folder / "checkpoint"):
+            last = checkpoint[1]["strategy"]["round"]
             recorded = [int(row["round"]) for row in table(folder / "rounds.csv")]
             assert recorded[:last] == list(range(1, last + 1)), f"{recorded} are recorded up to {last}"
     except AssertionError as error:

@@ -1,4 +1,4 @@
-"""Two processes and one run folder: the second waits, and says who has it."""
+"""Two processes and one run folder: the second says who has it, at once or after a minute in which it waits."""
 
 import logging
 import os
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fairbloom.server import lock
+from fairbloom.server.files import RunFolderError
 from fairbloom.server.lock import alone
-from fairbloom.server.records import RunFolderError
 from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import ROOT, Outcome, run, small
 
@@ -55,8 +55,8 @@ def test_the_second_process_names_the_first_and_changes_nothing(
 ) -> None:
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
-        with pytest.raises(RunFolderError) as refusal:
-            simulate(small(folder))
+        with pytest.raises(RunFolderError) as refusal, alone(folder):
+            pass
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
     who = f"process {holder.pid} on {socket.gethostname()}"
@@ -76,6 +76,17 @@ def test_the_second_process_goes_on_once_the_first_has_ended(
         assert (folder / ".lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}"
     assert holder.wait() == 0
     assert list(folder.iterdir()) == []
+
+
+def test_a_process_that_does_not_wait_is_refused_at_its_first_look(
+    folder: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr(lock.time, "sleep", sleep)
+    with pytest.raises(RunFolderError, match=f"is written by process {holder.pid} on"), alone(folder, wait=False):
+        pass
 
 
 def test_a_killed_process_leaves_no_lock(folder: Path, holder: subprocess.Popen[str]) -> None:
@@ -108,6 +119,24 @@ def test_of_many_who_wait_one_at_a_time_writes(folder: Path, monkeypatch: pytest
     for thread in threads:
         thread.join()
     assert (together, rounds) == (1, 200)
+
+
+def test_who_does_not_wait_is_refused_for_a_holder_alone_and_not_for_a_file_that_was_just_removed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ends between the second's opening of the file and its lock."""
+    first, flock, ended = alone(folder), lock.fcntl.flock, []
+    first.__enter__()
+
+    def flock_late(descriptor: int, operation: int) -> None:
+        if not ended:
+            ended.append(first.__exit__(None, None, None))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock_late)
+    with alone(folder, wait=False):
+        assert (folder / ".lock").read_text().startswith(f"process {os.getpid()} ")
+    assert ended
 
 
 def test_two_runs_at_once_in_one_process_do_not_write_together(folder: Path) -> None:
@@ -147,7 +176,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(folder: Path, tmp_path: Pat
     folder.mkdir()
     (tmp_path / "precious").write_text("precious")
     (folder / ".lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(RunFolderError, match="the run folder cannot be written"):
+    with pytest.raises(RunFolderError, match=r"the file \.lock cannot be written"):
         run(folder)
     assert (tmp_path / "precious").read_text() == "precious"
 

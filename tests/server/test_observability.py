@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from fairbloom.deploy.client import free_port
-from fairbloom.server.observability import JsonLines, Metrics
-from fairbloom.server.records import Row
+from fairbloom.deploy.processes import free_port
+from fairbloom.rounds.round import Exchange
+from fairbloom.server.observability import JsonLines, Metrics, MetricsError
+from fairbloom.server.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from fairbloom.strategies.round import Exchange
 
 from .test_records import a_round
 
@@ -119,13 +119,13 @@ def test_a_credential_in_an_empty_or_missing_file_is_an_error_and_no_open_page(
 ) -> None:
     path = tmp_path / "metrics.token"
     monkeypatch.setenv("FAIRBLOOM_METRICS_TOKEN_FILE", str(path))
-    with pytest.raises(ValueError, match=f"FAIRBLOOM_METRICS_TOKEN_FILE = {path} cannot be read: .*No such file"):
+    with pytest.raises(MetricsError, match=f"FAIRBLOOM_METRICS_TOKEN_FILE = {path} cannot be read: .*No such file"):
         Metrics(free_port())
     path.write_text(" \n")
-    with pytest.raises(ValueError, match=f"FAIRBLOOM_METRICS_TOKEN_FILE = {path} is empty: write the credential"):
+    with pytest.raises(MetricsError, match=f"FAIRBLOOM_METRICS_TOKEN_FILE = {path} is empty: write the credential"):
         Metrics(free_port())
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(MetricsError, match="cannot be read"):
         Metrics(free_port())
 
 
@@ -149,7 +149,7 @@ def test_the_page_is_served_to_this_machine_alone_unless_told_otherwise(monkeypa
 
 def test_an_address_that_is_not_here_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRBLOOM_METRICS_HOST", "192.0.2.1")
-    with pytest.raises(ValueError, match=r"cannot be served on 192\.0\.2\.1"):
+    with pytest.raises(MetricsError, match=r"cannot be served on 192\.0\.2\.1"):
         Metrics(free_port())
 
 
@@ -172,7 +172,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"metrics-port = {port} cannot be served"):
+        with pytest.raises(MetricsError, match=f"metrics-port = {port} cannot be served"):
             Metrics(port)
 
 

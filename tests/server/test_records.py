@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import pytest
 import tomli_w
 from flwr.app import Array, ArrayRecord
 
-from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
-from fairbloom.server.records import CLIENT_COLUMNS, RunFolder, RunFolderError, as_csv, round_columns
+from fairbloom.server.checkpoint import load_last
+from fairbloom.server.files import RunFolderError
+from fairbloom.server.records import FORMAT, RunFolder
+from fairbloom.server.rows import CLIENT_COLUMNS, round_columns
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.run import simulate
 from fairbloom.strategies import Round
 from tests.simulation.helpers import Outcome, assert_whole, run, small, table
 
@@ -58,7 +59,7 @@ def test_the_settings_are_written_as_used(tmp_path: Path) -> None:
     chosen = settings(method="fedfv", **{"fedfv.alpha": 0.3})
     RunFolder(tmp_path / "run", chosen)
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
-    assert written.pop("run-folder-format") == 1
+    assert written.pop("run-folder-format") == FORMAT
     assert written == chosen.run_config()
 
 
@@ -93,43 +94,22 @@ def test_clients_may_enroll_while_a_run_goes_on_and_after_it(tmp_path: Path) -> 
     assert tomllib.loads((tmp_path / "config.toml").read_text())["enrolled-sizes"] == "a=8 b=9"
 
 
-def as_written_before(folder: Path) -> None:
-    """Take from a run folder what is newer than the first folders were: settings, a column, the first counts."""
-    config = tomllib.loads((folder / "config.toml").read_text())
-    newer = {"max-growth", "loss-limit", "enrolled-sizes"}
-    assert newer <= set(config)
-    (folder / "config.toml").write_text(tomli_w.dumps({k: v for k, v in config.items() if k not in newer}))
-    rows = [{k: v for k, v in row.items() if k != "decided_by"} for row in table(folder / "rounds.csv")]
-    (folder / "rounds.csv").write_text(as_csv(tuple(rows[0]), rows, header=True))
-    model, state = load_checkpoint(folder / "checkpoint" / "round.safetensors")
-    assert state["strategy"].pop("first-counts")
-    save_checkpoint(folder / "checkpoint" / "round.safetensors", model, state)
+def rewrite_config(folder: Path, **changes: Any) -> None:
+    """Change entries of config.toml, or take those away that are None."""
+    config = tomllib.loads((folder / "config.toml").read_text()) | changes
+    (folder / "config.toml").write_text(tomli_w.dumps({k: v for k, v in config.items() if v is not None}))
 
 
-def test_a_folder_from_before_limits_and_deciders_is_continued(tmp_path: Path) -> None:
-    class EndedError(Exception):
-        pass
-
-    def end(row: Mapping[str, object]) -> None:
-        if row["round"] == 2:
-            raise EndedError
-
-    whole = run(tmp_path / "whole", num_rounds=5)
-    with pytest.raises(EndedError):
-        simulate(small(tmp_path / "run", num_rounds=5), end)
-    as_written_before(tmp_path / "run")
-    continued = run(tmp_path / "run", num_rounds=5)
-    assert not Outcome.of(continued).differences(Outcome.of(whole))
-    assert [row["decided_by"] for row in table(continued / "rounds.csv")] == [""] * 5
-    assert tomllib.loads((continued / "config.toml").read_text())["loss-limit"] == 1000.0
-
-
-def test_a_finished_folder_from_before_limits_is_shown(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", num_rounds=2)
-    as_written_before(folder)
-    assert RunFolder(folder, small(folder, num_rounds=2)).finished
-    with pytest.raises(RunFolderError, match=r"loss-limit = 1000\.0 there and 5\.0 here"):
-        RunFolder(folder, small(folder, num_rounds=2, loss_limit=5.0))
+def test_a_setting_that_is_newer_than_the_folder_had_its_default(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, settings())
+    rewrite_config(tmp_path, **{"weight-decay": None})
+    RunFolder(tmp_path, settings())
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["weight-decay"] == 0.0
+    rewrite_config(tmp_path, **{"weight-decay": None})
+    folder.finish({"w": np.zeros(3)})
+    RunFolder(tmp_path, settings())
+    with pytest.raises(RunFolderError, match=r"weight-decay = 0\.0 there and 0\.5 here"):
+        RunFolder(tmp_path, settings(**{"weight-decay": 0.5}))
 
 
 def test_the_same_settings_and_another_place_are_the_same_run(tmp_path: Path) -> None:
@@ -149,7 +129,7 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, co
 
 def test_a_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("precious")
-    with pytest.raises(RunFolderError, match="no run folder: choose another --out"):
+    with pytest.raises(RunFolderError, match="run is a file, not a folder: choose another --out"):
         RunFolder(tmp_path / "run", settings())
     assert (tmp_path / "run").read_text() == "precious"
 
@@ -161,9 +141,63 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
 
 def test_a_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     RunFolder(tmp_path, settings())
-    config = tomllib.loads((tmp_path / "config.toml").read_text())
-    (tmp_path / "config.toml").write_text(tomli_w.dumps({**config, "run-folder-format": 2, "not-yet-known": 1}))
-    with pytest.raises(RunFolderError, match=r"newer version \(run-folder-format = 2.*upgrade fairbloom"):
+    rewrite_config(tmp_path, **{"run-folder-format": FORMAT + 1, "not-yet-known": 1})
+    with pytest.raises(RunFolderError, match=rf"newer version \(run-folder-format = {FORMAT + 1}.*upgrade fairbloom"):
+        RunFolder(tmp_path, settings())
+
+
+def begun_before(folder: Path) -> None:
+    """Turn a run folder into one of format 1: a setting without its task's name, one checkpoint in a file round."""
+    rewrite_config(folder, **{"run-folder-format": 1, "rotated-clients": 0})
+    for path in (folder / "checkpoint").glob("*.safetensors"):
+        path.rename(path.with_stem("round"))
+
+
+def test_an_unfinished_folder_of_an_older_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, settings())
+    folder.resume()
+    record(folder, 1)
+    begun_before(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(RunFolderError, match=r"older version.*continue it with that version, or choose another --out"):
+        RunFolder(tmp_path, settings())
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_finished_folder_of_an_older_version_is_refused_as_one_to_read(tmp_path: Path) -> None:
+    RunFolder(tmp_path, settings()).finish({"w": np.zeros(3)})
+    begun_before(tmp_path)
+    with pytest.raises(RunFolderError, match=r"older version.*read its tables and models as they are, or choose"):
+        RunFolder(tmp_path, settings())
+
+
+BROKEN_CONFIGS = {
+    "no TOML": (b"run-folder-format = 2\nseed = \n", r"is no valid TOML: Invalid value \(at line 2, column 8\)"),
+    "cut off": (b'run-folder-format = 2\nmethod = "fedf', r"is no valid TOML: .*\(at end of document\)"),
+    "twice": (b"seed = 1\nseed = 2\n", r"is no valid TOML: .*\(at line 2, column 9\)"),
+    "no text": (b"\x89PNG\r\n\x00\xff", r"is no valid TOML: .*byte 0x89"),
+    "zeros": (bytes(100), r"is no valid TOML: .*\(at line 1, column 1\)"),
+    "empty": (b"", r"has run-folder-format = None"),
+    "something else's": (b'[project]\nname = "x"\n', r"has run-folder-format = None"),
+    "a word for a number": (b'run-folder-format = "two"\n', r"has run-folder-format = 'two'"),
+}
+
+
+@pytest.mark.parametrize(("content", "fault"), BROKEN_CONFIGS.values(), ids=BROKEN_CONFIGS)
+def test_settings_that_cannot_be_read_are_refused_with_file_line_and_remedy(
+    tmp_path: Path, content: bytes, fault: str
+) -> None:
+    RunFolder(tmp_path, settings())
+    (tmp_path / "config.toml").write_bytes(content)
+    with pytest.raises(RunFolderError, match=f"config.toml {fault}.*: mend it, restore it from a copy, or") as refusal:
+        RunFolder(tmp_path, settings())
+    assert str(refusal.value).startswith(f"{tmp_path}/config.toml ")
+    assert "\n" not in str(refusal.value)
+
+
+def test_settings_that_are_a_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").mkdir()
+    with pytest.raises(RunFolderError, match=r"config.toml cannot be read: Is a directory: mend it"):
         RunFolder(tmp_path, settings())
 
 
@@ -176,8 +210,14 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match=r"the run folder cannot be written to .*: Not a directory"):
-        RunFolder(tmp_path / "file" / "run", settings())
+    with pytest.raises(RunFolderError, match=r"/file is a file, not a folder: choose another --out"):
+        RunFolder(tmp_path / "file" / "runs" / "run", settings())
+
+
+@pytest.mark.parametrize("place", ["x" * 300, "/".join(["x" * 200] * 30)], ids=["name", "path"])
+def test_a_place_with_too_long_a_name_is_refused(tmp_path: Path, place: str) -> None:
+    with pytest.raises(RunFolderError, match=r"x cannot be used: File name too long. Choose another --out"):
+        RunFolder(tmp_path / place, settings())
 
 
 # Rows and checkpoints -----------------------------------------------------------------------------------------------
@@ -230,6 +270,15 @@ def test_a_reason_of_several_lines_survives_a_restart(tmp_path: Path) -> None:
     assert (tmp_path / "rounds.csv").read_bytes() == before
 
 
+def test_reasons_longer_than_the_librarys_cells_survive_a_restart(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, settings())
+    folder.resume()
+    record(folder, 1, refused={f"client-{k}": "ValueError: " + "x" * 1000 for k in range(200)})
+    before = (tmp_path / "rounds.csv").read_bytes()
+    RunFolder(tmp_path, settings()).resume()
+    assert (tmp_path / "rounds.csv").read_bytes() == before
+
+
 def test_the_best_model_is_remembered_across_a_restart(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, settings())
     folder.resume()
@@ -258,17 +307,17 @@ def test_rows_torn_anywhere_after_the_last_checkpoint_are_dropped(tmp_path: Path
     refused = {"b": 'ValueError: "capteur" cassé\n3,2,1\r\n'}
     for number in range(1, ROUNDS):
         record(folder, number, refused=refused)
-    checkpoint, path = (tmp_path / "checkpoint" / "round.safetensors").read_bytes(), tmp_path / name
+    path = tmp_path / name
     whole = path.read_bytes()
     record(folder, ROUNDS, refused=refused)
-    (tmp_path / "checkpoint" / "round.safetensors").write_bytes(checkpoint)
+    (tmp_path / "checkpoint" / f"{ROUNDS}.safetensors").unlink()
     written = path.read_bytes()
     assert written.startswith(whole)
     wrong = []
     for length in range(len(whole), len(written) + 1):
         path.write_bytes(written[:length])
         try:
-            RunFolder(tmp_path, settings()).resume()
+            folder.resume()
             found = path.read_bytes()[len(whole) :] if path.read_bytes() != whole else b""
         except ValueError as error:
             found = repr(error).encode()
@@ -292,7 +341,9 @@ def test_tables_that_are_gone_are_started_again(tmp_path: Path) -> None:
 
 def test_tables_and_checkpoint_agree_after_a_run(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", num_rounds=4)
-    model, state = load_checkpoint(folder / "checkpoint" / "round.safetensors")
+    last = load_last(folder / "checkpoint")
+    assert last is not None
+    model, state = last
     assert state["strategy"]["round"] == max(rounds_in(folder / "rounds.csv")) == 4
     assert sorted(model) == ["1.bias", "1.weight"]
     for name in ("rounds.csv", "clients.csv"):
@@ -304,3 +355,70 @@ def test_a_run_folder_can_be_opened_without_writing_to_it(tmp_path: Path) -> Non
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert RunFolder(folder, small(folder, num_rounds=2)).finished
     assert {path: path.read_bytes() for path in before} == before
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[:-1],
+    "header": lambda content: content[:40] + b"?" + content[41:],
+    "data": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_finished_run_whose_model_is_damaged_is_refused_and_writes_it_again_once_it_is_deleted(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    folder = run(tmp_path / "run", num_rounds=2)
+    whole, model = Outcome.of(folder), folder / "model.safetensors"
+    model.write_bytes(damage(model.read_bytes()))
+    with pytest.raises(RunFolderError, match=r"model.safetensors is damaged: .*\. Delete that file and run the same"):
+        run(folder, num_rounds=2)
+    model.unlink()
+    assert not Outcome.of(run(folder, num_rounds=2)).differences(whole)
+
+
+# Tables that are not a run's ----------------------------------------------------------------------------------------
+
+FOREIGN = {
+    "empty": (b"", "its first line has no column round"),
+    "a picture": (b"\x89PNG\r\n\x00\xff\n", "can't decode byte 0x89"),
+    "another table": (b"epoch,loss\n1,2\n", "its first line has no column round"),
+    "another table with rounds": (b"round,gains\n1,2\n", "its column gains is none of this run's"),
+    "a header as a row": (b"round,client\nround,client\n", "the round in line 2 is 'round'"),
+    "cells missing": (b"round,client\n1\n", "line 2 has more or fewer cells than the first"),
+    "cells too many": (b"round,client\n1,a,b\n", "line 2 has more or fewer cells than the first"),
+    "zeros": (b"round,client\n" + bytes(20) + b"\n", "the round in line 2 is"),
+    "later rounds": (b"round,client\n7,a\n", "it goes up to round 7, while the last checkpoint is of round 2"),
+}
+
+
+@pytest.mark.parametrize(("content", "fault"), FOREIGN.values(), ids=FOREIGN)
+def test_a_table_that_is_not_the_runs_is_refused_with_its_fault_and_left_alone(
+    tmp_path: Path, content: bytes, fault: str
+) -> None:
+    folder = RunFolder(tmp_path, settings())
+    folder.resume()
+    for number in (1, 2):
+        record(folder, number)
+    (tmp_path / "clients.csv").write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"clients\.csv cannot be read: ") as refusal:
+        RunFolder(tmp_path, settings()).resume()
+    assert fault in str(refusal.value)
+    assert "Restore what is missing from a copy, or move the table away" in str(refusal.value)
+    assert (tmp_path / "clients.csv").read_bytes() == content
+    (tmp_path / "clients.csv").rename(tmp_path / "moved-away")
+    assert RunFolder(tmp_path, settings()).resume() is not None
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, settings())
+    folder.resume()
+    for number in range(1, 6):
+        record(folder, number)
+    before = (tmp_path / "rounds.csv").read_bytes()
+    for path in (tmp_path / "checkpoint").iterdir():
+        path.unlink()
+    with pytest.raises(RunFolderError, match="it goes up to round 5, while the last checkpoint is of round 0"):
+        RunFolder(tmp_path, settings()).resume()
+    assert (tmp_path / "rounds.csv").read_bytes() == before

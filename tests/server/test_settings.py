@@ -1,16 +1,19 @@
 """The settings of a run: what is taken, what is refused, and in which words."""
 
+import inspect
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from docs.run_config import PROJECT, block, written_into
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import Mark, RunSettings, key_of, marked
 from fairbloom.server.settings import (
     Settings,
     SettingsError,
@@ -18,19 +21,20 @@ from fairbloom.server.settings import (
     assigned,
     check_used,
     default_config,
-    parameter_defaults,
+    may_differ,
+    parameters,
     parsed,
 )
-from fairbloom.strategies import METHODS, FedFV, FedProx, QFedAvg
-from fairbloom.tasks import load_task
-
-ROOT = Path(__file__).parents[2]
+from fairbloom.strategies import METHODS, FedAvg, FedFV, Options
+from fairbloom.tasks import TASKS, TaskInfo, load_task
 
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     # unknown names, with the nearest known one
     ({"learning-rte": 0.1}, ("learning-rte = 0.1", "did you mean learning-rate?")),
     ({"local_epochs": 2}, ("local_epochs = 2", "did you mean local-epochs?")),
     ({"fedfv.alhpa": 0.2}, ("fedfv.alhpa = 0.2", "did you mean fedfv.alpha?")),
+    ({"rotated-clients": 3}, ("unknown setting rotated-clients = 3", "did you mean digits.rotated-clients?")),
+    ({"alpha": 0.2}, ("unknown setting alpha = 0.2", "did you mean fedfa.alpha?")),
     ({"xyzzy": 1}, ("xyzzy = 1", "fairbloom settings lists them")),
     ({"method": "fedvf"}, ("method = 'fedvf'", "did you mean fedfv?", *METHODS)),
     ({"task": "digit"}, ("task = 'digit'", "did you mean digits?")),
@@ -40,7 +44,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     # values outside their range
     ({"method": "fedfv", "fedfv.alpha": 2}, ("fedfv.alpha = 2", "[0, 1]")),
     ({"method": "fedfv", "fedfv.tau": -1}, ("fedfv.tau = -1", "at least 0")),
-    ({"method": "fedfv", "fedfv.tau": 1.5}, ("fedfv.tau = 1.5", "integer")),
+    ({"method": "fedfv", "fedfv.tau": 1.5}, ("fedfv.tau = 1.5", "of type int", "int at least 0")),
     ({"method": "fedfv", "fedfv.order": "lost"}, ("fedfv.order = 'lost'", "loss, random, reverse")),
     ({"method": "fedprox", "fedprox.mu": -0.1}, ("fedprox.mu = -0.1", "at least 0")),
     ({"method": "qfedavg", "qfedavg.lipschitz": 0}, ("qfedavg.lipschitz = 0", "greater than 0")),
@@ -63,19 +67,21 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"round-timeout": 0.0}, ("round-timeout = 0.0", "greater than 0")),
     ({"shards-per-client": 0}, ("shards-per-client = 0", "greater than or equal to 1")),
     ({"dirichlet-alpha": 0.0}, ("dirichlet-alpha = 0.0", "greater than 0")),
-    ({"rotated-clients": -1}, ("rotated-clients = -1", "greater than or equal to 0")),
-    ({"rotated-clients": 6, "clients": 5}, ("rotated-clients = 6", "clients = 5")),
+    ({"digits.rotated-clients": -1}, ("digits.rotated-clients = -1", "int at least 0")),
+    ({"digits.rotated-clients": 1.0}, ("digits.rotated-clients = 1.0", "int at least 0")),
+    ({"data-dir": "/data"}, ("data-dir = '/data'", "digits reads no folder", "leave data-dir out")),
+    ({"unused-rounds": -1}, ("unused-rounds = -1", "greater than or equal to 0")),
     ({"weighting": "loss"}, ("weighting", "'loss'", "examples, uniform")),
     ({"max-growth": 0.5}, ("max-growth = 0.5", "greater than or equal to 1")),
     ({"max-growth": math.nan}, ("max-growth = nan", "greater than or equal to 1")),
     ({"loss-limit": 0.0}, ("loss-limit = 0.0", "greater than or equal to 1")),
-    ({"enrolled-sizes": "site-a"}, ("enrolled-sizes = 'site-a'", "'site-a' is no client's", "write site-a=1200")),
-    ({"enrolled-sizes": "site-a=0"}, ("enrolled-sizes = 'site-a=0'", "write site-a=1200")),
-    ({"enrolled-sizes": "a=5 b=-1"}, ("'b=-1' is no client's", "write site-a=1200")),
-    ({"enrolled-sizes": "=5"}, ("'=5' is no client's",)),
-    ({"enrolled-sizes": "a=1.5"}, ("'a=1.5' is no client's",)),
-    ({"enrolled-sizes": "a=²"}, ("'a=²' is no client's",)),
-    ({"enrolled-sizes": "a=5 b=6 a=7"}, ("a comes twice",)),
+    ({"enrolled-sizes": "site-a"}, ("enrolled-sizes = 'site-a'", "'site-a' does not state", "as site-a=1200")),
+    ({"enrolled-sizes": "site-a=0"}, ("enrolled-sizes = 'site-a=0'", "as site-a=1200")),
+    ({"enrolled-sizes": "a=5 b=-1"}, ("'b=-1' does not state", "as site-a=1200")),
+    ({"enrolled-sizes": "=5"}, ("'=5' does not state",)),
+    ({"enrolled-sizes": "a=1.5"}, ("'a=1.5' does not state",)),
+    ({"enrolled-sizes": "a=²"}, ("'a=²' does not state",)),
+    ({"enrolled-sizes": "a=5 b=6 a=7"}, ("client a is named twice",)),
     # not a number, and other types
     ({"fraction": math.nan}, ("fraction = nan", "finite")),
     ({"learning-rate": math.inf}, ("learning-rate = inf", "finite")),
@@ -86,8 +92,9 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"momentum": "0.9"}, ("momentum = '0.9'", "number")),
     ({"method": 7}, ("method = 7", "string")),
     ({"device": None}, ("device = None", "string")),
-    ({"method": "fedfv", "fedfv.alpha": "much"}, ("fedfv.alpha = 'much'", "[0, 1]")),
-    ({"method": "fedfv", "fedfv.tau": True}, ("fedfv.tau = True", "integer")),
+    ({"method": "fedfv", "fedfv.alpha": "much"}, ("fedfv.alpha = 'much'", "of type float", "[0, 1]")),
+    ({"method": "fedfv", "fedfv.order": 3}, ("fedfv.order = 3", "of type str", "loss, random or reverse")),
+    ({"method": "fedfv", "fedfv.tau": True}, ("fedfv.tau = True", "of type int", "int at least 0")),
     # what does not go together
     ({"method": "fedfv", "weighting": "uniform"}, ("FedFV", "weighting", "'uniform'", "leave")),
     ({"method": "qfedavg", "weighting": "examples"}, ("QFedAvg", "weighting", "'examples'", "leave")),
@@ -99,8 +106,9 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 def test_an_unknown_or_impossible_setting_is_refused_with_key_value_and_remedy(
     config: dict[str, Any], words: tuple[str, ...]
 ) -> None:
-    with pytest.raises(SettingsError) as refusal:
+    with pytest.raises(FairbloomError) as refusal:
         Settings.of(config)
+    assert "\n" not in str(refusal.value)
     for word in words:
         assert word in str(refusal.value)
 
@@ -119,7 +127,7 @@ def test_the_highest_seed_that_is_taken_works() -> None:
         {},
         optional={
             "clients": st.integers(6, 40),
-            "rotated-clients": st.integers(0, 6),
+            "digits.rotated-clients": st.integers(0, 6),
             "partition": st.sampled_from(("shards", "dirichlet", "iid")),
             "model": st.sampled_from(("logistic", "mlp", "cnn")),
             "method": st.sampled_from(tuple(METHODS)),
@@ -134,7 +142,8 @@ def test_the_highest_seed_that_is_taken_works() -> None:
 def test_a_run_config_gives_the_settings_that_it_came_from(config: dict[str, Value]) -> None:
     first = Settings.of(config).run_config()
     assert Settings.of(first).run_config() == first
-    mine = {key: value for key, value in config.items() if "." not in key or key.startswith(f"{first['method']}.")}
+    owners = {"digits", first["method"]}
+    mine = {key: value for key, value in config.items() if "." not in key or key.partition(".")[0] in owners}
     assert mine.items() <= first.items()
 
 
@@ -142,16 +151,21 @@ def test_a_run_config_is_flat_and_of_the_types_that_flower_takes() -> None:
     for method in METHODS:
         config = Settings.of({"method": method}).run_config()
         assert all(isinstance(value, bool | int | float | str) for value in config.values())
-        assert {key.partition(".")[0] for key in config if "." in key} <= {method}
+        assert {key.partition(".")[0] for key in config if "." in key} <= {method, "digits"}
 
 
-def test_the_default_config_is_taken_and_has_the_parameters_of_all_methods() -> None:
+def test_the_default_config_is_taken_and_has_the_parameters_of_all_methods_and_tasks() -> None:
     defaults = default_config()
     assert Settings.of(defaults).run_config() == Settings.of({}).run_config()
-    assert parameter_defaults().items() <= defaults.items()
-    assert {key.partition(".")[0] for key in defaults if "." in key} <= set(METHODS)
+    assert parameters().keys() <= defaults.keys()
+    assert {parameter.owner for parameter in parameters().values()} <= {*METHODS, *TASKS}
     for method in METHODS:
         Settings.of({**defaults, "method": method})
+
+
+def test_no_method_task_or_setting_shares_its_name_with_another() -> None:
+    names = [*METHODS, *TASKS, *map(key_of, RunSettings.model_fields)]
+    assert len(names) == len(set(names))
 
 
 def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -163,10 +177,155 @@ def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def test_the_run_config_of_the_flower_app_is_the_default_config() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = tomllib.loads(PROJECT.read_text())
     written = dict(flattened(project["tool"]["flwr"]["app"]["config"]))
     assert written == default_config()
     assert {key: type(value) for key, value in written.items()} == {k: type(v) for k, v in default_config().items()}
+
+
+def test_the_block_of_the_run_config_is_as_make_settings_writes_it() -> None:
+    project = PROJECT.read_text()
+    assert written_into(project) == project
+    assert written_into(project.replace(block(), 'task = "another" # line\n')) == project
+
+
+def test_every_setting_is_described_in_one_short_line() -> None:
+    for name, field in RunSettings.model_fields.items():
+        words = field.description or ""
+        assert words[:1].isupper(), name
+        assert 20 < len(words) <= 100, name
+    assert [key for key, parameter in parameters().items() if not parameter.description] == []
+
+
+# Parameters of methods ----------------------------------------------------------------------------------------------
+
+
+class Mine(FedAvg):
+    """A newcomer's method.
+
+    Parameters
+    ----------
+    strength : float at least 0
+        How strong it is.
+    rounds : int at least 1, default 3
+        How long it is
+        remembered.
+    kind : plain or bent
+        How it looks.
+    loud : bool
+        Whether it is heard.
+    """
+
+    def __init__(
+        self, *, strength: float, rounds: int = 3, kind: str = "plain", loud: bool, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(**options)
+        if strength < 0:
+            raise ValueError(f"strength must be at least 0, got {strength!r}")
+        self.given = (strength, rounds, kind, loud)
+
+
+class Plain(FedAvg):
+    def __init__(self, times: "int" = 2, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.times = times
+
+
+@pytest.fixture
+def newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "mine", Mine)
+    monkeypatch.setitem(METHODS, "plain", Plain)
+
+
+GIVEN: dict[str, Value] = {"method": "mine", "mine.strength": 2, "mine.loud": False}
+
+
+@pytest.mark.usefixtures("newcomers")
+def test_a_parameter_comes_with_type_and_default_of_the_signature_and_words_of_the_docstring() -> None:
+    found = parameters()["mine.rounds"]
+    assert (found.kind, found.default, found.owner, found.argument) == (int, 3, "mine", "rounds")
+    assert (found.range, found.description) == ("int at least 1", "How long it is remembered.")
+    assert parameters()["mine.strength"].default is None
+    assert (parameters()["plain.times"].kind, parameters()["plain.times"].range) == (int, "int")
+
+
+@pytest.mark.usefixtures("newcomers")
+def test_a_parameter_without_a_default_is_asked_for_with_range_and_remedy() -> None:
+    with pytest.raises(SettingsError) as refusal:
+        Settings.of({"method": "mine", "mine.loud": True})
+    assert str(refusal.value) == (
+        "method = 'mine' needs mine.strength (float at least 0: How strong it is), which has no default: give it by "
+        "--set mine.strength=…"
+    )
+
+
+@pytest.mark.usefixtures("newcomers")
+def test_a_parameter_without_a_default_is_empty_in_the_default_config_and_troubles_no_other_method() -> None:
+    assert (default_config()["mine.strength"], default_config()["mine.loud"]) == ("", "")
+    Settings.of(default_config())
+    with pytest.raises(SettingsError, match=r"needs mine\.strength"):
+        Settings.of({**default_config(), "method": "mine"})
+    assert Settings.of({**default_config(), **GIVEN}).run_config() == Settings.of(GIVEN).run_config()
+    assert 'mine.strength = "" # float at least 0: How strong it is\n' in block()
+
+
+@pytest.mark.usefixtures("newcomers")
+def test_parameters_reach_the_method_in_their_type() -> None:
+    strategy = Settings.of({**GIVEN, "mine.kind": "bent"}).strategy()
+    assert isinstance(strategy, Mine)
+    assert strategy.given == (2.0, 3, "bent", False)
+    assert [type(value) for value in strategy.given] == [float, int, str, bool]
+    assert Settings.of({"method": "plain", "plain.times": 5}).strategy().times == 5  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("newcomers")
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("mine.strength", "much", "mine.strength = 'much': it must be of type float (float at least 0)"),
+        ("mine.strength", True, "mine.strength = True: it must be of type float (float at least 0)"),
+        ("mine.rounds", 2.0, "mine.rounds = 2.0: it must be of type int (int at least 1)"),
+        ("mine.kind", 3, "mine.kind = 3: it must be of type str (plain or bent)"),
+        ("mine.loud", 1, "mine.loud = 1: it must be of type bool (bool)"),
+        ("mine.strength", -1, "strength must be at least 0, got -1.0 (mine.strength = -1.0, mine.rounds = 3"),
+    ],
+)
+def test_a_value_that_a_parameter_cannot_have_is_refused_by_its_key(key: str, value: Value, words: str) -> None:
+    with pytest.raises(SettingsError) as refusal:
+        Settings.of({**GIVEN, key: value})
+    assert str(refusal.value).startswith(words)
+
+
+def test_a_parameter_that_no_run_config_can_carry_is_its_authors_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(FedAvg):
+        def __init__(self, *, ends: tuple[float, float] = (0.0, 1.0), **options: Unpack[Options]) -> None:
+            super().__init__(**options)
+
+    monkeypatch.setitem(METHODS, "odd", Odd)
+    with pytest.raises(TypeError, match="Odd's parameter ends must be annotated: int, float, bool or str"):
+        parameters()
+
+
+def test_an_error_in_a_methods_code_is_not_taken_for_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(FedAvg):
+        def __init__(self, **options: Unpack[Options]) -> None:
+            super().__init__(**options)
+            {}["missing"]
+
+    monkeypatch.setitem(METHODS, "broken", Broken)
+    with pytest.raises(KeyError):
+        Settings.of({"method": "broken"})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_default_in_a_docstring_is_that_of_the_signature(name: str) -> None:
+    docstring = inspect.getdoc(METHODS[name]) or ""
+    for parameter in parameters().values():
+        if parameter.owner == name:
+            assert f"{parameter.argument} : {parameter.range}, default {parameter.default}\n" in docstring
+
+
+# What reaches the method --------------------------------------------------------------------------------------------
 
 
 def test_the_method_gets_its_parameters_and_the_common_options() -> None:
@@ -183,27 +342,22 @@ def test_limits_and_enrolled_sizes_reach_every_method() -> None:
     config: dict[str, Any] = {
         "max-growth": 3,
         "loss-limit": math.inf,
+        "unused-rounds": 5,
         "enrolled-sizes": " site-a=1200  client.7_b=300 ",
     }
     for method in (*METHODS, "torchjd:upgrad"):
         strategy = Settings.of({**config, "method": method}).strategy()
         assert (strategy.max_growth, strategy.loss_limit) == (3.0, math.inf)
         assert strategy.enrolled_sizes == {"site-a": 1200, "client.7_b": 300}
+        assert strategy.unused_rounds == 5
     assert assigned(["enrolled-sizes=site-a=1200 site-b=300"]) == {"enrolled-sizes": "site-a=1200 site-b=300"}
     assert Settings.of(assigned(["loss-limit=inf", "max-growth=20"])).loss_limit == math.inf
-
-
-def test_parameters_without_a_default_in_their_class_have_one_in_the_settings() -> None:
-    prox, fair = (Settings.of({"method": method}).strategy() for method in ("fedprox", "qfedavg"))
-    assert isinstance(prox, FedProx)
-    assert isinstance(fair, QFedAvg)
-    assert (prox.proximal_mu, fair.q, fair.lipschitz) == (0.1, 5.0, 1.0)
 
 
 def test_weighting_and_proximal_term_reach_every_method_that_takes_them() -> None:
     strategy = Settings.of({"method": "fedavg", "weighting": "uniform", "proximal-mu": 0.2}).strategy()
     assert (strategy.weighting, strategy.proximal_mu) == ("uniform", 0.2)
-    assert Settings.of({"method": "fedfv", "proximal-mu": 0.2}).strategy().objective(1) == {"proximal-mu": 0.2}
+    assert Settings.of({"method": "fedfv", "proximal-mu": 0.2}).strategy().terms(1).proximal_mu == 0.2
 
 
 def test_settings_cannot_be_changed() -> None:
@@ -245,9 +399,32 @@ def test_a_value_that_is_no_number_boolean_or_string_is_taken_as_written(text: s
 
 
 def test_another_methods_parameter_is_refused_where_somebody_typed_it() -> None:
-    check_used(["fedfv.alpha", "num-rounds"], "fedfv")
+    check_used(["fedfv.alpha", "num-rounds"], ["fedfv"], "digits")
+    check_used(["fedfv.alpha", "qfedavg.q", "digits.rotated-clients"], ["fedavg", "fedfv", "qfedavg"], "digits")
     with pytest.raises(SettingsError, match=r"fedfv\.alpha has no effect with method = 'fedavg': leave it out, or set"):
-        check_used(["num-rounds", "fedfv.alpha"], "fedavg")
+        check_used(["num-rounds", "fedfv.alpha"], ["fedavg"], "digits")
+
+
+def test_another_tasks_setting_is_refused_where_somebody_typed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "ones", TaskInfo("ones", "Ones", "nobody", "nowhere:load"))
+    with pytest.raises(
+        SettingsError, match=r"digits\.rotated-clients has no effect with task = 'ones': .* task=digits"
+    ):
+        check_used(["digits.rotated-clients"], ["fedavg"], "ones")
+    for key in ("model", "partition"):
+        check_used([key], ["fedavg"], "digits")
+        with pytest.raises(SettingsError, match=f"{key} has no effect with task = 'ones', which has but one: leave"):
+            check_used([key], ["fedavg"], "ones")
+
+
+# What may differ ----------------------------------------------------------------------------------------------------
+
+
+def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
+    free = {"out", "log-format", "metrics-port", "enrolled-sizes", "unused-rounds"}
+    assert may_differ(finished=True) == free
+    assert may_differ(finished=False) == free | {"max-growth", "loss-limit"}
+    assert set(marked(Mark.PLACE)) == {"data-dir", "state-dir", "device"}
 
 
 def test_an_assignment_without_a_value_is_refused_with_how_to_write_it() -> None:

@@ -1,14 +1,17 @@
 """The digits, split into clients."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
+from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings, Value
 from fairbloom.tasks import TASKS, Task, digits, load_task
+from fairbloom.tasks.task import Examples, Setup
 
 SPLITS: list[dict[str, Value]] = [
     {"partition": "shards", "clients": 20},
@@ -18,17 +21,22 @@ SPLITS: list[dict[str, Value]] = [
 ]
 
 
-def load(**config: Value) -> Task:
-    return load_task(Settings.of({key.replace("_", "-"): value for key, value in config.items()}).run_config())
+def load(config: dict[str, Value] | None = None, **others: Value) -> Task:
+    general = {key.replace("_", "-"): value for key, value in others.items()}
+    return load_task(Settings.of({**(config or {}), **general}).run_config())
+
+
+def everything(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
+    return examples[0 : len(examples)]
 
 
 def images_of(task: Task) -> Counter[tuple[bytes, int]]:
     """Return how often each pair of image and label occurs over all clients and both splits."""
-    parts = [*task.train.values(), *task.test.values()]
     return Counter(
         (image.numpy().tobytes(), int(target))
-        for part in parts
-        for image, target in zip(part.inputs, part.targets, strict=True)
+        for name in task.clients
+        for split in task.splits(name)
+        for image, target in zip(*everything(split), strict=True)
     )
 
 
@@ -37,25 +45,33 @@ def test_every_digit_is_with_exactly_one_client(config: dict[str, Value]) -> Non
     pixels, labels = load_digits(return_X_y=True)
     inputs = torch.from_numpy((pixels / 16.0).astype("float32"))
     expected = Counter((image.numpy().tobytes(), int(label)) for image, label in zip(inputs, labels, strict=True))
-    assert images_of(load(**config)) == expected
+    assert images_of(load(config)) == expected
 
 
 @pytest.mark.parametrize("config", SPLITS, ids=lambda config: f"{config['partition']}-{config['clients']}")
 def test_every_client_tests_on_a_fifth_of_its_digits(config: dict[str, Value]) -> None:
-    task = load(**config)
+    task = load(config)
     for name in task.clients:
-        train, test = len(task.train[name]), len(task.test[name])
+        train, test = map(len, task.splits(name))
         assert test == (train + test) // 5 >= 1
 
 
 def test_the_same_settings_give_the_same_split_and_another_seed_another() -> None:
-    once = load(seed=3)
-    digits.load.cache_clear()
-    again, other = load(seed=3), load(seed=4)
-    name = once.clients[5]
-    assert once is not again
-    assert torch.equal(once.train[name].inputs, again.train[name].inputs)
-    assert not torch.equal(once.train[name].targets, other.train[name].targets)
+    setup = Setup("logistic", 20, "shards", 2, 0.5, seed=3)
+    once, again = (digits.load(setup, rotated_clients=0) for _ in range(2))
+    other = digits.load(replace(setup, seed=4), rotated_clients=0)
+    images, labels = zip(*(everything(task.splits("client-05").train) for task in (once, again, other)), strict=True)
+    assert torch.equal(images[0], images[1])
+    assert torch.equal(labels[0], labels[1])
+    assert not torch.equal(labels[0], labels[2])
+
+
+def test_clients_share_one_copy_of_the_images_and_turned_clients_another() -> None:
+    for config, copies in (({}, 1), ({"digits.rotated-clients": 3}, 2)):
+        task = load(config)
+        splits = [split for name in task.clients for split in task.splits(name)]
+        assert len({split.inputs.data_ptr() for split in splits}) == copies
+        assert len({split.targets.data_ptr() for split in splits}) == 1
 
 
 def test_clients_are_named_so_that_names_sort_as_partition_ids() -> None:
@@ -66,29 +82,36 @@ def test_clients_are_named_so_that_names_sort_as_partition_ids() -> None:
 
 def test_two_shards_a_client_leave_most_clients_few_labels() -> None:
     task = load(clients=20)
-    numbers = [len(set(task.train[name].targets.tolist())) for name in task.clients]
+    numbers = [len(set(everything(task.splits(name).train)[1].tolist())) for name in task.clients]
     assert max(numbers) <= 4
     assert sum(numbers) <= 2 * 20 + 9
 
 
 def test_rotated_clients_are_the_unrotated_ones_turned_by_90_degrees() -> None:
-    upright, task = load(clients=10), load(clients=10, rotated_clients=3)
-    turned = [name for name in task.clients if not torch.equal(task.train[name].inputs, upright.train[name].inputs)]
-    assert len(turned) == 3
+    upright, task = load(clients=10), load({"digits.rotated-clients": 3}, clients=10)
+    turned = []
     for name in task.clients:
-        for ours, theirs in ((task.train, upright.train), (task.test, upright.test)):
-            expected = torch.rot90(theirs[name].inputs, dims=(2, 3)) if name in turned else theirs[name].inputs
-            assert torch.equal(ours[name].inputs, expected)
-            assert torch.equal(ours[name].targets, theirs[name].targets)
+        for ours, theirs in zip(task.splits(name), upright.splits(name), strict=True):
+            (images, labels), (before, same) = everything(ours), everything(theirs)
+            assert torch.equal(labels, same)
+            if not torch.equal(images, before):
+                assert torch.equal(images, torch.rot90(before, dims=(2, 3)))
+                turned.append(name)
+    assert len(turned) == 2 * len(set(turned)) == 2 * 3
 
 
 def test_the_loss_is_one_number_an_example() -> None:
     task = load()
-    part = task.train[task.clients[0]]
-    outputs = task.model()(part.inputs).detach()
-    losses = task.loss(outputs, part.targets)
-    assert losses.shape == (len(part),)
-    assert losses.mean().item() == pytest.approx(cross_entropy(outputs, part.targets).item(), rel=1e-6)
+    inputs, targets = everything(task.splits(task.clients[0]).train)
+    outputs = task.model()(inputs).detach()
+    losses = task.loss(outputs, targets)
+    assert losses.shape == (len(targets),)
+    assert losses.mean().item() == pytest.approx(cross_entropy(outputs, targets).item(), rel=1e-6)
+
+
+def test_an_answer_is_right_where_the_true_class_has_the_highest_output() -> None:
+    outputs = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
+    assert load().right(outputs, torch.tensor([1, 1, 1])).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -98,13 +121,14 @@ def test_the_loss_is_one_number_an_example() -> None:
         ({"clients": 360, "partition": "iid"}, ("clients = 360", "1797 examples", "at most 359")),
         ({"clients": 360, "partition": "dirichlet"}, ("clients = 360", "1797 examples", "at most 359")),
         ({"clients": 360, "shards-per-client": 1}, ("clients = 360", "at most 359")),
+        ({"clients": 5, "digits.rotated-clients": 6}, ("digits.rotated-clients = 6", "at most clients = 5")),
     ],
 )
 def test_an_impossible_split_is_refused_with_setting_value_and_remedy(
     config: dict[str, Value], words: tuple[str, ...]
 ) -> None:
-    with pytest.raises(ValueError, match="clients") as refusal:
-        load(**config)
+    with pytest.raises(FairbloomError, match="clients") as refusal:
+        load(config)
     for word in words:
         assert word in str(refusal.value)
 
@@ -112,8 +136,9 @@ def test_an_impossible_split_is_refused_with_setting_value_and_remedy(
 def test_what_the_task_says_of_itself_is_so() -> None:
     info = TASKS["digits"]
     assert "1,797" in info.summary
-    targets = torch.cat([part.targets for part in load().train.values()])
-    assert sorted(set(targets.tolist())) == list(range(info.classes))
+    task = load()
+    labels = {int(label) for name in task.clients for label in everything(task.splits(name).train)[1]}
+    assert sorted(labels) == list(range(info.classes))
     for model in info.models:
         for partition in info.partitions:
             assert load(model=model, partition=partition).clients

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fairbloom.errors import FairbloomError
 from fairbloom.tasks.partition import FEWEST, Indices, check_enough, dirichlet, iid, shards, split
 
 Labels = NDArray[np.int64]
@@ -92,13 +93,13 @@ def test_dirichlet_leaves_no_client_with_too_few_examples(alpha: float, clients:
 
 
 def test_too_many_shards_are_refused_with_the_settings_and_a_remedy() -> None:
-    with pytest.raises(ValueError, match=r"clients = 6 times shards-per-client = 2 is 12 shards.* 10 examples: lower"):
+    with pytest.raises(FairbloomError, match=r"clients = 6 times shards-per-client = 2 is 12 .* 10 examples: lower"):
         shards(np.zeros(10, np.int64), 6, 2, seed=0)
 
 
 def test_too_many_clients_are_refused_with_the_setting_and_a_remedy() -> None:
     parts = iid(np.zeros(39, np.int64), 8, seed=0)
-    with pytest.raises(ValueError, match=r"clients = 8 leaves a client with 4 of 39.* at most 7 clients"):
+    with pytest.raises(FairbloomError, match=r"clients = 8 leaves a client with 4 of 39.* at most 7 clients"):
         check_enough(parts, 39)
 
 

@@ -1,0 +1,1 @@
+"""What runs on a client's device: its settings, the loop that keeps its node up, and the warm node."""

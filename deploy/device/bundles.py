@@ -1,0 +1,212 @@
+"""What a client takes of the bundle (FAB) that comes with a run.
+
+Whoever holds the federation's credential can submit a bundle with any code in it. `Installed` takes the run's settings
+from its pyproject.toml and nothing else; the app is the one that is installed here. unpacked.py runs what came.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import Distribution, distributions
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.clientapp import ClientApp
+
+SETTINGS = "pyproject.toml"
+"""The one member of a bundle that is read."""
+
+LARGEST_BUNDLE, LARGEST_SETTINGS, MOST_MEMBERS = 10 * 2**20, 2**18, 10_000
+"""Bytes of a bundle (Flower's own limit), bytes of its unpacked settings, and files in it."""
+
+OWN_PLACES = ("state-dir", "data-dir")
+"""Settings about this device's disk, which its owner makes (node config) and no run."""
+
+
+class BundleRefusedError(Exception):
+    """A run whose bundle or settings this client does not take; the message says which and why."""
+
+
+class Bundles(Protocol):
+    """Gives the app that answers a run's messages, and the settings that it gets."""
+
+    def __call__(self, fab: Any, run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
+        """Return app and settings."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The app that is installed here, whatever code comes with a run.
+
+    Attributes
+    ----------
+    app
+        Import string of the ClientApp, module:attribute.
+    allow
+        Values of a run's settings that are allowed although they are no plain words.
+    distribution
+        Name and version of what the app was installed with, which a run must be of; None where it was not installed
+        but lies on the path: then there is no version to compare.
+    """
+
+    app: str
+    allow: tuple[str, ...] = ()
+    distribution: tuple[str, str] | None = None
+
+    @classmethod
+    def of(cls, app: str, allow: tuple[str, ...]) -> Installed:
+        """Look up which distribution the app belongs to."""
+        return cls(app, allow, distribution_of(app.partition(":")[0]))
+
+    def __call__(self, fab: Any, run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
+        """Return the installed app, and of the run's settings those that a run may set on a device.
+
+        Raises
+        ------
+        BundleRefusedError
+            When the run is of another app or version, or its bundle or settings cannot be used.
+        """
+        from fairbloom.client.settings import SettingRefusedError, taken
+
+        self._check_version(run)
+        try:
+            settings = taken({**config_of(fab.content), **run.override_config}, self.allow)
+        except SettingRefusedError as error:
+            raise BundleRefusedError(str(error)) from error
+        return load(self.app), settings | own_places(context)
+
+    def _check_version(self, run: Any) -> None:
+        if self.distribution is None:
+            return
+        (name, version), wanted = self.distribution, str(run.fab_id).rpartition("/")[2]
+        if (_normal(wanted), run.fab_version) != (_normal(name), version):
+            raise BundleRefusedError(
+                f"the run is of {run.fab_id[:80]} {run.fab_version[:40]}, this client has {name} {version} installed: "
+                "install the same version on both"
+            )
+
+
+def own_places(context: Context) -> dict[str, Any]:
+    """Return where this device keeps things, which wins over a run's settings of the same name."""
+    return {key: value for key, value in context.node_config.items() if key in OWN_PLACES}
+
+
+# The run's settings -------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=2)
+def config_of(bundle: bytes) -> Mapping[str, Any]:
+    """Return the settings with their defaults that a bundle's pyproject.toml has, without unpacking the bundle.
+
+    Raises
+    ------
+    BundleRefusedError
+        When the bundle is too large, damaged, or has not exactly one such file of a reasonable size.
+    """
+    try:
+        project = tomllib.loads(_read(bundle).decode())
+        config = project["tool"]["flwr"]["app"].get("config", {})
+        return dict(_flat(config))
+    except BundleRefusedError:
+        raise
+    except Exception as error:  # zipfile and tomllib raise a dozen kinds, and a stranger wrote this file
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise BundleRefusedError(f"the settings of the run's bundle cannot be read: {reason}") from error
+
+
+def _read(bundle: bytes) -> bytes:
+    if len(bundle) > LARGEST_BUNDLE:
+        raise BundleRefusedError(f"the run's bundle has {len(bundle)} bytes: {LARGEST_BUNDLE} are the most")
+    # Before zipfile makes an object of each member. The signature begins a member's entry in the directory.
+    if bundle.count(b"PK\x01\x02") > MOST_MEMBERS:
+        raise BundleRefusedError(f"the run's bundle has more than {MOST_MEMBERS} files")
+    with ZipFile(BytesIO(bundle)) as archive:
+        found = [member for member in archive.infolist() if SETTINGS in (member.filename, member.orig_filename)]
+        if len(found) != 1:
+            raise BundleRefusedError(f"the run's bundle has {len(found)} files {SETTINGS}: there must be one")
+        if found[0].compress_type not in (ZIP_STORED, ZIP_DEFLATED):  # others take memory by what their header says
+            raise BundleRefusedError(f"the {SETTINGS} of the run's bundle is packed in a way that is not read here")
+        with archive.open(found[0]) as member:
+            text = member.read(LARGEST_SETTINGS + 1)
+    if len(text) > LARGEST_SETTINGS:
+        raise BundleRefusedError(f"the {SETTINGS} of the run's bundle has more than {LARGEST_SETTINGS} bytes")
+    return text
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return nested settings with dotted names, as Flower does."""
+    flat: list[tuple[str, Any]] = []
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat += _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, bool | int | float | str):
+            flat.append((prefix + key, value))
+        else:
+            raise BundleRefusedError(f"the run's setting {prefix}{key} is neither a number, a text nor true or false")
+    return flat
+
+
+# The app ------------------------------------------------------------------------------------------------------------
+
+
+def load(app: str) -> ClientApp:
+    """Return the ClientApp of an import string.
+
+    Raises
+    ------
+    ImportError
+        When there is none; the message names the setting that chose it.
+    """
+    from flwr.clientapp import ClientApp
+
+    module, _, path = app.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for attribute in path.split("."):
+            found = getattr(found, attribute)
+    except (ImportError, AttributeError) as error:
+        raise ImportError(f"app = {app!r} of this client cannot be loaded: {error}") from error
+    if not isinstance(found, ClientApp):
+        raise ImportError(f"app = {app!r} of this client is of type {type(found).__name__}, no ClientApp")
+    return found
+
+
+def distribution_of(module: str) -> tuple[str, str] | None:
+    """Return name and version of the installed distribution that a module came with, None where it came with none."""
+    top = module.partition(".")[0]
+    spec = importlib.util.find_spec(top)
+    if spec is None or spec.origin is None:
+        return None
+    origin, everything = Path(spec.origin).resolve(), list(distributions())
+    owner = next((each for each in everything if _has(each, top, origin)), None)
+    if owner is None:  # an editable installation lists none of its files
+        owner = next((each for each in everything if _is_edited_at(each, origin)), None)
+    return None if owner is None else (owner.metadata["Name"], owner.version)
+
+
+def _has(distribution: Distribution, top: str, origin: Path) -> bool:
+    files = (file for file in distribution.files or () if file.parts[0] in (top, origin.name))
+    return any(Path(str(distribution.locate_file(file))).resolve() == origin for file in files)
+
+
+def _is_edited_at(distribution: Distribution, origin: Path) -> bool:
+    about = json.loads(distribution.read_text("direct_url.json") or "{}")
+    editable = about.get("dir_info", {}).get("editable", False)
+    return editable and origin.is_relative_to(Path(url2pathname(urlsplit(about["url"]).path)).resolve())
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,83 @@
+"""The commands `fairbloom client` and `fairbloom client keys`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from typer.core import TyperGroup
+
+DEFAULT = "run"
+
+
+class WithDefault(TyperGroup):
+    """A group whose default command is meant where the first word names none: fairbloom client client.toml."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the default command's name before its arguments."""
+        if not args or args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+client = typer.Typer(cls=WithDefault, help="Be a client of a federation (run, also without its name), or make its key.")
+
+
+@client.command(DEFAULT)
+def run(
+    config: Annotated[Path | None, typer.Argument(metavar="[CLIENT.TOML]", help="Settings, from the bundle.")] = None,
+    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Fleet API of the SuperLink.")] = None,
+    ca: Annotated[str | None, typer.Option(help="Certificate of the authority that signed the SuperLink's.")] = None,
+    key: Annotated[str | None, typer.Option(help="Private key of this node.")] = None,
+    partition_id: Annotated[int | None, typer.Option(help="Which of the task's clients this is, from 0.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What this client calls itself where no name was registered with its key.")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where its data is.")] = None,
+    state_dir: Annotated[str | None, typer.Option(help="Where it keeps personal models and bundles.")] = None,
+    insecure: Annotated[bool | None, typer.Option("--insecure", help="Go without TLS.")] = None,
+    isolated: Annotated[
+        bool | None, typer.Option("--isolated", help="Answer each message in a forked process.")
+    ] = None,
+    bundles: Annotated[str | None, typer.Option(help="ours: run the installed app; any: run what comes.")] = None,
+    app: Annotated[str | None, typer.Option(metavar="MODULE:ATTRIBUTE", help="The installed app that is run.")] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(metavar="VALUE", help="A path or import string that a run may set.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Where a node in Flower's own way serves its processes.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port of that; 0: a free one.")] = None,
+) -> None:
+    """Be a client: a SuperNode that keeps model and data warm, and starts again whenever it ends."""
+    from .client import Client
+    from .supervisor import replace_process
+
+    given: dict[str, object] = {
+        "superlink": superlink,
+        "ca": ca,
+        "key": key,
+        "partition-id": partition_id,
+        "name": name,
+    }
+    given |= {"data-dir": data_dir, "state-dir": state_dir, "insecure": insecure, "isolated": isolated}
+    given |= {"bundles": bundles, "app": app, "allow": allow or None, "host": host, "port": port}
+    replace_process(Client.of(given, config))
+
+
+@client.command(epilog="Example: fairbloom client keys site-a")
+def keys(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the federation will call this client.")],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the key; default: NAME.")] = None,
+) -> None:
+    """Make this device's private key, which stays here, and print the request that the operator enrolls."""
+    from .keys import make
+
+    folder = Path(name) if out is None else out
+    request = make(folder, name)
+    print(request)
+    print(
+        f"{folder / 'key'} is this device's private key and stays here. Send the line above, which is no secret and "
+        f"lies in {folder / f'{name}.request'}, to the federation's operator, by a way on which nobody can change it; "
+        f"unpack the bundle that comes back beside the key, so that {folder / 'client.toml'} is there",
+        file=sys.stderr,
+    )

@@ -1,0 +1,181 @@
+"""The settings of one client: client.toml, and what is given beside it on the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import ClientError
+from ..processes import free_port
+from .obstacle import tls
+
+APP = "fairbloom.client.app:app"
+"""Import string of the ClientApp that a client answers with, unless its settings name another."""
+
+PATHS = ("ca", "key", "data-dir", "state-dir")
+BUNDLES = ("ours", "any")
+IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """Settings of one client, as in client.toml, with hyphens there.
+
+    Attributes
+    ----------
+    superlink
+        Address of the SuperLink's fleet API, HOST:PORT.
+    ca
+        Certificate of the authority that signed the SuperLink's; "" with `insecure`.
+    key
+        Private key of this node in OpenSSH format; "" where the SuperLink asks for none.
+    insecure
+        Whether to go without TLS: anyone on the way reads and changes models.
+    partition_id
+        Which of the task's clients this is.
+    name
+        What this client calls itself where the SuperLink has no registered name for it; "" for the task's name.
+    data_dir, state_dir
+        Where its data is, and where it keeps personal models and unpacked bundles; "" for nowhere. A run cannot set
+        them.
+    isolated
+        Whether each message is answered in a process of its own.
+    bundles
+        "ours" to run the installed app and nothing of what the server sends, "any" to run what the server sends.
+    app
+        Import string of the installed app, with bundles = "ours".
+    allow
+        Values that a run may give to its settings although they are paths or import strings, with bundles = "ours".
+    host, port
+        Where the API for app processes listens when the node goes in Flower's own way; a warm node has none.
+    """
+
+    superlink: str
+    ca: str = ""
+    key: str = ""
+    insecure: bool = False
+    partition_id: int = 0
+    name: str = ""
+    data_dir: str = ""
+    state_dir: str = ""
+    isolated: bool = False
+    bundles: str = "ours"
+    app: str = APP
+    allow: tuple[str, ...] = ()
+    port: int = 0
+    host: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        host, _, port = self.superlink.rpartition(":")
+        if not host or not port.isdigit():
+            raise ClientError(f"superlink = {self.superlink!r}: write it as HOST:PORT, example.org:9092 say")
+        if self.bundles not in BUNDLES:
+            raise ClientError(f'bundles = {self.bundles!r}: "ours" or "any" would do')
+        if not IMPORT_STRING.fullmatch(self.app):
+            raise ClientError(f"app = {self.app!r}: write it as module:attribute, {APP} say")
+        if self.bundles == "any" and (self.app != APP or self.allow):
+            raise ClientError('app or allow with bundles = "any": the run brings its app then; leave them or it out')
+        if self.partition_id < 0:
+            raise ClientError(f"partition-id = {self.partition_id}: it is counted from 0")
+        if self.insecure and (self.ca or self.key):
+            raise ClientError("insecure = true with ca or key: without TLS neither is used; leave them or insecure out")
+        if not self.insecure and not self.ca:
+            raise ClientError("ca is missing: name the CA certificate of your bundle, or say insecure")
+        if self.ca and not Path(self.ca).is_file():
+            raise ClientError(f"ca = {self.ca}: there is no such file")
+        if self.key and not Path(self.key).is_file():
+            raise ClientError(
+                f"key = {self.key}: there is no such file. Keys are made on the device, by fairbloom client keys NAME "
+                f"--out {Path(self.key).parent}; the federation's operator enrolls the request that it prints"
+            )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], file: Path | None = None) -> Client:
+        """Return the settings of `file`, in client.toml's form, with those given beside it, which win.
+
+        Relative paths in the file are relative to its folder.
+
+        Raises
+        ------
+        ClientError
+            When the file, its certificate or its key cannot be used, or a setting is unknown or impossible.
+        """
+        merged = (_read(file) if file else {}) | {key: value for key, value in given.items() if value is not None}
+        kinds = {field.name.replace("_", "-"): type(field.default) for field in fields(cls)}
+        kinds |= {"superlink": str, "allow": list}
+        for key, value in merged.items():
+            if key not in kinds:
+                raise ClientError(f"unknown setting {key} = {value!r}: there are {', '.join(sorted(kinds))}")
+            if type(value) is not kinds[key]:
+                raise ClientError(f"{key} = {value!r}: it must be of type {kinds[key].__name__}")
+        if "superlink" not in merged:
+            raise ClientError("superlink is missing: give --superlink HOST:PORT, or the client.toml of a bundle")
+        merged |= {key: str(Path(merged[key]).expanduser().absolute()) for key in PATHS if merged.get(key)}
+        if not all(isinstance(value, str) for value in merged.get("allow", [])):
+            raise ClientError(f"allow = {merged['allow']!r}: it must be a list of texts")
+        merged["allow"] = tuple(merged.get("allow", []))
+        client = cls(**{key.replace("-", "_"): value for key, value in merged.items()})
+        client.check_files()
+        return client
+
+    def check_files(self) -> None:
+        """Raise ClientError unless certificate, key and app can be used; the message names the file."""
+        if self.ca:
+            tls(self.ca)
+        if self.key:
+            from .. import pki  # loads a library that the loop does without
+
+            try:
+                pki.check_node_key(Path(self.key))
+            except pki.PkiError as error:
+                raise ClientError(f"key = {error}") from error
+        if self.bundles == "ours" and importlib.util.find_spec(self.app.partition(".")[0].partition(":")[0]) is None:
+            raise ClientError(f"app = {self.app!r}: there is no such module here; install it, or name another app")
+
+    def command(self) -> list[str]:
+        """Return the command by which this process runs the SuperNode in the foreground."""
+        app = [f"--app={self.app}", *(f"--allow={value}" for value in self.allow)]
+        ours = ["--isolated"] * self.isolated + (["--any-bundle"] if self.bundles == "any" else app)
+        safety = ["--insecure"] if self.insecure else ["--root-certificates", self.ca]
+        if self.key:
+            safety += ["--auth-supernode-private-key", self.key]
+        node: dict[str, Any] = {"partition-id": self.partition_id, "name": self.name}
+        node |= {"data-dir": self.data_dir, "state-dir": self.state_dir}
+        config = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items() if value != "")
+        place = ["--host", self.host, "--port", str(self.port or free_port())]
+        # Not by -m: children of the fork server would import the module once more, as their main one.
+        # The node ends with this process, whose id it is told: asked for later, it might be another one's by then.
+        code = f"from fairbloom.deploy.device.warm import main; main({os.getpid()})"
+        python = [sys.executable, "-P", "-c", code]
+        return [*python, *ours, "--", "--superlink", self.superlink, *safety, "--node-config", config, *place]
+
+    def environment(self) -> dict[str, str]:
+        """Return the SuperNode's environment: no telemetry, Flower's files in the state folder, unless ours says so."""
+        defaults = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        # Threads that spin while they wait for each other slow several clients on one machine down threefold.
+        defaults["OMP_WAIT_POLICY"] = "PASSIVE"
+        defaults["PYTHONUNBUFFERED"] = "1"  # its output goes through this process
+        if self.state_dir:
+            defaults["FLWR_HOME"] = str(Path(self.state_dir, "flower"))
+        return defaults | dict(os.environ)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        settings = tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ClientError(f"{file} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ClientError(f"{file} is no TOML file: {error}") from error
+    folder = file.absolute().parent
+    return settings | {
+        key: str(folder / settings[key]) for key in PATHS if isinstance(settings.get(key), str) and settings[key]
+    }

@@ -1,0 +1,50 @@
+"""A device's own key: made where it stays, and the request by which the federation's operator enrolls it."""
+
+import os
+from pathlib import Path
+
+from .. import pki
+from ..errors import ClientError
+from ..given import NAME
+
+
+def make(folder: Path, name: str) -> str:
+    """Make a node's key, write it and the request to a folder, and return the request.
+
+    Parameters
+    ----------
+    folder
+        Where the files `key`, for its owner alone, and `NAME.request` go.
+    name
+        What the federation will call this client.
+
+    Raises
+    ------
+    ClientError
+        When the name is none, a key is there already, or the folder cannot be written to.
+    """
+    if not NAME.fullmatch(name):
+        raise ClientError(f"client {name!r}: up to 63 letters, digits, dots, dashes and underscores would do")
+    pair, key = pki.new_node_key(), folder / "key"
+    request = f"{pair.public.decode()} {name}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_new(key, pair.private)
+        pki.write_public(folder / f"{name}.request", f"{request}\n".encode())
+    except FileExistsError:
+        raise ClientError(
+            f"{key} is there already, and a federation may know this device by it: delete it first, or name another "
+            "folder by --out"
+        ) from None
+    except OSError as error:
+        raise ClientError(f"{folder}: the key cannot be written there: {error.strerror}") from error
+    return request
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read, unless there is one: of two that try at once, one does."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

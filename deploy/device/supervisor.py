@@ -1,0 +1,185 @@
+"""`fairbloom client`: the loop that starts a client's SuperNode again whenever it ends.
+
+This process stays small: it loads neither Flower nor PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from fairbloom.errors import FairbloomError
+
+from ..processes import duration, ending
+from .client import Client
+from .obstacle import obstacle
+
+FIRST_DELAY, LONGEST_DELAY = 2.0, 30.0
+"""Seconds until a SuperNode that ended is started again: doubled each time, and back to the first once it held."""
+
+HELD_SECONDS = 60.0
+STOP_SECONDS = 15.0
+
+CONNECTED = b"SuperNode ID:"
+"""What Flower logs once a node is connected."""
+
+HELD_LINES, LONGEST_LINE = 200, 2**16
+"""How much of a node's output is held back until it is known whether it says anything new."""
+
+NUMBERS = re.compile(rb"[0-9]+")
+"""What may differ in the output of two starts that fail in the same way: times, process ids."""
+
+
+class Outage:
+    """Says each fault once while the client is cut off, and then that it is connected again."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._said: set[object] = set()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a fault was said and the client has not been connected since."""
+        return self._since is not None
+
+    def is_new(self, words: object) -> bool:
+        """Return whether these words were not said in this outage; from now on they were."""
+        new = words not in self._said
+        self._said.add(words)
+        return new
+
+    def fault(self, words: str) -> None:
+        """Say what is wrong, where that is new."""
+        if self._since is None:
+            self._since = time.monotonic()
+        if self.is_new(words):
+            say(f"{words}; trying again until it works")
+
+    def end(self) -> None:
+        """Say that the client is connected again, where a fault was said before."""
+        if self._since is not None:
+            say(f"back: connected again after {duration(time.monotonic() - self._since)}")
+        self._since = None
+        self._said.clear()
+
+
+class Supervisor:
+    """Starts a client's SuperNode, and again after a delay whenever it ends, until it is told to stop."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._node: subprocess.Popen[bytes] | None = None
+        self._outage = Outage()
+        self._stopped = False
+        self._delay = FIRST_DELAY
+
+    def run(self) -> None:
+        """Run until SIGTERM or SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        while not self._stopped:
+            started = time.monotonic()
+            fault = self._no_state_folder() or obstacle(self._client) or self._run_once()
+            if time.monotonic() - started > HELD_SECONDS:
+                self._delay = FIRST_DELAY
+            if not self._stopped:
+                self._outage.fault(fault)
+                self._wait(self._delay)
+                self._delay = min(2 * self._delay, LONGEST_DELAY)
+
+    def _no_state_folder(self) -> str | None:
+        """Make the state folder; return, in words, why that cannot be."""
+        folder = self._client.state_dir
+        try:
+            if folder:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                if not os.access(folder, os.W_OK | os.X_OK):
+                    return f"state-dir = {folder}: the account that runs this client may not write there"
+        except OSError as error:
+            return f"state-dir = {folder} cannot be made: {error.strerror}"
+        return None
+
+    def _run_once(self) -> str:
+        # A session of its own: Ctrl-C reaches this process alone, which ends the node in order.
+        self._node = subprocess.Popen(  # noqa: S603 (our own Python)
+            self._client.command(),
+            env=self._client.environment(),
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        listener = threading.Thread(target=self._pass_on, args=(self._node.stdout,), daemon=True)
+        listener.start()
+        code = self._node.wait()
+        listener.join(timeout=2.0)  # what the app has started may hold the pipe open
+        return f"the SuperNode ended ({ending(code)})"
+
+    def _pass_on(self, output: IO[bytes]) -> None:
+        """Print what a node says. While the client is cut off, a start that fails as one before it is not printed."""
+        heard, holds, connected = deque[bytes](maxlen=HELD_LINES), self._outage.goes_on, False
+        with output:  # closed whatever happens: a node that waits for a reader would stand still
+            for line in iter(lambda: output.readline(LONGEST_LINE), b""):
+                if not connected:
+                    heard.append(line)
+                if CONNECTED in line:
+                    connected = True
+                    self._outage.end()
+                if not holds:
+                    _print([line])
+                elif connected:
+                    holds = False
+                    _print(heard)
+        if not connected and self._outage.is_new(NUMBERS.sub(b"", b"".join(heard))) and holds:
+            _print(heard)
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._stopped and time.monotonic() < end:
+            time.sleep(0.1)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._stopped = True
+        node = self._node
+        if node is not None and node.poll() is None:
+            node.terminate()
+            signal.signal(signal.SIGALRM, lambda *_: node.kill())
+            signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
+
+
+def say(words: str) -> None:
+    """Print a line about this client on stderr."""
+    print(f"fairbloom client: {words}", file=sys.stderr, flush=True)
+
+
+def _print(lines: Iterable[bytes]) -> None:
+    sys.stderr.buffer.writelines(lines)
+    sys.stderr.buffer.flush()
+
+
+def replace_process(client: Client) -> None:
+    """Go on as this client in a small process, without the libraries that the command line has loaded."""
+    command = [sys.executable, "-P", "-m", "fairbloom.deploy.device", json.dumps(asdict(client))]
+    os.execv(sys.executable, command)  # noqa: S606 (our own Python)
+
+
+def main() -> int:
+    """Run the client of the settings that are given as JSON."""
+    settings = json.loads(sys.argv[1])
+    try:
+        client = Client(**settings | {"allow": tuple(settings["allow"])})
+    except FairbloomError as error:  # a file that was there when `fairbloom client` looked
+        say(str(error))
+        return 2
+    Supervisor(client).run()
+    return 0

@@ -1,0 +1,139 @@
+"""The audit log of a federation: who did what and when, one JSON line each, linked so that an edited line shows.
+
+Each line carries, as `chain`, the SHA-256 of the chain of the line before and of its own content. That finds a line
+that was changed, inserted, or removed before others. It cannot find lines cut off at the end, nor a log that somebody
+with the folder's account has written anew as a whole: for that, send the lines elsewhere as they come.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import pwd
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import DeployError
+
+FILE = "audit.jsonl"
+
+LONGEST_VALUE = 2_000
+"""Characters of a text that are kept: what a stranger sends must not fill the log."""
+
+TAIL_BYTES = 1 << 18
+"""Bytes at the end of the log in which its last line is looked for; a line is far shorter."""
+
+
+def note(folder: Path, event: str, **about: str | int | float | None) -> None:
+    """Append a line on `event` to the log in `folder`, on disk when this returns; safe with many processes at once.
+
+    Raises
+    ------
+    OSError
+        When the log cannot be opened or written.
+    """
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    kept = {key: value[:LONGEST_VALUE] if isinstance(value, str) else value for key, value in about.items()}
+    entry = {"time": now, "event": event, "account": account(), **kept}
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    log = os.open(folder / FILE, flags, 0o600)
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX)  # until the file is closed
+        size = os.fstat(log).st_size
+        tail = os.pread(log, TAIL_BYTES, max(0, size - TAIL_BYTES))
+        # A line that a crash has torn stays as it is, ended here; the next line vouches for what is left of it.
+        start = "" if tail.endswith(b"\n") or not tail else "\n"
+        previous = tail.removesuffix(b"\n").rpartition(b"\n")[2]
+        line = f"{start}{_line(entry, _link(previous))}\n".encode()
+        try:
+            while line:
+                line = line[os.write(log, line) :]
+            os.fsync(log)
+        except OSError:  # a full disk leaves no half of a line
+            os.ftruncate(log, size)
+            raise
+    finally:
+        os.close(log)
+
+
+def text(folder: Path) -> str:
+    """Return the log as it is, a JSON object a line; "" where there is none."""
+    return "".join(f"{line.decode(errors='replace')}\n" for line in _lines(folder))
+
+
+def show(folder: Path) -> None:
+    """Print the log as a table."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=str(folder / FILE), title_justify="left")
+    for heading in ("line", "time", "account", "event", "about"):
+        table.add_column(heading, overflow="fold")
+    for number, line in enumerate(_lines(folder), 1):
+        entry = _entry(line) or {"event": f"no whole line: {line.decode(errors='replace')}"}
+        entry.pop("chain", None)
+        first = [str(entry.pop(key, "")) for key in ("time", "account", "event")]
+        about = ", ".join(f"{key} {value}" for key, value in entry.items())
+        table.add_row(*(Text(_printable(cell)) for cell in (str(number), *first, about)))
+    Console().print(table)
+
+
+def broken(folder: Path) -> int | None:
+    """Return the number, from 1, of the first line that does not fit to those before it; None where all fit."""
+    previous, torn = b"", False
+    lines = _lines(folder)
+    for number, line in enumerate(lines, 1):
+        entry = _entry(line)
+        if entry is not None:
+            chain = entry.pop("chain", None)
+            if _line(entry, _link(previous)).encode() != line or chain is None:
+                return number - torn
+        elif torn:
+            return number - 1
+        previous, torn = line, entry is None
+    return len(lines) if torn else None
+
+
+def _printable(words: str) -> str:
+    """Return text that cannot steer a terminal, whoever wrote it."""
+    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in words)
+
+
+def _lines(folder: Path) -> list[bytes]:
+    try:
+        content = (folder / FILE).read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DeployError(f"the audit log {folder / FILE} cannot be read: {error.strerror}") from None
+    return content.removesuffix(b"\n").split(b"\n") if content else []
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _line(entry: dict[str, Any], link: str) -> str:
+    """Return the text of an entry with its chain, after a line whose link is `link`."""
+    chain = hashlib.sha256(f"{link}{json.dumps(entry)}".encode()).hexdigest()
+    return json.dumps({**entry, "chain": chain})
+
+
+def _link(line: bytes) -> str:
+    """Return what the line after this one is linked to: its chain, or the hash of a torn line."""
+    entry = _entry(line)
+    return str(entry["chain"]) if entry and "chain" in entry else hashlib.sha256(line).hexdigest()
+
+
+def account() -> str:
+    """Return the name of the account that this process runs as, or its number where it has no name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user has often no name
+        return str(os.geteuid())

@@ -1,0 +1,89 @@
+"""What a device gets from its operator: certificate, settings, systemd unit, and its key if that was made here.
+
+The bundle lies in the federation's folder, as a .tar.gz or unpacked.
+"""
+
+import io
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import tomli_w
+
+from .. import pki
+from ..errors import DeployError
+from .federation import UNIT, Federation
+from .roll import Enrolled
+
+
+def _places(federation: Federation, name: str) -> tuple[Path, Path]:
+    """Return where a client's bundle is as a folder, and where as a .tar.gz."""
+    return federation.path / "bundles" / name, federation.path / "bundles" / f"{name}.tar.gz"
+
+
+def remove_bundle(federation: Federation, name: str) -> None:
+    """Delete a client's bundle from the federation's folder, if it is there."""
+    folder, packed = _places(federation, name)
+    packed.unlink(missing_ok=True)
+    if folder.is_dir():
+        shutil.rmtree(folder)
+
+
+def write_bundle(federation: Federation, client: Enrolled, private_key: bytes, unpack: bool) -> Path:
+    """Write a client's bundle, packed or as a folder, into the federation's folder; return where it is."""
+    settings = {"superlink": federation.superlink, "ca": "ca.crt", "key": "key", "name": client.name}
+    files = {
+        "ca.crt": (federation.authority.read_bytes(), 0o644),
+        "client.toml": (tomli_w.dumps(settings | {"partition-id": client.partition_id}).encode(), 0o644),
+        UNIT.name: (UNIT.read_bytes(), 0o644),
+    }
+    if private_key:
+        files["key"] = (private_key, 0o600)
+    folder, packed = _places(federation, client.name)
+    remove_bundle(federation, client.name)
+    if not unpack:
+        pki.write_private(packed, _packed(client.name, files))
+        return packed
+    folder.mkdir()
+    for name, (content, mode) in files.items():
+        (pki.write_private if mode == 0o600 else pki.write_public)(folder / name, content)
+    return folder
+
+
+def export(federation: Federation, name: str) -> bytes:
+    """Return a client's bundle as a .tar.gz.
+
+    Raises
+    ------
+    DeployError
+        When the client is not enrolled, or its bundle is no longer here.
+    """
+    with federation.noted("export", client=name):
+        federation.client(name)
+        folder, packed = _places(federation, name)
+        if packed.is_file():
+            return packed.read_bytes()
+        if folder.is_dir():
+            files = {file.name: (file.read_bytes(), file.stat().st_mode & 0o777) for file in sorted(folder.iterdir())}
+            return _packed(name, files)
+        raise DeployError(
+            f"the bundle of client {name!r} is gone from {folder.parent}: fairbloom deploy rotate {name} makes "
+            "a new one"
+        )
+
+
+def holds_key(bundle: bytes) -> bool:
+    """Return whether a bundle, packed, has a private key in it."""
+    with tarfile.open(fileobj=io.BytesIO(bundle)) as packed:
+        return any(name.endswith("/key") for name in packed.getnames())
+
+
+def _packed(folder: str, files: Mapping[str, tuple[bytes, int]]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as bundle:
+        for name, (content, mode) in files.items():
+            entry = tarfile.TarInfo(f"{folder}/{name}")
+            entry.size, entry.mode = len(content), mode
+            bundle.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()

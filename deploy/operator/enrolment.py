@@ -1,0 +1,257 @@
+"""Enrolling clients: their keys are registered with the SuperLink, and each device gets a bundle to unpack."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from .. import pki
+from ..errors import DeployError, RefusedError, UnreachableError
+from ..given import NAME, check_days
+from .device_bundle import remove_bundle, write_bundle
+from .federation import CONNECTION, Federation, warn
+from .flower_commands import flwr_json
+from .roll import Enrolled, Former, Key
+
+KEY_DAYS = 398.0
+"""How long a client's key is good unless the operator says otherwise."""
+
+OVERLAP_DAYS = 7.0
+"""How long a rotated key stays good unless the operator says otherwise, so that the device can be changed over."""
+
+LONGEST_DAYS = 36_500.0
+
+
+def enroll(
+    federation: Federation,
+    name: str,
+    partition_id: int | None,
+    unpack: bool,
+    *,
+    request: Path | None = None,
+    days: float = KEY_DAYS,
+    examples: int = 0,
+) -> Path:
+    """Register a client's public key and write the device's bundle; return where that is.
+
+    Parameters
+    ----------
+    name
+        What reports will call the client.
+    partition_id
+        Which of the task's clients it is; None for the first that is free.
+    unpack
+        Whether the bundle is a folder in place of a .tar.gz.
+    request
+        The file that the device's `fairbloom client keys` printed. Without one the keys are made here, and the
+        private one is in the bundle alone.
+    days
+        How long the key is good; 0 for ever.
+    examples
+        How many training examples the client has; 0 where that is not known.
+
+    Raises
+    ------
+    DeployError
+        When one of these is impossible or taken, or the SuperLink does not register the key.
+    """
+    with federation.noted("enroll", client=name) as about:
+        if not NAME.fullmatch(name):
+            raise DeployError(f"client {name!r}: up to 63 letters, digits, dots, dashes and underscores would do")
+        check_days(days, LONGEST_DAYS, or_never=True)
+        for option, number in (("--examples", examples), ("--partition-id", partition_id or 0)):
+            if number < 0:
+                raise DeployError(f"{option} {number}: it is counted from 0")
+        federation.roll.check_new(name)
+        keys = _keys_for(federation, name, request)
+        _retire(federation)
+        node_id = _register(federation, name, keys.public)
+        with _taken_back_on_failure(federation, node_id), federation.roll.locked():
+            federation.roll.check_new(name)  # another command may have been quicker
+            taken = {client.partition_id for client in federation.clients if not client.revoked}
+            before = {client.name: client for client in federation.clients}.get(name)
+            enrolled = Enrolled(
+                name=name,
+                node_id=node_id,
+                partition_id=_first_free(taken) if partition_id is None else partition_id,
+                public_key=keys.public.decode(),
+                enrolled=_now(),
+                expires=_in_days(days) if days else "",
+                examples=examples,
+                former=before.all_former if before else (),
+            )
+            bundle = write_bundle(federation, enrolled, keys.private, unpack)
+            federation.roll.save(enrolled)
+        about |= _key_facts(enrolled)
+    return bundle
+
+
+def rotate(
+    federation: Federation,
+    name: str,
+    unpack: bool,
+    *,
+    request: Path | None = None,
+    days: float = KEY_DAYS,
+    overlap: float = OVERLAP_DAYS,
+) -> Path:
+    """Register a new key for a client that stays what it is, and write a new bundle; return where that is.
+
+    Parameters
+    ----------
+    name, unpack, request, days
+        As of `enroll`.
+    overlap
+        How many days the old key stays good; 0 strikes it off at once.
+
+    Raises
+    ------
+    DeployError
+        When there is no such client, the key is impossible, or the SuperLink does not register it.
+    """
+    with federation.noted("rotate", client=name) as about:
+        federation.client(name)
+        check_days(days, LONGEST_DAYS, or_never=True)
+        check_days(overlap, LONGEST_DAYS, or_never=True, option="--overlap")
+        keys = _keys_for(federation, name, request)
+        node_id = _register(federation, name, keys.public)
+        with _taken_back_on_failure(federation, node_id), federation.roll.locked():
+            client = federation.client(name)
+            until = min(filter(None, (client.expires, _in_days(overlap))), key=datetime.fromisoformat)
+            old = Former(node_id=client.node_id, public_key=client.public_key, expires=until)
+            rotated = replace(
+                client,
+                node_id=node_id,
+                public_key=keys.public.decode(),
+                expires=_in_days(days) if days else "",
+                former=(*client.former, old),
+            )
+            bundle = write_bundle(federation, rotated, keys.private, unpack)
+            federation.roll.save(rotated)
+        about |= {**_key_facts(rotated), "old-node-id": old.node_id, "old-expires": until}
+    _retire(federation)
+    return bundle
+
+
+def revoke(federation: Federation, name: str) -> Enrolled:
+    """Unregister all of a client's keys, for ever; return what was known of it.
+
+    Raises
+    ------
+    DeployError
+        When the client is not enrolled, or the SuperLink does not answer.
+    """
+    with federation.noted("revoke", client=name) as about, federation.roll.locked():  # or a rotation could slip through
+        client = federation.client(name)
+        about |= _key_facts(client)
+        for key in client.keys:
+            _unregister(federation, name, key.node_id)
+        former = tuple(replace(old, unregistered=old.unregistered or _now()) for old in client.former)
+        federation.roll.save(replace(client, revoked=_now(), former=former))
+        remove_bundle(federation, name)
+    _retire(federation)
+    return client
+
+
+def _keys_for(federation: Federation, name: str, request: Path | None) -> pki.KeyPair:
+    """Return the key that a device asks for, without its private half, or a new pair."""
+    if request is None:
+        return pki.new_node_key()
+    try:
+        asked = pki.read_request(request.read_text(), str(request))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeployError(f"--request {request} cannot be read: {error}") from None
+    if asked.name != name:
+        raise DeployError(f"--request {request} is of client {asked.name!r}, not {name!r}: was the file mixed up?")
+    for client in federation.clients:
+        known = {client.public_key, *(old.public_key for old in client.former)}
+        if asked.public.decode() in known:
+            whose = f"client {client.name!r}" + (", which is revoked" if client.revoked else "")
+            raise DeployError(
+                f"--request {request}: {whose}, has had this key: make another on the device with "
+                f"fairbloom client keys {name}"
+            )
+    return pki.KeyPair(private=b"", public=asked.public)
+
+
+def _register(federation: Federation, name: str, public_key: bytes) -> str:
+    """Register a public key with the SuperLink; return the node's id."""
+    with tempfile.NamedTemporaryFile(suffix=".pub") as public:
+        public.write(public_key)
+        public.flush()
+        answer = flwr_json(federation, "supernode", "register", public.name, CONNECTION, "--name", name)
+    return str(answer["node-id"])
+
+
+def _unregister(federation: Federation, name: str, node_id: str) -> None:
+    try:
+        flwr_json(federation, "supernode", "unregister", node_id, CONNECTION)
+    except (UnreachableError, RefusedError):
+        raise
+    except DeployError as error:
+        nodes = {
+            str(node["node-id"]): node["status"]
+            for node in flwr_json(federation, "supernode", "list", CONNECTION)["nodes"]
+        }
+        if nodes.get(node_id) != "unregistered":  # an earlier attempt may have got this far
+            raise DeployError(
+                f"{error}. If the SuperLink's database was made anew since, delete {federation.roll.file(name)} and "
+                "enrol the client again"
+            ) from None
+
+
+def _retire(federation: Federation) -> None:
+    """Unregister former keys whose time is over; what fails is tried again by the next command."""
+    now = datetime.now(UTC)
+    registered = federation.keys()
+    for key in registered:
+        if not key.current and key.expired(now):
+            try:
+                _retire_one(federation, key)
+            except DeployError as error:
+                warn(f"a former key of client {key.client} is not unregistered yet: {error}")
+
+
+def _retire_one(federation: Federation, key: Key) -> None:
+    _unregister(federation, key.client, key.node_id)
+    with federation.roll.locked():
+        client = federation.client(key.client)
+        former = (replace(old, unregistered=_now()) if old.node_id == key.node_id else old for old in client.former)
+        federation.roll.save(replace(client, former=tuple(former)))
+    federation.note("unregister", client=key.client, **{"node-id": key.node_id})
+
+
+@contextlib.contextmanager
+def _taken_back_on_failure(federation: Federation, node_id: str) -> Iterator[None]:
+    """Unregister a node where the block fails: it would be nobody's."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(DeployError):
+            flwr_json(federation, "supernode", "unregister", node_id, CONNECTION)
+        raise
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _in_days(days: float) -> str:
+    return (datetime.now(UTC) + timedelta(days=days)).isoformat(timespec="seconds")
+
+
+def _first_free(taken: set[int]) -> int:
+    return min(set(range(len(taken) + 1)) - taken)
+
+
+def _key_facts(client: Enrolled) -> dict[str, str | int | float | None]:
+    """Return what the audit log says of a client's key."""
+    return {
+        "node-id": client.node_id,
+        "key": pki.fingerprint(client.public_key.encode()),
+        "expires": client.expires or "never",
+        "partition-id": client.partition_id,
+        "examples": client.examples or None,
+    }

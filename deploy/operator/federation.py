@@ -1,0 +1,285 @@
+"""The operator's folder of a federation: certificates, who is enrolled, and the way to its SuperLink."""
+
+import contextlib
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import tomli_w
+
+from fairbloom.errors import FairbloomError
+
+from .. import pki
+from ..errors import DeployError as DeployError
+from ..given import EVERY_ADDRESS, address, check_days, host_name, joined, port_number
+from . import audit
+from .folder import CONNECTION as CONNECTION
+from .folder import furnish, made_whole, write_flower_home
+from .roll import Enrolled, Roll
+from .roll import Key as Key
+
+UNIT = Path(__file__).parents[1] / "edge" / "fairbloom-client.service"
+SERVER_UNIT = UNIT.with_name("fairbloom-server.service")
+
+
+class Federation:
+    """A federation's folder.
+
+    Parameters
+    ----------
+    path
+        The folder that `init` made.
+
+    Attributes
+    ----------
+    superlink, control, listen
+        HOST:PORT of what clients dial, of the control API, and where the fleet API listens.
+    authority, authority_key, certificate, certificate_key
+        Files of the certificate authority and of the server's certificate.
+    operator_token, operators
+        File of the credential of the control API, which the operator alone has, and of what the server knows of it.
+    runtime_secret, metrics_token
+        Files of the SuperExec's secret and of the credential of the metrics page.
+    unit
+        The systemd unit that runs the server of this folder.
+    state, database
+        Folder of what the server writes, and the SuperLink's database in it.
+
+    Raises
+    ------
+    DeployError
+        When there is none, or it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        file = path / "federation.toml"
+        try:
+            about = tomllib.loads(file.read_text())
+        except FileNotFoundError:
+            raise DeployError(
+                f"{path} is no federation's folder: make one with fairbloom deploy init {path} --host NAME, "
+                "or name another by --dir"
+            ) from None
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise DeployError(f"{file} cannot be read: {error}") from error
+        self.superlink, self.control = _place(file, about, "superlink"), _place(file, about, "control")
+        everywhere = f"{EVERY_ADDRESS[0]}:{self.superlink.rpartition(':')[2]}"
+        self.listen = _place(file, {"listen": everywhere, **about}, "listen")
+        self.authority, self.authority_key = path / "ca.crt", path / "ca.key"
+        self.certificate, self.certificate_key = path / "server.crt", path / "server.key"
+        self.operator_token, self.operators = path / "operator.token", path / "operators.toml"
+        self.runtime_secret, self.metrics_token = path / "runtime.secret", path / "metrics.token"
+        self.unit = path / SERVER_UNIT.name
+        self.state = path / "state"
+        self.database = self.state / "superlink.db"
+        self.roll = Roll(path / "clients")
+
+    @classmethod
+    def init(
+        cls,
+        path: Path,
+        hosts: Sequence[str],
+        fleet_port: int,
+        control: str,
+        days: float,
+        listen: str = EVERY_ADDRESS[0],
+    ) -> "Federation":
+        """Make the folder of a new federation, whole or not at all.
+
+        Parameters
+        ----------
+        path
+            A folder that is empty, or not there yet.
+        hosts
+            Names and addresses by which clients reach the server, the first of them in their bundles.
+        fleet_port
+            The port that clients connect to.
+        control
+            HOST:PORT of the control API.
+        days
+            How long the server's certificate holds.
+        listen
+            Address of this machine on which the fleet API listens.
+
+        Raises
+        ------
+        DeployError
+            When the folder is in use or cannot be made, or one of the others is impossible.
+        """
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise DeployError(
+                f"{path} is not empty: choose another folder; fairbloom deploy renew makes a new server certificate"
+            )
+        if path.exists() and path.stat().st_uid != os.geteuid():
+            raise DeployError(
+                f"{path} belongs to another account, which could change what is in it: choose another folder"
+            )
+        names = [host_name("--host", host) for host in hosts]
+        control_host, control_port = address("--control", control)
+        about = {
+            "superlink": joined(names[0], port_number("--fleet-port", fleet_port)),
+            "control": joined(control_host, control_port),
+            "listen": joined(host_name("--listen", listen), fleet_port),
+        }
+        if control_host in EVERY_ADDRESS:
+            raise DeployError(f"--control {control}: name the one address by which you reach it, 127.0.0.1:8000 say")
+        if control_port == fleet_port and (listen in EVERY_ADDRESS or listen == control_host):
+            raise DeployError(f"--control {control}: port {control_port} is the --fleet-port already, choose another")
+        check_days(days, pki.AUTHORITY_DAYS)
+        try:
+            with made_whole(path) as folder:
+                furnish(folder)
+                authority, key = folder / "ca.crt", folder / "ca.key"
+                pki.make_authority(authority, key)
+                server = (folder / "server.crt", folder / "server.key")
+                pki.make_server_certificate(authority, key, *server, [*names, control_host], days)
+                token = (folder / "operator.token").read_text()
+                write_flower_home(folder / "flower", about["control"], path / "ca.crt", token)
+                pki.write_public(folder / SERVER_UNIT.name, server_unit(path).encode())
+                audit.note(folder / "state", "init", hosts=" ".join(names), **about)
+                pki.write_public(
+                    folder / "federation.toml", tomli_w.dumps(about).encode()
+                )  # last: it makes a folder one
+        except OSError as error:
+            raise DeployError(f"{path} cannot be made: {error}") from error
+        return cls(path)
+
+    def renew(self, hosts: Sequence[str], days: float) -> list[str]:
+        """Make a new server certificate, for the names of the old one where none are given; return its names.
+
+        Credentials that are missing from the folder are made as well.
+
+        Raises
+        ------
+        DeployError
+            When a host is none, or the authority's files cannot be used.
+        """
+        with self.noted("renew") as about:
+            check_days(days, pki.AUTHORITY_DAYS)
+            names = [host_name("--host", host) for host in hosts] or self._hosts()
+            control, _ = address(f"control in {self.path / 'federation.toml'}", self.control)
+            authority = (self.authority, self.authority_key)
+            names = list(dict.fromkeys([*names, *({control} - set(pki.LOCAL))]))
+            try:
+                pki.make_server_certificate(*authority, self.certificate, self.certificate_key, names, days)
+                furnish(self.path)
+                self.write_connection(self.path / "flower")
+            except (pki.PkiError, OSError) as error:
+                raise DeployError(str(error)) from None
+            about |= {"hosts": " ".join(names), "days": days}
+        return names
+
+    def _hosts(self) -> list[str]:
+        try:
+            return [host for host in pki.hosts_of(self.certificate) if host not in pki.LOCAL] or ["localhost"]
+        except pki.PkiError as error:
+            raise DeployError(f"{error}: say for which hosts the new one is, by --host") from None
+
+    # Clients --------------------------------------------------------------------------------------------------------
+
+    @property
+    def clients(self) -> list[Enrolled]:
+        """All that were ever enrolled, in the order of names."""
+        return self.roll.clients()
+
+    def client(self, name: str) -> Enrolled:
+        """Return the client of this name that is enrolled and not revoked.
+
+        Raises
+        ------
+        DeployError
+            When there is none.
+        """
+        there = {client.name: client for client in self.clients if not client.revoked}
+        if name not in there:
+            known = ", ".join(there) or "none"
+            raise DeployError(f"client {name!r} is not enrolled; enrolled are: {known}")
+        return there[name]
+
+    def keys(self) -> list[Key]:
+        """Return the keys that are good, or were until they expired, of all clients that are not revoked.
+
+        Raises
+        ------
+        DeployError
+            When a client's file cannot be used. One that is being replaced is read as it was or as it will be.
+        """
+        return self.roll.keys()
+
+    # The audit log --------------------------------------------------------------------------------------------------
+
+    def note(self, event: str, **about: str | int | float | None) -> None:
+        """Note in the audit log what was done; where it cannot be written, say so and go on."""
+        try:
+            audit.note(self.state, event, **about)
+        except OSError as error:
+            warn(f"the audit log {self.state / audit.FILE} cannot be written ({error.strerror}): {event} is not noted")
+
+    @contextlib.contextmanager
+    def noted(self, event: str, **about: str | int | float | None) -> Iterator[dict[str, str | int | float | None]]:
+        """Note in the audit log what the block does, with what it adds to the yielded facts, or why it was refused."""
+        try:
+            yield about
+        except (FairbloomError, OSError) as error:
+            self.note("refused", **{"command": event, **about, "reason": str(error)})
+            if isinstance(error, OSError):
+                raise DeployError(f"{event}: {error}") from error
+            raise
+        self.note(event, **about)
+
+    # The way to the SuperLink -----------------------------------------------------------------------------------------
+
+    def write_connection(self, home: Path) -> None:
+        """Write the connection to this federation's SuperLink, and the credential for it, into a home of Flower's.
+
+        Raises
+        ------
+        DeployError
+            When the operator's credential cannot be read.
+        """
+        write_flower_home(home, self.control, self.authority, self.token())
+
+    def token(self) -> str:
+        """Return the operator's credential.
+
+        Raises
+        ------
+        DeployError
+            When it cannot be read, or is none.
+        """
+        remedy = "bring it back from a copy, or delete it and let fairbloom deploy renew make a new one"
+        try:
+            token = self.operator_token.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DeployError(f"the credential {self.operator_token} cannot be read: {error}; {remedy}") from None
+        if not re.fullmatch(r"[!-~]+", token):
+            raise DeployError(f"{self.operator_token} holds no credential: {remedy}")
+        return token
+
+
+def _place(file: Path, about: Mapping[str, object], key: str) -> str:
+    """Return an address of federation.toml as it is written there, or raise DeployError where it is none."""
+    if key not in about:
+        raise DeployError(f"{file} lacks {key}: bring it back from a copy")
+    given = about[key]
+    if not isinstance(given, str):
+        raise DeployError(f'{key} = {given!r} in {file}: write it as "HOST:PORT", in quotes')
+    address(f"{key} in {file}:", given)
+    return given
+
+
+def server_unit(folder: Path) -> str:
+    """Return the systemd unit that runs the server of a folder, as the account that asks."""
+    place = folder.absolute()
+    names = {"account": audit.account(), "python": sys.executable, "folder": str(place), "parent": str(place.parent)}
+    # To systemd, a percent sign begins a name of its own.
+    return SERVER_UNIT.read_text().format(**{name: value.replace("%", "%%") for name, value in names.items()})
+
+
+def warn(words: str) -> None:
+    """Print a line for the operator on stderr."""
+    print(f"fairbloom deploy: {words}", file=sys.stderr, flush=True)

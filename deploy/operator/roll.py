@@ -1,0 +1,185 @@
+"""The clients of a federation as its operator knows them: a file each, and which keys are good."""
+
+import contextlib
+import fcntl
+import os
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+import tomli_w
+
+from .. import pki
+from ..errors import DeployError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Former:
+    """A key that a client had before it was rotated; it is good until `expires`, or until it is unregistered."""
+
+    node_id: str
+    public_key: str
+    expires: str
+    unregistered: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """A public key that is registered for a client: its current one, or a former one that is being changed over."""
+
+    client: str
+    node_id: str
+    public_key: str
+    expires: str
+    current: bool
+
+    def expired(self, now: datetime) -> bool:
+        """Return whether this key is no longer good."""
+        return bool(self.expires) and datetime.fromisoformat(self.expires) <= now
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enrolled:
+    """One client as the operator knows it.
+
+    Attributes
+    ----------
+    name, node_id, partition_id
+        What reports call it, its number at the SuperLink, and which of the task's clients it is.
+    public_key
+        Its key, in OpenSSH format without comment.
+    enrolled, expires, revoked
+        When it was enrolled, until when its key is good ("": for ever), and since when it is revoked ("": it is not).
+    examples
+        How many training examples the operator has enrolled it with; 0 where that was not given.
+    former
+        The keys that it had before, oldest first.
+    """
+
+    name: str
+    node_id: str
+    partition_id: int
+    public_key: str
+    enrolled: str
+    revoked: str = ""
+    expires: str = ""
+    examples: int = 0
+    former: tuple[Former, ...] = ()
+
+    @property
+    def all_former(self) -> tuple[Former, ...]:
+        """The keys that a revoked client has had, the last one with them, for one that is enrolled by its name."""
+        last = Former(node_id=self.node_id, public_key=self.public_key, expires=self.revoked, unregistered=self.revoked)
+        return (*self.former, last)
+
+    @property
+    def node_ids(self) -> list[str]:
+        """All numbers that this client has had at the SuperLink."""
+        return [self.node_id, *(old.node_id for old in self.former)]
+
+    @property
+    def keys(self) -> list[Key]:
+        """The keys that are registered for this client, the current one first."""
+        held = [(self.node_id, self.public_key, self.expires)]
+        held += [(old.node_id, old.public_key, old.expires) for old in self.former if not old.unregistered]
+        return [
+            Key(client=self.name, node_id=node_id, public_key=public_key, expires=expires, current=number == 0)
+            for number, (node_id, public_key, expires) in enumerate(held)
+        ]
+
+
+class Roll:
+    """The clients that were ever enrolled.
+
+    Parameters
+    ----------
+    folder
+        The folder of their files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def clients(self) -> list[Enrolled]:
+        """Return all, in the order of names.
+
+        Raises
+        ------
+        DeployError
+            When there is no such folder, or a client's file cannot be used. One that is being replaced is read as it
+            was or as it will be.
+        """
+        if not self.folder.is_dir():
+            raise DeployError(f"{self.folder}, where the enrolled clients are, is no folder: bring it back from a copy")
+        found = (self._read(file) for file in sorted(self.folder.glob("*.toml")))
+        return [client for client in found if client]
+
+    def keys(self) -> list[Key]:
+        """Return the keys of all clients that are not revoked: current ones, and those that are being changed over.
+
+        Raises
+        ------
+        DeployError
+            When a client's file cannot be used.
+        """
+        return [key for client in self.clients() if not client.revoked for key in client.keys]
+
+    def check_new(self, name: str) -> None:
+        """Raise DeployError where a client has this name, or one that differs in case alone."""
+        for client in self.clients():
+            if client.name == name and not client.revoked:
+                raise DeployError(f"client {name!r} is enrolled already: revoke it first, or choose another name")
+            if client.name != name and client.name.lower() == name.lower():
+                state = "revoked" if client.revoked else "enrolled"
+                raise DeployError(
+                    f"client {name!r} differs from client {client.name!r}, which is {state}, in case alone: "
+                    "choose another name"
+                )
+
+    def save(self, client: Enrolled) -> None:
+        """Write a client's file, whole or not at all."""
+        about = asdict(client)
+        about["former"] = list(about["former"])
+        pki.write_public(self.file(client.name), tomli_w.dumps(about).encode())
+
+    def file(self, name: str) -> Path:
+        """Return where the file of a client is."""
+        return self.folder / f"{name}.toml"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other commands from changing what is known of clients."""
+        folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def _read(self, file: Path) -> Enrolled | None:
+        """Return what a client's file says; None where it has just gone."""
+        try:
+            about = tomllib.loads(file.read_text())
+            former = tuple(Former(**one) for one in about.pop("former", ()))
+            for key, value in about.items():
+                if not isinstance(value, int if key in ("partition_id", "examples") else str):
+                    raise ValueError(f"{key} = {value!r} is of another type")
+            client = Enrolled(**about, former=former)
+            for number in client.node_ids:
+                if not number.isdecimal():
+                    raise ValueError(f"{number!r} is no node's number at the SuperLink")
+            for moment in (client.expires, *(old.expires for old in former)):
+                if moment and datetime.fromisoformat(moment).tzinfo is None:
+                    raise ValueError(f"{moment} lacks a time zone")
+            if client.name != file.stem:
+                raise ValueError(f"it is of a client {client.name!r}")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise DeployError(
+                f"{file} cannot be used: {error}. Bring it back from a copy; without one, delete it and strike its "
+                "node off by its id (fairbloom deploy status shows it, flwr supernode unregister does it)"
+            ) from None
+        return client

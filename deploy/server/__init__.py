@@ -1,0 +1,1 @@
+"""What runs on the server: SuperLink and SuperExec, and the loop that keeps them up."""

@@ -1,0 +1,374 @@
+# ruff: noqa: N802 (the methods of a gRPC service have its names)
+"""The fleet API as we serve it: what a node may cost the SuperLink, and until when its key is good."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from flwr.app.error import Error
+from flwr.app.message import make_message
+from flwr.app.metadata import Metadata
+from flwr.common.constant import PUBLIC_KEY_HEADER, SUPERLINK_NODE_ID
+from flwr.common.serde import message_from_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse, Reconnect
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResponse
+from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.utils import get_metadata_bytes, int64_to_uint64, uint64_to_int64
+from grpc import ServicerContext, StatusCode
+
+from .members import Members
+from .refusals import Refusals
+from .run_state import HIDDEN
+from .turns import UNDER_WAY_AT_ONCE, TooManyCallsError, Turns
+
+LARGEST_CALL = 16 << 20
+"""Bytes of one call. Flower sends arrays in parts of 5 MiB, and bundles of at most 10 MB in one piece."""
+
+TIMES, SLACK_BYTES, SLACK_OBJECTS = 2, 4 << 20, 1000
+"""A reply may be so many times as large as the message it answers (DRFA's clients reply two models), and so much
+larger, for metrics. An object is a record, an array, or a part of one."""
+
+LARGEST_HEAD = 1 << 20
+"""Bytes of a reply's head: ids and times, or an error's words; the content comes in parts."""
+
+REPLY_TOO_LARGE = 413
+"""Code of the error that takes the place of a refused reply; Flower's own codes are below 100."""
+
+REMEMBERED = 10_000
+"""Replies under way whose sizes are counted; the oldest is forgotten first, and looked up again where it goes on."""
+
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS fairbloom_sizes (message_id TEXT PRIMARY KEY, objects INTEGER, bytes INTEGER)",
+    "CREATE TABLE IF NOT EXISTS fairbloom_replies "
+    "(session_id TEXT PRIMARY KEY, node_id INTEGER, reply_id TEXT, allowed INTEGER)",
+)
+FORGET = (
+    "DELETE FROM fairbloom_sizes WHERE message_id NOT IN (SELECT message_id FROM message_ins)",
+    "DELETE FROM fairbloom_replies WHERE session_id NOT IN (SELECT session_id FROM object_push_sessions)",
+)
+SIZE = """
+WITH RECURSIVE part (object_id) AS (
+  SELECT :message_id UNION SELECT child_id FROM object_children JOIN part ON parent_id = part.object_id
+)
+SELECT count(*) AS objects, coalesce(sum(length(content)), 0) AS bytes
+FROM objects WHERE object_id IN (SELECT object_id FROM part)"""
+KEEP_SIZE = "INSERT OR IGNORE INTO fairbloom_sizes VALUES (:message_id, :objects, :bytes)"
+MEASURED = "SELECT objects, bytes FROM fairbloom_sizes WHERE message_id = :message_id"
+OTHER_REPLY = "SELECT 1 FROM message_res WHERE reply_to_message_id = :answered AND message_id != :reply"
+HAND_OUT_AGAIN = """
+UPDATE message_ins SET delivered_at = ''
+WHERE delivered_at != '' AND (dst_node_id = :node_id OR :node_id IS NULL)
+AND message_id IN (SELECT object_id FROM objects) AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)"""
+"""What was handed out and not received whole: Flower deletes a message's parts when its receipt is confirmed."""
+
+RECEIVED = "UPDATE message_ins SET delivered_at = 'received' WHERE message_id = :message_id AND dst_node_id = :node_id"
+"""A node that received a message while the SuperLink was started again is not to be handed it once more."""
+
+HIDE = "UPDATE message_res SET delivered_at = :mark WHERE message_id = :reply_id AND delivered_at = ''"
+SHOW = """
+UPDATE message_res SET delivered_at = '' WHERE delivered_at = :mark AND (message_id = :reply_id OR :reply_id IS NULL)
+AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)"""
+"""A run sees a reply once it is whole: one that breaks off, or grows too large, is then still ours to answer for."""
+
+HEAD = """
+SELECT message_id, reply_to_message_id, src_node_id, run_id, group_id, message_type, created_at, ttl
+FROM message_res WHERE message_id = :reply_id"""
+BEGIN = "INSERT INTO fairbloom_replies VALUES (:session_id, :node_id, :reply_id, :allowed)"
+UNDER_WAY = """
+SELECT node_id, reply_id, allowed FROM fairbloom_replies
+WHERE session_id = :session_id AND session_id IN (SELECT session_id FROM object_push_sessions)"""
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+
+@dataclass
+class Budget:
+    """What is left of a reply's allowance while its parts arrive."""
+
+    node_id: int
+    reply_id: str
+    allowed: int
+    left: int
+
+
+class GuardedFleet(FleetServicer):
+    """Flower's fleet API, within limits.
+
+    A reply may be as large as the message it answers allows; one that is larger is refused before its parts are
+    stored, and an error with the reason takes its place, so that the round goes on and names the client.
+
+    Parameters
+    ----------
+    state_factory, objectstore_factory, enable_supernode_auth
+        As of Flower's FleetServicer.
+    members
+        Who is enrolled.
+    refusals
+        Where refused attempts are noted.
+    """
+
+    def __init__(
+        self,
+        state_factory: LinkStateFactory,
+        objectstore_factory: ObjectStoreFactory,
+        enable_supernode_auth: bool,
+        *,
+        members: Members,
+        refusals: Refusals,
+    ) -> None:
+        super().__init__(state_factory, objectstore_factory, enable_supernode_auth)
+        self._members, self._refusals = members, refusals
+        self._turns = Turns()
+        self._budgets: OrderedDict[str, Budget] = OrderedDict()
+        for statement in (*TABLES, *FORGET):
+            self._query(statement)
+        # What was just being handed out, or just whole, when the SuperLink ended.
+        self._query(HAND_OUT_AGAIN, node_id=None)
+        self._query(SHOW, mark=HIDDEN, reply_id=None)
+
+    # Who may come ---------------------------------------------------------------------------------------------------
+
+    def ActivateNode(self, request: Any, context: ServicerContext) -> Any:
+        """Let a node in whose key is registered and has not expired."""
+        if get_metadata_bytes(context.invocation_metadata(), PUBLIC_KEY_HEADER) != request.public_key:
+            self._refusals.note("a node in another one's name", peer=context.peer())
+            context.abort(StatusCode.UNAUTHENTICATED, "a node comes by its own key alone")  # Flower does not look
+        node_id = self._state.get_node_id_by_public_key(request.public_key)
+        if node_id is None:
+            self._refusals.note("an unregistered key", peer=context.peer())
+        else:
+            self._check_expiry(node_id, context)
+        response = super().ActivateNode(request, context)
+        self._query(HAND_OUT_AGAIN, node_id=uint64_to_int64(response.node_id))  # to the process that it was before
+        for statement in FORGET:
+            self._query(statement)
+        return response
+
+    def SendNodeHeartbeat(self, request: Any, context: ServicerContext) -> Any:
+        """Take a node's sign of life, while its key is good."""
+        self._check_expiry(request.node.node_id, context)
+        return self._in_turn(super().SendNodeHeartbeat, request, context)
+
+    def _check_expiry(self, node_id: int, context: ServicerContext) -> None:
+        since = self._members.expired(node_id)
+        if since:
+            name = self._members.name_of(node_id)
+            self._refusals.note("an expired key", client=name, peer=context.peer())
+            words = f"the key of client {name} was good until {since}: the operator replaces it (deploy rotate {name})"
+            context.abort(StatusCode.UNAUTHENTICATED, words)
+
+    # Taking turns ---------------------------------------------------------------------------------------------------
+
+    def _in_turn(self, call: Callable[[Any, ServicerContext], Any], request: Any, context: ServicerContext) -> Any:
+        try:
+            with self._turns.of(request.node.node_id):
+                return call(request, context)
+        except TooManyCallsError:
+            self._note_refused(request.node.node_id, f"more than {UNDER_WAY_AT_ONCE} calls at once")
+            context.abort(StatusCode.RESOURCE_EXHAUSTED, "too many calls of this node at once: try again")
+
+    def PullMessages(self, request: Any, context: ServicerContext) -> Any:
+        """Hand out a message."""
+        return self._in_turn(self._pull, request, context)
+
+    def _pull(self, request: Any, context: ServicerContext) -> Any:
+        with self._state.session():  # all or nothing: a message counts as handed out only if the answer is complete
+            return super().PullMessages(request, context)
+
+    def PullObject(self, request: Any, context: ServicerContext) -> Any:
+        """Hand out a part of a message."""
+        return self._in_turn(super().PullObject, request, context)
+
+    def GetRun(self, request: Any, context: ServicerContext) -> Any:
+        """Hand out what is known of a run."""
+        return self._in_turn(super().GetRun, request, context)
+
+    def GetFab(self, request: Any, context: ServicerContext) -> Any:
+        """Hand out a run's bundle."""
+        return self._in_turn(super().GetFab, request, context)
+
+    def ConfirmMessageReceived(self, request: Any, context: ServicerContext) -> Any:
+        """Measure a message that a node has received whole, before Flower deletes its parts."""
+        return self._in_turn(self._confirm, request, context)
+
+    def _confirm(self, request: Any, context: ServicerContext) -> Any:
+        self._measure(request.message_object_id)
+        with self._state.session():
+            self._query(RECEIVED, message_id=request.message_object_id, node_id=uint64_to_int64(request.node.node_id))
+            return super().ConfirmMessageReceived(request, context)
+
+    # Replies --------------------------------------------------------------------------------------------------------
+
+    def PushMessages(self, request: PushMessagesRequest, context: ServicerContext) -> PushMessagesResponse:
+        """Take the head of a reply, if it is the node's own, the first one, and of a possible size."""
+        return cast(PushMessagesResponse, self._in_turn(self._push_head, request, context))
+
+    def PushObject(self, request: PushObjectRequest, context: ServicerContext) -> PushObjectResponse:
+        """Take a part of a reply, while the reply stays within its allowance."""
+        return cast(PushObjectResponse, self._in_turn(self._push_part, request, context))
+
+    def _push_head(self, request: PushMessagesRequest, context: ServicerContext) -> PushMessagesResponse:
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            context.abort(StatusCode.INVALID_ARGUMENT, "one reply a call, with its object tree")
+        reply = message_from_proto(request.messages_list[0]).metadata
+        if reply.src_node_id != request.node.node_id:
+            self._note_refused(request.node.node_id, "a reply in another node's name")
+            context.abort(StatusCode.INVALID_ARGUMENT, "a node answers in its own name alone")
+        if request.message_object_trees[0].object_id != reply.message_id:
+            self._note_refused(request.node.node_id, "a reply with the parts of another")
+            context.abort(StatusCode.INVALID_ARGUMENT, "a reply's id is that of its object tree")
+        if self._query(OTHER_REPLY, answered=reply.reply_to_message_id, reply=reply.message_id):
+            self._note_refused(reply.src_node_id, "a second reply to the same message")
+            return _taken(reply)
+        objects, allowed = self._allowance(reply.reply_to_message_id)
+        if count(request.message_object_trees[0], objects) > objects:
+            self._answer_in_its_place(reply, f"a reply of more than the {objects} objects that its message allows")
+            return _taken(reply)
+        if request.messages_list[0].ByteSize() > LARGEST_HEAD:
+            self._answer_in_its_place(reply, "a reply with content in its head")
+            return _taken(reply)
+        with self._state.session():  # all or nothing: a head that is not stored leaves no session behind
+            response = super().PushMessages(request, context)
+            if self._query(HEAD, reply_id=reply.message_id):
+                self._query(
+                    BEGIN,
+                    session_id=response.session_id,
+                    node_id=uint64_to_int64(reply.src_node_id),
+                    reply_id=reply.message_id,
+                    allowed=allowed,
+                )
+                if response.objects_to_push:
+                    self._query(HIDE, mark=HIDDEN, reply_id=reply.message_id)
+            else:
+                self._state._cleanup_push_session(response.session_id, cleanup_messages=False)
+        return response
+
+    def _push_part(self, request: PushObjectRequest, context: ServicerContext) -> PushObjectResponse:
+        budget, size = self._budget(request.session_id), len(request.object_content)
+        if budget is None or budget.node_id != request.node.node_id:
+            return PushObjectResponse(stored=False)
+        with self.lock:
+            budget.left -= size
+            within = budget.left >= 0
+        if not within:
+            self._break_off(request.session_id, budget)
+            return PushObjectResponse(stored=False)
+        stored = False
+        try:
+            response = super().PushObject(request, context)
+            stored = response.stored
+            self._query(SHOW, mark=HIDDEN, reply_id=budget.reply_id)
+            return response
+        finally:
+            if not stored:  # a part that comes again, because its receipt was lost, counts once
+                with self.lock:
+                    budget.left += size
+
+    def _break_off(self, session_id: str, budget: Budget) -> None:
+        """Delete what has come of a reply, and say why in its place."""
+        reason = f"a reply of more than the {budget.allowed / 1e6:.1f} MB that its message allows"
+        with self._state.session():
+            heads = self._query(HEAD, reply_id=budget.reply_id)
+            self._state._cleanup_push_session(session_id, cleanup_messages=True)
+            for head in heads:
+                self._answer_in_its_place(_metadata(head), reason)
+        self._budgets.pop(session_id, None)
+
+    def _allowance(self, message_id: str) -> tuple[int, int]:
+        """Return how many objects, and how many bytes, a reply to this message may have."""
+        self._measure(message_id)
+        known = self._query(MEASURED, message_id=message_id)
+        objects, size = (known[0]["objects"], known[0]["bytes"]) if known else (0, 0)
+        return TIMES * objects + SLACK_OBJECTS, TIMES * size + SLACK_BYTES
+
+    def _measure(self, message_id: str) -> None:
+        """Keep a message's size, which its parts tell as long as they are here."""
+        (size,) = self._query(SIZE, message_id=message_id)
+        if size["objects"]:
+            self._query(KEEP_SIZE, message_id=message_id, **size)
+
+    def _budget(self, session_id: str) -> Budget | None:
+        """Return the budget of a reply under way, less what has come of it by other sessions or before a restart."""
+        with self.lock:
+            if session_id in self._budgets:
+                return self._budgets[session_id]
+        found = self._query(UNDER_WAY, session_id=session_id)
+        if not found:
+            return None
+        row = found[0]
+        (stored,) = self._query(SIZE, message_id=row["reply_id"])
+        left = row["allowed"] - stored["bytes"]
+        budget = Budget(int64_to_uint64(row["node_id"]), row["reply_id"], row["allowed"], left)
+        with self.lock:
+            budget = self._budgets.setdefault(session_id, budget)
+            while len(self._budgets) > REMEMBERED:
+                self._budgets.popitem(last=False)
+        return budget
+
+    def _answer_in_its_place(self, reply: Metadata, reason: str) -> None:
+        """Store an error in place of a reply that is refused: the run learns at once, and by whom."""
+        self._note_refused(reply.src_node_id, reason)
+        metadata = Metadata(
+            run_id=reply.run_id,
+            message_id="",
+            src_node_id=reply.src_node_id,
+            dst_node_id=reply.dst_node_id,
+            reply_to_message_id=reply.reply_to_message_id,
+            group_id=reply.group_id,
+            created_at=reply.created_at,
+            ttl=reply.ttl,
+            message_type=reply.message_type,
+        )
+        error = make_message(metadata=metadata, error=Error(REPLY_TOO_LARGE, f"the SuperLink refused {reason}"))
+        error.metadata.__dict__["_message_id"] = error.object_id
+        with self._state.session():
+            if self._state.store_message_res(error) is not None:
+                self._state._store_generated_message(error)
+
+    def _note_refused(self, node_id: int, what: str) -> None:
+        name = self._members.name_of(node_id)
+        if self._refusals.note(what, client=name):
+            log.warning("refused of client %s: %s", name, what)
+
+    def _query(self, statement: str, **values: str | float | None) -> list[dict[str, Any]]:
+        return self._state.query(statement, values)
+
+    @property
+    def _state(self) -> SqlLinkState:
+        return cast(SqlLinkState, self.state_factory.state())  # `fairbloom server` has no other kind
+
+
+def count(tree: ObjectTree, most: int) -> int:
+    """Return how many objects a tree has; more than `most` are not counted to the end."""
+    number, left = 0, [tree]
+    while left and number <= most:
+        number += 1
+        left.extend(left.pop().children)
+    return number
+
+
+def _metadata(row: dict[str, Any]) -> Metadata:
+    """Return the metadata of a reply that is stored."""
+    return Metadata(
+        run_id=int64_to_uint64(row["run_id"]),
+        message_id=row["message_id"],
+        src_node_id=int64_to_uint64(row["src_node_id"]),
+        dst_node_id=SUPERLINK_NODE_ID,
+        reply_to_message_id=row["reply_to_message_id"],
+        group_id=row["group_id"],
+        created_at=row["created_at"],
+        ttl=row["ttl"],
+        message_type=row["message_type"],
+    )
+
+
+def _taken(reply: Metadata) -> PushMessagesResponse:
+    """Return the answer to a reply of which nothing more is asked."""
+    return PushMessagesResponse(reconnect=Reconnect(reconnect=5), results={reply.message_id: 0})

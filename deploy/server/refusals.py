@@ -1,0 +1,58 @@
+"""Refused attempts, noted in the audit log without letting whoever makes them fill the disk."""
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+from ..operator import audit
+
+SECONDS = 60.0
+"""The same attempt is noted so often at most; the note says how many there were since the last."""
+
+DIFFERENT = 1000
+"""How many different attempts are told apart; further ones are noted as one."""
+
+LONGEST = 200
+"""Characters of a value that are kept."""
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+
+class Refusals:
+    """Notes refused attempts.
+
+    Parameters
+    ----------
+    folder
+        The federation's state folder, where the audit log is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._lock = folder, threading.Lock()
+        self._noted: dict[tuple[str, ...], float] = {}
+        self._since: dict[tuple[str, ...], int] = {}
+
+    def note(self, what: str, **about: str) -> bool:
+        """Note one attempt: what was tried, and by whom as far as that is known; return whether it was due."""
+        about = {key: (_without_port(value) if key == "peer" else value)[:LONGEST] for key, value in about.items()}
+        attempt = (what, *about.values())
+        with self._lock:
+            if attempt not in self._noted and len(self._noted) >= DIFFERENT:
+                attempt, about = (what,), {}
+            self._since[attempt] = self._since.get(attempt, 0) + 1
+            if time.monotonic() - self._noted.get(attempt, -SECONDS) < SECONDS:
+                return False
+            self._noted[attempt] = time.monotonic()
+            times = self._since.pop(attempt)
+        try:
+            audit.note(self._folder, f"refused: {what}", times=times, **about)
+        except OSError as error:  # what is refused stays refused while the disk is full
+            log.warning("the audit log in %s cannot be written: %s", self._folder, error)
+        return True
+
+
+def _without_port(peer: str) -> str:
+    """Return an address as gRPC or HTTP name it, without the port, which is another each time."""
+    kind, colon, address = peer.partition(":")
+    return address.rpartition(":")[0] if colon and kind in ("ipv4", "ipv6") else peer

@@ -1,0 +1,316 @@
+"""`fairbloom server`: the SuperLink and the SuperExec of a federation, started again whenever they end.
+
+This process stays small: it loads neither Flower nor PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+
+from fairbloom.errors import FairbloomError
+
+from .. import pki
+from ..device.obstacle import tls
+from ..errors import DeployError
+from ..given import EVERY_ADDRESS, address
+from ..operator import audit
+from ..operator.federation import Federation
+from ..processes import ending
+
+FIRST_DELAY, LONGEST_DELAY, HELD_SECONDS = 1.0, 30.0, 60.0
+"""Seconds until a part that ended is started again: doubled each time, and back to the first once it held."""
+
+READY_SECONDS = 120.0
+STOP_SECONDS = 15.0
+LOOK_SECONDS = 0.2
+PORT_SECONDS = 2.0
+"""How long a port that is taken is waited for: a SuperLink whose server was killed ends within a second."""
+
+SECRETS = ("server.key", "runtime.secret", "metrics.token", "operators.toml")
+STARTED, SEEN = "superexec.started", "superexec.seen"
+"""Files in the state folder: touched by each SuperExec that starts, and by the SuperLink when it asks for work."""
+
+NEEDED = ("ca.crt", "server.crt", *SECRETS)
+
+
+class Part:
+    """A process that is kept running.
+
+    Parameters
+    ----------
+    name
+        What it is called in the words that are printed.
+    module
+        The module of this package whose `main` it runs.
+    folder
+        The federation's.
+    environment
+        Of the process.
+    """
+
+    def __init__(self, name: str, module: str, folder: Path, environment: dict[str, str]) -> None:
+        self.name = name
+        # The process is told whose it is: were this one killed at once, it could not find that out any more.
+        code = f"from fairbloom.deploy.server.{module} import main; main({os.getpid()})"
+        self._command = [sys.executable, "-P", "-c", code, str(folder)]
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started, self._due, self._delay = 0.0, 0.0, FIRST_DELAY
+
+    def look(self) -> None:
+        """Start it if it is due, and note its end."""
+        now = time.monotonic()
+        if self._process is None:
+            if now >= self._due:
+                self._start(now)
+            return
+        code = self._process.poll()
+        if code is None:
+            return
+        self._process = None
+        if now - self._started > HELD_SECONDS:
+            self._delay = FIRST_DELAY
+        self._wait(now, f"ended ({ending(code)})")
+
+    def _start(self, now: float) -> None:
+        try:
+            self._process = subprocess.Popen(self._command, env=self._environment, start_new_session=True)  # noqa: S603 (ours)
+        except OSError as error:  # no memory, or too many processes
+            self._wait(now, f"cannot be started ({error.strerror})")
+        self._started = now
+
+    def _wait(self, now: float, what: str) -> None:
+        say(f"the {self.name} {what}: it is started again in {self._delay:.0f} s")
+        self._due, self._delay = now + self._delay, min(2 * self._delay, LONGEST_DELAY)
+
+    def stop(self) -> None:
+        """End it in order, or kill it where it does not."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            say(f"the {self.name} did not end within {STOP_SECONDS:.0f} s: it is killed")
+            self._process.kill()
+            self._process.wait()
+
+
+class Server:
+    """The server's side of a federation: SuperLink and SuperExec, from their start to their end.
+
+    Parameters
+    ----------
+    federation
+        Its folder says where all is.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        home = federation.state / "flower"
+        defaults = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_LOG_LEVEL": "WARNING"}
+        own = {"FLWR_HOME": str(home), "FAIRBLOOM_METRICS_TOKEN_FILE": str(federation.metrics_token.absolute())}
+        # What Flower's switch of the second name opens is a control API that asks for no credential.
+        own |= {"PYTHONUNBUFFERED": "1", "FLWR_INTERNAL_GRPC_CONTROL_API": "0"}
+        environment = defaults | dict(os.environ) | own
+        folder = federation.path.absolute()
+        self._superlink = Part("SuperLink", "superlink", folder, environment)
+        self._superexec = Part("SuperExec", "superexec", folder, environment)
+        self._started, self._seen = federation.state / STARTED, federation.state / SEEN
+        self._stopped = False
+
+    def run(self) -> None:
+        """Run until SIGTERM or SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        self._note("server started")
+        self._seen.unlink(missing_ok=True)
+        try:
+            self._until(self._superlink_answers, [self._superlink])
+            self._until(self._superexec_asks, [self._superlink, self._superexec])
+            if not self._stopped:
+                place = self._federation
+                say(f"ready: clients reach it at {place.superlink}, the operator at {place.control}")
+            while not self._stopped:
+                self._look([self._superlink, self._superexec])
+        finally:
+            self._superexec.stop()  # first: what it runs says goodbye to the SuperLink
+            self._superlink.stop()
+            self._note("server stopped")
+            say("stopped")
+
+    def _note(self, event: str) -> None:
+        try:
+            audit.note(self._federation.state, event)
+        except OSError as error:  # as on a full disk: the runs are worth more than the line
+            say(f"the audit log in {self._federation.state} cannot be written: {error.strerror}")
+
+    def _until(self, is_ready: Callable[[], bool], parts: list[Part]) -> None:
+        """Keep parts running until all is ready; say so once where that takes long."""
+        started, said = time.monotonic(), False
+        while not self._stopped and not is_ready():
+            self._look(parts)
+            if not said and time.monotonic() - started > READY_SECONDS:
+                say(f"the {parts[-1].name} is not ready after {READY_SECONDS:.0f} s; it is waited for")
+                said = True
+
+    def _look(self, parts: list[Part]) -> None:
+        for part in parts:
+            part.look()
+        time.sleep(LOOK_SECONDS)
+
+    def _superlink_answers(self) -> bool:
+        # Not urllib.request, which would go by a proxy of the environment.
+        with contextlib.suppress(OSError, HTTPException):
+            asked = HTTPSConnection(self._federation.control, timeout=2, context=self._tls())
+            with contextlib.closing(asked):
+                asked.request("GET", "/health")
+                return asked.getresponse().status == HTTPStatus.OK and reachable(self._federation.listen)
+        return False
+
+    def _superexec_asks(self) -> bool:
+        return is_newer(self._seen, self._started)
+
+    def _tls(self) -> ssl.SSLContext:
+        return tls(str(self._federation.authority))
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._stopped = True
+
+
+def serve(federation: Federation) -> int:
+    """Run the server's side of a federation until it is told to stop; return the exit code.
+
+    Raises
+    ------
+    DeployError
+        When a file is missing or cannot be used, a port is taken, or the folder is served already.
+    """
+    check_files(federation)
+    with alone(federation):
+        for what, place in (("control", federation.control), ("listen", federation.listen)):
+            check_port(federation, what, place)
+        Server(federation).run()
+    return 0
+
+
+def check_files(federation: Federation) -> None:
+    """Raise DeployError unless all that the server needs is in the folder, whole and its owner's alone."""
+    for name in NEEDED:
+        file = federation.path / name
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise DeployError(
+                f"{file} cannot be read: {error.strerror}; fairbloom deploy init makes a folder with all files"
+            ) from error
+        if not content:
+            raise DeployError(f"{file} is empty: make a new federation, or take the file from a copy")
+        if name in SECRETS and file.stat().st_mode & 0o077:
+            raise DeployError(f"others on this machine can read {file}: chmod 600 {file}")
+    for certificate in (federation.authority, federation.certificate):
+        days = pki.days_left(certificate)
+        if days <= 0:
+            remedy = f"fairbloom deploy renew --dir {federation.path}"
+            raise DeployError(f"{certificate} expired {-days:.0f} days ago: {remedy}")
+    pair = (federation.certificate, federation.certificate_key)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*pair)
+    except ssl.SSLError as error:
+        remedy = f"fairbloom deploy renew --dir {federation.path}"
+        raise DeployError(f"{pair[1]} is not the key of {pair[0]} ({error.reason}): {remedy}") from error
+    federation.keys()  # whose expiry the SuperLink goes by
+
+
+@contextlib.contextmanager
+def alone(federation: Federation) -> Iterator[None]:
+    """Hold the folder while it is served; a killed server leaves no lock behind."""
+    file = federation.state / "lock"
+    try:
+        federation.state.mkdir(mode=0o700, exist_ok=True)
+        opened = file.open("a+")
+    except OSError as error:
+        raise DeployError(f"{file} cannot be opened: {error.strerror}") from error
+    with opened as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip()
+            raise DeployError(f"{federation.path} is served already, by {holder or 'another process'}") from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        yield
+
+
+def check_port(federation: Federation, what: str, given: str) -> None:
+    """Raise DeployError when nothing can listen at an address of the federation."""
+    file = federation.path / "federation.toml"
+    place = address(f"{what} in {file}:", given)
+    until = time.monotonic() + PORT_SECONDS
+    while True:
+        try:
+            family, kind, protocol, _, bound = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(bound)
+                listener.listen()
+            return
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            if taken and time.monotonic() < until:
+                time.sleep(LOOK_SECONDS)
+                continue
+            reason = "another program listens there" if taken else error.strerror
+            raise DeployError(f"{what} = {given} in {file}: {reason}; end that program, or change the line") from error
+
+
+def reachable(address: str) -> bool:
+    """Return whether something listens at an address of this machine."""
+    host, _, port = address.rpartition(":")
+    host = dict(zip(EVERY_ADDRESS, ("127.0.0.1", "::1"), strict=True)).get(host.strip("[]"), host.strip("[]"))
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2):
+        return True
+    return False
+
+
+def is_newer(file: Path, other: Path) -> bool:
+    """Return whether a file is there, and was not touched before another one."""
+    try:
+        return file.stat().st_mtime_ns >= other.stat().st_mtime_ns
+    except FileNotFoundError:
+        return False
+
+
+def say(words: str) -> None:
+    """Print a line about the server on stderr."""
+    print(f"fairbloom server: {words}", file=sys.stderr, flush=True)
+
+
+def replace_process(federation: Federation) -> None:
+    """Go on as the server in a small process, without the libraries that the command line has loaded."""
+    command = [sys.executable, "-P", "-m", "fairbloom.deploy.server", str(federation.path)]
+    os.execv(sys.executable, command)  # noqa: S606 (our own Python)
+
+
+def main() -> int:
+    """Serve the folder that is named."""
+    try:
+        return serve(Federation(Path(sys.argv[1])))
+    except FairbloomError as error:
+        say(str(error))
+        return 2

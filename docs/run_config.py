@@ -1,0 +1,32 @@
+"""The run config's block in pyproject.toml, written from the settings, the methods' signatures and the tasks.
+
+Flower takes no key of a run config that this block lacks. `make settings` writes it.
+"""
+
+import re
+from pathlib import Path
+
+import tomli_w
+
+from fairbloom.protocol.settings import RunSettings, key_of
+from fairbloom.server.settings import default_config, parameters
+
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+HEAD = "[tool.flwr.app.config]\n"
+
+
+def block() -> str:
+    """Return the lines of the block: each setting with its default, and in words what it is."""
+    words = {key_of(name): field.description for name, field in RunSettings.model_fields.items()}
+    words |= {key: f"{each.range}: {each.description.rstrip('.')}" for key, each in parameters().items()}
+    default = {key: tomli_w.dumps({"": value}).removeprefix('"" = ').strip() for key, value in default_config().items()}
+    return "".join(f"{key} = {value} # {words[key]}\n" for key, value in default.items())
+
+
+def written_into(project: str) -> str:
+    """Return the text of a pyproject.toml with its block written anew; it ends at an empty line."""
+    return re.sub(rf"(?<={re.escape(HEAD)})(.+\n)+", lambda _: block(), project)
+
+
+if __name__ == "__main__":
+    PROJECT.write_text(written_into(PROJECT.read_text()))

@@ -1,0 +1,55 @@
+"""The files of a run folder: each is written whole or not at all, and what a disk refuses is said in one line."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fairbloom.errors import FairbloomError
+
+
+class RunFolderError(FairbloomError):
+    """A run folder that cannot be used, or a file in it that cannot be read or written."""
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that, whatever happens, either the old or the new content is there."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def written(what: str, folder: Path) -> Iterator[None]:
+    """Turn an OSError of writing `what` into a folder into a RunFolderError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"{what} cannot be written to {folder}: {error.strerror}. What was written before is intact: make room "
+            "there, or mend its permissions, and run the same command again; or choose another --out"
+        ) from error
+
+
+@contextmanager
+def usable(folder: Path) -> Iterator[None]:
+    """Turn an OSError of looking at a folder into a RunFolderError."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{folder} cannot be used: {error.strerror}. Choose another --out") from error
+
+
+def check_place(folder: Path) -> None:
+    """Raise RunFolderError where no folder can be, because its name is too long or a part of its path is a file."""
+    with usable(folder):
+        nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    if not nearest.is_dir():
+        raise RunFolderError(f"{nearest} is a file, not a folder: choose another --out")

@@ -1,0 +1,196 @@
+"""The tables of a run folder: the columns and rows of rounds.csv and clients.csv, and how they are read and written."""
+
+import csv
+import io
+import math
+import os
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from fairbloom.protocol import names
+from fairbloom.strategies import FairStrategy, Round
+
+from .checkpoint import KEPT
+from .fairness import percent_improved, summarize
+from .files import RunFolderError, write_whole
+
+ACCURACY = "test_accuracy_of_global_model"
+"""The column with the accuracy of the global model on each client's own test split, in percent."""
+
+PERSONAL = "test_accuracy_of_personal_model"
+"""The column with the accuracy of each client's own model, in percent, where the method has such models."""
+
+MEASURES = tuple(summarize({"anyone": 1.0}))
+"""The measures of fairness that rounds.csv has of an accuracy."""
+
+CLIENT_COLUMNS = (
+    "round",
+    "client",
+    "participated",
+    "coefficient",
+    "test_examples",
+    ACCURACY,
+    PERSONAL,
+    "test_loss_of_global_model",
+    "train_loss_before_round",
+    "train_loss_of_global_model",
+)
+
+Row = Mapping[str, object]
+
+
+def round_columns(strategy: FairStrategy) -> tuple[str, ...]:
+    """Return the columns of rounds.csv: those of personal models, and the method's own, only where there are any."""
+    accuracies = (ACCURACY,) if strategy.terms(1).personal_lambda is None else (ACCURACY, PERSONAL)
+    return (
+        *("round", "participants", "replies_used", "refused", "missing", "decided_by"),
+        "percent_of_participants_improved",
+        *(f"{accuracy}_{measure}" for accuracy in accuracies for measure in MEASURES),
+        *(report.replace("-", "_") for report in strategy.reports),
+        *("bytes_sent", "bytes_received", "seconds"),
+    )
+
+
+def round_row(finished: Round, seconds: float, reports: Iterable[str] = ()) -> dict[str, object]:
+    """Return a round's row of rounds.csv; `reports` are the metrics that the method itself tells."""
+    row: dict[str, object] = {
+        "round": finished.number,
+        "participants": len(finished.participants),
+        "replies_used": len(finished.coefficients),
+        "refused": " | ".join(f"{name}: {reason}" for name, reason in finished.refused.items()),
+        "missing": " ".join(finished.missing),
+        "decided_by": finished.decided_by,
+        "bytes_sent": finished.bytes_sent,
+        "bytes_received": finished.bytes_received,
+        "seconds": round(seconds, 6),
+    }
+    told, measured = finished.train_metrics, finished.evaluations
+    before = {name: m[names.LOSS_BEFORE] for name, m in told.items() if names.LOSS_BEFORE in m}
+    after = {name: m[names.TRAIN_LOSS] for name, m in measured.items() if name in before and names.TRAIN_LOSS in m}
+    if after:
+        row["percent_of_participants_improved"] = percent_improved({name: before[name] for name in after}, after)
+    for column, metric in ((ACCURACY, names.ACCURACY), (PERSONAL, names.ACCURACY_PERSONAL)):
+        accuracies = {name: 100.0 * m[metric] for name, m in measured.items() if metric in m}
+        if accuracies:
+            row |= {f"{column}_{measure}": value for measure, value in summarize(accuracies).items()}
+    return row | {report.replace("-", "_"): finished.metrics.get(report) for report in reports}
+
+
+def client_rows(finished: Round) -> list[Row]:
+    """Return a row of clients.csv for each client that evaluated the round's model."""
+    return [
+        {
+            "round": finished.number,
+            "client": name,
+            "participated": int(name in finished.coefficients),
+            "coefficient": finished.coefficients.get(name),
+            "test_examples": int(measured[names.NUM_EXAMPLES]),
+            ACCURACY: _percent(measured.get(names.ACCURACY)),
+            PERSONAL: _percent(measured.get(names.ACCURACY_PERSONAL)),
+            "test_loss_of_global_model": measured.get(names.LOSS),
+            "train_loss_before_round": finished.train_metrics.get(name, {}).get(names.LOSS_BEFORE),
+            "train_loss_of_global_model": measured.get(names.TRAIN_LOSS),
+        }
+        for name, measured in sorted(finished.evaluations.items())
+    ]
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100.0 * share
+
+
+def read_table(path: Path, columns: Collection[str]) -> list[dict[str, str]]:
+    """Return the rows of a finished run's table.
+
+    Raises
+    ------
+    RunFolderError
+        When the file is missing, torn or something else, or lacks one of `columns`.
+    """
+    with _readable(path, "Restore it from a copy, or run again with another --out"):
+        content = path.read_bytes()
+        if not content.endswith(b"\n"):
+            raise ValueError("its last line is torn")
+        header, rows = _parsed(content)
+        if lacking := [column for column in columns if column not in header]:
+            raise ValueError(f"it has no column {lacking[0]}")
+        return rows
+
+
+def keep_rows(path: Path, columns: tuple[str, ...], last: int) -> None:
+    """Rewrite a table with the rows up to round `last`, or start it; rows of later rounds may be torn.
+
+    Raises
+    ------
+    RunFolderError
+        When the file is something else, or goes so far beyond round `last` that checkpoints must have been lost.
+    """
+    with _readable(path, "Restore what is missing from a copy, or move the table away to begin a new one"):
+        content = path.read_bytes() if path.exists() else as_csv(columns, (), header=True).encode()
+        header, rows = _parsed(content[: content.rfind(b"\n") + 1], last)
+        if unknown := [column for column in header if column not in columns]:
+            raise ValueError(f"its column {unknown[0]} is none of this run's")
+        recorded = max((int(row["round"]) for row in rows), default=0)
+        if recorded > last + KEPT:
+            raise ValueError(f"it goes up to round {recorded}, while the last checkpoint is of round {last}")
+    kept = [row for row in rows if int(row["round"]) <= last]
+    write_whole(path, as_csv(columns, kept, header=True).encode())
+
+
+@contextmanager
+def _readable(path: Path, remedy: str) -> Iterator[None]:
+    """Turn what is wrong with a table into a RunFolderError with the remedy."""
+    try:
+        yield
+    except (OSError, ValueError, csv.Error) as error:
+        fault = error.strerror if isinstance(error, OSError) else error
+        raise RunFolderError(f"{path} cannot be read: {fault}. {remedy}") from error
+
+
+def _parsed(content: bytes, last: float = math.inf) -> tuple[list[str], list[dict[str, str]]]:
+    """Return the header and the rows of a table, of which those up to round `last` are whole.
+
+    Raises
+    ------
+    ValueError, csv.Error
+        When this is no table of rounds, or a row up to round `last` is torn.
+    """
+    csv.field_size_limit(sys.maxsize)  # the reasons of many refused clients, in one cell, may exceed the library's
+    # Rows after round `last` may end within quotes, which the library takes for torn where it is strict.
+    reader = csv.DictReader(io.StringIO(content.decode(), newline=""), strict=last == math.inf)
+    header, rows = list(reader.fieldnames or ()), []
+    if "round" not in header:
+        raise ValueError("its first line has no column round")
+    for row in reader:
+        if not (row["round"] or "").isdecimal():
+            raise ValueError(f"the round in line {reader.line_num} is {row['round']!r}")
+        if int(row["round"]) <= last and (None in row or None in row.values()):
+            raise ValueError(f"line {reader.line_num} has more or fewer cells than the first")
+        rows.append(row)
+    return header, rows
+
+
+def append(path: Path, columns: tuple[str, ...], rows: Iterable[Row]) -> None:
+    """Add rows to a table, all of them or, where the disk does not take them, none."""
+    content = as_csv(columns, rows).encode()
+    with path.open("r+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            while content:
+                content = content[file.write(content) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+def as_csv(columns: tuple[str, ...], rows: Iterable[Row], *, header: bool = False) -> str:
+    """Return rows as CSV text with Unix line ends."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,8 +1,0 @@
-"""Random streams of data and clients: a function of the seed, the purpose and the place, of nothing else."""
-
-import numpy as np
-
-
-def generator(seed: int, purpose: str, *where: int | str) -> np.random.Generator:
-    """Return the stream for one purpose at one place (round, client, …), whatever ran before it."""
-    return np.random.default_rng([seed, *repr((purpose, *where)).encode()])

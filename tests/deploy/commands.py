@@ -1,0 +1,88 @@
+"""Commands of operators and clients, with an answering machine in place of Flower's, and what they have left."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fairbloom.deploy import pki
+from fairbloom.deploy.operator import audit
+from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.operator.roll import Key
+from tests.runtimes.flower import ROOT
+
+MACHINE = """#!{python} -SE
+import json, os, sys, time
+from pathlib import Path
+words = sys.argv[1:]
+here = Path({folder!r})
+with (here / "asked.jsonl").open("a") as asked:
+    asked.write(json.dumps(words) + "\\n")
+home = Path(os.environ["FLWR_HOME"])
+assert (home / "config.toml").exists()
+assert (home / "credentials.yaml").exists()
+answers = json.loads((here / "answers.json").read_text())
+asked_for = words[1] if words[0] == "supernode" else words[0]
+answer = answers.get(asked_for, {{"success": True}})
+if words[:2] == ["supernode", "register"]:
+    (here / "registered.pub").write_bytes(Path(words[2]).read_bytes())
+if words[0] == "log":
+    print(answer["text"], end="", flush=True)
+    time.sleep(answer.get("seconds", 0))
+else:
+    if isinstance(answer, list):
+        (here / "answers.json").write_text(json.dumps(answers | {{asked_for: answer[1:] or answer}}))
+        answer = answer[0]
+    print("some words first", file=sys.stderr)
+    print(json.dumps(answer))
+"""
+
+
+class Machine:
+    """Answers as Flower's command does, and keeps what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "flwr"
+        self.path.write_text(MACHINE.format(python=sys.executable, folder=str(folder)))
+        self.path.chmod(0o755)
+        self.answers(register={"success": True, "node-id": "77"})
+
+    def answers(self, **answers: Any) -> None:
+        (self.folder / "answers.json").write_text(json.dumps(answers))
+
+    @property
+    def asked(self) -> list[list[str]]:
+        file = self.folder / "asked.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def noted(made: Path) -> list[dict[str, Any]]:
+    """Return what the audit log says after init, without times and chains."""
+    lines = [json.loads(line) for line in audit.text(made / "state").splitlines()]
+    return [{key: value for key, value in line.items() if key not in ("time", "account", "chain")} for line in lines][
+        1:
+    ]
+
+
+def keys(made: Path) -> list[Key]:
+    return Federation(made).keys()
+
+
+def request_of(folder: Path, name: str, pair: pki.KeyPair | None = None) -> Path:
+    """Write what a device asks with; return the file."""
+    file = folder / f"{name}.request"
+    file.write_text(f"{(pair or pki.new_node_key()).public.decode()} {name}\n")
+    return file
+
+
+def client_command(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fairbloom.deploy", "client", *map(str, words)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )

@@ -1,0 +1,47 @@
+"""What several of these tests begin with: a federation's folder, a client's bundle, Flower's home."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairbloom.deploy import pki
+from fairbloom.deploy.operator import flower_commands
+from tests.experiments.helpers import fairbloom
+
+from .commands import Machine
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    (tmp_path / "machine").mkdir()
+    there = Machine(tmp_path / "machine")
+    monkeypatch.setattr(flower_commands, "flwr_command", lambda: str(there.path))
+    monkeypatch.setattr("fairbloom.deploy.operator.submit.flwr_command", lambda: str(there.path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return there
+
+
+@pytest.fixture
+def made(machine: Machine, tmp_path: Path) -> Path:
+    assert fairbloom("deploy", "init", "federation", "--host", "fl.example.org", "--host", "10.0.0.7") == 0
+    return tmp_path / "federation"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    pki.make_authority(tmp_path / "ca.crt", tmp_path / "ca.key")
+    pki.write_private(tmp_path / "key", pki.new_node_key().private)
+    settings = 'superlink = "localhost:1"\nca = "ca.crt"\nkey = "key"\npartition-id = 3\n'
+    (tmp_path / "client.toml").write_text(settings)
+    return tmp_path
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("tried_app", None)

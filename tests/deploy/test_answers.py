@@ -1,0 +1,97 @@
+"""How a warm client's app is called for a message, in this process and in a forked one."""
+
+import importlib
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+
+from fairbloom.deploy.device.answers import AppError, CrashedError, Isolated, Resident
+from fairbloom.deploy.device.inbox import LOOP, answer_next
+from fairbloom.deploy.device.unpacked import Unpacked
+
+with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
+    command = importlib.import_module("flwr.supernode.cli.flower_supernode")
+
+from .unpacking import context, message, node_state, version_of
+
+
+@pytest.fixture(params=[Resident, Isolated])
+def answer(request: pytest.FixtureRequest, home: Path) -> Any:
+    return request.param(Unpacked())
+
+
+def test_a_message_is_answered_and_the_context_kept(answer: Any, home: Path) -> None:
+    reply, changed = answer(*version_of(home, 7), 3, message("reply"), context())
+    assert reply.content["metrics"]["version"] == 7
+    assert reply.content["metrics"]["state-dir"] == len("/own")  # this device's word counts for its own disk
+    assert changed.run_config == {"state-dir": "/of/the/run"}
+    assert changed.state["seen"]["calls"] == 1
+
+
+def test_the_resident_app_stays_loaded_until_another_bundle_comes(home: Path) -> None:
+    resident, first, second = Resident(Unpacked()), version_of(home, 1), version_of(home, 2)
+    seen = []
+    for bundle in (first, first, second, first):
+        reply, _ = resident(*bundle, 3, message("reply"), context())
+        seen.append((reply.content["metrics"]["version"], reply.content["metrics"]["calls"]))
+    assert seen == [(1, 1), (1, 2), (2, 1), (1, 1)]
+
+
+def test_what_the_app_raises_comes_out_in_words_and_leaves_the_context(answer: Any, home: Path) -> None:
+    before = context()
+    with pytest.raises((ValueError, AppError), match="a reason"):
+        answer(*version_of(home, 1), 3, message("raise"), before)
+    assert not before.state
+
+
+def test_a_crash_of_an_isolated_app_is_noticed_at_once(home: Path) -> None:
+    isolated, bundle, started = Isolated(Unpacked()), version_of(home, 1), time.monotonic()
+    with pytest.raises(CrashedError, match="killed by SIGSEGV"):
+        isolated(*bundle, 3, message("crash"), context())
+    assert time.monotonic() - started < 20.0
+    reply, _ = isolated(*bundle, 3, message("reply"), context())
+    assert reply.content["metrics"]["version"] == 1
+
+
+def test_an_app_that_exits_does_not_end_the_client(answer: Any, home: Path) -> None:
+    with pytest.raises(AppError, match="SystemExit: 5"):
+        answer(*version_of(home, 1), 3, message("exit"), context())
+
+
+def test_the_end_of_the_node_in_the_midst_of_the_app_is_no_error_of_the_app(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers: list[Any] = []
+    monkeypatch.setattr("flwr.supercore.exit.add_exit_handler", handlers.append)
+    resident = Resident(Unpacked())
+    for handler in handlers:  # as Flower does on SIGTERM, before it raises SystemExit
+        handler()
+    with pytest.raises(SystemExit):
+        resident(*version_of(home, 1), 3, message("exit"), context())
+
+
+# In Flower's loop ---------------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_a_stopped_run_left_half_received_is_dropped(home: Path) -> None:
+    fab, run = version_of(home, 1)
+    state, store = node_state(fab, run)
+    torn, whole = message("reply"), message("reply")
+    torn.metadata.__dict__["_message_id"] = torn.object_id
+    store.preregister(1, get_object_tree(torn))
+    state.store_message(torn)
+    whole.content["config"]["do"] = "reply"
+    whole.content["config"]["round"] = 2
+    importlib.import_module(LOOP)._insert_message(whole, state, store)
+
+    answer_next(state, store, Resident(Unpacked()))
+
+    (reply,) = state.get_messages(is_reply=True)
+    assert reply.metadata.reply_to_message_id == whole.metadata.message_id
+    assert not reply.has_error()
+    assert [*state.msg_store] == [whole.metadata.message_id, reply.metadata.message_id]
+    assert store.get(torn.metadata.message_id) is None

@@ -1,0 +1,219 @@
+"""What `deploy doctor` finds, and what the control API says of the server."""
+
+import http.server
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from fairbloom.deploy import pki
+from fairbloom.deploy.errors import RefusedError
+from fairbloom.deploy.operator import flower_commands
+from fairbloom.deploy.operator.doctor import (
+    Finding,
+    client_keys,
+    device_key,
+    disk,
+    examine,
+    expiry,
+    open_secrets,
+    server_side,
+)
+from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.processes import free_port
+from tests.experiments.helpers import fairbloom
+
+from .commands import Machine
+
+VERSION = version("fairbloom")
+
+
+# Doctor -------------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_names_faults_and_exits_with_1(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority, server = (made / "ca.crt", made / "ca.key"), (made / "server.crt", made / "server.key")
+    pki.make_server_certificate(*authority, *server, ["fl.example.org"], -3)
+    (made / "ca.key").chmod(0o644)
+    (made / "metrics.token").chmod(0o640)
+    capsys.readouterr()
+    assert fairbloom("deploy", "doctor") == 1
+    printed = capsys.readouterr().out
+    assert "fault server certificate: " in printed
+    assert "expired 3 days ago: fairbloom deploy renew" in printed
+    assert "others can read federation/ca.key, federation/metrics.token: chmod 600" in printed
+    assert "fault control API: 127.0.0.1:8000 cannot be used" in printed
+    assert "fault server: 127.0.0.1:8000 does not answer" in printed
+
+
+def test_doctor_warns_of_what_ends_soon(made: Path) -> None:
+    fairbloom("deploy", "renew", "--days", "20")
+    assert expiry("x", made / "server.crt").verdict == "warning"
+    assert expiry("x", made / "none.crt").verdict == "fault"
+    assert disk(made / "not" / "yet").what == "disk"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ca.key", "server.key", "operator.token", "operators.toml", "runtime.secret", "metrics.token"),
+        *("flower/credentials.yaml", "state/audit.jsonl", "bundles/a.tar.gz", "bundles/b/key"),
+    ],
+)
+def test_doctor_finds_each_secret_that_others_can_read(made: Path, name: str) -> None:
+    assert fairbloom("deploy", "enroll", "a") == 0
+    assert fairbloom("deploy", "enroll", "b", "--unpacked") == 0
+    assert open_secrets(Federation(made)).verdict == "ok"
+    (made / name).chmod(0o604)
+    found = open_secrets(Federation(made))
+    assert found.verdict == "fault"
+    assert found.words.endswith(f"chmod 600 {made / name}")
+
+
+def test_doctor_finds_a_folder_that_others_can_enter(made: Path) -> None:
+    made.chmod(0o755)
+    assert open_secrets(Federation(made)).words == f"others can enter {made}: chmod 700 {made}"
+
+
+@pytest.mark.parametrize("content", [b"random", b""])
+def test_doctor_survives_a_damaged_authority(made: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (made / "ca.crt").write_bytes(content)
+    assert fairbloom("deploy", "doctor") == 1
+    assert "ca.crt is no certificate, or a damaged one" in capsys.readouterr().out
+    assert fairbloom("deploy", "enroll", "a", "--unpacked") == 0
+    device = made / "bundles" / "a" / "client.toml"
+    assert fairbloom("deploy", "doctor", "--client", device) == 2
+    assert "ca.crt" in capsys.readouterr().err
+
+
+def test_doctor_looks_into_a_devices_key(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("deploy", "enroll", "a", "--unpacked") == 0
+    key = made / "bundles" / "a" / "key"
+    assert device_key(key).verdict == "ok"
+    key.chmod(0o644)
+    assert device_key(key).words == f"others can read {key}: chmod 600 {key}"
+    key.write_bytes(b"\x00random")
+    assert "is no private key in OpenSSH format" in device_key(key).words
+    assert fairbloom("deploy", "doctor", "--client", key.with_name("client.toml")) == 2
+    assert "is no private key in OpenSSH format" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("days", "verdict"), [(31, "ok"), (0, "ok"), (29, "warning"), (0.00001, "fault")])
+def test_doctor_and_status_see_client_keys_that_run_out(
+    made: Path, machine: Machine, days: float, verdict: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("deploy", "enroll", "fine") == 0
+    assert fairbloom("deploy", "enroll", "a", "--days", days) == 0
+    time.sleep(1.1)
+    found = client_keys(Federation(made))
+    assert found.verdict == verdict
+    assert ("a: fairbloom deploy rotate NAME" in found.words) == (verdict != "ok")
+    machine.answers(list={"success": True, "nodes": [], "runs": []})
+    capsys.readouterr()
+    assert fairbloom("deploy", "status") == 0
+    assert (f"client keys: {found.words}" in capsys.readouterr().out) == (verdict != "ok")
+
+
+@pytest.mark.parametrize("content", ["", "operator = 3", "[operator]\nsha256 = 'other'", "[", "[operator]"])
+def test_doctor_sees_a_credential_that_the_server_cannot_know(made: Path, content: str) -> None:
+    def found() -> Finding:
+        return next(finding for finding in examine(Federation(made)) if finding.what == "credential")
+
+    assert found().verdict == "ok"
+    (made / "operators.toml").write_text(content)
+    assert found().verdict == "fault"
+    assert "operators.toml" in found().words
+
+
+# What the control API says of the server ----------------------------------------------------------------------------
+
+
+class ControlApi(http.server.BaseHTTPRequestHandler):
+    """Answers the server's page to whoever has the credential."""
+
+    token, status, page = "", 200, b""
+
+    def do_GET(self) -> None:
+        allowed = self.headers["Authorization"] == f"Bearer {self.token}"
+        self.answer(self.status if allowed else 401, self.page if allowed else b"{}")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def answer(self, status: int, page: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(page)))
+        if status == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Federation, type[ControlApi]]]:
+    federation = Federation.init(tmp_path / "served", ["localhost"], 9092, f"127.0.0.1:{free_port()}", 30)
+    answering = type("Answering", (ControlApi,), {"token": federation.token()})
+    address = ("127.0.0.1", int(federation.control.rpartition(":")[2]))
+    with http.server.ThreadingHTTPServer(address, answering) as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(federation.certificate, federation.certificate_key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        yield federation, answering
+        server.shutdown()
+        serving.join()
+
+
+def page(**about: object) -> bytes:
+    return json.dumps({"superexec_seen": 0.5, "database_bytes": 2_000_000, "version": VERSION} | about).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "verdict", "words"),
+    [
+        (200, page(), "ok", f"fairbloom {VERSION} is ready for runs; its database has 2 MB"),
+        (200, page(superexec_seen=None), "fault", "for work since it was started, so runs will wait"),
+        (200, page(superexec_seen=31), "fault", "for work for 31 s, so runs will wait"),
+        (200, page(version="9.9"), "warning", f"fairbloom 9.9 runs there and {VERSION} is installed here"),
+        (200, b"no json", "fault", "does not answer"),
+        (200, b"[]", "fault", "does not answer"),
+        (404, b"", "warning", "is a SuperLink that fairbloom server did not start"),
+        (500, b"", "fault", "answers with 500: see the server's log"),
+    ],
+)
+def test_what_the_server_says_of_itself_is_a_finding(
+    served: tuple[Federation, type[ControlApi]], status: int, answer: bytes, verdict: str, words: str
+) -> None:
+    federation, api = served
+    api.status, api.page = status, answer
+    found = server_side(federation)
+    assert found.verdict == verdict
+    assert words in found.words
+
+
+def test_a_credential_that_is_refused_is_a_finding_and_words_of_flowers_commands(
+    served: tuple[Federation, type[ControlApi]],
+) -> None:
+    federation, api = served
+    api.token = "another"
+    assert server_side(federation).verdict == "fault"
+    assert f"does not accept the credential in {federation.operator_token}" in server_side(federation).words
+    with pytest.raises(RefusedError, match="does not accept the credential in"):
+        flower_commands.flwr_json(federation, "list", "federation")
+
+
+def test_flowers_own_commands_send_the_credential(served: tuple[Federation, type[ControlApi]]) -> None:
+    federation, _ = served
+    assert (
+        flower_commands.flwr_json(federation, "list", "federation")["runs"] == []
+    )  # an empty page is an empty list of runs

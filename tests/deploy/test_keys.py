@@ -1,0 +1,80 @@
+"""Keys that are made on the device, and stay there."""
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from fairbloom.deploy.device import keys
+from fairbloom.deploy.device.client import Client
+from fairbloom.deploy.errors import ClientError
+
+from .commands import client_command
+
+
+def test_a_key_is_made_where_it_stays_and_only_the_request_is_printed(tmp_path: Path) -> None:
+    done = client_command("keys", "site-a", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    key, request = tmp_path / "site-a" / "key", tmp_path / "site-a" / "site-a.request"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert sorted(tmp_path.rglob("*")) == [key.parent, key, request]
+    kind, _, name = done.stdout.split()
+    assert (kind, name) == ("ecdsa-sha2-nistp384", "site-a")
+    assert request.read_text() == done.stdout
+    public = serialization.load_ssh_private_key(key.read_bytes(), None).public_key()
+    assert public == serialization.load_ssh_public_key(done.stdout.encode())
+    assert "PRIVATE" not in done.stdout + done.stderr + request.read_text()
+
+
+def test_a_made_key_serves_the_bundle_that_is_unpacked_beside_it(bundle: Path) -> None:
+    (bundle / "key").unlink()
+    assert client_command("keys", "site-a", "--out", bundle, folder=bundle).returncode == 0
+    assert Client.of({}, bundle / "client.toml").key == str(bundle / "key")
+
+
+def test_a_key_that_is_there_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("mine")
+    done = client_command("keys", "site-a", "--out", tmp_path, folder=tmp_path)
+    assert done.returncode == 2
+    assert f"{tmp_path / 'key'} is there already" in done.stderr
+    assert (tmp_path / "key").read_text() == "mine"
+    assert not (tmp_path / "site-a.request").exists()
+
+
+def test_a_key_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "key").symlink_to(tmp_path / "elsewhere")
+    assert client_command("keys", "site-a", "--out", tmp_path, folder=tmp_path).returncode == 2
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_of_two_that_make_a_key_at_once_one_does(tmp_path: Path) -> None:
+    outcomes = list[str]()
+
+    def make() -> None:
+        try:
+            outcomes.append(keys.make(tmp_path, "site-a"))
+        except ClientError:
+            outcomes.append("")
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (request,) = filter(None, outcomes)
+    assert (tmp_path / "site-a.request").read_text() == f"{request}\n"
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "-a", "a\nb", "x" * 64])
+def test_a_name_that_is_none_makes_no_key(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ClientError, match="letters, digits, dots, dashes and underscores would do"):
+        keys.make(tmp_path, name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ClientError, match="the key cannot be written there: Not a directory"):
+        keys.make(tmp_path / "file" / "x", "site-a")

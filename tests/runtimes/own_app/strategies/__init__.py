@@ -1,0 +1,1 @@
+"""A package of this app, beside fairbloom.strategies."""

@@ -1,0 +1,141 @@
+"""A run whose last checkpoint is damaged: it continues from the one before, and ends with the same bits."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairbloom.server.checkpoint import checkpoints
+from fairbloom.server.files import RunFolderError
+from fairbloom.simulation.run import simulate
+from tests.simulation.helpers import Outcome, drafts, run, small, table
+
+ROUNDS = 6
+
+Damage = Callable[[Path], None]
+
+
+class EndedError(Exception):
+    """A run is cut off here."""
+
+
+def run_up_to(folder: Path, last: int, method: str, **changes: Any) -> None:
+    """Begin a run that is cut off after round `last`."""
+
+    def end(row: object) -> None:
+        if isinstance(row, dict) and row["round"] == last:
+            raise EndedError
+
+    with pytest.raises(EndedError):
+        simulate(small(folder, method=method, num_rounds=ROUNDS, **changes), end)
+
+
+def cut_at(share: float) -> Damage:
+    def cut(path: Path) -> None:
+        content = path.read_bytes()
+        path.write_bytes(content[: int(share * len(content))])
+
+    return cut
+
+
+def flip(place: int) -> Damage:
+    def flip_byte(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[place] ^= 0x10
+        path.write_bytes(content)
+
+    return flip_byte
+
+
+DAMAGES: dict[str, Damage] = {
+    "empty": cut_at(0.0),
+    "truncated in the header": cut_at(0.01),
+    "truncated in the data": cut_at(0.9),
+    "flipped in the header's length": flip(0),
+    "flipped in the header": flip(60),
+    "flipped in the data": flip(-1),
+    "something else": lambda path: path.write_text("precious") and None,
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.fixture(scope="module", params=["fedfv", "ditto"])
+def method(request: pytest.FixtureRequest) -> str:
+    """Return a method with memory: FedFV keeps old updates on the server, Ditto personal models with the clients."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def whole(method: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("whole") / "run", method=method, num_rounds=ROUNDS)
+
+
+def personal_models(folder: Path) -> dict[str, bytes]:
+    """Return every client's newest personal model."""
+    clients = folder.glob("clients/*/*")
+    return {client.name: max(client.iterdir(), key=lambda path: int(path.stem)).read_bytes() for client in clients}
+
+
+def assert_same_bits(folder: Path, other: Path) -> None:
+    assert not Outcome.of(folder).differences(Outcome.of(other))
+    assert personal_models(folder) == personal_models(other)
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_same_bits(
+    tmp_path: Path, method: str, whole: Path, damage: Damage, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    run_up_to(folder, 4, method)
+    last, before = checkpoints(folder / "checkpoint")
+    damage(last)
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        continued = run(folder, method=method, num_rounds=ROUNDS)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert_same_bits(continued, whole)
+    assert [row["round"] for row in table(folder / "rounds.csv")] == [str(number) for number in range(1, ROUNDS + 1)]
+    assert not drafts(folder)
+    told = {record.getMessage() for record in caplog.records if record.levelno == logging.WARNING}
+    if damage is not DAMAGES["missing"]:  # which is as if the run had been killed before it was written
+        assert any(f"{last} is damaged" in words and words.endswith(before.name) for words in told)
+
+
+def test_a_run_killed_before_a_checkpoint_whose_one_before_is_damaged_ends_with_the_same_bits(
+    tmp_path: Path, method: str
+) -> None:
+    """All clients have trained in two rounds that are run again: the personal models of before are still there."""
+    everyone = {"fraction": 1.0, "method": method}
+    whole = run(tmp_path / "whole", num_rounds=ROUNDS, **everyone)
+    folder = tmp_path / "run"
+    run_up_to(folder, 3, **everyone)
+    kept = checkpoints(folder / "checkpoint")[0].read_bytes()
+    run_up_to(folder, 5, **everyone)
+    last, before = checkpoints(folder / "checkpoint")
+    last.unlink()
+    cut_at(0.5)(before)
+    (folder / "checkpoint" / "3.safetensors").write_bytes(kept)
+    assert_same_bits(run(folder, num_rounds=ROUNDS, **everyone), whole)
+
+
+def test_a_run_is_refused_once_both_checkpoints_are_damaged_and_is_left_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_up_to(folder, 3, "fedavg")
+    for path in checkpoints(folder / "checkpoint"):
+        cut_at(0.5)(path)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(RunFolderError, match=r"3\.safetensors is damaged: .*2\.safetensors is damaged: .*Put back a"):
+        run(folder, method="fedavg", num_rounds=ROUNDS)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_only_checkpoint_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_up_to(folder, 1, "fedavg")
+    (only,) = checkpoints(folder / "checkpoint")
+    only.write_bytes(b"")
+    with pytest.raises(RunFolderError, match=r"1\.safetensors is damaged: it is empty\. Put back a copy"):
+        run(folder, method="fedavg", num_rounds=ROUNDS)

@@ -1,0 +1,45 @@
+"""The tables of a finished run: read where they are whole, refused with file and fault where not."""
+
+from pathlib import Path
+
+import pytest
+
+from fairbloom.server.files import RunFolderError
+from fairbloom.server.rows import CLIENT_COLUMNS, as_csv, read_table
+
+ROWS = [{"round": number, "client": name} for number in (1, 2) for name in ("a", 'b, "the second"\nof two')]
+
+DAMAGED = {
+    "empty": (b"", "its last line is torn"),
+    "torn": (b"round,client\n1,a\n2", "its last line is torn"),
+    "torn at a line's end": (b'round,client\n1,"a\n', "unexpected end of data"),
+    "a picture": (b"\x89PNG\r\n\x00\xff\n", "can't decode byte 0x89"),
+    "another table": (b"epoch,loss\n1,2\n", "its first line has no column round"),
+    "another table with rounds": (b"round,gains\n1,2\n", "it has no column client"),
+    "no round": (b"round,client\n-1,a\n", "the round in line 2 is '-1'"),
+    "an empty line": (b"round,client\n1,a\n,\n", "the round in line 3 is ''"),
+    "cells missing": (b"round,client\n1,a\n2\n", "line 3 has more or fewer cells than the first"),
+    "cells too many": (b"round,client\n1,a,b\n", "line 2 has more or fewer cells than the first"),
+}
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "clients.csv").write_text(as_csv(CLIENT_COLUMNS, ROWS, header=True))
+    read = read_table(tmp_path / "clients.csv", CLIENT_COLUMNS)
+    assert [(row["round"], row["client"]) for row in read] == [(str(row["round"]), row["client"]) for row in ROWS]
+
+
+@pytest.mark.parametrize(("content", "fault"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_table_is_refused_with_its_fault_and_a_remedy(tmp_path: Path, content: bytes, fault: str) -> None:
+    path = tmp_path / "clients.csv"
+    path.write_bytes(content)
+    with pytest.raises(RunFolderError) as refusal:
+        read_table(path, ("client",))
+    assert str(refusal.value).startswith(f"{path} cannot be read: ")
+    assert fault in str(refusal.value)
+    assert str(refusal.value).endswith(". Restore it from a copy, or run again with another --out")
+
+
+def test_a_missing_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"clients.csv cannot be read: No such file or directory\. Restore it"):
+        read_table(tmp_path / "clients.csv", ())

@@ -1,0 +1,214 @@
+"""Tasks by name: what is registered is what is loaded, with its own settings, from its own folder."""
+
+import subprocess
+import sys
+from dataclasses import asdict
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fairbloom.errors import FairbloomError
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task, TaskInfo, TaskSetting, check_data, load_task
+
+loaded: list[tuple[Setup, dict[str, Any]]] = []
+opened: list[str] = []
+
+
+def load(setup: Setup, **own: Any) -> Task:
+    """Load a task whose clients have as many ones as their number says."""
+    loaded.append((setup, own))
+
+    def splits(client: str) -> Splits:
+        opened.append(client)
+        ones = torch.ones(int(client) + 1, 1)
+        return Splits(Examples(ones, ones), Examples(ones[:1], ones[:1]))
+
+    def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return ((outputs - targets) ** 2).sum(dim=1)
+
+    return Task(tuple(map(str, range(setup.clients))), lambda: nn.Linear(1, 1), squared_error, splits)
+
+
+SETTINGS = (
+    TaskSetting("noise", 0.5, "Noise that is added to the targets", lowest=0, highest=2),
+    TaskSetting("shift", 0, "Shift of the inputs"),
+    TaskSetting("kind", "plain", "Kind of the data", choices=("plain", "bent", "torn")),
+    TaskSetting("folded", False, "Whether the inputs are folded"),
+)
+
+
+@pytest.fixture(autouse=True)
+def two_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register one task with settings of its own and one that reads a folder."""
+    loaded.clear()
+    opened.clear()
+    for info in (
+        TaskInfo("ones", "Ones", "nobody", f"{__name__}:load", settings=SETTINGS),
+        TaskInfo("files", "Ones from files", "nobody", f"{__name__}:load", reads_folder=True),
+    ):
+        monkeypatch.setitem(TASKS, info.name, info)
+
+
+def config(**settings: Any) -> dict[str, Any]:
+    return Settings.of({"clients": 3, **settings}).run_config()
+
+
+# By name ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_task_that_is_named_is_the_one_that_is_loaded() -> None:
+    task = load_task(config(task="ones", seed=7))
+    assert task.clients == ("0", "1", "2")
+    ((setup, own),) = loaded
+    assert setup == Setup("logistic", 3, "shards", 2, 0.5, seed=7)
+    assert own == {"noise": 0.5, "shift": 0, "kind": "plain", "folded": False}
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_every_registered_task_loads_under_its_name(name: str) -> None:
+    task = load_task(Settings.of({"task": name}).run_config())
+    train, test = task.splits(task.clients[0])
+    assert len(train) > 0
+    assert len(test) > 0
+    inputs, targets = train[0:2]
+    assert task.loss(task.model()(inputs), targets).shape == (2,)
+    assert task.right(task.model()(inputs), targets).shape == (2,)
+
+
+def test_a_task_that_is_not_installed_is_refused_by_name() -> None:
+    with pytest.raises(FairbloomError, match=r"task = 'hearts' is not installed here: there are digits, ones"):
+        load_task({**config(), "task": "hearts"})
+
+
+def test_the_same_settings_give_the_same_task_and_what_it_does_not_read_makes_no_other() -> None:
+    first = load_task(config(task="ones"))
+    assert load_task(config(task="ones", **{"learning-rate": 0.7, "method": "fedfv", "out": "x"})) is first
+    assert load_task(config(task="ones", **{"ones.noise": 0.1})) is not first
+    assert load_task(config(task="ones", seed=1)) is not first
+
+
+def test_naming_the_tasks_imports_neither_pytorch_nor_their_files() -> None:
+    asked = "import sys, fairbloom.tasks; print({'torch', 'sklearn', 'fairbloom.tasks.digits'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+# Settings of a task's own -------------------------------------------------------------------------------------------
+
+
+def test_a_tasks_own_settings_reach_it_in_their_type() -> None:
+    own = {"ones.noise": 1, "ones.shift": -4, "ones.kind": "bent", "ones.folded": True}
+    load_task(config(task="ones", **own))
+    assert loaded[0][1] == {"noise": 1.0, "shift": -4, "kind": "bent", "folded": True}
+    assert [type(value) for value in loaded[0][1].values()] == [float, int, str, bool]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("ones.noise", -0.1, "float at least 0 and at most 2"),
+        ("ones.noise", 2.1, "float at least 0 and at most 2"),
+        ("ones.noise", float("nan"), "float at least 0 and at most 2"),
+        ("ones.noise", "much", "float at least 0 and at most 2"),
+        ("ones.noise", True, "float at least 0 and at most 2"),
+        ("ones.shift", 1.0, "int"),
+        ("ones.shift", False, "int"),
+        ("ones.kind", "round", "plain, bent or torn"),
+        ("ones.kind", 3, "plain, bent or torn"),
+        ("ones.folded", 1, "bool"),
+    ],
+)
+def test_an_impossible_setting_of_a_task_is_refused_before_the_run_and_on_the_device(
+    key: str, value: Any, allowed: str
+) -> None:
+    for refuse in (
+        lambda: Settings.of({"task": "ones", key: value}),
+        lambda: load_task({**config(task="ones"), key: value}),
+    ):
+        with pytest.raises(FairbloomError) as refusal:
+            refuse()
+        assert str(refusal.value) == f"{key} = {value!r}: allowed is {allowed}"
+
+
+def test_another_tasks_settings_are_no_part_of_a_run() -> None:
+    assert "ones.noise" not in config(task="digits")
+    assert "digits.rotated-clients" not in config(task="ones", **{"digits.rotated-clients": 2})
+
+
+def test_what_is_known_of_a_task_can_be_printed_as_json() -> None:
+    for info in TASKS.values():
+        assert dumps(asdict(info))
+
+
+# Its folder ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_the_task_does_not_read_is_refused_with_a_remedy() -> None:
+    for refuse in (
+        lambda: Settings.of({"data-dir": "/data"}),
+        lambda: load_task({**config(), "data-dir": "/data"}),
+    ):
+        with pytest.raises(FairbloomError, match=r"data-dir = '/data': task digits reads no folder; leave .*toml"):
+            refuse()
+
+
+def test_a_task_that_reads_a_folder_is_told_which(tmp_path: Path) -> None:
+    chosen = config(task="files", **{"data-dir": str(tmp_path)})
+    check_data(chosen)
+    assert len(load_task(chosen).splits("2").train) == 3
+    assert loaded[0][0].data_dir == str(tmp_path)
+
+
+@pytest.mark.parametrize(("folder", "words"), [("", "by --data-dir, or"), ("/no/such", "'/no/such': there is no such")])
+def test_a_folder_that_is_missing_is_a_matter_of_those_who_read_it(folder: str, words: str) -> None:
+    """A server needs the model alone, and the folders of deployed clients lie on their devices."""
+    chosen = config(task="files", **{"data-dir": folder})
+    task = load_task(chosen)
+    assert task.model().weight.shape == (1, 1)
+    for refuse in (lambda: check_data(chosen), lambda: task.splits("0")):
+        with pytest.raises(FairbloomError, match=words):
+            refuse()
+    assert not opened
+
+
+# Examples -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_loads_its_own_data_only() -> None:
+    load_task(config(task="ones")).to(torch.device("cpu")).splits("1")
+    assert opened == ["1"]
+
+
+def test_chosen_examples_are_those_of_the_split() -> None:
+    inputs, targets = torch.arange(10.0) * 2, torch.arange(10)
+    whole, part = Examples(inputs, targets), Examples(inputs, targets, torch.tensor([7, 3, 5]))
+    assert (len(whole), len(part)) == (10, 3)
+    for examples, chosen, expected in (
+        (whole, slice(2, 4), [2, 3]),
+        (whole, torch.tensor([9, 0]), [9, 0]),
+        (part, slice(0, 3), [7, 3, 5]),
+        (part, slice(1, 9), [3, 5]),
+        (part, torch.tensor([2, 0, 0]), [5, 7, 7]),
+    ):
+        got, labels = examples[chosen]
+        assert labels.tolist() == expected
+        assert torch.equal(got, inputs[labels])
+
+
+def test_a_whole_tensor_is_not_copied_for_a_slice() -> None:
+    inputs = torch.zeros(100, 3)
+    assert Examples(inputs, inputs)[10:20][0].data_ptr() == inputs[10].data_ptr()
+
+
+def test_what_clients_share_is_moved_once() -> None:
+    task = load_task(config(**{"digits.rotated-clients": 1})).to(torch.device("meta"))
+    splits = [split for name in task.clients for split in task.splits(name)]
+    assert {split.inputs.device.type for split in splits} == {"meta"}
+    assert len({id(split.inputs) for split in splits}) == 2
+    assert len({id(split.targets) for split in splits}) == 1
+    assert task.splits(task.clients[0]) is task.splits(task.clients[0])
