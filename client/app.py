@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 PERSONAL_MODEL, ABOUT_PERSONAL, ROUND = "personal-model", "personal", "round"
 """Where Flower's context holds a client's last personal model, and the round that made it."""
 
+OWN_PLACES = ("state-dir", "data-dir")
+"""Where this device keeps things: its owner says it in the node config, which wins over a run's settings."""
+
 app = ClientApp()
 
 
@@ -71,7 +74,8 @@ def local_of(context: Context) -> Local:
     if ABOUT_PERSONAL in context.state.config_records:
         made = int(str(context.state.config_records[ABOUT_PERSONAL][ROUND]))
         last = (made, dict(context.state.array_records[PERSONAL_MODEL].to_torch_state_dict()))
-    return Local.of(context.run_config, partition, None if name is None else str(name), last)
+    own = {key: place for key in OWN_PLACES if (place := context.node_config.get(key))}
+    return Local.of({**context.run_config, **own}, partition, None if name is None else str(name), last)
 
 
 def _told(message: Message) -> tuple[StateDict, Terms]:

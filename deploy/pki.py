@@ -27,7 +27,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 """Names every SuperLink's certificate has: health checks and the operator's commands go by loopback."""
 
 SKEW = timedelta(hours=1)
-"""Certificates begin that much in the past, for devices whose clock is behind."""
+"""How far in the past a certificate's time begins, for devices whose clock is behind."""
 
 
 NODE_KEY = "ecdsa-sha2-nistp384"

@@ -9,7 +9,7 @@ from torchjd import aggregation
 
 from fairbloom.experiments.catalogue import Method, Parameter, describe
 from fairbloom.protocol.names import ACCURACY_AFTER, LEARNING_RATE, LOSS_BEFORE
-from fairbloom.server.settings import Settings, Value
+from fairbloom.server.settings import Value
 from fairbloom.server.settings import parameters as all_parameters
 from fairbloom.strategies import METHODS
 from fairbloom.strategies.torchjd import STARTING_POINTS, takes_gram
@@ -232,13 +232,16 @@ def facts(method: Method) -> str:
 
 
 def example(method: Method) -> dict[Parameter, Value]:
-    """Return the method's parameters with their defaults; words, which choose a variant, are left out."""
-    known, values = all_parameters(), {}
-    for parameter in method.parameters:
-        default = known[parameter.key].default
-        if not isinstance(default, str):
-            values[parameter] = "…" if default is None else default
-    return values
+    """Return the method's parameters with their defaults, or else with the values that they have in the figure.
+
+    Words that choose a variant are left out.
+    """
+    known, drawn = all_parameters(), toy.ARGUMENTS.get(method.name, {})
+    return {
+        parameter: drawn[known[parameter.key].argument] if default is None else default
+        for parameter in method.parameters
+        if not isinstance(default := known[parameter.key].default, str)
+    }
 
 
 def call(title: str, arguments: dict[Parameter, Value]) -> str:
@@ -268,7 +271,7 @@ def parameters(method: Method) -> str:
 
 def needed(method: Method) -> list[str]:
     """Return the keys of what the method asks of clients: metrics, and what is told beside them."""
-    told = Settings.of({"method": method.name}).strategy().terms(1).to_config() if method.name in METHODS else {}
+    told = toy.strategy(method.name).terms(1).to_config() if method.name in METHODS else {}
     return [key for key in NEEDS if key in method.needs or key in told]
 
 

@@ -29,4 +29,6 @@ def written_into(project: str) -> str:
 
 
 if __name__ == "__main__":
-    PROJECT.write_text(written_into(PROJECT.read_text()))
+    before = PROJECT.read_text()
+    if (after := written_into(before)) != before:  # else make would install everything anew
+        PROJECT.write_text(after)

@@ -205,7 +205,7 @@ def run(name: str, start: tuple[float, float]) -> Course:
         for finished in rounds:
             course.append(finished.arrays["w"])
             for client in CLIENTS:
-                last = clients._local(client).personal.last
+                last = clients.local(client).personal.last
                 if last is not None:
                     personal[client].append(last[1]["w"].numpy())
     kept = {client: np.array(models) for client, models in personal.items() if len(models) > 1}

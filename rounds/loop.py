@@ -21,7 +21,8 @@ from .updates import FloatArray, Model, combine
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 Metrics = dict[str, Any]
-M, R = TypeVar("M"), TypeVar("R")
+M = TypeVar("M")
+R = TypeVar("R")
 
 
 class NothingLearnedError(FairbloomError):

@@ -165,7 +165,7 @@ class Updates:
         self._others: list[Model] = []
 
     def add(self, arrays: Model) -> None:
-        """Store u = w − `arrays` as the next row, and its buffers.
+        """Store u = w − `arrays` as the next row, and copies of its buffers: `arrays` may be overwritten afterwards.
 
         Raises
         ------
@@ -193,7 +193,7 @@ class Updates:
         if abs(exponent) > SAFE_EXPONENT:
             np.ldexp(row, -exponent, out=row)
         self._scales.append(2.0**exponent if abs(exponent) > SAFE_EXPONENT else 1.0)
-        self._others.append({name: arrays[name] for name in (*self.layout.buffers, *self.layout.integers)})
+        self._others.append({name: arrays[name].copy() for name in (*self.layout.buffers, *self.layout.integers)})
 
     def remove(self, place: int) -> None:
         """Leave out the row at `place`; those after it move up, one at a time, so that no copy of all is made."""

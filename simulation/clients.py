@@ -79,11 +79,12 @@ class LocalClients:
     def _each(self, names: Sequence[str], work: Callable[[Local], None], refused: Refusals) -> None:
         for name in names:
             try:
-                work(self._local(name))
+                work(self.local(name))
             except Exception as error:  # one client's failure is one refused reply, whatever it is
                 refused.add(name, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
 
-    def _local(self, name: str) -> Local:
+    def local(self, name: str) -> Local:
+        """Return one of the clients."""
         if name not in self._locals:
             self._locals[name] = Local.of(self._settings, self._names.index(name))
         return self._locals[name]

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
 SETTINGS = "pyproject.toml"
-"""The one member of a bundle that is read."""
+"""The one file of a bundle that is read."""
 
 LARGEST_BUNDLE, LARGEST_SETTINGS, MOST_MEMBERS = 10 * 2**20, 2**18, 10_000
 """Bytes of a bundle (Flower's own limit), bytes of its unpacked settings, and files in it."""
 
 OWN_PLACES = ("state-dir", "data-dir")
-"""Settings about this device's disk, which its owner makes (node config) and no run."""
+"""Settings about this device's disk: its owner makes them, in client.toml, and no run does."""
 
 
 class BundleRefusedError(Exception):

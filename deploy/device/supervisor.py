@@ -26,7 +26,8 @@ from .client import Client
 from .obstacle import obstacle
 
 FIRST_DELAY, LONGEST_DELAY = 2.0, 30.0
-"""Seconds until a SuperNode that ended is started again: doubled each time, and back to the first once it held."""
+"""Shortest and longest pause before a SuperNode that ended is started again. The pause doubles each time, and is the
+shortest again once a node has run for HELD_SECONDS."""
 
 HELD_SECONDS = 60.0
 STOP_SECONDS = 15.0
@@ -35,10 +36,10 @@ CONNECTED = b"SuperNode ID:"
 """What Flower logs once a node is connected."""
 
 HELD_LINES, LONGEST_LINE = 200, 2**16
-"""How much of a node's output is held back until it is known whether it says anything new."""
+"""How many lines of a node's output, and bytes of a line, are held back until we know whether they say anything new."""
 
 NUMBERS = re.compile(rb"[0-9]+")
-"""What may differ in the output of two starts that fail in the same way: times, process ids."""
+"""What differs in the output of two starts that fail in the same way: times and process ids."""
 
 
 class Outage:

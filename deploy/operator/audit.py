@@ -19,10 +19,10 @@ from ..errors import DeployError
 FILE = "audit.jsonl"
 
 LONGEST_VALUE = 2_000
-"""Characters of a text that are kept: what a stranger sends must not fill the log."""
+"""How many characters of a text an entry keeps: what a stranger sends must not fill the log."""
 
 TAIL_BYTES = 1 << 18
-"""Bytes at the end of the log in which its last line is looked for; a line is far shorter."""
+"""How many bytes at the end of the log are read to find its last line, which is far shorter."""
 
 
 def note(folder: Path, event: str, **about: str | int | float | None) -> None:

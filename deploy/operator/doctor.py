@@ -26,7 +26,7 @@ from .federation import Federation
 
 SECONDS = 5.0
 SKEW_SECONDS = 5.0
-"""A node's signature from further in the future is refused; from the past, after five minutes."""
+"""How far a device's clock may be ahead: the SuperLink refuses signatures from further in the future."""
 
 EXPIRES_SOON_DAYS = 30.0
 LEAST_GIGABYTES = 2.0

@@ -38,6 +38,8 @@ def enroll(
 
     Parameters
     ----------
+    federation
+        The federation that the client joins.
     name
         What reports will call the client.
     partition_id
@@ -101,7 +103,7 @@ def rotate(
 
     Parameters
     ----------
-    name, unpack, request, days
+    federation, name, unpack, request, days
         As of `enroll`.
     overlap
         How many days the old key stays good; 0 strikes it off at once.

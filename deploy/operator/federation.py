@@ -47,6 +47,8 @@ class Federation:
         The systemd unit that runs the server of this folder.
     state, database
         Folder of what the server writes, and the SuperLink's database in it.
+    roll
+        The clients that were ever enrolled.
 
     Raises
     ------

@@ -19,13 +19,13 @@ from .flower_commands import environment, flwr_command, flwr_json
 
 COMPLETED = "finished:completed"
 AGAIN_SECONDS, PATIENCE_SECONDS = 2.0, 600.0
-"""How often, and how long, a run is looked for again whose SuperLink is away."""
+"""Pause between two looks for a SuperLink that is away, and how long they go on."""
 
 WAITING_SECONDS = 15.0
 """How long a run may wait to be started before we say that nobody seems to be there to do it."""
 
 ON_DEVICES = ("state-dir", "data-dir")
-"""Settings that a run cannot make for devices: their paths are their own."""
+"""Settings that each device makes for itself, and no run for it."""
 
 SIZES = "enrolled-sizes"
 

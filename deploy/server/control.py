@@ -35,7 +35,7 @@ SUPEREXEC_PATHS = frozenset(RUNTIME_PATHS + call for call in ("acquire-task", "p
 
 LARGEST_SUPEREXEC_CALL = 1 << 20
 TOKEN_SECONDS = 10.0
-"""How long a task's token that was found good is not looked up again."""
+"""How long a task's token counts as good after it was looked up."""
 
 NOTED: Mapping[str, str] = {
     "/v1/control/start-run": "run submitted",

@@ -29,20 +29,20 @@ from .run_state import HIDDEN
 from .turns import UNDER_WAY_AT_ONCE, TooManyCallsError, Turns
 
 LARGEST_CALL = 16 << 20
-"""Bytes of one call. Flower sends arrays in parts of 5 MiB, and bundles of at most 10 MB in one piece."""
+"""Largest call that is taken, in bytes. Flower sends arrays in parts of 5 MiB, and bundles, of 10 MB at most, whole."""
 
 TIMES, SLACK_BYTES, SLACK_OBJECTS = 2, 4 << 20, 1000
-"""A reply may be so many times as large as the message it answers (DRFA's clients reply two models), and so much
-larger, for metrics. An object is a record, an array, or a part of one."""
+"""A reply may be TIMES as large as the message it answers, because DRFA's clients reply two models, and larger still by
+the slack, for metrics; the same holds for its objects, which are records, arrays, and parts of arrays."""
 
 LARGEST_HEAD = 1 << 20
-"""Bytes of a reply's head: ids and times, or an error's words; the content comes in parts."""
+"""Largest head of a reply, in bytes. A head has ids and times, or an error's words; the content comes in parts."""
 
 REPLY_TOO_LARGE = 413
 """Code of the error that takes the place of a refused reply; Flower's own codes are below 100."""
 
 REMEMBERED = 10_000
-"""Replies under way whose sizes are counted; the oldest is forgotten first, and looked up again where it goes on."""
+"""How many replies under way have their sizes in memory. The oldest is forgotten, and looked up if it goes on."""
 
 TABLES = (
     "CREATE TABLE IF NOT EXISTS fairbloom_sizes (message_id TEXT PRIMARY KEY, objects INTEGER, bytes INTEGER)",

@@ -15,7 +15,7 @@ from ..operator.federation import Federation
 from ..operator.roll import Key
 
 READ_SECONDS = 1.0
-"""How old what is known of the operator's files may be."""
+"""Seconds after which the operator's files are read again."""
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from ..operator import audit
 
 SECONDS = 60.0
-"""The same attempt is noted so often at most; the note says how many there were since the last."""
+"""Seconds between two notes of the same attempt; each note says how often it was made since the one before."""
 
 DIFFERENT = 1000
 """How many different attempts are told apart; further ones are noted as one."""
 
 LONGEST = 200
-"""Characters of a value that are kept."""
+"""How many characters of a value a note keeps."""
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 

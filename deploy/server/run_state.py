@@ -24,7 +24,7 @@ from sqlalchemy.exc import OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
 MOST_STARTS = 100
-"""How often a run's process may be started anew before the run is given up: one that dies for ever ends."""
+"""How often a run's process may be started anew. A run whose process dies more often has failed."""
 
 STARTS = "CREATE TABLE IF NOT EXISTS fairbloom_starts (task_id INTEGER PRIMARY KEY, number INTEGER NOT NULL)"
 ONE_MORE = """
@@ -32,7 +32,7 @@ INSERT INTO fairbloom_starts (task_id, number) VALUES (:task_id, 1)
 ON CONFLICT (task_id) DO UPDATE SET number = number + 1 RETURNING number"""
 
 HIDDEN = "under way"
-"""When a reply was handed out, while its parts still come: a run does not see it."""
+"""Written where Flower notes when it handed out a reply, as long as parts of the reply are missing: no run gets it."""
 
 PASSING = ("locked", "full", "disk I/O", "unable to open", "readonly")
 """Words of SQLite for faults that pass: another connection writes, the disk has no room or is away."""

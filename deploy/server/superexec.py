@@ -36,11 +36,11 @@ RELIED_ON: Mapping[str, Iterable[str]] = {
 """Names inside Flower, as module:attribute, with the parameters that are relied on."""
 
 AGAIN_SECONDS = 1.0
-"""How long a process that was killed is left before it is started again."""
+"""Pause before a process that was killed is started again."""
 
 HELD_SECONDS, MOST_IN_A_ROW = 60.0, 5
-"""A process that is killed so often, each time before it has held for a minute, is left to the SuperLink, which hands
-its run out again after another minute."""
+"""A process that is killed more often than this in a row, each time within HELD_SECONDS of its start, is not started
+again here: the SuperLink hands its run out anew after a minute."""
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 

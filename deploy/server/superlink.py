@@ -57,13 +57,14 @@ RELIED_ON: Mapping[str, Iterable[str]] = {
 """Names inside Flower, as module:attribute, with the parameters that are relied on."""
 
 PRAGMAS = (("busy_timeout", "60000"), ("journal_size_limit", str(64 << 20)))
-"""A call waits a minute, in place of 5 s, for a database that is busy; and the log of changes does not stay large."""
+"""Settings of SQLite: a call waits a minute for a busy database, not 5 s, and the log of changes is cut to 64 MB."""
 
 CLOSING_SECONDS = 2
-"""How long calls that are open may go on when the SuperLink is told to stop."""
+"""How long open calls may go on once the SuperLink is told to stop."""
 
 VACUUM_SECONDS, VACUUM_PAGES = 20.0, 4096
-"""How often, and how much at a time, room that is free inside the database's file is given back to the disk."""
+"""Seconds between two times at which room that is free in the database's file goes back to the disk, and how many pages
+of it at a time."""
 
 INCREMENTAL = 2
 """SQLite's number for a database whose free room can be given back a little at a time."""

@@ -31,13 +31,14 @@ from ..operator.federation import Federation
 from ..processes import ending
 
 FIRST_DELAY, LONGEST_DELAY, HELD_SECONDS = 1.0, 30.0, 60.0
-"""Seconds until a part that ended is started again: doubled each time, and back to the first once it held."""
+"""Shortest and longest pause before a part that ended is started again. The pause doubles each time, and is the
+shortest again once the part has run for HELD_SECONDS."""
 
 READY_SECONDS = 120.0
 STOP_SECONDS = 15.0
 LOOK_SECONDS = 0.2
 PORT_SECONDS = 2.0
-"""How long a port that is taken is waited for: a SuperLink whose server was killed ends within a second."""
+"""How long to wait for a port that is taken: a SuperLink whose server was killed ends within a second."""
 
 SECRETS = ("server.key", "runtime.secret", "metrics.token", "operators.toml")
 STARTED, SEEN = "superexec.started", "superexec.seen"
@@ -196,7 +197,7 @@ def serve(federation: Federation) -> int:
 
     Raises
     ------
-    DeployError
+    FairbloomError
         When a file is missing or cannot be used, a port is taken, or the folder is served already.
     """
     check_files(federation)
@@ -208,7 +209,7 @@ def serve(federation: Federation) -> int:
 
 
 def check_files(federation: Federation) -> None:
-    """Raise DeployError unless all that the server needs is in the folder, whole and its owner's alone."""
+    """Raise FairbloomError unless all that the server needs is in the folder, whole and its owner's alone."""
     for name in NEEDED:
         file = federation.path / name
         try:

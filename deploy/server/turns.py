@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 CALLS_AT_ONCE = 2
-"""Calls of one node that are worked on at the same time; more of them wait."""
+"""How many calls of one node are worked on at the same time; further calls wait for their turn."""
 
 UNDER_WAY_AT_ONCE = 32
-"""Calls of one node that are worked on or wait; further ones are turned away, to be tried again. Flower's clients make
-fewer than 20. Without an end, one node's calls would take all threads and much memory."""
+"""How many calls of one node may be worked on or wait; further calls are turned away, and the client tries them again.
+Flower's clients make fewer than 20 at once. Without a limit, one node could take all threads and much memory."""
 
 
 class TooManyCallsError(Exception):

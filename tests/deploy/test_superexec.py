@@ -250,3 +250,27 @@ def test_the_executor_is_what_flowers_loop_asks_of_one() -> None:
     asked = {name for name in vars(Executor) if not name.startswith("_") and callable(getattr(Executor, name))}
     assert asked >= {"launch", "reconcile", "close"}
     assert asked <= set(dir(ServerApps))
+
+
+SERVERAPP = """
+import importlib, os, sys
+import fairbloom.server  # as the server's own process may have imported it
+def flwr_serverapp():
+    sys.path.insert(0, {folder!r})  # as Flower does with the folder of a run's bundle
+    print([importlib.import_module(name).WHOSE for name in ("fairbloom", "fairbloom.server", "fairbloom.server.app")])
+    print("token" in sys.argv)
+importlib.import_module("flwr.superlink.cli.flwr_serverapp").flwr_serverapp = flwr_serverapp
+from fairbloom.deploy.server.superexec import serverapp
+serverapp(os.getppid())
+"""
+
+
+def test_a_fairbloom_that_a_run_brings_runs_and_not_the_one_that_is_installed(tmp_path: Path) -> None:
+    own = (ROOT / "fairbloom" / "__init__.py").read_text()
+    for name, text in (("fairbloom", own), ("strategies", ""), ("server", ""), ("server/app", "")):
+        file = tmp_path / (f"{name}.py" if "/" in name else f"{name}/__init__.py")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"{text}\nWHOSE = 'the run'\n")
+    program = [sys.executable, "-P", "-W", "ignore", "-c", SERVERAPP.format(folder=str(tmp_path))]
+    done = subprocess.run(program, cwd=ROOT, input="token", capture_output=True, text=True)
+    assert done.stdout.splitlines() == [str(["the run"] * 3), "True"], done.stderr

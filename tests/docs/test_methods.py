@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from docs import toy
-from docs.methods import formula, needs, page, scripts
+from docs.methods import example, formula, needs, page, scripts
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.catalogue import describe
 from fairbloom.server.settings import Settings
@@ -77,7 +77,8 @@ def test_a_page_has_every_part(name: str) -> None:
 def test_the_example_makes_the_strategy_of_a_run_by_default(name: str) -> None:
     (call,) = re.findall(r"^strategy = (.+)$", page(describe(name)), re.MULTILINE)
     made = eval(call, {METHODS[name].__name__: METHODS[name]})  # noqa: S307 (our own page)
-    default = Settings.of({"method": name, "fraction": 1.0}).strategy()
+    given = {parameter.key: value for parameter, value in example(describe(name)).items()}
+    default = Settings.of({"method": name, "fraction": 1.0, **given}).strategy()
     assert {k: v for k, v in vars(made).items() if k[0] != "_"} == {
         k: v for k, v in vars(default).items() if k[0] != "_"
     }

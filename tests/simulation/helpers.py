@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from fairbloom.server.records import Row
+from fairbloom.server.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 

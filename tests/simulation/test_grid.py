@@ -1,16 +1,15 @@
 """Clients in this process, behind the interface that real nodes are behind."""
 
-from pathlib import Path
-
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairbloom.client.app import app
-from fairbloom.server.app import federate
 from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import Round
+from fairbloom.tasks import load_task
 
-from .helpers import rounds, small, table
+from .helpers import small
 
 counting = ClientApp()
 
@@ -95,24 +94,17 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedfv"])
-def test_a_client_that_raises_is_refused_with_its_reason_and_the_run_goes_on(tmp_path: Path, method: str) -> None:
-    settings = small(tmp_path / "run", method=method, fraction=1.0, num_rounds=3)
-    folder = federate(settings, InProcessGrid(flaky, settings.run_config(), settings.clients))
-    first, second, third = rounds(folder)
-    assert [row["replies_used"] for row in (first, second, third)] == ["5", "4", "5"]
-    assert {row["participants"] for row in (first, second, third)} == {"5"}
-    for row in (first, second, third):
-        assert ("client-2" in row["refused"]) == (row is second)
-        assert "client-3: evaluation: " in row["refused"]
-        assert "no test data" in row["refused"]
-    assert "RuntimeError: the disk of clinic 2 is gone" in second["refused"]
-    assert {row["client"] for row in table(folder / "clients.csv")} == {f"client-{k}" for k in (0, 1, 2, 4)}
-    assert (folder / "model.safetensors").exists()
-
-
-def test_a_refused_client_has_no_coefficient_in_its_round(tmp_path: Path) -> None:
-    settings = small(tmp_path / "run", fraction=1.0, num_rounds=3)
-    folder = federate(settings, InProcessGrid(flaky, settings.run_config(), settings.clients))
-    rows = [row for row in table(folder / "clients.csv") if row["client"] == "client-2"]
-    assert [row["participated"] for row in rows] == ["1", "0", "1"]
-    assert [row["coefficient"] != "" for row in rows] == [True, False, True]
+def test_a_client_of_ones_own_app_that_raises_is_refused_with_its_reason_and_the_run_goes_on(method: str) -> None:
+    settings, seen = small("", method=method, fraction=1.0, num_rounds=3), list[Round]()
+    grid = InProcessGrid(flaky, settings.run_config(), settings.clients)
+    initial = ArrayRecord(load_task(settings.run_config()).model().state_dict())
+    settings.strategy().start(grid, initial, num_rounds=3, on_round=seen.append)
+    clients = tuple(f"client-{k}" for k in range(5))
+    assert [finished.participants for finished in seen] == [clients] * 3
+    for finished in seen:
+        gone = {"client-2"} if finished.number == 2 else set()
+        assert set(finished.refused) == {"client-3"} | gone
+        assert set(finished.coefficients) == {*clients} - gone
+        assert set(finished.evaluations) == {*clients} - {"client-3"}
+        assert finished.refused["client-3"] == "evaluation: error 2: RuntimeError: no test data"
+    assert seen[1].refused["client-2"] == "error 2: RuntimeError: the disk of clinic 2 is gone"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.server.checkpoint import load_checkpoint
+from fairbloom.server.checkpoint import load_last
 
 from .disturbed import SHORT
 from .helpers import ROOT, Outcome, drafts, run, table
@@ -34,10 +34,8 @@ def killed(method: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_kills_met_the_run_before_during_and_after_every_round(killed: list[Path]) -> None:
-    reached = [
-        load_checkpoint(path)[1]["strategy"]["round"] if path.exists() else 0
-        for path in (folder / "checkpoint" / "round.safetensors" for folder in killed)
-    ]
+    last = [load_last(folder / "checkpoint") for folder in killed]
+    reached = [0 if checkpoint is None else checkpoint[1]["strategy"]["round"] for checkpoint in last]
     assert reached == sorted(reached)
     assert set(reached) == set(range(SHORT + 1))
     assert all(reached.count(number) >= 4 for number in range(SHORT))

@@ -1,0 +1,142 @@
+"""Everybody who implements the seam between a round and those who compute it, and what is seen there of a run.
+
+A new implementation is one more line of IMPLEMENTATIONS.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fairbloom.client.app import app
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.clients import Clients, Replies, Trained
+from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.round import Round
+from fairbloom.rounds.updates import Model, Updates
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.clients import LocalClients
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import METHODS, FairStrategy
+from fairbloom.tasks import load_task
+
+Config = dict[str, Any]
+
+IMPLEMENTATIONS: dict[str, Callable[[Method, Config], Clients]] = {
+    "local": LocalClients,
+    "flower": lambda method, config: FlowerClients(method, InProcessGrid(app, config, config["clients"]), timeout=60.0),
+}
+"""Each returns the clients of a method and a run config; the first is what the others are compared with."""
+
+PLAIN: Config = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu", "seed": 2}
+
+CASES: dict[str, Config] = {
+    **{name: {"method": name} for name in METHODS},
+    "a model with buffers": {"task": "normed", "model": "norm", "method": "fedfv", "batch-size": 20},
+    "snapshots of a model with buffers": {"task": "normed", "model": "norm", "method": "drfa", "batch-size": 20},
+    "personal models with buffers": {"task": "normed", "model": "norm", "personal-lambda": 0.5},
+    "personal models, proximal, momentum": {"personal-lambda": 0.5, "proximal-mu": 0.1, "momentum": 0.9},
+    "stragglers": {"stragglers": 0.7, "local-epochs": 3, "method": "afl"},
+    "stragglers that are left out": {"stragglers": 0.5, "drop-stragglers": True, "fraction": 1.0, "method": "fedfv"},
+    "replies that are out of proportion": {"max-growth": 1.0, "enrolled-sizes": "client-1=5", "method": "semivred"},
+    "evaluated after the last round only": {"evaluate-every": 0},
+    "a convolutional network": {"model": "cnn", "method": "fedmgdaplus", "num-rounds": 2},
+}
+
+
+def settings_of(case: str) -> Settings:
+    return Settings.of(PLAIN | CASES[case])
+
+
+def method_and_model(settings: Settings) -> tuple[FairStrategy, dict[str, Any]]:
+    """Return the method of a run, and the initial model of its task."""
+    module = load_task(settings.run_config()).model()
+    buffers = [name for name, buffer in module.named_buffers() if buffer.is_floating_point()]
+    model = {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
+    return settings.strategy(buffers=buffers), model
+
+
+def bits(model: Model) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {name: (str(array.dtype), array.shape, array.tobytes()) for name, array in model.items()}
+
+
+def rows_of(updates: Updates | None) -> tuple[bytes, ...]:
+    """Return every row of the matrix, and the scales, to the bit."""
+    if updates is None:
+        return ()
+    vectors = updates.vectors
+    return (*(block.tobytes() for block in vectors.blocks), vectors.scales.tobytes())
+
+
+class Watched:
+    """Clients whose answers are noted as they are given, before the round has screened them."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+
+    def online(self, fewest: int) -> Collection[str]:
+        return self._clients.online(fewest)
+
+    def free(self) -> Collection[str]:
+        return self._clients.free()
+
+    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+        trained = self._clients.train(names, model, terms)
+        self.seen.append(
+            (
+                "trained",
+                {
+                    **told(trained),
+                    "updates": rows_of(trained.updates),
+                    "snapshots": rows_of(trained.snapshots),
+                    "asked": tuple(names),
+                },
+            )
+        )
+        return trained
+
+    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+        replies = self._clients.evaluate(names, model, terms, participants)
+        self.seen.append(("evaluated", {**told(replies), "asked": tuple(names)}))
+        return replies
+
+
+def told(replies: Replies) -> dict[str, Any]:
+    """Return what clients told; reasons are each implementation's own words, so only their clients are compared."""
+    return {
+        "names": replies.names,
+        "metrics": [list(report.items()) for report in replies.metrics.values()],
+        "refused": list(replies.refused.reasons),
+        "missing": replies.missing,
+    }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is seen of a run at the seam, and its rounds."""
+
+    seen: list[tuple[str, dict[str, Any]]]
+    rounds: list[Round]
+    state: Mapping[str, Any]
+
+    def models(self) -> list[dict[str, tuple[str, tuple[int, ...], bytes]]]:
+        return [bits(finished.arrays) for finished in self.rounds]
+
+
+def measured(loop: Rounds) -> Callable[[int], list[str]]:
+    """Return what a run asks its clients to measure in training, as server/app.py does."""
+    return lambda number: ["loss-before"] if loop.evaluates(number) else []
+
+
+@cache
+def outcome(implementation: str, case: str) -> Outcome:
+    """Run a case; the same object again, since several tests look at it."""
+    settings = settings_of(case)
+    method, model = method_and_model(settings)
+    clients = Watched(IMPLEMENTATIONS[implementation](method, dict(settings.run_config())))
+    loop = Rounds(method, clients, settings.num_rounds)
+    rounds = list(loop.run(model, measure=measured(loop), measure_after=["train-loss"]))
+    return Outcome(clients.seen, rounds, method.state_dict())

@@ -1,0 +1,93 @@
+"""Clients in this process, without messages: one that fails is one refused reply, and the run goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairbloom.client.local import Local, Metrics, Update
+from fairbloom.client.personal import StateDict
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.method import Method
+from fairbloom.simulation.clients import LocalClients
+from fairbloom.strategies import FedAvg
+from fairbloom.tasks import load_task
+
+from .helpers import rounds, run, small, table
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client fails in the second round, and another one whenever it evaluates."""
+    train, evaluate = Local.train, Local.evaluate
+
+    def fails_once(self: Local, received: StateDict, terms: Terms) -> Update:
+        if self.name == "client-2" and terms.server_round == 2:
+            raise RuntimeError("the disk of clinic 2 is gone")
+        return train(self, received, terms)
+
+    def fails(self: Local, received: StateDict, terms: Terms) -> Metrics:
+        if self.name == "client-3":
+            raise ValueError("no test data")
+        return evaluate(self, received, terms)
+
+    monkeypatch.setattr(Local, "train", fails_once)
+    monkeypatch.setattr(Local, "evaluate", fails)
+
+
+@pytest.mark.usefixtures("flaky")
+@pytest.mark.parametrize("method", ["fedavg", "fedfv"])
+def test_a_client_that_raises_is_refused_with_its_reason_and_the_run_goes_on(tmp_path: Path, method: str) -> None:
+    folder = run(tmp_path / "run", method=method, fraction=1.0, num_rounds=3)
+    first, second, third = rounds(folder)
+    assert [row["replies_used"] for row in (first, second, third)] == ["5", "4", "5"]
+    assert {row["participants"] for row in (first, second, third)} == {"5"}
+    for row in (first, second, third):
+        assert ("client-2" in row["refused"]) == (row is second)
+        assert "client-3: evaluation: no test data" in row["refused"]
+    assert "client-2: RuntimeError: the disk of clinic 2 is gone" in second["refused"]
+    assert {row["client"] for row in table(folder / "clients.csv")} == {f"client-{k}" for k in (0, 1, 2, 4)}
+    assert (folder / "model.safetensors").exists()
+
+
+@pytest.mark.usefixtures("flaky")
+def test_a_refused_client_has_no_coefficient_in_its_round(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", fraction=1.0, num_rounds=3)
+    rows = [row for row in table(folder / "clients.csv") if row["client"] == "client-2"]
+    assert [row["participated"] for row in rows] == ["1", "0", "1"]
+    assert [row["coefficient"] != "" for row in rows] == [True, False, True]
+
+
+def clients_of(method: Method, **changes: Any) -> tuple[LocalClients, dict[str, Any]]:
+    """Return clients, and the initial model of their task."""
+    config = small("", **changes).run_config()
+    state = load_task(config).model().state_dict()
+    return LocalClients(method, config), {name: tensor.numpy().copy() for name, tensor in state.items()}
+
+
+def test_the_model_that_was_handed_out_is_left_as_it_is() -> None:
+    clients, model = clients_of(FedAvg())
+    before = {name: array.copy() for name, array in model.items()}
+    clients.train(["client-0", "client-1"], model, Terms(server_round=1))
+    clients.evaluate(["client-0"], model, Terms(server_round=1), ())
+    assert all(array.tobytes() == before[name].tobytes() for name, array in model.items())
+
+
+def test_a_client_gets_the_model_that_was_handed_out_whoever_trained_before_it() -> None:
+    clients, model = clients_of(FedAvg())
+    both = clients.train(["client-0", "client-1"], model, Terms(server_round=1)).updates.vectors
+    alone = clients.train(["client-1"], model, Terms(server_round=1)).updates.vectors
+    assert both.blocks[0][1].tobytes() == alone.blocks[0][0].tobytes()
+
+
+def test_a_reply_that_came_before_is_left_as_it_is_by_the_next_one() -> None:
+    clients, model = clients_of(FedAvg())
+    first = clients.train(["client-0"], model, Terms(server_round=1)).updates.vectors.blocks[0].copy()
+    kept = clients.train(["client-0"], model, Terms(server_round=1)).updates.vectors.blocks[0]
+    clients.train(["client-1"], model, Terms(server_round=2))
+    assert kept.tobytes() == first.tobytes()
+
+
+def test_everybody_is_always_online_and_free() -> None:
+    clients, _ = clients_of(FedAvg())
+    assert tuple(clients.online(fewest=99)) == tuple(clients.free()) == tuple(f"client-{k}" for k in range(5))
