@@ -67,12 +67,14 @@ class Terms:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         """Return the terms that were sent; what is not known here is among the others."""
-        known = {key: value for key, value in config.items() if key.replace("-", "_") in cls.__annotations__}
-        own = {key.replace("-", "_"): value for key, value in known.items() if key not in ("measure", "others")}
-        others = {key: value for key, value in config.items() if key not in known or key == "others"}
+        own = {_FIELDS[key]: value for key, value in config.items() if key in _FIELDS}
+        others = {key: value for key, value in config.items() if key not in (*_FIELDS, "measure")}
         return cls(**own, measure=tuple(config.get("measure", ())), others=others)
 
 
+_FIELDS: Mapping[str, str] = {
+    each.name.replace("_", "-"): each.name for each in fields(Terms) if each.name not in ("measure", "others")
+}
 _DEFAULTS: Mapping[str, Any] = {
     each.name: each.default for each in fields(Terms) if each.name not in ("server_round", "measure", "others")
 }

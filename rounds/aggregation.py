@@ -32,7 +32,10 @@ def cohort_of(
     online: Sequence[str],
     draws: Mapping[str, int],
 ) -> tuple[Cohort, Vectors]:
-    """Return what the method sees of the replies, and the updates with the kept rows below them."""
+    """Return what the method sees of the replies, and the updates with the kept rows below them.
+
+    The cohort raises NoStepError when it is asked for inner products that are not finite: no method can weigh by them.
+    """
     updates, counts = trained.updates.vectors, trained.column(method.weighted_by_key)
     size = len(counts)
     kept = {key: row for key, row in method.progress.kept.items() if method.recalls(key, trained.names)}
@@ -47,8 +50,8 @@ def cohort_of(
         draws=np.array([draws[name] for name in trained.names], np.float64),
         metrics={metric: trained.column(metric) for metric in method.needs},
         memory=tuple(kept),
-        gram_of=lambda: gram_matrix(vectors, exact=method.exact_gram),
-        squared_norms_of=lambda: squared_norms(updates),
+        gram_of=lambda: _finite(gram_matrix(vectors, exact=method.exact_gram)),
+        squared_norms_of=lambda: _finite(squared_norms(updates)),
     )
     return cohort, vectors
 
@@ -61,7 +64,7 @@ def weighed(method: Method, cohort: Cohort) -> FloatArray:
     MethodError
         When the method returns anything else.
     NoStepError
-        When the updates are so long that their inner products are not finite: no method can weigh them.
+        When the method asks for inner products that are not finite.
     """
     coefficients = np.asarray(method.weigh(cohort))
     due = (cohort.size + len(cohort.memory),)
@@ -70,13 +73,16 @@ def weighed(method: Method, cohort: Cohort) -> FloatArray:
         got = f"{coefficients.dtype} of shape {coefficients.shape}"
         raise MethodError(f"{name} returned {got}: it must return one number for each update and kept row, shape {due}")
     if not np.isfinite(coefficients).all():
-        seen = [vars(cohort)[products] for products in ("gram", "squared_norms") if products in vars(cohort)]
-        if not all(np.isfinite(products).all() for products in seen):
-            raise NoStepError("inner products of the updates are not finite")
         wrong = ", ".join(name for name, c in zip(cohort.names, coefficients, strict=False) if not math.isfinite(c))
         whose = f" (of {wrong})" if wrong else ""
         raise MethodError(f"{name} returned coefficients that are not finite{whose}: mend the method")
     return coefficients.astype(np.float64, copy=False)
+
+
+def _finite(products: FloatArray) -> FloatArray:
+    if not np.isfinite(products).all():
+        raise NoStepError("inner products of the updates are not finite")
+    return products
 
 
 def decides(coefficients: Mapping[str, float]) -> tuple[str, float]:

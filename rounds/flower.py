@@ -121,8 +121,16 @@ class FlowerClients:
         return list(self._training.messages.values())
 
     def trained(self, replies: Iterable[Message]) -> Trained:
-        """Return what is usable of the replies to the last `ask_to_train`."""
+        """Return what is usable of the replies to the last `ask_to_train`.
+
+        Raises
+        ------
+        RuntimeError
+            When nobody has been asked yet.
+        """
         asked, method, refused = self._training, self._method, Refusals(self._training.server_round)
+        if not asked.server_round:
+            raise RuntimeError("there are no messages that these could be replies to: call configure_train first")
         contents = asked.sort(replies, self._roster.online, refused)
         trained = Trained.none(
             self._layout, len(contents), refused=refused, missing=asked.missing, snapshots=method.snapshots

@@ -321,7 +321,7 @@ class Rounds:
             return
         self._skipped += 1
         metric = trained.refused.lacked_by_all
-        if limit and metric and progress.steps == 0:
+        if limit and metric and progress.steps == 0 and trained.refused.count > 1:  # of one, it is that client's fault
             raise NothingLearnedError(
                 f"all {trained.refused.count} replies of round {number} lack the metric {metric!r}, which "
                 f"{type(self._method).__name__} needs: let the clients reply it, or choose a method that does without"

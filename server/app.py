@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 from flwr.app import Context
@@ -101,28 +102,26 @@ def _federate(
     if settings.log_format == "json":
         log_as_json(folder.path.name)
     method.summary()
-    metrics = Metrics(settings.metrics_port) if settings.metrics_port else None
     rounds = Rounds(method, clients_of(method), settings.num_rounds)
 
     def measure(number: int) -> list[str]:
         # Needed for the share of improved participants; costs a pass over the data, so only in evaluated rounds.
         return [LOSS_BEFORE] if rounds.evaluates(number) else []
 
-    started = time.perf_counter()
-    for finished in rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS]):
-        now = time.perf_counter()
-        row = folder.record(finished, method.state_dict(), seconds=now - started)
-        started = now
-        log.info("round %d is finished%s", finished.number, in_short(row), extra={"round": finished.number})
-        if finished.number == settings.num_rounds and finished.evaluations:
-            log.info("worst served: %s", worst_served(finished))
-        if metrics is not None:
-            metrics.observe(finished, row, connected=len(rounds.online))
-        on_row(row)
-        model = finished.arrays
-    folder.finish(model)
-    if metrics is not None:
-        metrics.close()
+    with closing(Metrics(settings.metrics_port)) if settings.metrics_port else nullcontext() as metrics:
+        started = time.perf_counter()
+        for finished in rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS]):
+            now = time.perf_counter()
+            row = folder.record(finished, method.state_dict(), seconds=now - started)
+            started = now
+            log.info("round %d is finished%s", finished.number, in_short(row), extra={"round": finished.number})
+            if finished.number == settings.num_rounds and finished.evaluations:
+                log.info("worst served: %s", worst_served(finished))
+            if metrics is not None:
+                metrics.observe(finished, row, connected=len(rounds.online))
+            on_row(row)
+            model = finished.arrays
+        folder.finish(model)
 
 
 def run_folder(settings: Settings) -> Path:

@@ -14,6 +14,7 @@ from flwr.common.constant import ErrorCode
 from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
+from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
@@ -95,7 +96,8 @@ def test_the_run_ends_as_it_does_where_the_hostile_client_only_fails(
     run: tuple[Deployment, Path], tmp_path: Path
 ) -> None:
     settings = Settings.of({**SETTINGS, "out": str(tmp_path / "expected")})
-    expected = load_file(federate(settings, Failing(settings)) / "model.safetensors")
+    grid = Failing(settings)
+    expected = load_file(federate(settings, lambda method: FlowerClients(method, grid)) / "model.safetensors")
     model = load_file(run[1] / "model.safetensors")
     for name, array in expected.items():
         np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-6)

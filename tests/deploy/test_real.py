@@ -20,6 +20,7 @@ from benchmarks.deployed import LARGE
 from fairbloom.client.app import app
 from fairbloom.deploy import pki
 from fairbloom.deploy.processes import free_port
+from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_checkpoint
 from fairbloom.server.settings import Settings
@@ -94,7 +95,8 @@ def assert_same_as_with_the_same_clients(folder: Path, settings: dict[str, Any],
     model, state = load_checkpoint(folder / "checkpoint" / "round.safetensors")
     number = state["strategy"]["round"]
     chosen = Settings.of({**settings, "num-rounds": number, "out": str(scratch / "replayed")})
-    replayed = load_file(federate(chosen, Replay(chosen, rounds(folder)[:number])) / "model.safetensors")
+    grid = Replay(chosen, rounds(folder)[:number])
+    replayed = load_file(federate(chosen, lambda method: FlowerClients(method, grid)) / "model.safetensors")
     for name, array in replayed.items():
         np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-5)
 
@@ -370,7 +372,7 @@ def test_a_node_that_claims_anothers_name_takes_part_under_its_own(there: Deploy
     there.wait_for_clients("mallory", *CLIENTS)
     assert there.submit({**SETTINGS, "fraction": 1.0, "num-rounds": 1, "out": str(out)}) == 0
     (row,) = rounds(out)
-    assert row["refused"].startswith("mallory: error 2: ValueError: partition-id = 99")
+    assert row["refused"].startswith("mallory: error 2: FairbloomError: partition-id = 99")
     assert row["replies_used"] == "4"
     there.stop(there.clients.pop("mallory"))
 

@@ -11,6 +11,7 @@ from flwr.app.error import Error
 from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
+from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
@@ -58,7 +59,8 @@ def run(out: Path, lie: Lie, **changes: Any) -> tuple[dict[str, bytes], list[dic
     """Return the bits of the final model, and rounds.csv."""
     plain: dict[str, Any] = {"clients": 4, "num-rounds": 3, "fraction": 1.0, "device": "cpu", "out": str(out)}
     settings = Settings.of(plain | changes)
-    folder = federate(settings, LyingGrid(settings, out.with_suffix(".state"), lie))
+    grid = LyingGrid(settings, out.with_suffix(".state"), lie)
+    folder = federate(settings, lambda method: FlowerClients(method, grid))
     with (folder / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     return {name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()}, rows

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fairbloom.deploy.processes import free_port
-from fairbloom.rounds.round import Exchange
+from fairbloom.rounds.screening import Refusals
 from fairbloom.server.observability import JsonLines, Metrics, MetricsError
 from fairbloom.server.rows import Row
 from fairbloom.server.settings import Settings
@@ -179,7 +179,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
 def test_a_refusal_is_logged_as_json_with_run_round_and_client(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
-        Exchange(round=7).refuse("site-2", "array 'w' is not finite")
+        Refusals(7).add("site-2", "array 'w' is not finite")
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
     entry = json.loads(JsonLines("run-a").format(caplog.records[0]))

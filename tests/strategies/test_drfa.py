@@ -311,7 +311,7 @@ def test_without_any_loss_lambda_stays() -> None:
 def test_no_second_exchange_in_a_skipped_round() -> None:
     clients = quadratics(3)
     grid = MemoryGrid(clients, faults={(name, 1): error for name in clients})
-    strategy = DRFA(gamma=0.1, fraction_evaluate=0.0)
+    strategy = DRFA(gamma=0.1, fraction_evaluate=0.0, unused_rounds=0)
     strategy.start(grid, record(initial_model()), num_rounds=1)
     assert asked_for_losses(grid) == {}
     assert strategy.memory == {}

@@ -6,8 +6,7 @@ import pytest
 
 from fairbloom.rounds import ranges
 from fairbloom.strategies import METHODS
-
-from .helpers import ARGUMENTS, make
+from tests.strategies.helpers import ARGUMENTS, make
 
 NAN, INF = float("nan"), float("inf")
 NOT_NUMBERS = [NAN, INF, -INF, None, "0.5", True, [0.5], 1j]

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from fairbloom.rounds import updates
 from fairbloom.rounds.method import FloatArray
 from fairbloom.rounds.updates import CHUNK, Layout, Updates, Vectors, combine, gram_matrix, squared_norms, weighted_sum
-
-from .helpers import edgy_updates
+from tests.strategies.helpers import edgy_updates
 
 SIZES = st.sampled_from((1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK))
 LARGE = (-1e30, -1.0, -1e-30, 0.0, 1e-30, 1e-40, 1.0, 1e30)

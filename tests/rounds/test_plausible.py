@@ -22,8 +22,7 @@ from fairbloom.rounds.screening import (
 )
 from fairbloom.rounds.updates import Layout, Updates
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, QFedAvg, Round
-
-from .helpers import (
+from tests.strategies.helpers import (
     ARGUMENTS,
     BUFFERS,
     CASES,

@@ -1,0 +1,90 @@
+"""The terms of a client's work, on the wire and back."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairbloom.protocol.terms import Terms
+
+NAMES = [each.name.replace("_", "-") for each in fields(Terms)]
+
+strengths = st.floats(0.0, 1e6)
+steps = st.integers(1, 1000)
+numbers = st.integers(-(2**62), 2**62)
+words = st.text(min_size=1, max_size=8)
+
+terms = st.builds(
+    Terms,
+    server_round=steps,
+    measure=st.lists(words, max_size=3).map(tuple),
+    proximal_mu=strengths,
+    personal_lambda=st.none() | strengths,
+    personal_epochs=st.none() | steps,
+    local_only=st.booleans(),
+    client_momentum=st.none() | strengths,
+    full_batch_step=st.booleans(),
+    local_steps=st.none() | steps,
+    snapshot_step=st.none() | steps,
+    loss_transform=st.sampled_from(("", "propfair", "cubed")),
+    propfair_baseline=st.none() | strengths,
+    propfair_epsilon=st.none() | strengths,
+    others=st.dictionaries(
+        words.filter(lambda word: word not in NAMES),
+        st.booleans() | numbers | strengths | words | st.lists(words, max_size=2),
+        max_size=3,
+    ),
+)
+
+
+@given(terms)
+def test_terms_come_back_from_the_wire_as_they_were(sent: Terms) -> None:
+    config = sent.to_config()
+    assert Terms.of(config) == sent
+    assert Terms.of(ConfigRecord(config)) == sent
+
+
+@given(terms)
+def test_the_names_on_the_wire_have_hyphens_and_what_is_at_its_default_is_not_sent(sent: Terms) -> None:
+    told = {key: value for key, value in sent.to_config().items() if key not in sent.others}
+    plain = Terms(server_round=1)
+    changed = {name for name in NAMES if getattr(sent, attribute(name)) != getattr(plain, attribute(name))}
+    assert set(told) == (changed - {"others"}) | {"server-round", "measure"}
+    assert all(value == as_list(getattr(sent, attribute(key))) for key, value in told.items())
+
+
+def attribute(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def test_plain_terms_are_the_round_and_an_empty_list() -> None:
+    assert Terms(server_round=7).to_config() == {"server-round": 7, "measure": []}
+
+
+def test_strengths_of_zero_are_told_where_the_default_is_that_there_is_none() -> None:
+    told = Terms(server_round=1, personal_lambda=0.0, client_momentum=0.0).to_config()
+    assert told == {"server-round": 1, "measure": [], "personal-lambda": 0.0, "client-momentum": 0.0}
+
+
+def test_what_another_app_tells_beside_them_comes_back_among_the_others() -> None:
+    config = {"server-round": 2, "lr": 0.1, "others": "mine", "local_steps": 3, "__class__": "x"}
+    received = Terms.of(config)
+    assert received == Terms(server_round=2, others={"lr": 0.1, "others": "mine", "local_steps": 3, "__class__": "x"})
+    assert received.to_config() == {**config, "measure": []}
+
+
+def test_a_servers_word_is_worth_more_than_what_is_told_beside_it() -> None:
+    told = Terms(server_round=3, proximal_mu=0.5, others={"server-round": 1, "proximal-mu": 9.0, "measure": ["x"]})
+    assert told.to_config() == {"server-round": 3, "proximal-mu": 0.5, "measure": []}
+
+
+def test_a_message_without_a_round_is_no_terms() -> None:
+    with pytest.raises(TypeError, match="server_round"):
+        Terms.of({"measure": []})

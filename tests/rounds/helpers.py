@@ -1,0 +1,49 @@
+"""Runs over a grid in memory, of every method."""
+
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Result
+
+from fairbloom.strategies import FairStrategy, Round
+from tests.strategies.helpers import (
+    ARGUMENTS,
+    BUFFERS,
+    CASES,
+    Fault,
+    MemoryGrid,
+    initial_model,
+    make,
+    quadratics,
+    record,
+    unpack,
+)
+
+every_method = pytest.mark.parametrize(("name", "arguments"), CASES)
+
+
+OPTIONS: dict[str, Any] = {"buffers": BUFFERS, "fraction_train": 0.6, "seed": 3}
+
+
+def run(
+    strategy: FairStrategy, grid: MemoryGrid | None = None, rounds: int = 4, **arguments: Any
+) -> tuple[Result, list[Round]]:
+    finished: list[Round] = []
+    arguments.setdefault("initial_arrays", record(initial_model()))
+    result = strategy.start(grid or MemoryGrid(quadratics(6)), num_rounds=rounds, on_round=finished.append, **arguments)
+    return result, finished
+
+
+def bits(arrays: ArrayRecord) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in unpack(arrays).items()}
+
+
+SITE_2_IS_DRAWN = 4
+"""A seed with which DRFA, too, draws site-2 in round 1."""
+
+
+def one_faulty(name: str, fault: Fault | None) -> tuple[Result, Round]:
+    grid = MemoryGrid(quadratics(6), faults={} if fault is None else {("site-2", 1): fault})
+    result, (only,) = run(make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=SITE_2_IS_DRAWN), grid, rounds=1)
+    return result, only

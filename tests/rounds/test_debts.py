@@ -1,0 +1,166 @@
+"""A client that never answers is asked again once its message has outlived its time, whatever the grid says of it."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from flwr.app import Message, MessageType
+
+from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.round import Round
+from fairbloom.strategies import FedAvg
+from tests.strategies.helpers import BUFFERS, Answer, Fault, MemoryGrid, initial_model, no_reply, quadratics, record
+
+SITES = ("site-0", "site-1", "site-2")
+FLOWERS_OWN = 12 * 3600.0
+"""Seconds that a message lives where nobody says how long."""
+
+
+class Clock:
+    """The time of day, which a test moves on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead, self._now = 0.0, time.time
+        monkeypatch.setattr("fairbloom.rounds.roster.time.time", self)
+
+    def __call__(self) -> float:
+        return self._now() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+class Silent(MemoryGrid):
+    """Never says that a message was lost: asked for late replies, it has none. Dates messages by the test's clock."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        for message in messages:
+            message.metadata.__dict__["_created_at"] = time.time()
+        return super().push_messages(messages)
+
+
+class Bare(Silent):
+    """Cannot be asked for late replies at all."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return Silent.pull_messages(self, self.push_messages(messages))
+
+
+def run(
+    grid: MemoryGrid, clock: Clock, ahead: Iterable[float], timeout: float | None = 100.0, **options: Any
+) -> list[Round]:
+    """Run as many rounds as `ahead` has numbers; each says how far the clock is ahead in its round."""
+    hours = list(ahead)
+    method = FedAvg(**{"buffers": BUFFERS, "fraction_evaluate": 0.0, **options})
+    loop = Rounds(method, FlowerClients(method, grid, timeout), len(hours))
+    finished: list[Round] = []
+    clock.ahead = hours[0]
+    for each in loop.run(initial_model(), measure=lambda number: [], measure_after=[]):
+        finished.append(each)
+        clock.ahead = hours[min(each.number, len(hours) - 1)]
+    return finished
+
+
+def asked(rounds: Iterable[Round], site: str = "site-2") -> list[bool]:
+    return [site in each.participants for each in rounds]
+
+
+@pytest.mark.parametrize(("timeout", "lives"), [(100.0, 100.0), (7.5, 7.5), (None, FLOWERS_OWN)])
+@pytest.mark.parametrize("kind", [Silent, Bare])
+def test_a_client_that_never_answered_is_left_out_until_its_message_is_dead_and_then_asked_again(
+    kind: type[MemoryGrid], timeout: float | None, lives: float, clock: Clock
+) -> None:
+    grid = kind(quadratics(3), faults={("site-2", 1): no_reply})
+    rounds = run(grid, clock, [0.0, 0.0, lives - 1.0, lives + 1.0, lives + 1.0], timeout)
+    assert asked(rounds) == [True, False, False, True, True]
+    assert [each.missing for each in rounds] == [("site-2",), (), (), (), ()]
+    assert list(rounds[3].coefficients) == list(SITES)
+
+
+def test_a_message_lives_from_when_it_was_made_and_to_the_moment(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = MemoryGrid(quadratics(3), faults={("site-2", 1): no_reply})
+    method = FedAvg()
+    clients = FlowerClients(method, grid, 100.0)
+    loop = Rounds(method, clients, 3)
+    names, terms = loop.draw(1, [])
+    clients.train(names, initial_model(), terms)
+    (message,) = [sent for name, sent in grid.sent_to(MessageType.TRAIN) if name == "site-2"]
+    ends = message.metadata.created_at + message.metadata.ttl
+    assert message.metadata.ttl == 100.0
+    for now, free in ((ends - 0.001, ["site-0", "site-1"]), (ends, list(SITES))):
+        monkeypatch.setattr("fairbloom.rounds.roster.time.time", lambda now=now: now)
+        assert clients.free() == free
+
+
+@pytest.mark.parametrize("kind", [Silent, Bare])
+def test_who_never_answers_is_asked_once_in_a_messages_life(kind: type[MemoryGrid], clock: Clock) -> None:
+    grid = kind(quadratics(3), faults={("site-2", number): no_reply for number in range(1, 8)})
+    rounds = run(grid, clock, [0.0, 50.0, 101.0, 150.0, 200.0, 202.0, 250.0])
+    assert asked(rounds) == [True, False, True, False, False, True, False]
+
+
+def test_an_evaluation_that_is_never_answered_is_a_debt_as_well(clock: Clock) -> None:
+    client = quadratics(3)["site-2"]
+
+    def mute(message: Message) -> Message | None:
+        first = message.metadata.message_type == MessageType.EVALUATE and not evaluations
+        evaluations.extend([message] if message.metadata.message_type == MessageType.EVALUATE else [])
+        return None if first else client(message)
+
+    evaluations: list[Message] = []
+    clients: dict[str, Answer] = {**quadratics(3), "site-2": mute}
+    rounds = run(Silent(clients), clock, [0.0, 0.0, 101.0], fraction_evaluate=1.0)
+    assert asked(rounds) == [True, False, True]
+    assert [list(each.evaluations) for each in rounds] == [["site-0", "site-1"], ["site-0", "site-1"], list(SITES)]
+
+
+def test_a_node_that_never_told_its_name_is_asked_for_it_again(clock: Clock) -> None:
+    client = quadratics(3)["site-2"]
+
+    def shy(message: Message) -> Message | None:
+        if message.metadata.message_type == MessageType.QUERY:
+            queries.append(message)
+        return None if len(queries) == 1 else client(message)
+
+    queries: list[Message] = []
+    clients: dict[str, Answer] = {**quadratics(3), "site-2": shy}
+    rounds = run(Silent(clients), clock, [0.0, 50.0, 101.0, 101.0])
+    assert asked(rounds) == [False, False, True, True]
+    assert len(queries) == 2
+
+
+def test_a_reply_that_comes_after_its_message_is_dead_is_not_used(clock: Clock) -> None:
+    def both(sent: Message, reply: Message) -> list[Message]:
+        (late,) = grid.held
+        return [late, reply]
+
+    faults: dict[tuple[str, int], Fault] = {("site-2", 1): no_reply}
+    grid = Silent(quadratics(3), faults={**faults, ("site-2", 2): both})
+    late = run(grid, clock, [0.0, 101.0, 101.0])
+    never = run(Silent(quadratics(3), faults=faults), clock, [0.0, 101.0, 101.0])
+    assert late[1].refused == {"site-2": "it answers no message of this round"}
+    assert asked(late) == [True, True, True]
+    for one, other in zip(late, never, strict=True):
+        assert one.coefficients == other.coefficients
+        assert {k: a.tobytes() for k, a in one.arrays.items()} == {k: a.tobytes() for k, a in other.arrays.items()}
+
+
+def test_a_client_that_owes_a_reply_is_not_asked_again_until_it_has_answered() -> None:
+    grid = MemoryGrid(quadratics(6), faults={("site-2", 1): no_reply})
+
+    def on_round(finished: Round) -> None:
+        rounds.append(finished)
+        if finished.number == 2:
+            grid.release()
+
+    rounds: list[Round] = []
+    FedAvg(fraction_evaluate=0.0).start(grid, record(initial_model()), num_rounds=3, on_round=on_round)
+    assert asked(rounds) == [True, False, True]

@@ -1,0 +1,211 @@
+"""In other hands: Flower's own loop and wrappers, a user's subclass, foreign clients and grids."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    Result,
+    Strategy,
+)
+
+from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.method import FloatArray
+from fairbloom.strategies import FairStrategy, FedAvg, FedFV, FedMGDA
+from tests.strategies.helpers import (
+    BUFFERS,
+    Answer,
+    MemoryGrid,
+    error,
+    flat,
+    initial_model,
+    make,
+    no_reply,
+    quadratics,
+    record,
+    unpack,
+)
+
+from .helpers import OPTIONS, bits, every_method, run
+
+
+@every_method
+def test_flowers_own_loop_gives_the_same_model(name: str, arguments: dict[str, Any]) -> None:
+    if arguments.get("decay"):
+        pytest.skip("decay needs the number of rounds")
+    ours, _ = run(make(name, arguments, **OPTIONS))
+    strategy = make(name, arguments, **OPTIONS)
+    theirs = Strategy.start(strategy, MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=4)
+    assert bits(theirs.arrays) == bits(ours.arrays)
+    assert dict(theirs.train_metrics_clientapp[4]) == dict(ours.train_metrics_clientapp[4])
+
+
+def test_decay_in_another_loop_says_what_to_do_and_is_no_skipped_round() -> None:
+    strategy = FedMGDA(decay=0.5)
+    with pytest.raises(ValueError, match="decay needs the number of rounds"):
+        Strategy.start(strategy, MemoryGrid(quadratics(2)), record(initial_model()), num_rounds=1)
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedMGDA])
+def test_a_foreign_client_with_flowers_usual_metrics_takes_part(method: type[FairStrategy]) -> None:
+    def foreign(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            return error(message, message)[0]
+        if message.metadata.message_type == MessageType.EVALUATE:
+            numbers = MetricRecord({"eval_loss": 0.5, "eval_acc": 0.9, "num-examples": 10})
+            return Message(RecordDict({"metrics": numbers}), reply_to=message)
+        after = {
+            k: np.asarray(a * 0.5).astype(a.dtype) for k, a in unpack(message.content.array_records["arrays"]).items()
+        }
+        numbers = MetricRecord({"train_loss": 1.5, "num-examples": 10})
+        return Message(RecordDict({"arrays": record(after), "metrics": numbers}), reply_to=message)
+
+    result, (finished,) = run(method(buffers=BUFFERS), MemoryGrid(dict.fromkeys("abc", foreign)), rounds=1)
+    assert finished.refused == {}
+    assert finished.metrics["train_loss"] == pytest.approx(1.5)
+    np.testing.assert_allclose(flat(unpack(result.arrays)), 0.5 * flat(initial_model()), rtol=1e-6)
+
+
+def test_a_grid_that_only_sends_and_receives_is_enough() -> None:
+    class Bare(MemoryGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            raise NotImplementedError
+
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+            return MemoryGrid.pull_messages(self, self.push_messages(messages))
+
+    _, rounds = run(FedAvg(), Bare(quadratics(3), faults={("site-1", 1): no_reply}), rounds=2)
+    assert [r.participants for r in rounds] == [("site-0", "site-1", "site-2"), ("site-0", "site-2")]
+
+
+# Hooks --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_subclass_has_its_say_on_what_is_sent_and_on_what_is_used_under_start() -> None:
+    class Choosy(FedAvg):
+        def configure_train(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            config = ConfigRecord({**config, "phase": f"round {server_round}"})
+            return list(super().configure_train(server_round, arrays, config, grid))[1:]
+
+        def aggregate_train(
+            self, server_round: int, replies: Iterable[Message]
+        ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+            heard.append(sorted(grid.nodes[reply.metadata.src_node_id] for reply in replies))
+            kept = [reply for reply in replies if grid.nodes[reply.metadata.src_node_id] != "site-3"]
+            arrays, numbers = super().aggregate_train(server_round, kept)
+            return arrays, MetricRecord({**(numbers or {}), "heard": len(heard[-1])})
+
+        def configure_evaluate(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            return list(super().configure_evaluate(server_round, arrays, config, grid))[:2]
+
+        def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+            return MetricRecord({**(super().aggregate_evaluate(server_round, replies) or {}), "mine": 1.0})
+
+    heard: list[list[str]] = []
+    grid = MemoryGrid(quadratics(4))
+    result, rounds = run(Choosy(buffers=BUFFERS), grid, rounds=2)
+    assert heard == [["site-1", "site-2", "site-3"], ["site-1", "site-2"]]  # a reply that is held back is owed
+    first, last = rounds
+    assert list(first.coefficients) == ["site-1", "site-2"]
+    assert first.missing == ("site-0", "site-3")
+    assert first.metrics["heard"] == 3
+    assert [message.content.config_records["config"]["phase"] for _, message in grid.sent_to(MessageType.TRAIN)] == (
+        ["round 1"] * 3 + ["round 2"] * 2
+    )
+    assert len(grid.sent_to(MessageType.EVALUATE)) == 4
+    assert result.evaluate_metrics_clientapp[2]["mine"] == 1.0
+    assert bits(result.arrays) == bits(last.arrays)
+
+
+def test_the_arrays_that_a_subclass_returns_are_those_of_the_next_round() -> None:
+    class Still(FedAvg):
+        def aggregate_train(
+            self, server_round: int, replies: Iterable[Message]
+        ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+            return record(initial_model()), super().aggregate_train(server_round, replies)[1]
+
+    grid = MemoryGrid(quadratics(3))
+    result, rounds = run(Still(buffers=BUFFERS), grid, rounds=3)
+    for arrays in (*(each.arrays for each in rounds), result.arrays):
+        assert bits(arrays) == bits(record(initial_model()))
+    for _, message in grid.sent_to(MessageType.TRAIN):
+        assert bits(message.content.array_records["arrays"]) == bits(record(initial_model()))
+
+
+def test_replies_before_anybody_was_asked_say_what_to_call_first() -> None:
+    with pytest.raises(RuntimeError, match="call configure_train first"):
+        FedAvg().aggregate_train(1, [])
+
+
+def test_the_hooks_stop_a_run_that_learns_nothing_too() -> None:
+    faults = {(site, number): error for site in quadratics(3) for number in range(1, 9)}
+    grid = MemoryGrid(quadratics(3), faults=faults)
+    with pytest.raises(NothingLearnedError, match="for 3 rounds: in round 3, 3 of 3 replies were refused"):
+        Strategy.start(FedAvg(), grid, record(initial_model()), num_rounds=8)
+
+
+# Flower's wrappers for differential privacy -------------------------------------------------------------------------
+
+WRAPPERS = [
+    DifferentialPrivacyServerSideFixedClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyClientSideAdaptiveClipping,
+]
+
+
+def wrapped(wrapper: type[Strategy], method: FairStrategy, norm: float, noise: float = 0.0) -> Result:
+    """Return a run of three rounds with a wrapper, whose clients say that they have clipped nothing."""
+
+    def said(client: Answer) -> Answer:
+        def answer(message: Message) -> Message | None:
+            reply = client(message)
+            if reply is not None and message.metadata.message_type == MessageType.TRAIN:
+                reply.content.metric_records["metrics"]["norm_bit"] = 0
+            return reply
+
+        return answer
+
+    own: dict[str, Any] = {"num_sampled_clients": 4}
+    if "Adaptive" in wrapper.__name__:
+        own |= {"initial_clipping_norm": norm, "clip_norm_lr": 1e-9}
+    else:
+        own |= {"clipping_norm": norm}
+    clients = {name: said(client) for name, client in quadratics(4).items()}
+    private = wrapper(method, noise_multiplier=noise, **own)
+    with np.errstate(all="ignore"):
+        return private.start(MemoryGrid(clients), record(initial_model()), num_rounds=3)
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedFV, FedMGDA])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_that_neither_clips_nor_adds_noise_changes_nothing(
+    wrapper: type[Strategy], method: type[FairStrategy]
+) -> None:
+    alone, _ = run(method(), MemoryGrid(quadratics(4)), rounds=3)
+    assert values(wrapped(wrapper, method(), 1e9)) == pytest.approx(values(alone), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedFV, FedMGDA])
+def test_a_wrapper_clips_and_adds_noise(method: type[FairStrategy]) -> None:
+    private, noisy = (wrapped(WRAPPERS[0], method(), 1e-3, noise) for noise in (0.0, 1.0))
+    start = flat(initial_model())[:-1]
+    assert 0.0 < np.linalg.norm(values(private) - start) < 0.01 < np.linalg.norm(values(run(method())[0]) - start)
+    assert not np.array_equal(values(noisy), values(private))
+    assert len(noisy.train_metrics_clientapp) == 3
+
+
+def values(result: Result) -> FloatArray:
+    """Return the trainable entries but the last, an array without dimensions, which Flower's clipping spares."""
+    return flat(unpack(result.arrays))[:-1]

@@ -1,0 +1,157 @@
+"""What travels: the records of messages, to the letter."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from fairbloom.strategies import METHODS, Ditto, FedAvg, FedProx, MGDAProx, QFedAvg
+from tests.strategies.helpers import (
+    ARGUMENTS,
+    MemoryGrid,
+    Quadratic,
+    initial_model,
+    make,
+    quadratics,
+    record,
+    told,
+)
+
+from .helpers import OPTIONS, bits, every_method, run
+
+MEASURED = {
+    **{name: ["loss-before"] for name in ("qfedavg", "term", "afl", "deltafl", "gifair", "vred", "semivred")},
+    **{name: ["loss-before"] for name in ("fedfv", "adafed")},
+    "qfedsgd": ["learning-rate", "loss-before"],
+    "fedfa": ["accuracy-after"],
+}
+"""What the clients are asked to measure; nothing for the other methods."""
+
+
+TERMS: dict[str, Callable[..., dict[str, Any]]] = {
+    "fedprox": lambda mu: {"proximal-mu": mu},
+    "mgdaprox": lambda mu, **_: {"proximal-mu": mu} if mu > 0 else {},
+    "qfedsgd": lambda **_: {"full-batch-step": True},
+    "propfair": lambda baseline, epsilon=0.2, **_: {
+        "loss-transform": "propfair",
+        "propfair-baseline": baseline,
+        "propfair-epsilon": epsilon,
+    },
+    "fedfa": lambda client_momentum=0.9, **_: {"client-momentum": client_momentum},
+    "drfa": lambda local_steps=10, **_: {"local-steps": local_steps},
+    "ditto": lambda lam, personal_epochs=1, **_: {"personal-lambda": lam, "personal-epochs": personal_epochs},
+    "local": lambda: {"personal-lambda": 0.0, "personal-epochs": 1, "local-only": True},
+}
+"""What else the clients are told, from the method's arguments; nothing for the other methods."""
+
+
+@every_method
+def test_train_messages_hold_the_arrays_and_the_config_to_the_letter(name: str, arguments: dict[str, Any]) -> None:
+    grid = MemoryGrid(quadratics(6))
+    run(make(name, arguments, **OPTIONS), grid, rounds=2, timeout=60.0)
+    sent = grid.sent_to(MessageType.TRAIN)
+    if name != "drfa":
+        assert [m.content.config_records["config"]["server-round"] for _, m in sent] == [1] * 4 + [2] * 4
+    for _, message in sent:
+        assert set(message.content) == {"arrays", "config"}
+        config = dict(message.content.config_records["config"])
+        assert type(config.pop("server-round")) is int
+        if name == "drfa":
+            assert 1 <= config.pop("snapshot-step") <= arguments.get("local_steps", 10)
+        expected = {"measure": MEASURED.get(name, []), **TERMS.get(name, lambda **_: {})(**arguments)}
+        assert config == expected
+        assert {key: type(value) for key, value in config.items()} == {k: type(v) for k, v in expected.items()}
+        assert message.metadata.ttl == 60.0
+        assert RecordDict.inflate(
+            message.content.deflate(), {child.object_id: child for child in message.content.values()}
+        )
+    for _, message in sent:
+        if message.content.config_records["config"]["server-round"] == 1:
+            assert bits(message.content.array_records["arrays"]) == bits(record(initial_model()))
+
+
+def test_the_metrics_needed_are_those_of_the_papers() -> None:
+    for name, method in METHODS.items():
+        assert method.needs == set(MEASURED.get(name, [])), name
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_common_local_terms_are_told_with_every_method_and_only_where_they_apply(name: str) -> None:
+    own = METHODS[name].own_terms
+    options = {key: value for key, value in {"proximal_mu": 0.25, "personal_lambda": 0.5}.items() if key not in own}
+    grid = MemoryGrid(quadratics(2))
+    run(make(name, ARGUMENTS[name][0], **options), grid, rounds=1)
+    alone = MemoryGrid(quadratics(2))
+    run(make(name, ARGUMENTS[name][0]), alone, rounds=1)
+    with_both, without = (
+        dict(g.sent_to(MessageType.TRAIN)[0][1].content.config_records["config"]) for g in (grid, alone)
+    )
+    told = {}
+    if "proximal_mu" not in own:
+        told["proximal-mu"] = 0.25
+    if "personal_lambda" not in own:
+        told |= {"personal-lambda": 0.5, "personal-epochs": 1}
+    assert with_both == {**without, **told}
+    assert not set(told) & set(without)
+    for sent, personal in ((grid, with_both), (alone, without)):
+        evaluated = [m.content.config_records["config"] for _, m in sent.sent_to(MessageType.EVALUATE)]
+        last = [config for config in evaluated if "measure" not in config]
+        assert len(last) == 2
+        for config in last:
+            expected = {key: value for key, value in personal.items() if key in ("personal-lambda", "server-round")}
+            assert dict(config) == expected
+
+
+def test_terms_of_strength_zero_are_not_told_except_that_ditto_keeps_its_personal_model() -> None:
+    assert told(FedProx(mu=0.0), 1) == told(FedAvg(proximal_mu=0.0, personal_lambda=0.0), 1) == {}
+    assert told(MGDAProx(mu=0.0), 1) == {}
+    assert told(Ditto(lam=0.0), 1) == {"personal-lambda": 0.0, "personal-epochs": 1}
+
+
+def test_the_users_config_and_further_measures_travel_along() -> None:
+    grid, config = MemoryGrid(quadratics(2)), ConfigRecord({"lr": 0.1, "measure": ["accuracy-after"]})
+    run(QFedAvg(q=1.0, lipschitz=1.0), grid, rounds=1, train_config=config)
+    told = grid.sent_to(MessageType.TRAIN)[0][1].content.config_records["config"]
+    assert dict(told) == {"lr": 0.1, "measure": ["accuracy-after", "loss-before"], "server-round": 1}
+    assert dict(config) == {"lr": 0.1, "measure": ["accuracy-after"]}
+
+
+def test_evaluate_messages_hold_the_new_model_and_the_round() -> None:
+    grid = MemoryGrid(quadratics(3))
+    _, rounds = run(FedAvg(), grid, rounds=2)
+    sent = grid.sent_to(MessageType.EVALUATE)
+    assert sorted(name for name, _ in sent[:3]) == ["site-0", "site-1", "site-2"]
+    for i, (_, message) in enumerate(sent):
+        assert set(message.content) == {"arrays", "config"}
+        assert dict(message.content.config_records["config"]) == {"server-round": 1 + i // 3}
+        assert bits(message.content.array_records["arrays"]) == bits(rounds[i // 3].arrays)
+
+
+def test_measures_in_evaluation_are_asked_of_the_participants_alone() -> None:
+    grid = MemoryGrid(quadratics(6))
+    config = ConfigRecord({"measure": ["loss-before"]})
+    _, (finished,) = run(FedAvg(fraction_train=0.5), grid, rounds=1, evaluate_config=config)
+    for name, message in grid.sent_to(MessageType.EVALUATE):
+        assert ("measure" in message.content.config_records["config"]) == (name in finished.participants)
+
+
+def test_other_record_keys_are_used_in_both_directions() -> None:
+    clients = quadratics(2)
+
+    def renamed(client: Quadratic, message: Message) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            return client(message)
+        assert set(message.content) == {"model", "settings"}
+        instruction = Message(RecordDict({"arrays": message.content["model"]}), reply_to=message)
+        reply = client(instruction).content
+        content = RecordDict({"metrics": reply["metrics"]})
+        if "arrays" in reply:
+            content["model"] = reply["arrays"]
+        return Message(content, reply_to=message)
+
+    grid = MemoryGrid({name: lambda m, c=client: renamed(c, m) for name, client in clients.items()})
+    strategy = FedAvg(arrayrecord_key="model", configrecord_key="settings")
+    result, rounds = run(strategy, grid, rounds=1)
+    assert rounds[0].refused == {}
+    assert bits(result.arrays) == bits(run(FedAvg(), MemoryGrid(quadratics(2)), rounds=1)[0].arrays)

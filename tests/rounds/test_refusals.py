@@ -1,0 +1,182 @@
+"""Replies that are not used: each is refused by the name of its client, and the round goes on without it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, MessageType, MetricRecord
+from flwr.app.error import Error
+
+from fairbloom.rounds.screening import LONGEST_REASON, one_line
+from fairbloom.strategies import METHODS, FedAvg
+from tests.strategies.helpers import (
+    ARGUMENTS,
+    BROKEN,
+    BUFFERS,
+    UNMEASURED,
+    Fault,
+    MemoryGrid,
+    Quadratic,
+    arrays,
+    duplicate,
+    initial_model,
+    make,
+    metrics,
+    no_reply,
+    node_unavailable,
+    quadratics,
+    record,
+    to_unknown_message,
+    unpack,
+)
+
+from .helpers import bits, one_faulty, run
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmgda", "fedfv"])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_reply_is_refused_by_client_name_and_changes_nothing_else(name: str, kind: str) -> None:
+    fault, reason = BROKEN[kind]
+    result, finished = one_faulty(name, fault)
+    without, absent = one_faulty(name, no_reply)
+    assert list(finished.refused) == ["site-2"]
+    assert reason in finished.refused["site-2"]
+    assert finished.missing == ()
+    assert absent.refused == {}
+    assert absent.missing == ("site-2",)
+    assert bits(result.arrays) == bits(without.arrays)
+    assert finished.coefficients == absent.coefficients
+    assert finished.metrics["replies-refused"] == 1
+    assert finished.metrics["replies-used"] == 5
+
+
+@pytest.mark.parametrize("kind", UNMEASURED)
+def test_a_reply_without_a_needed_metric_is_refused_and_one_that_is_not_needed_is_ignored(kind: str) -> None:
+    fault, reason = UNMEASURED[kind]
+    for name in METHODS:
+        result, finished = one_faulty(name, fault)
+        if "loss-before" in METHODS[name].needs:
+            assert reason in finished.refused["site-2"]
+            assert "site-2" not in finished.coefficients
+        else:
+            assert finished.refused == {}
+            assert bits(result.arrays) == bits(one_faulty(name, None)[0].arrays)
+
+
+@pytest.mark.parametrize("metric", ["accuracy-after", "learning-rate"])
+@pytest.mark.parametrize("value", [None, np.nan, -np.inf, [0.5]])
+def test_every_metric_is_needed_by_the_methods_that_ask_for_it_alone(metric: str, value: Any) -> None:
+    for name in METHODS:
+        result, finished = one_faulty(name, metrics({metric: value}))
+        if metric in METHODS[name].needs:
+            assert f"metric '{metric}' must be a finite number" in finished.refused["site-2"]
+            assert "site-2" not in finished.coefficients
+        else:
+            assert finished.refused == {}
+            assert bits(result.arrays) == bits(one_faulty(name, None)[0].arrays)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1])
+def test_a_learning_rate_that_is_not_positive_is_refused_by_the_method_that_divides_by_it(rate: float) -> None:
+    _, finished = one_faulty("qfedsgd", metrics({"learning-rate": rate}))
+    assert finished.refused == {"site-2": f"metric 'learning-rate' must be positive, got {rate}"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [(duplicate, "a second reply"), (to_unknown_message, "no message of this round")]
+)
+def test_a_reply_too_many_is_refused_and_the_first_is_used(fault: Fault, reason: str) -> None:
+    result, finished = one_faulty("fedavg", fault)
+    assert list(finished.refused) == ["site-2"]
+    assert reason in finished.refused["site-2"]
+    assert bits(result.arrays) == bits(one_faulty("fedavg", None)[0].arrays)
+
+
+def test_all_kinds_of_broken_replies_at_once_are_each_refused() -> None:
+    clients = {f"site-{k:02}": Quadratic(f"site-{k:02}") for k in range(len(BROKEN) + 2)}
+    faults = {(name, 1): fault for name, (fault, _) in zip(clients, BROKEN.values(), strict=False)}
+    _, (finished,) = run(FedAvg(buffers=BUFFERS), MemoryGrid(clients, faults=faults), rounds=1)
+    assert list(finished.refused) == [name for name, _ in faults]
+    assert list(finished.coefficients) == [name for name in clients if (name, 1) not in faults]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_finite_but_huge_reply_is_used(name: str) -> None:
+    def huge(sent: Message, reply: Message) -> list[Message]:
+        arrays = unpack(reply.content.array_records["arrays"])
+        reply.content["arrays"] = record({**arrays, "bias": np.full(3, 1e30, np.float32)})
+        return [reply]
+
+    result, finished = one_faulty(name, huge)
+    assert finished.refused == {}
+    assert "site-2" in finished.coefficients
+    assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("size", [1e160, 1.7e308])
+def test_an_update_whose_square_overflows_is_refused_and_the_others_are_used(name: str, size: float) -> None:
+    model = {key: a.astype(np.float64) if a.dtype.kind == "f" else a for key, a in initial_model().items()}
+    huge = MemoryGrid(quadratics(4), faults={("site-2", 1): arrays(bias=np.full(3, size))})
+    strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0)
+    result, (finished,) = run(strategy, huge, rounds=1, initial_arrays=record(model))
+    assert list(finished.refused) == ["site-2"]
+    assert "inner products overflow" in finished.refused["site-2"]
+    assert set(finished.coefficients) == set(finished.participants) - {"site-2"}
+    assert len(finished.coefficients) == 3 or name == "drfa"
+    assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
+
+
+def test_a_node_that_is_gone_is_named_though_its_error_carries_the_servers_id() -> None:
+    _, finished = one_faulty("fedavg", node_unavailable)
+    assert list(finished.refused) == ["site-2"]
+    assert finished.missing == ()
+
+
+@pytest.mark.parametrize("code", [3, 4])
+def test_a_message_that_has_expired_is_no_answer(code: int) -> None:
+    def expired(sent: Message, reply: Message) -> list[Message]:
+        return [Message(Error(code, "it may have expired"), reply_to=sent)]
+
+    result, finished = one_faulty("fedavg", expired)
+    without, absent = one_faulty("fedavg", no_reply)
+    assert (finished.missing, finished.refused) == (absent.missing, absent.refused) == (("site-2",), {})
+    assert bits(result.arrays) == bits(without.arrays)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("Traceback:\n  File x\r\n\tValueError: no", "Traceback: File x ValueError: no"),
+        ("red \x1b[31m and a bell \x07", "red \ufffd[31m and a bell \ufffd"),
+        ("begin" + 10**6 * "x" + "end", "begin" + 995 * "x" + " … " + 997 * "x" + "end"),
+    ],
+)
+def test_what_a_client_gives_as_a_reason_is_one_printable_line_of_bounded_length(reason: str, told: str) -> None:
+    def failing(sent: Message, reply: Message) -> list[Message]:
+        return [Message(Error(2, reason), reply_to=sent)]
+
+    _, finished = one_faulty("fedavg", failing)
+    assert one_line(reason) == told
+    assert finished.refused == {"site-2": one_line(f"error 2: {reason}")}
+    assert len(finished.refused["site-2"]) <= LONGEST_REASON + 3
+
+
+def test_a_broken_evaluation_is_refused_by_client_name() -> None:
+    clients = quadratics(3)
+
+    def without_count(message: Message) -> Message:
+        reply = clients["site-1"](message)
+        if message.metadata.message_type == MessageType.EVALUATE:
+            reply.content["metrics"] = MetricRecord({"loss": 1.0})
+        return reply
+
+    _, (finished,) = run(FedAvg(), MemoryGrid({**clients, "site-1": without_count}), rounds=1)
+    assert list(finished.evaluations) == ["site-0", "site-2"]
+    assert list(finished.refused) == ["site-1"]
+    assert finished.refused["site-1"].startswith("evaluation: num-examples")
+
+
+def test_a_method_that_needs_a_loss_refuses_a_foreign_client_with_the_reason() -> None:
+    _, finished = one_faulty("fedfv", UNMEASURED["no loss"][0])
+    assert finished.refused == {"site-2": "metric 'loss-before' must be a finite number, got None"}

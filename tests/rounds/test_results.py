@@ -1,0 +1,95 @@
+"""What a round and a run hand on."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, MessageType, MetricRecord
+
+from fairbloom.strategies import FedAvg, Round
+from tests.strategies.helpers import (
+    BUFFERS,
+    MemoryGrid,
+    error,
+    flat,
+    initial_model,
+    no_reply,
+    quadratics,
+    record,
+    unpack,
+)
+
+from .helpers import bits, run
+
+
+def test_a_finished_round_tells_who_took_part_and_what_came_of_it() -> None:
+    faults = {("site-1", 1): error, ("site-3", 1): no_reply}
+    result, rounds = run(FedAvg(buffers=BUFFERS), MemoryGrid(quadratics(5), faults=faults), rounds=2)
+    first, clients = rounds[0], quadratics(5)
+    used = ["site-0", "site-2", "site-4"]
+    examples = sum(clients[name].examples for name in used)
+    assert first.number == 1
+    assert first.participants == tuple(clients)
+    assert list(first.refused) == ["site-1"]
+    assert first.missing == ("site-3",)
+    assert list(first.coefficients) == used
+    assert first.coefficients == pytest.approx({name: clients[name].examples / examples for name in used})
+    assert all(type(c) is float for c in first.coefficients.values())
+    assert list(first.train_metrics) == used
+    assert all(first.train_metrics[name]["num-examples"] == clients[name].examples for name in used)
+    counts = {"participants": 5, "replies-used": 3, "replies-refused": 1, "replies-missing": 1}
+    assert {key: first.metrics[key] for key in counts} == counts
+    mean = sum(clients[n].examples / examples * first.train_metrics[n]["loss-before"] for n in used)
+    assert first.metrics["loss-before"] == pytest.approx(mean)
+    assert set(first.evaluations) == set(clients) - {"site-3"}
+    assert bits(rounds[1].arrays) == bits(result.arrays)
+    assert bits(first.arrays) != bits(rounds[1].arrays)
+    size = sum(len(array.data) for array in first.arrays.values())
+    assert first.bytes_sent == size * (5 + 4)
+    assert first.bytes_received == size * 3
+
+
+def test_on_round_is_called_before_the_next_round_and_ends_the_run_by_raising() -> None:
+    grid = MemoryGrid(quadratics(2))
+
+    def stop(finished: Round) -> None:
+        assert len(grid.sent_to(MessageType.TRAIN)) == 2 * finished.number
+        if finished.number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        FedAvg().start(grid, record(initial_model()), num_rounds=5, on_round=stop)
+    assert len(grid.sent_to(MessageType.TRAIN)) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "evaluated"),
+    [
+        ({}, [1, 2, 3, 4, 5]),
+        ({"evaluate_every": 2}, [2, 4, 5]),
+        ({"evaluate_every": 0}, [5]),
+        ({"evaluate_every": 9}, [5]),
+        ({"fraction_evaluate": 0.0}, []),
+        ({"fraction_evaluate": 0.0, "evaluate_every": 0}, []),
+    ],
+)
+def test_clients_evaluate_every_so_many_rounds_and_after_the_last(
+    options: dict[str, Any], evaluated: list[int]
+) -> None:
+    result, rounds = run(FedAvg(**options), rounds=5)
+    assert [r.number for r in rounds if r.evaluations] == evaluated
+    assert list(result.evaluate_metrics_clientapp) == evaluated
+
+
+def test_the_result_is_flowers_result() -> None:
+    def centrally(number: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"norm": float(np.linalg.norm(flat(unpack(arrays))))})
+
+    result, rounds = run(FedAvg(), rounds=2, evaluate_fn=centrally)
+    assert list(result.train_metrics_clientapp) == [1, 2]
+    assert list(result.evaluate_metrics_clientapp) == [1, 2]
+    assert list(result.evaluate_metrics_serverapp) == [0, 1, 2]
+    assert bits(result.arrays) == bits(rounds[-1].arrays)
+    weights = np.array([c.examples for c in quadratics(6).values()], np.float64)
+    losses = np.array([rounds[-1].evaluations[name]["loss"] for name in quadratics(6)])
+    assert result.evaluate_metrics_clientapp[2]["loss"] == pytest.approx(weights @ losses / weights.sum())

@@ -1,0 +1,333 @@
+"""No silent failure: a run that learns nothing says so, and so does a method that returns no coefficients."""
+
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairbloom.errors import FairbloomError
+from fairbloom.rounds import flower
+from fairbloom.rounds.aggregation import MethodError
+from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.method import Cohort, FloatArray
+from fairbloom.rounds.round import Round
+from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV
+from tests.strategies.helpers import (
+    ARGUMENTS,
+    BROKEN,
+    BUFFERS,
+    UNMEASURED,
+    Fault,
+    MemoryGrid,
+    arrays,
+    error,
+    initial_model,
+    make,
+    metrics,
+    no_reply,
+    quadratics,
+    record,
+    unpack,
+)
+
+SITES = tuple(quadratics(4))
+ALWAYS = range(1, 10)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for clients again after a hundredth of a second."""
+    monkeypatch.setattr(flower, "WAIT_SECONDS", 0.01)
+
+
+def grid_of(fault: Fault | None, rounds: Iterable[int] = ALWAYS, sites: Iterable[str] = SITES) -> MemoryGrid:
+    """Return a grid where the fault befalls these sites in these rounds."""
+    return MemoryGrid(quadratics(4), faults={(site, number): fault for site in sites for number in rounds if fault})
+
+
+def run(strategy: FairStrategy, grid: MemoryGrid, rounds: int = 5, **arguments: Any) -> list[Round]:
+    """Run; what arrives late arrives before the next round."""
+    finished: list[Round] = []
+
+    def on_round(each: Round) -> None:
+        finished.append(each)
+        grid.release()
+
+    arguments = {"initial_arrays": record(initial_model()), "timeout": 0.05, "on_round": on_round, **arguments}
+    strategy.start(grid, num_rounds=rounds, **arguments)
+    return finished
+
+
+def skipped(rounds: Iterable[Round]) -> list[int]:
+    return [each.number for each in rounds if not each.coefficients]
+
+
+class Leap(FedAvg):
+    """Steps beyond the range of float32."""
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return np.full(cohort.size, 1e39)
+
+
+CAUSES: dict[str, tuple[Callable[[], FairStrategy], Callable[[], MemoryGrid], str]] = {
+    "nobody answers in time": (FedAvg, lambda: grid_of(no_reply), "4 of 4 clients did not answer in time"),
+    "every client fails": (
+        FedAvg,
+        lambda: grid_of(error),
+        "4 of 4 replies were refused, that of site-0 since error 2: out of memory",
+    ),
+    "every reply is broken": (
+        FedAvg,
+        lambda: grid_of(arrays(bias=np.float32([1, np.nan, 2]))),
+        "4 of 4 replies were refused, that of site-0 since array 'bias' is not finite",
+    ),
+    "some fail and some are late": (
+        FedAvg,
+        lambda: MemoryGrid(
+            quadratics(4), faults={(s, r): error if s == "site-2" else no_reply for s in SITES for r in ALWAYS}
+        ),
+        "3 of 4 clients did not answer in time and 1 of 4 replies were refused, that of site-2",
+    ),
+    "every step is beyond the range": (
+        lambda: Leap(buffers=BUFFERS),
+        lambda: grid_of(None),
+        "array 'weight' after the step is beyond the range of float32",
+    ),
+    "nobody is online": (FedAvg, lambda: MemoryGrid({}), "too few clients were online"),
+    "too few are online": (
+        lambda: FedAvg(min_available_nodes=5),
+        lambda: grid_of(None),
+        "too few clients were online",
+    ),
+}
+every_cause = pytest.mark.parametrize("cause", CAUSES)
+
+
+@every_cause
+def test_three_rounds_in_a_row_without_a_step_stop_the_run_with_cause_and_remedy(cause: str) -> None:
+    method, grid, why = CAUSES[cause]
+    strategy = method()
+    with pytest.raises(NothingLearnedError) as raised:
+        run(strategy, grid())
+    words = str(raised.value)
+    assert words.startswith(f"the run has learned nothing for 3 rounds: in round 3, {why}")
+    assert "unused-rounds = 0" in words
+    assert "\n" not in words
+    assert strategy.progress.finished_rounds == 3
+
+
+@every_cause
+def test_the_option_says_after_how_many(cause: str) -> None:
+    method, grid, _ = CAUSES[cause]
+    strategy = method()
+    strategy.unused_rounds = 2
+    with pytest.raises(NothingLearnedError, match="nothing for 2 rounds: in round 2, "):
+        run(strategy, grid())
+
+
+@every_cause
+def test_a_run_that_shall_go_on_regardless_does_and_leaves_the_model_as_it_is(cause: str) -> None:
+    method, grid, _ = CAUSES[cause]
+    strategy = method()
+    strategy.unused_rounds = 0
+    rounds = run(strategy, grid())
+    assert skipped(rounds) == [1, 2, 3, 4, 5]
+    assert {name: array.tobytes() for name, array in unpack(rounds[-1].arrays).items()} == {
+        name: array.tobytes() for name, array in initial_model().items()
+    }
+
+
+@every_cause
+def test_a_short_run_without_any_step_is_no_success_either(cause: str) -> None:
+    method, grid, why = CAUSES[cause]
+    with pytest.raises(NothingLearnedError) as raised:
+        run(method(), grid(), rounds=2)
+    assert str(raised.value).startswith(f"no round of 2 took a step: {why}")
+
+
+# The same metric ----------------------------------------------------------------------------------------------------
+
+
+def test_the_first_round_stops_the_run_where_every_reply_lacks_the_same_needed_metric() -> None:
+    with pytest.raises(NothingLearnedError) as raised:
+        run(FedFV(), grid_of(metrics({"loss-before": None})))
+    assert str(raised.value) == (
+        "all 4 replies of round 1 lack the metric 'loss-before', which FedFV needs: "
+        "let the clients reply it, or choose a method that does without"
+    )
+
+
+def test_a_metric_that_all_lack_stops_the_run_also_after_rounds_without_a_reply() -> None:
+    lacking = metrics({"loss-before": None})
+    faults = {(site, number): no_reply if number < 2 else lacking for site in SITES for number in ALWAYS}
+    with pytest.raises(NothingLearnedError, match="all 4 replies of round 2 lack the metric"):
+        run(FedFV(), MemoryGrid(quadratics(4), faults=faults))
+
+
+def test_replies_that_are_refused_for_different_reasons_do_not_stop_the_first_round() -> None:
+    grid = grid_of(metrics({"loss-before": None}))
+    grid.faults = {**grid.faults, ("site-1", 1): error}
+    grid.faults = {key: fault for key, fault in grid.faults.items() if key[1] == 1}
+    assert skipped(run(FedFV(), grid)) == [1]
+
+
+def test_a_metric_that_all_lack_later_on_counts_as_any_other_cause() -> None:
+    with pytest.raises(NothingLearnedError, match="nothing for 3 rounds: in round 4, 4 of 4 replies were refused"):
+        run(FedFV(), grid_of(metrics({"loss-before": None}), rounds=range(2, 10)))
+
+
+def test_a_metric_that_all_lack_does_not_stop_a_run_that_shall_go_on_regardless() -> None:
+    rounds = run(FedFV(unused_rounds=0), grid_of(metrics({"loss-before": None}), rounds=range(1, 5)))
+    assert skipped(rounds) == [1, 2, 3, 4]
+
+
+# What is counted ----------------------------------------------------------------------------------------------------
+
+
+def test_a_step_starts_the_count_anew() -> None:
+    assert skipped(run(FedAvg(), grid_of(error, rounds=(1, 2, 4, 5)), rounds=6)) == [1, 2, 4, 5]
+    with pytest.raises(NothingLearnedError, match="in round 6, "):
+        run(FedAvg(), grid_of(error, rounds=(1, 2, 4, 5, 6)), rounds=6)
+
+
+def test_every_run_of_a_strategy_counts_for_itself() -> None:
+    strategy = FedAvg()
+    assert skipped(run(strategy, grid_of(error, rounds=(2, 3)), rounds=3)) == [2, 3]
+    assert skipped(run(strategy, grid_of(error, rounds=(1, 2)), rounds=3)) == [1, 2]
+    with pytest.raises(NothingLearnedError, match="no round of 2 took a step"):
+        run(strategy, grid_of(error), rounds=2)
+
+
+def test_a_run_that_is_continued_counts_from_there_and_knows_of_its_steps() -> None:
+    before = FedFV()
+    last = run(before, grid_of(error, rounds=(2, 3)), rounds=3)[-1]
+    after = {"initial_arrays": last.arrays, "resume": before.state_dict()}
+    lacking = grid_of(metrics({"loss-before": None}), rounds=(4, 5))
+    assert skipped(run(FedFV(), lacking, rounds=5, **after)) == [4, 5]
+
+
+@pytest.mark.parametrize("kind", [*BROKEN, *UNMEASURED])
+def test_one_bad_client_never_ends_a_run(kind: str) -> None:
+    fault, _ = (BROKEN | UNMEASURED)[kind]
+    for method in (FedAvg, FedFV):
+        rounds = run(method(buffers=BUFFERS), grid_of(fault, sites=["site-2"]))
+        assert skipped(rounds) == []
+        assert all("site-2" in each.refused for each in rounds) == (kind in BROKEN or method is FedFV)
+
+
+def test_one_bad_client_that_is_drawn_alone_first_does_not_end_a_run() -> None:
+    """Nothing tells whether the others would lack the metric as well."""
+    alone = run(FedFV(fraction_train=0.01), grid_of(None), rounds=1)[0].participants
+    lacking = grid_of(metrics({"loss-before": None}), sites=alone)
+    assert skipped(run(FedFV(fraction_train=0.01), lacking))[0] == 1
+
+
+def test_evaluations_that_fail_end_no_run() -> None:
+    def failing(message: Any) -> Any:
+        return error(message, message)[0] if message.metadata.message_type == "evaluate" else client(message)
+
+    client = quadratics(1)["site-0"]
+    rounds = run(FedAvg(), MemoryGrid({"site-0": failing}))
+    assert skipped(rounds) == []
+    assert all(each.refused == {"site-0": "evaluation: error 2: out of memory"} for each in rounds)
+
+
+# Methods ------------------------------------------------------------------------------------------------------------
+
+
+def returning(value: Any) -> FairStrategy:
+    """Return a method whose `weigh` returns a value, or what a function of the cohort's size returns."""
+
+    class Mine(FairStrategy):
+        def weigh(self, cohort: Cohort) -> Any:
+            return value(cohort.size) if callable(value) else value
+
+    return Mine(buffers=BUFFERS)
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "too few": (np.full(3, 0.25), "float64 of shape (3,)"),
+    "too many": (np.full(5, 0.25), "float64 of shape (5,)"),
+    "a column": (np.full((4, 1), 0.25), "float64 of shape (4, 1)"),
+    "a number": (0.25, "float64 of shape ()"),
+    "none": (np.empty(0), "float64 of shape (0,)"),
+    "nothing": (None, "object of shape ()"),
+    "complex numbers": (np.full(4, 0.25 + 0j), "complex128 of shape (4,)"),
+    "truth values": (np.full(4, True), "bool of shape (4,)"),
+    "words": (["a", "b", "c", "d"], "<U1 of shape (4,)"),
+    "objects": ([0.25, None, 0.25, 0.25], "object of shape (4,)"),
+    "a short list": ([0.5, 0.5], "float64 of shape (2,)"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_weigh_that_returns_no_coefficients_is_named_with_what_it_returned_and_what_is_due(kind: str) -> None:
+    value, got = WRONG[kind]
+    with pytest.raises(MethodError) as raised:
+        run(returning(value), grid_of(None))
+    assert str(raised.value).startswith(f"Mine.weigh, in round 1, returned {got}: it must return one number for each")
+    assert str(raised.value).endswith("shape (4,)")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_weigh_that_returns_numbers_that_are_not_finite_is_named_with_their_clients(value: float) -> None:
+    with pytest.raises(MethodError, match=r"^Mine.weigh, in round 1, .* not finite \(of site-1, site-3\)"):
+        run(returning([0.5, value, 0.5, value]), grid_of(None))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[1, 0, 0, 1], np.array([1, 0, 0, 1]), np.array([1, 0, 0, 1], np.uint8), np.array([1, 0, 0, 1], np.float16)],
+    ids=["list", "int", "uint8", "float16"],
+)
+def test_whole_numbers_and_lists_are_coefficients_as_well(value: Any) -> None:
+    (finished,) = run(returning(value), grid_of(None), rounds=1)
+    assert finished.coefficients == {"site-0": 1.0, "site-1": 0.0, "site-2": 0.0, "site-3": 1.0}
+    assert {type(c) for c in finished.coefficients.values()} == {float}
+
+
+def test_what_a_method_raises_itself_keeps_its_traceback() -> None:
+    def fails(size: int) -> None:
+        raise ValueError("I cannot weigh these")
+
+    with pytest.raises(ValueError, match="I cannot weigh these") as raised:
+        run(returning(fails), grid_of(None))
+    assert not isinstance(raised.value, FairbloomError)
+    assert [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)][-2:] == ["weigh", "fails"]
+
+
+def huge(size: float) -> Fault:
+    def fault(sent: Any, reply: Any) -> list[Any]:
+        received = unpack(sent.content.array_records["arrays"])["bias"]
+        return arrays(bias=received + size)(sent, reply)
+
+    return fault
+
+
+def in_float64() -> Any:
+    return record({key: a.astype(np.float64) if a.dtype.kind == "f" else a for key, a in initial_model().items()})
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("largest", [1e150, 1e300], ids=["as it is", "without the limit of entries"])
+def test_a_hostile_client_whose_updates_have_no_inner_products_is_never_the_methods_fault(
+    name: str, largest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its entries are refused beyond 1e150; even without that limit a round is skipped at most."""
+    monkeypatch.setattr("fairbloom.rounds.updates.LARGEST", largest)
+    hostile = grid_of(huge(0.99 * largest), rounds=[1])
+    hostile.faults = {key: fault for key, fault in hostile.faults.items() if key[0] == "site-2"}
+    strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0, seed=4, unused_rounds=0)
+    with np.errstate(all="ignore"):
+        (finished,) = run(strategy, hostile, rounds=1, initial_arrays=in_float64())
+    assert "site-2" in finished.participants
+    assert finished.refused == {}
+    assert all(np.isfinite(array).all() for array in unpack(finished.arrays).values())
+
+
+def test_updates_without_inner_products_skip_the_round_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairbloom.rounds.updates.LARGEST", 1e300)
+    with np.errstate(all="ignore"), pytest.raises(NothingLearnedError, match="inner products of the updates are not f"):
+        run(FedFV(), grid_of(huge(1e200)), rounds=5, initial_arrays=in_float64())

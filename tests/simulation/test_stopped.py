@@ -1,0 +1,87 @@
+"""A run in which nothing is learned: not a success on the command line, nor for a federation, and it can go on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from fairbloom.client.app import app
+from fairbloom.client.local import Local, Update
+from fairbloom.client.personal import StateDict
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.server.app import main
+from fairbloom.simulation.grid import InProcessGrid
+from tests.experiments.helpers import fairbloom
+
+from .helpers import rounds, run, small
+
+LATE = ("--clients", 4, "--rounds", 5, "--set", "stragglers=1.0", "--set", "drop-stragglers=true", "--out", "a")
+
+
+@pytest.fixture(autouse=True)
+def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, on a wide terminal without colours."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def used(folder: Path) -> list[str]:
+    return [row["replies_used"] for row in rounds(folder)]
+
+
+def test_the_command_line_says_in_one_line_that_nothing_is_learned_and_goes_on_where_it_shall(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert fairbloom("run", *LATE) == 2
+    (said,) = [line for line in capfd.readouterr().err.splitlines() if "the run has learned nothing" in line]
+    assert "for 3 rounds: in round 3, 2 of 2 replies were refused" in said
+    assert "is a straggler in round 3, and drop-stragglers is on" in said
+    assert "unused-rounds = 0" in said
+    assert used(Path("a")) == ["0", "0"]  # the third was not finished
+    assert not Path("a", "model.safetensors").exists()
+    assert fairbloom("run", *LATE) == 2
+    assert fairbloom("run", *LATE, "--set", "unused-rounds=0") == 0
+    assert used(Path("a")) == ["0"] * 5
+    assert Path("a", "model.safetensors").exists()
+
+
+def test_a_run_goes_on_from_its_folder_when_what_was_wrong_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = Local.train
+
+    def broken(self: Local, received: StateDict, terms: Terms) -> Update:
+        if terms.server_round < 3:
+            return train(self, received, terms)
+        raise OSError("the sensors of all clinics are off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "train", broken)
+        with pytest.raises(NothingLearnedError, match=r"in round 5, .*: the sensors of all clinics are off"):
+            run("a")
+        with pytest.raises(NothingLearnedError, match=r"in round 6, .*: the sensors of all clinics are off"):
+            run("a", unused_rounds=2)
+    folder = run("a")
+    assert used(folder) == ["2", "2", "0", "0", "0", "2"]
+
+
+def federated(settings: dict[str, Any], clients: int) -> None:
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
+    main(InProcessGrid(app, settings, clients), context)
+
+
+def test_a_federation_ends_with_the_error(tmp_path: Path) -> None:
+    settings = small(tmp_path / "a", stragglers=1.0, drop_stragglers=True)
+    with pytest.raises(NothingLearnedError, match="for 3 rounds: in round 3, 2 of 2 replies were refused, that of cli"):
+        federated(settings.run_config(), settings.clients)
+    assert used(tmp_path / "a") == ["0", "0"]
+
+
+def test_a_federation_gives_the_run_in_process_to_the_bit(tmp_path: Path) -> None:
+    settings = small(tmp_path / "a")
+    federated(settings.run_config(), settings.clients)
+    folder = run(tmp_path / "b")
+    for name in ("clients.csv", "model.safetensors", "model-best.safetensors"):
+        assert (tmp_path / "a" / name).read_bytes() == (folder / name).read_bytes()
+    assert rounds(tmp_path / "a") == rounds(folder)
