@@ -199,12 +199,17 @@ class Examples:
 
     def __getitem__(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the examples at these places of the split."""
-        rows = chosen if self.rows is None else self.rows[chosen]
-        return self.inputs[rows], self.targets[rows]
+        rows = chosen if self.rows is None else _of(self.rows, chosen)
+        return _of(self.inputs, rows), _of(self.targets, rows)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Examples:
         """Return the examples with all their tensors changed."""
         return Examples(change(self.inputs), change(self.targets), None if self.rows is None else change(self.rows))
+
+
+def _of(tensor: Tensor, rows: Tensor | slice) -> Tensor:
+    # By index_select, which is half again as fast as an index in brackets.
+    return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
 
 
 class Splits(NamedTuple):

@@ -1,5 +1,7 @@
 """Runs over a grid in memory, of every method."""
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -35,6 +37,17 @@ def run(
     return result, finished
 
 
+_UNDISTURBED: dict[str, tuple[Result, list[Round]]] = {}
+
+
+def undisturbed(name: str, arguments: Mapping[str, Any]) -> tuple[Result, list[Round]]:
+    """Return four rounds of a method with OPTIONS; the same again, since many tests compare theirs with them."""
+    key = f"{name} {arguments}"
+    if key not in _UNDISTURBED:
+        _UNDISTURBED[key] = run(make(name, arguments, **OPTIONS))
+    return _UNDISTURBED[key]
+
+
 def bits(arrays: ArrayRecord) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in unpack(arrays).items()}
 
@@ -43,7 +56,9 @@ SITE_2_IS_DRAWN = 4
 """A seed with which DRFA, too, draws site-2 in round 1."""
 
 
+@cache
 def one_faulty(name: str, fault: Fault | None) -> tuple[Result, Round]:
+    """Return a round in which site-2 misbehaves; the same again, since many tests compare theirs with one."""
     grid = MemoryGrid(quadratics(6), faults={} if fault is None else {("site-2", 1): fault})
     result, (only,) = run(make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=SITE_2_IS_DRAWN), grid, rounds=1)
     return result, only

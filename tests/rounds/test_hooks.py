@@ -33,14 +33,14 @@ from tests.strategies.helpers import (
     unpack,
 )
 
-from .helpers import OPTIONS, bits, every_method, run
+from .helpers import OPTIONS, bits, every_method, run, undisturbed
 
 
 @every_method
 def test_flowers_own_loop_gives_the_same_model(name: str, arguments: dict[str, Any]) -> None:
     if arguments.get("decay"):
         pytest.skip("decay needs the number of rounds")
-    ours, _ = run(make(name, arguments, **OPTIONS))
+    ours, _ = undisturbed(name, arguments)
     strategy = make(name, arguments, **OPTIONS)
     theirs = Strategy.start(strategy, MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=4)
     assert bits(theirs.arrays) == bits(ours.arrays)

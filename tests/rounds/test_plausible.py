@@ -38,6 +38,8 @@ from tests.strategies.helpers import (
     unpack,
 )
 
+from .helpers import OPTIONS, undisturbed
+
 LOSSY = sorted(name for name, method in METHODS.items() if "loss-before" in method.needs)
 HUGE = [1e300, -1e300, 1.7e308, 1e9]
 INF = math.inf
@@ -72,14 +74,12 @@ def one_lying(name: str, fault: Fault, **options: Any) -> tuple[dict[str, bytes]
 
 @pytest.mark.parametrize(("name", "arguments"), CASES)
 def test_limits_change_no_bit_of_a_run_of_honest_clients(name: str, arguments: dict[str, Any]) -> None:
-    options: dict[str, Any] = {"buffers": BUFFERS, "fraction_train": 0.6, "seed": 3}
+    plain, rounds = undisturbed(name, arguments)
     unlimited = {"max_growth": INF, "loss_limit": INF}
     enrolled = {"enrolled_sizes": {client: quadratic.examples for client, quadratic in quadratics(6).items()}}
-    (plain, rounds), *others = (
-        run(make(name, arguments, **options, **limited), rounds=4) for limited in ({}, unlimited, enrolled)
-    )
-    for model, same in others:
-        assert model == plain
+    for limited in (unlimited, enrolled):
+        model, same = run(make(name, arguments, **OPTIONS, **limited), rounds=4)
+        assert model == bits(plain.arrays)
         assert [r.coefficients for r in same] == [r.coefficients for r in rounds]
 
 

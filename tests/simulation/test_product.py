@@ -45,15 +45,15 @@ def bits(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_is_finite_and_repeats_and_resumes_to_the_same_bits(method: str, objective: str, tmp_path: Path) -> None:
+    """The second run, which is interrupted, repeats two rounds of the first before it goes on from its folder."""
     config = {**SMALL, **OBJECTIVES[objective], "method": method}
     if any((method, term) in OWN_TERMS for term in objective.split(", ")):
         with pytest.raises(SettingsError, match="by its own parameter"):
             Settings.of(config)
         return
-    whole, again, resumed = (Settings.of({**config, "out": str(tmp_path / name)}) for name in "abc")
+    whole, resumed = (Settings.of({**config, "out": str(tmp_path / name)}) for name in "ab")
     expected = bits(simulate(whole))
     assert all(np.isfinite(array).all() for array in load_file(tmp_path / "a" / "model.safetensors").values())
-    assert bits(simulate(again)) == expected
     with pytest.raises(KilledError):
         simulate(resumed, kill_after_round_two)
     assert bits(simulate(resumed)) == expected

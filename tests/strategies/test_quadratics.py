@@ -1,22 +1,23 @@
 """Federated quadratics with a known solution: every method reaches the point that its objective defines.
 
 F_k(x) = ½ (x − a_k)ᵀ A_k (x − a_k) + b_k. Clients take one exact full-batch gradient step a round and report F_k
-exactly, through the real `start` on the grid in memory; scipy.optimize computes the targets from the objectives.
+exactly; scipy.optimize computes the targets from the objectives. The rounds are the real ones, without messages.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from scipy.optimize import minimize
 
-from fairbloom.rounds.method import FloatArray
-from fairbloom.strategies import METHODS, FairStrategy, FromTorchJD, Round
-
-from .helpers import MemoryGrid, record, unpack
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.clients import Replies, Trained
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.screening import Refusals
+from fairbloom.rounds.updates import FloatArray, Layout, Model
+from fairbloom.strategies import METHODS, FairStrategy, FromTorchJD
 
 DIM = 3
 RATE = 0.2
@@ -35,34 +36,51 @@ class Bowl:
     def gradient(self, x: FloatArray) -> FloatArray:
         return self.A @ (x - self.a)
 
-    def slope(self, loss: float, config: Mapping[str, Any]) -> float:
+    def slope(self, loss: float, terms: Terms) -> float:
         """By what the transform multiplies the gradient: 1 / (M − f), no more than 1 / ε."""
-        if config.get("loss-transform") != "propfair":
+        if terms.propfair_baseline is None or terms.propfair_epsilon is None:
             return 1.0
-        return 1.0 / max(config["propfair-baseline"] - loss, config["propfair-epsilon"])
+        return 1.0 / max(terms.propfair_baseline - loss, terms.propfair_epsilon)
 
-    def __call__(self, message: Message) -> Message:
-        if message.metadata.message_type == MessageType.QUERY:
-            about = ConfigRecord({"name": self.name, "num-examples": self.examples})
-            return Message(RecordDict({"client": about}), reply_to=message)
-        config: Mapping[str, Any] = message.content.config_records["config"]
-        x = unpack(message.content.array_records["arrays"])["x"]
-        numbers: dict[str, Any] = {"num-examples": self.examples, "loss": self.loss(x)}
-        if message.metadata.message_type == MessageType.EVALUATE:
-            numbers |= {"train-loss": self.loss(x)}
-            return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
-        mu, start, steps = config.get("proximal-mu", 0.0), x, [x]
-        for _ in range(config.get("local-steps", 1)):
-            slope = self.slope(self.loss(x), config)
-            x = x - self.rate * (slope * self.gradient(x) + mu * (x - start))
-            steps.append(x)
-        if config.get("local-only"):
-            x = start
-        numbers |= {"loss-before": self.loss(start), "learning-rate": self.rate, "accuracy-after": 0.5}
-        content = RecordDict({"arrays": record({"x": x}), "metrics": MetricRecord(numbers)})
-        if "snapshot-step" in config:
-            content["snapshot"] = record({"x": steps[config["snapshot-step"]]})
-        return Message(content, reply_to=message)
+    def train(self, start: FloatArray, terms: Terms) -> list[FloatArray]:
+        """Return the model before the first step and after each one."""
+        steps = [start]
+        for _ in range(terms.local_steps or 1):
+            x = steps[-1]
+            gradient = self.slope(self.loss(x), terms) * self.gradient(x) + terms.proximal_mu * (x - start)
+            steps.append(x - self.rate * gradient)
+        return steps
+
+
+class Bowls:
+    """The clients of a round; see rounds/clients.py."""
+
+    def __init__(self, method: FairStrategy, clients: list[Bowl]) -> None:
+        self._method, self._clients = method, {client.name: client for client in clients}
+
+    def online(self, fewest: int) -> Collection[str]:
+        return self._clients.keys()
+
+    def free(self) -> Collection[str]:
+        return self._clients.keys()
+
+    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+        layout, refused, snapshots = Layout(model), Refusals(terms.server_round), self._method.snapshots
+        trained = Trained.none(layout, len(names), refused=refused, missing=(), snapshots=snapshots)
+        for client in map(self._clients.__getitem__, names):
+            steps = client.train(model["x"], terms)
+            report = {"num-examples": client.examples, "loss-before": client.loss(model["x"])}
+            report |= {"learning-rate": client.rate, "accuracy-after": 0.5}
+            arrays = {"x": steps[0 if terms.local_only else -1]}
+            trained.add(client.name, report, arrays, {"x": steps[terms.snapshot_step or 0]})
+        return trained
+
+    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+        losses = {name: self._clients[name].loss(model["x"]) for name in names}
+        reports = {
+            n: {"num-examples": self._clients[n].examples, "loss": x, "train-loss": x} for n, x in losses.items()
+        }
+        return Replies(metrics=reports, refused=Refusals(terms.server_round))
 
 
 def bowls(m: int, seed: int = 0, *, isotropic: bool = False, rates: bool = False) -> list[Bowl]:
@@ -89,14 +107,9 @@ def spread(clients: list[Bowl]) -> list[Bowl]:
 def descend(strategy: FairStrategy, clients: list[Bowl], rounds: int) -> FloatArray:
     """Return the model after every round, the first one first, shape (rounds + 1, DIM)."""
     start = np.full(DIM, 2.0)
-    path = [start]
-
-    def on_round(finished: Round) -> None:
-        path.append(unpack(finished.arrays)["x"])
-
-    grid = MemoryGrid({client.name: client for client in clients})
-    strategy.start(grid, record({"x": start}), num_rounds=rounds, on_round=on_round)
-    return np.array(path)
+    loop = Rounds(strategy, Bowls(strategy, clients), rounds)
+    finished = loop.run({"x": start}, measure=lambda number: [], measure_after=[])
+    return np.array([start, *(each.arrays["x"] for each in finished)])
 
 
 def end(name: str, clients: list[Bowl], rounds: int, **arguments: Any) -> FloatArray:
