@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.deploy.federation import Deployment, federation, names, rounds
+from .federation import Deployment, federation, names, rounds
 
 VARIANTS: Mapping[str, Sequence[str]] = {
     "fairbloom client": (),

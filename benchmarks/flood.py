@@ -17,8 +17,8 @@ from pathlib import Path
 import grpc
 from flwr.supercore.task_identity import TaskIdentity
 
-from tests.attacks.test_nodes import enrolled, flooded
-from tests.deploy.federation import Deployment, federation, names, rounds, wait_for_rounds
+from .federation import Deployment, federation, names, rounds, wait_for_rounds
+from .peer import enrolled, flooded
 
 
 def main() -> None:

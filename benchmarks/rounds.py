@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
-from tests.runtimes.flower import flower
+
+from .flower import flower
 
 SMALL: dict[str, Any] = {"clients": 20, "fraction": 0.5, "partition": "iid", "evaluate-every": 0, "device": "cpu"}
 CASES: dict[str, dict[str, Any]] = {

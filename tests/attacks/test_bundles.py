@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.federation import Deployment, federation, names, rounds
+from benchmarks.flower import ROOT
 from fairbloom.deploy.device.client import APP
-from tests.deploy.federation import Deployment, federation, names, rounds
-from tests.runtimes.flower import ROOT
 from tests.simulation.helpers import table
 
 pytestmark = pytest.mark.runtimes

@@ -9,40 +9,17 @@ from typing import Any
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Message, MessageType, RecordDict
-from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
-from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest, PushObjectRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import get_object_tree
-from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from fairbloom.deploy.operator.federation import Federation
-from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
+from benchmarks.federation import Deployment, federation, rounds, wait_for_rounds
+from benchmarks.peer import Peer, enrolled, flooded, message_of, pushed
 
 pytestmark = pytest.mark.runtimes
 
 ENDLESS: dict[str, Any] = {"clients": 2, "fraction": 1.0, "num-rounds": 100_000, "evaluate-every": 0, "device": "cpu"}
-
-
-class Peer:
-    """A node's side of the fleet API, call by call."""
-
-    def __init__(self, there: Deployment, key: ec.EllipticCurvePrivateKey, node_id: int) -> None:
-        credentials = grpc.ssl_channel_credentials((there.folder / "ca.crt").read_bytes())
-        channel = grpc.secure_channel(f"localhost:{there.fleet}", credentials)
-        safety = [RuntimeVersionClientInterceptor(component_name="SuperNode")]
-        safety.append(NodeAuthClientInterceptor(key, key.public_key()))
-        self.stub: Any = FleetStub(grpc.intercept_channel(channel, *safety))
-        self.key, self.node = key, Node(node_id=node_id)
-
-    def activate(self) -> int:
-        request = ActivateNodeRequest(public_key=public_key_to_bytes(self.key.public_key()), heartbeat_interval=30.0)
-        return int(self.stub.ActivateNode(request).node_id)
 
 
 @pytest.fixture(scope="module")
@@ -58,44 +35,10 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield runtime
 
 
-def enrolled(there: Deployment, name: str) -> Peer:
-    key = load_ssh_private_key((there.bundle(name) / "key").read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return Peer(there, key, int(Federation(there.folder).client(name).node_id))
-
-
 def refusal(call: Any, request: Any) -> grpc.RpcError:
     with pytest.raises(grpc.RpcError) as refused:
         call(request, timeout=30)
     return refused.value
-
-
-def message_of(source: int, run_id: int = 1, answered: str = "0" * 64) -> Message:
-    asked = Message(RecordDict(), dst_node_id=source, message_type=MessageType.TRAIN)
-    asked.metadata.__dict__["_message_id"] = answered
-    reply = Message(RecordDict(), reply_to=asked)
-    reply.metadata.__dict__["_src_node_id"] = source
-    reply.metadata.__dict__["_run_id"] = run_id
-    reply.metadata.__dict__["_message_id"] = reply.object_id
-    return reply
-
-
-def pushed(peer: Peer, reply: Message, tree: ObjectTree | None = None) -> PushMessagesRequest:
-    return PushMessagesRequest(
-        node=peer.node,
-        messages_list=[message_to_proto(reply)],
-        message_object_trees=[get_object_tree(reply) if tree is None else tree],
-    )
-
-
-def flooded(peer: Peer, run_id: int) -> list[tuple[Any, Any]]:
-    """Calls that cost the server something and lead to nothing."""
-    part = PushObjectRequest(node=peer.node, run_id=run_id, object_content=bytes(8_000_000))
-    return [
-        (peer.stub.PushMessages, pushed(peer, message_of(peer.node.node_id, run_id))),
-        (peer.stub.PullMessages, PullMessagesRequest(node=peer.node)),
-        (peer.stub.PushObject, part),
-    ]
 
 
 def test_an_unregistered_key_is_refused(there: Deployment) -> None:

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.flower import ROOT
 from fairbloom.deploy import pki
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.roll import Key
-from tests.runtimes.flower import ROOT
 
 MACHINE = """#!{python} -SE
 import json, os, sys, time

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtimes.flower import ROOT, SCRIPTS, flower, listens, wait_for_port
-
-from .federation import rounds
+from benchmarks.federation import rounds
+from benchmarks.flower import ROOT, SCRIPTS, flower, listens, wait_for_port
 
 pytestmark = pytest.mark.runtimes
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.flower import ROOT, wait_until
 from fairbloom.deploy.operator.audit import text
 from fairbloom.deploy.server import refusals
 from fairbloom.deploy.server.refusals import Refusals
-from tests.runtimes.flower import ROOT, wait_until
 
 CHILD = """
 import os, sys, time

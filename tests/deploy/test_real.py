@@ -17,6 +17,8 @@ from flwr.common.constant import ErrorCode
 from safetensors.numpy import load_file
 
 from benchmarks.deployed import LARGE
+from benchmarks.federation import Cable, Deployment, federation, names, rounds, wait_for_rounds
+from benchmarks.flower import wait_for_port, wait_until
 from fairbloom.client.app import app
 from fairbloom.deploy import pki
 from fairbloom.deploy.processes import free_port
@@ -26,10 +28,7 @@ from fairbloom.server.checkpoint import load_checkpoint
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
-from tests.runtimes.flower import wait_for_port, wait_until
 from tests.simulation.helpers import assert_same_model
-
-from .federation import Cable, Deployment, federation, names, rounds, wait_for_rounds
 
 pytestmark = pytest.mark.runtimes
 

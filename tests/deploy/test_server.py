@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.flower import ROOT
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.operator import audit
@@ -29,7 +30,6 @@ from fairbloom.deploy.server.supervisor import (
     ending,
     is_newer,
 )
-from tests.runtimes.flower import ROOT
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ import pytest
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import Executor, LaunchResult
 
+from benchmarks.flower import ROOT, wait_until
 from fairbloom.deploy.processes import missing_names
 from fairbloom.deploy.server import superexec
 from fairbloom.deploy.server.superexec import RELIED_ON, ServerApps, patient
-from tests.runtimes.flower import ROOT, wait_until
 
 TOKEN = "a-token-that-is-nobodys-business"
 WAITING = "import sys, time; token = sys.stdin.read(); print(token, flush=True); time.sleep(600)"

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.flower import deployment, flower
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import assert_same_model, table
-
-from .flower import deployment, flower
 
 pytestmark = pytest.mark.runtimes
 

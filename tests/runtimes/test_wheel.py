@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.federation import Deployment, federation, names, rounds
+from benchmarks.federation import Deployment, federation, names, rounds
+from benchmarks.flower import ROOT, flower
 
-from .flower import ROOT, flower
 from .wheel import installed_wheel
 
 pytestmark = pytest.mark.runtimes

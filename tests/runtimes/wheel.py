@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .flower import ROOT
+from benchmarks.flower import ROOT
 
 FLOWER = importlib.metadata.distribution("flwr")
 

@@ -16,6 +16,7 @@ from fairbloom.server.settings import Settings
         {"enrolled-sizes": "client-0=80"},
         {"max-growth": 20.0},
         {"loss-limit": float("inf")},
+        {"unused-rounds": 0},
     ],
 )
 def test_what_may_change_while_a_run_goes_on_does_not_move_its_folder(config: dict[str, Any]) -> None:

@@ -48,6 +48,17 @@ def test_the_command_line_says_in_one_line_that_nothing_is_learned_and_goes_on_w
     assert Path("a", "model.safetensors").exists()
 
 
+def test_a_short_run_without_any_step_is_no_success_either_and_is_finished_where_it_shall_be() -> None:
+    late: dict[str, Any] = {"num_rounds": 2, "stragglers": 1.0, "drop_stragglers": True}
+    with pytest.raises(NothingLearnedError, match=r"^no round of 2 took a step: 2 of 2 replies were refused"):
+        run("a", **late)
+    assert used(Path("a")) == ["0", "0"]
+    assert not Path("a", "model.safetensors").exists()
+    with pytest.raises(NothingLearnedError, match=r"^no round of 2 took a step: its rounds were skipped"):
+        run("a", **late)
+    assert (run("a", **late, unused_rounds=0) / "model.safetensors").exists()
+
+
 def test_a_run_goes_on_from_its_folder_when_what_was_wrong_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     train = Local.train
 

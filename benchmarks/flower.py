@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fairbloom.deploy.processes import free_port
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
 
 

@@ -1,6 +1,7 @@
 """A federation of real processes on loopback: server, clients, TLS, keys, credentials, and the operator's commands."""
 
 import contextlib
+import csv
 import json
 import os
 import re
@@ -13,8 +14,8 @@ from pathlib import Path
 
 from fairbloom.deploy.device.supervisor import CONNECTED
 from fairbloom.deploy.processes import free_port
-from tests.runtimes.flower import ROOT, SCRIPTS, Flower, wait_until
-from tests.simulation.helpers import table
+
+from .flower import ROOT, SCRIPTS, Flower, wait_until
 
 
 class Deployment(Flower):
@@ -228,7 +229,10 @@ def cmdline(pid: int) -> bytes:
 
 def rounds(folder: Path) -> list[dict[str, str]]:
     path = folder / "rounds.csv"
-    return table(path) if path.exists() else []
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def wait_for_rounds(folder: Path, number: int, seconds: float = 120.0) -> None:
