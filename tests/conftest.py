@@ -1,3 +1,7 @@
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch are imported: tests run side by side
+
 import sys
 import tomllib
 import warnings
