@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from .deploy.federation import federation
-from .runtimes.flower import flower
+from benchmarks.federation import federation
+from benchmarks.flower import flower
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fairbloom", "protocol", "tasks", "rounds", "strategies", "client", "server", "simulation", "deploy")
