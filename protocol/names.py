@@ -1,31 +1,31 @@
 """The names of records and metrics on the wire, each spelled here alone."""
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
-"""The records of a message: the model, what a client reports, and what it is told."""
+"""These records of a message hold the model, what a client reports, and what it is told."""
 
 SNAPSHOT = "snapshot"
-"""The record with the model that a client had in the midst of its local work."""
+"""This record holds the model that a client had in the midst of its local work."""
 
 CLIENT, NAME = "client", "name"
-"""The record in which a client says who it is, and its name in there."""
+"""In this record a client says who it is; its name has this key there."""
 
 NUM_EXAMPLES = "num-examples"
-"""How many examples a client has: of its training set, and in an evaluation of its test set."""
+"""This metric counts the examples of a client's training set, and in an evaluation those of its test set."""
 
 LOSS_BEFORE, ACCURACY_BEFORE = "loss-before", "accuracy-before"
-"""Of the received model on the client's whole training set."""
+"""These are measured with the received model on the client's whole training set."""
 
 LOSS_AFTER, ACCURACY_AFTER = "loss-after", "accuracy-after"
-"""Of the trained model on the client's whole training set."""
+"""These are measured with the trained model on the client's whole training set."""
 
 LEARNING_RATE = "learning-rate"
-"""That the client trained with."""
+"""The client trained with this learning rate."""
 
 LOSS, ACCURACY = "loss", "accuracy"
-"""Of the received model on the client's test set."""
+"""These are measured with the received model on the client's test set."""
 
 LOSS_PERSONAL, ACCURACY_PERSONAL = "loss-personal", "accuracy-personal"
-"""Of the client's personal model on its test set."""
+"""These are measured with the client's personal model on its test set."""
 
 TRAIN_LOSS = "train-loss"
-"""Of the received model on the training set, where an evaluation is asked for it."""
+"""An evaluation that is asked for this measures the received model on the training set as well."""

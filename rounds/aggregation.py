@@ -12,7 +12,7 @@ from .method import Cohort, Method
 from .updates import FloatArray, Vectors, gram_matrix, squared_norms
 
 DECIDING_SHARE = 0.9
-"""Of the absolute coefficients of a round, from which on one client of three or more decides it."""
+"""A client of three or more that has this share of a round's absolute coefficients decides the round."""
 
 
 class NoStepError(Exception):

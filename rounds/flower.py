@@ -26,7 +26,7 @@ from .updates import Layout, Model
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 WAIT_SECONDS = 0.5
-"""How often the roster is looked at again while too few clients are online."""
+"""While too few clients are online, the roster is looked at again after so many seconds."""
 
 EXPIRED = (3, 4)
 """Flower's error codes for a message, or a reply, that has outlived its deadline."""

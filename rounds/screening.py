@@ -23,7 +23,7 @@ from .updates import Model
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 LONGEST_REASON = 2000
-"""Characters of a reason: a client's error may be a whole traceback, or a flood."""
+"""A reason is cut to so many characters: a client's error may be a whole traceback, or a flood."""
 
 LARGEST_COUNT = 2**53
 """No client counts more examples; up to here every integer is a float64 of its own."""

@@ -46,7 +46,7 @@ def project(folder: Path, *, app: str = APP, version: str = "0.1.0", settings: s
     for pattern in tomllib.loads(about)["tool"]["flwr"]["app"]["fab-include"]:
         package, _, _ = pattern.partition("/")
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    about = about.replace(f'clientapp = "{APP}"', f'clientapp = "{app}"').replace(
+    about = about.replace('clientapp = "fairbloom.clientapp:app"', f'clientapp = "{app}"').replace(
         'version = "0.1.0"', f'version = "{version}"'
     )
     about = about.replace("fab-include = [", 'fab-include = ["*.py", "evil/*.py", "fairbloom/client/*.py", ')

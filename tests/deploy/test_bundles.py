@@ -95,7 +95,7 @@ app = theirs
 
 
 def project(clientapp: str) -> str:
-    changed = PROJECT.replace('clientapp = "fairbloom.client.app:app"', f'clientapp = "{clientapp}"')
+    changed = PROJECT.replace('clientapp = "fairbloom.clientapp:app"', f'clientapp = "{clientapp}"')
     assert tomllib.loads(changed)["tool"]["flwr"]["app"]["components"]["clientapp"] == clientapp
     return changed
 
