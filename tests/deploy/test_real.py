@@ -24,7 +24,7 @@ from fairbloom.deploy import pki
 from fairbloom.deploy.processes import free_port
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
-from fairbloom.server.checkpoint import load_checkpoint
+from fairbloom.server.checkpoint import load_last
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
@@ -91,7 +91,9 @@ class Replay(InProcessGrid):
 
 def assert_same_as_with_the_same_clients(folder: Path, settings: dict[str, Any], scratch: Path) -> None:
     """The model of the last finished round is that of a run in process with the replies that were used."""
-    model, state = load_checkpoint(folder / "checkpoint" / "round.safetensors")
+    last = load_last(folder / "checkpoint")
+    assert last is not None
+    model, state = last
     number = state["strategy"]["round"]
     chosen = Settings.of({**settings, "num-rounds": number, "out": str(scratch / "replayed")})
     grid = Replay(chosen, rounds(folder)[:number])
