@@ -89,7 +89,7 @@ class FlowerClients:
         for node_id in node_ids:
             message = Message(RecordDict(), dst_node_id=node_id, message_type=MessageType.QUERY, ttl=self._timeout)
             asked.messages[str(node_id)] = message
-        replies, names = self._deliver(asked.messages.values()), {}
+        replies, names = self.deliver(asked.messages.values()), {}
         sender = asked.senders()  # by the ids that the grid has given the messages
         for reply in replies:
             node = sender(reply)
@@ -104,7 +104,7 @@ class FlowerClients:
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
-        return self.trained(self._deliver(self.ask_to_train(names, self._record(model), terms)))
+        return self.trained(self.deliver(self.ask_to_train(names, self._record(model), terms)))
 
     def ask_to_train(self, names: Sequence[str], arrays: ArrayRecord, terms: Terms) -> list[Message]:
         """Return a message to each of the clients.
@@ -114,7 +114,7 @@ class FlowerClients:
         ValueError
             When the global model cannot be trained: see Layout.
         """
-        self._layout = Layout({name: view(array) for name, array in arrays.items()}, self._method.buffers)
+        self._layout = Layout(model_of(arrays), self._method.buffers)
         self._training = Exchange(terms.server_round)
         for name in names:
             self._training.messages[name] = self._message(MessageType.TRAIN, name, arrays, terms.to_config())
@@ -149,7 +149,7 @@ class FlowerClients:
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
-        return self.evaluated(self._deliver(self.ask_to_evaluate(names, self._record(model), terms, participants)))
+        return self.evaluated(self.deliver(self.ask_to_evaluate(names, self._record(model), terms, participants)))
 
     def ask_to_evaluate(
         self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, participants: Collection[str]
@@ -183,7 +183,8 @@ class FlowerClients:
         node_id = self._roster.online[name]
         return Message(content, dst_node_id=node_id, message_type=message_type, ttl=self._timeout)
 
-    def _deliver(self, messages: Iterable[Message]) -> list[Message]:
+    def deliver(self, messages: Iterable[Message]) -> list[Message]:
+        """Send messages and return the replies that come in time; no messages need no grid."""
         messages = list(messages)
         return list(self._grid().send_and_receive(messages, timeout=self._timeout)) if messages else []
 

@@ -71,16 +71,13 @@ class FairStrategy(Method, Strategy):
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
 
-        def deliver(messages: Iterable[Message]) -> list[Message]:
-            messages = list(messages)
-            return list(grid.send_and_receive(messages, timeout=timeout)) if messages else []
-
         def train(number: int, arrays: ArrayRecord) -> tuple[ArrayRecord | None, MetricRecord | None]:
-            return self.aggregate_train(number, deliver(self.configure_train(number, arrays, train_config, grid)))
+            messages = self.configure_train(number, arrays, train_config, grid)
+            return self.aggregate_train(number, self._flower.deliver(messages))
 
         def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
             messages = self.configure_evaluate(number, arrays, evaluate_config, grid)
-            return self.aggregate_evaluate(number, deliver(messages))
+            return self.aggregate_evaluate(number, self._flower.deliver(messages))
 
         self.summary()
         result = Result(arrays=initial_arrays)
