@@ -6,8 +6,9 @@ every message.
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -31,16 +32,21 @@ app = ClientApp()
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Say who this is and how many training examples it has."""
-    local = local_of(context)
-    about = ConfigRecord({wire.NAME: local.name, wire.NUM_EXAMPLES: len(local.splits.train)})
-    return Message(RecordDict({wire.CLIENT: about}), reply_to=message)
+    from .local import about
+
+    name, told = about(*_who(context))
+    answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(told["examples"])})
+    if message.content.config_records.get(wire.CONFIG, {}).get(wire.ABOUT):
+        answer[wire.ABOUT] = json.dumps(told)
+    return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the received model on the local training set; reply with it and the metrics that were asked for."""
-    local = local_of(context)
-    update = local.train(*_told(message))
+    received, terms = _told(message)
+    local = local_of(context, terms.agreed)
+    update = local.train(received, terms)
     content = RecordDict({wire.ARRAYS: _record(update.arrays), wire.METRICS: MetricRecord({**update.metrics})})
     if update.snapshot:
         content[wire.SNAPSHOT] = _record(update.snapshot)
@@ -54,12 +60,13 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Measure the received model on the local test set, and on the training set where that is asked for."""
-    metrics = local_of(context).evaluate(*_told(message))
+    received, terms = _told(message)
+    metrics = local_of(context, terms.agreed).evaluate(received, terms)
     return Message(RecordDict({wire.METRICS: MetricRecord({**metrics})}), reply_to=message)
 
 
-def local_of(context: Context) -> Local:
-    """Return the client of a context.
+def local_of(context: Context, agreed: str = "") -> Local:
+    """Return the client of a context, in a run whose clients have agreed on something about their data.
 
     Raises
     ------
@@ -68,14 +75,19 @@ def local_of(context: Context) -> Local:
     """
     from .local import Local
 
-    name = context.node_config.get("name")
-    partition = context.node_config.get("partition-id")
+    config, partition, name = _who(context)
     last = None
     if ABOUT_PERSONAL in context.state.config_records:
         made = int(str(context.state.config_records[ABOUT_PERSONAL][ROUND]))
         last = (made, dict(context.state.array_records[PERSONAL_MODEL].to_torch_state_dict()))
+    return Local.of({**config, wire.AGREED: agreed}, partition, name, last)
+
+
+def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
+    """Return the settings on this device, which partition of the data is its own, and what the client calls itself."""
     own = {key: place for key in OWN_PLACES if (place := context.node_config.get(key))}
-    return Local.of({**context.run_config, **own}, partition, None if name is None else str(name), last)
+    name = context.node_config.get("name")
+    return {**context.run_config, **own}, context.node_config.get("partition-id"), None if name is None else str(name)
 
 
 def _told(message: Message) -> tuple[StateDict, Terms]:

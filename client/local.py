@@ -9,8 +9,9 @@ import torch
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol import names as wire
+from fairbloom.protocol.settings import complete
 from fairbloom.protocol.terms import Terms
-from fairbloom.tasks import Splits, Task, load_task
+from fairbloom.tasks import Examples, Splits, Task, find_task, load_task
 
 from .device import choose
 from .personal import PersonalModels, StateDict, folder_of
@@ -92,13 +93,9 @@ class Local:
         FairbloomError
             When there is no such partition, or the task cannot be loaded.
         """
+        settings = complete(settings)
         task, model = loaded(settings)
-        if not isinstance(partition, int) or not 0 <= partition < len(task.clients):
-            raise FairbloomError(
-                f"partition-id = {partition!r} in the node config: with clients = {len(task.clients)} it must be an "
-                f"integer from 0 to {len(task.clients) - 1}"
-            )
-        key = task.clients[partition]
+        key = part_of(settings, task, partition, name)
         personal = PersonalModels(folder_of(settings, key), last)
         return cls(name or key, key, settings, task, task.splits(key), model, personal)
 
@@ -115,10 +112,10 @@ class Local:
         self.model.load_state_dict(received)
         available: dict[str, float] = {wire.LEARNING_RATE: work.learning_rate}
         if _asks(terms, wire.LOSS_BEFORE, wire.ACCURACY_BEFORE):
-            available[wire.LOSS_BEFORE], available[wire.ACCURACY_BEFORE] = measure(self.model, self.task, examples)
+            available |= self._measured(examples, "before")
         snapshot = {} if terms.local_only else train(self.model, self.task, examples, work)
         if _asks(terms, wire.LOSS_AFTER, wire.ACCURACY_AFTER):
-            available[wire.LOSS_AFTER], available[wire.ACCURACY_AFTER] = measure(self.model, self.task, examples)
+            available |= self._measured(examples, "after")
         asked = {name: available[name] for name in terms.measure if name in available}
         arrays = self.model.state_dict()
         if terms.personal_lambda is not None:
@@ -130,14 +127,17 @@ class Local:
         """Measure the received model on the test set, and more where the terms ask for it."""
         self.model.load_state_dict(received)
         test = self.splits.test
-        loss, accuracy = measure(self.model, self.task, test)
-        metrics: Metrics = {wire.NUM_EXAMPLES: len(test), wire.LOSS: loss, wire.ACCURACY: accuracy}
+        metrics: Metrics = {wire.NUM_EXAMPLES: len(test), **measure(self.model, self.task, test)}
         if wire.TRAIN_LOSS in terms.measure:
-            metrics[wire.TRAIN_LOSS] = measure(self.model, self.task, self.splits.train)[0]
+            metrics[wire.TRAIN_LOSS] = measure(self.model, self.task, self.splits.train)[wire.LOSS]
         if terms.personal_lambda is not None:
             self._load_personal(before=terms.server_round + 1)
-            metrics[wire.LOSS_PERSONAL], metrics[wire.ACCURACY_PERSONAL] = measure(self.model, self.task, test)
+            metrics |= self._measured(test, wire.PERSONAL)
         return metrics
+
+    def _measured(self, examples: Examples, what: str) -> dict[str, float]:
+        """Return what is measured of the model as it is, by names that end in `what`."""
+        return {f"{name}-{what}": value for name, value in measure(self.model, self.task, examples).items()}
 
     def _load_personal(self, before: int) -> None:
         """Load the personal model; where there is none yet, that is the model as it is."""
@@ -153,6 +153,48 @@ class Local:
         work = personal_work(self.settings, terms, self.key)
         train(self.model, self.task, self.splits.train, work, anchor)
         self.personal.keep(terms.server_round, self.model.state_dict())
+
+
+def about(settings: Mapping[str, Any], partition: object, name: str | None = None) -> tuple[str, dict[str, Any]]:
+    """Return a client's name, and what it tells of its data: `examples`, and what is to be agreed.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such client, or its data cannot be used.
+    """
+    settings = complete(settings)
+    task = load_task(settings)
+    key = part_of(settings, task, partition, name)
+    told = {"examples": len(task.splits(key).train)} if task.about is None else dict(task.about(key))
+    return name or key, told
+
+
+def part_of(settings: Mapping[str, Any], task: Task, partition: object, name: str | None) -> str:
+    """Return which of the task's clients this one is: by its name or as the only one where the data are its own.
+
+    Raises
+    ------
+    FairbloomError
+        When it is none of them.
+    """
+    info = find_task(settings["task"])
+    if info.own_clients or info.is_own:
+        if name in task.clients:
+            return name
+        if len(task.clients) == 1:
+            return task.clients[0]
+    if isinstance(partition, int) and 0 <= partition < len(task.clients):
+        return task.clients[partition]
+    if info.own_clients:
+        raise FairbloomError(
+            f"data-dir = {settings['data-dir']!r} holds the data of {', '.join(task.clients)}: say which are this "
+            "client's, by name in its client.toml, or leave those alone in the folder"
+        )
+    raise FairbloomError(
+        f"partition-id = {partition!r} in the node config: with clients = {len(task.clients)} it must be an "
+        f"integer from 0 to {len(task.clients) - 1}"
+    )
 
 
 def loaded(settings: Mapping[str, Any]) -> tuple[Task, torch.nn.Module]:

@@ -11,11 +11,16 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import Mark, marked, of_kind
-from fairbloom.tasks import TASKS
+from fairbloom.imports import is_import_string
+from fairbloom.protocol.names import AGREED
+from fairbloom.protocol.settings import OWN_SETTINGS, Mark, complete, marked, of_kind, spread
+from fairbloom.tasks import TASKS, find_task
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
 """A plain word is neither a path nor an import string: it has no colon, no separator and no dot at either end."""
+
+HARMLESS = re.compile(r"(?!\.)[^/\\:~\x00-\x1f\x7f]{1,500}(?<!\.)")
+"""A task's own setting may have several words, names of columns say, but is neither a path nor an import string."""
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
@@ -28,10 +33,19 @@ class SettingRefusedError(FairbloomError):
 
 
 def work(config: Mapping[str, Any]) -> dict[str, type]:
-    """Return the keys of all settings that a client's work depends on, with their types: the run's task's own too."""
-    info = TASKS.get(str(config.get("task")))
-    own = {} if info is None else {info.key(setting): type(setting.default) for setting in info.settings}
-    return {**marked(Mark.WORK), **own}
+    """Return the keys of all settings that a client's work depends on, with their types: the run's task's own too.
+
+    A task that is named by an import string is imported for it.
+    """
+    return {**marked(Mark.WORK), **_own(config.get("task"))}
+
+
+def _own(task: object) -> dict[str, type]:
+    """Return the keys of a task's own settings with their types; none for a task that is not known here."""
+    if not isinstance(task, str) or not (task in TASKS or is_import_string(task)):
+        return {}
+    info = find_task(task)
+    return {info.key(setting): type(setting.default) for setting in info.settings}
 
 
 def taken(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:
@@ -49,22 +63,28 @@ def taken(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, A
     SettingRefusedError
         When a setting that is taken has a value of another type, or one that is no plain word and not allowed.
     """
-    kinds = work(config)
+    try:
+        config = spread(config)
+        _check_word("task", config.get("task"), allow)  # before anything is imported by it
+        kinds = work(config)
+    except SettingRefusedError:
+        raise
+    except FairbloomError as error:
+        raise SettingRefusedError(f"the run sets {error}") from error
     chosen = {key: value for key, value in config.items() if key in kinds}
     for key, value in chosen.items():
         if not of_kind(value, kinds[key]):
             raise SettingRefusedError(
                 f"the run sets {key} = {shortened(value)}: it must be of type {kinds[key].__name__}"
             )
-        if isinstance(value, str) and value not in allow:
-            _check_word(key, value)
+        _check_word(key, value, allow)
     return chosen | {FINGERPRINT: fingerprint(config)}
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return eight letters that stand for all settings that make a run what it is; a client keeps its state by them."""
-    others = marked(Mark.FREE, Mark.LIMIT, Mark.PLACE)
-    about = {key: value for key, value in config.items() if key not in others}
+    others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.GROWS), OWN_SETTINGS, AGREED}
+    about = {key: value for key, value in complete(config).items() if key not in others}
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -74,13 +94,15 @@ def shortened(value: object) -> str:
     return written if len(written) <= 60 else f"{written[:60]}…"
 
 
-def _check_word(key: str, value: str) -> None:
+def _check_word(key: str, value: object, allow: Collection[str]) -> None:
+    if not isinstance(value, str) or value in allow or (key, value) == ("model", ""):
+        return
     if key == "device":
         if not DEVICE.fullmatch(value):
             raise SettingRefusedError(
                 f"the run sets device = {shortened(value)}: auto, cpu, cuda, cuda:1 or mps would do"
             )
-    elif not PLAIN.fullmatch(value):
+    elif not (HARMLESS if "." in key else PLAIN).fullmatch(value):
         raise SettingRefusedError(
             f"the run sets {key} = {shortened(value)}, and this client allows no path and no import string there: the "
             "device's owner may allow this value (allow, in client.toml)"

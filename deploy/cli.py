@@ -187,7 +187,7 @@ def submit(
 
     The same settings continue a run that was interrupted. Ctrl-C leaves the run going.
     """
-    from fairbloom.server.settings import assigned
+    from fairbloom.protocol.settings import assigned
 
     from .operator import submit as runs
     from .operator.federation import Federation

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.server.settings import Settings, assigned, check_used
+from fairbloom.protocol.settings import assigned
+from fairbloom.server.settings import Settings, check_used
 
 FEDERATION, SERVER, STATE, METRICS = Path("/federation"), Path("/server"), Path("/state"), Path("/metrics")
 CLIENTS, SIGNALS, RUNS = Path("/clients"), Path("/signals"), Path("/runs")

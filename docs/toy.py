@@ -18,6 +18,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from torch import Tensor, nn
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.scores import ACCURACY
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import FloatArray
 from fairbloom.server.settings import Settings
@@ -160,7 +161,7 @@ def load(setup: Setup) -> Task:
         examples = CLIENTS[client].examples
         return Splits(train=examples, test=examples)
 
-    return Task(tuple(CLIENTS), Point, half_squared_error, splits, right=closeness)
+    return Task(tuple(CLIENTS), Point, half_squared_error, splits, scores={ACCURACY: closeness})
 
 
 TASK = TaskInfo(

@@ -9,6 +9,12 @@ SNAPSHOT = "snapshot"
 CLIENT, NAME = "client", "name"
 """In this record a client says who it is; its name has this key there."""
 
+ABOUT = "about"
+"""A QUERY with this in its config asks a client for what is to be agreed about its data; the answer has it as JSON."""
+
+AGREED = "agreed"
+"""What clients have agreed on about their data has this key in the terms of their work."""
+
 NUM_EXAMPLES = "num-examples"
 """This metric counts the examples of a client's training set, and in an evaluation those of its test set."""
 
@@ -24,8 +30,8 @@ LEARNING_RATE = "learning-rate"
 LOSS, ACCURACY = "loss", "accuracy"
 """These are measured with the received model on the client's test set."""
 
-LOSS_PERSONAL, ACCURACY_PERSONAL = "loss-personal", "accuracy-personal"
-"""These are measured with the client's personal model on its test set."""
+PERSONAL = "personal"
+"""What follows the name of a number that is measured with the client's personal model: accuracy-personal."""
 
 TRAIN_LOSS = "train-loss"
 """An evaluation that is asked for this measures the received model on the training set as well."""

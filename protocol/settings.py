@@ -1,10 +1,14 @@
 """The settings of a run: the keys of its run config, which server and clients both read."""
 
-from collections.abc import Mapping
+import shlex
+import tomllib
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from fairbloom.errors import FairbloomError
 
 Value = bool | int | float | str
 """What a setting may be; Flower's run configs carry nothing else."""
@@ -19,6 +23,7 @@ class Mark(Enum):
     WORK = "a client's work depends on it, so a run sets it on deployed clients; they drop all others"
     FREE = "it leaves the numbers unchanged, so it may differ whenever a run is continued"
     LIMIT = "it refuses replies; an honest one may have been among them, so it may be changed until the run is finished"
+    GROWS = "it may be raised when a run is continued, and a finished run is extended then"
     PLACE = "it says where a process computes or keeps things, so clients of one run may differ in it"
 
 
@@ -36,12 +41,17 @@ class RunSettings(BaseModel):
     )
 
     task: Annotated[str, Mark.WORK] = Field(
-        "digits", description="Name of the task that is learned; fairbloom tasks lists them"
+        "digits", description="Task that is learned: a name that fairbloom tasks lists, or your own as my_module:task"
     )
     model: Annotated[str, Mark.WORK] = Field(
-        "logistic", description="Name of the model that is trained; fairbloom tasks lists each task's models"
+        "",
+        description="Model that is trained: the task's, torchvision's, or your own as my_module:Net; \"\": the task's first",
     )
-    clients: Annotated[int, Mark.WORK] = Field(20, ge=1, description="Number of clients that the data is split into")
+    clients: Annotated[int, Mark.WORK] = Field(
+        0,
+        ge=0,
+        description="Number of clients that the data is split into; 0 takes 20, or those that the data has",
+    )
     partition: Annotated[str, Mark.WORK] = Field(
         "shards", description="How the data is split into clients: by shards, dirichlet or iid"
     )
@@ -54,7 +64,10 @@ class RunSettings(BaseModel):
     data_dir: Annotated[str, Mark.PLACE] = Field(
         "", description="Folder of the task's data, for tasks that read one; a deployed client names its own"
     )
-    method: str = Field("fedavg", description="Name of the method that combines updates; fairbloom methods lists them")
+    method: str = Field(
+        "fedavg",
+        description="Method that combines updates: a name that fairbloom methods lists, or your own as my_module:Mine",
+    )
     weighting: str = Field(
         "", description='Prior weight of a client: by examples or uniform; "" takes what the method prefers'
     )
@@ -64,7 +77,9 @@ class RunSettings(BaseModel):
     personal_lambda: float = Field(
         0.0, ge=0, description="Strength that pulls personal models to the global one; 0 trains no personal models"
     )
-    num_rounds: int = Field(50, ge=1, description="Number of rounds after which the run is finished")
+    num_rounds: Annotated[int, Mark.GROWS] = Field(
+        50, ge=1, description="Number of rounds after which the run is finished"
+    )
     fraction: float = Field(0.5, gt=0, le=1, description="Share of the clients that train in a round")
     seed: Annotated[int, Mark.WORK] = Field(
         0, ge=0, lt=2**63, description="Seed of the data split, initial model, client sampling and batch order"
@@ -131,12 +146,67 @@ class RunSettings(BaseModel):
     metrics_port: Annotated[int, Mark.FREE] = Field(
         0, ge=0, lt=65536, description="Port on which the server offers metrics to Prometheus; 0 offers none"
     )
+    own_settings: str = Field(
+        "",
+        description="Settings of your own task or method where a run config knows no such key, as in 'mine.share=0.5'",
+    )
     state_dir: Annotated[str, Mark.PLACE] = Field(
         "", description='Folder in which clients keep personal models; in process, "" keeps them in the run folder'
     )
     out: Annotated[str, Mark.FREE] = Field(
         "", description='Folder that the run is written to; "" names one under runs/ by the settings'
     )
+
+
+OWN_SETTINGS = "own-settings"
+
+
+class SettingsError(FairbloomError):
+    """A setting that is unknown or impossible; the message names it, its value and what would do."""
+
+
+def assigned(words: Iterable[str]) -> dict[str, Value]:
+    """Return the settings of KEY=VALUE words; of several values of a key, the last.
+
+    Raises
+    ------
+    SettingsError
+        When a word is no assignment.
+    """
+    config: dict[str, Value] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise SettingsError(f"{word!r}: write it as KEY=VALUE, as in fedfv.alpha=0.2")
+        config[key.strip()] = parsed(text.strip())
+    return config
+
+
+def parsed(text: str) -> Value:
+    """Return a boolean, a number or a string as TOML reads it; anything else is taken as it is written."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, Value) else text
+
+
+def spread(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run config in which the words of `own-settings` stand under their own keys.
+
+    Raises
+    ------
+    SettingsError
+        When a word of it is no assignment.
+    """
+    words = config.get(OWN_SETTINGS, "")
+    rest = {key: value for key, value in config.items() if key != OWN_SETTINGS}
+    return {**rest, **assigned(shlex.split(words))} if words else rest
+
+
+def complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run config with the defaults of the settings that it lacks, as the run of somebody's own app may."""
+    return {**_DEFAULTS, **spread(config)}
 
 
 def key_of(name: str) -> str:
@@ -153,3 +223,6 @@ def marked(*marks: Mark) -> Mapping[str, type]:
 def of_kind(value: object, kind: type) -> bool:
     """Return whether a value is of a setting's type; a whole number is, where any number may be."""
     return type(value) is kind or (kind is float and type(value) is int)
+
+
+_DEFAULTS = {key_of(name): field.default for name, field in RunSettings.model_fields.items()}

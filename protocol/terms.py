@@ -39,6 +39,8 @@ class Terms:
         What becomes of the mean loss of a minibatch: "propfair", or "" for nothing.
     propfair_baseline, propfair_epsilon
         M and ε of that transform; told with it.
+    agreed
+        What the clients of the run have agreed on about their data; "" where nothing needs to be agreed.
     others
         What an app of somebody's own tells its clients beside these, by its name on the wire.
     """
@@ -56,6 +58,7 @@ class Terms:
     loss_transform: str = ""
     propfair_baseline: float | None = None
     propfair_epsilon: float | None = None
+    agreed: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def to_config(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The seam between a round and those who compute it: Flower's nodes, or clients in this process."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -105,6 +105,9 @@ class Clients(Protocol):
 
     def free(self) -> Collection[str]:
         """Return the names of those online that can be asked now, since they owe no earlier reply."""
+
+    def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Refusals]:
+        """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""

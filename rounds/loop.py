@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.helper import HELPER, PAGE
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
@@ -59,14 +60,17 @@ class Rounds:
         Train and evaluate.
     num_rounds
         T, the rounds of the whole run; None where nobody knows.
+    agreed
+        What the clients have agreed on about their data; all are told it with their work.
     """
 
-    def __init__(self, method: Method, clients: Clients, num_rounds: int | None = None) -> None:
+    def __init__(self, method: Method, clients: Clients, num_rounds: int | None = None, agreed: str = "") -> None:
         self.clients = clients
         self.online: list[str] = []
         """The names of the clients that were online when some were drawn last, in order."""
         self._method = method
         self._num_rounds = num_rounds
+        self._agreed = agreed
         self._skipped, self._why = 0, "its rounds were skipped"
         self._begin()
 
@@ -126,7 +130,8 @@ class Rounds:
         free = self._free(method.min_train_nodes)
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
         self._draws = Counter(method.choose(free, wanted, number) if free else [])
-        terms = replace(method.terms(number), measure=tuple(sorted(method.needs.union(measure))), others=others or {})
+        measured = tuple(sorted(method.needs.union(measure)))
+        terms = replace(method.terms(number), measure=measured, agreed=self._agreed, others=others or {})
         return sorted(self._draws), terms
 
     def step(self, number: int, trained: Trained) -> tuple[Model | None, Metrics]:
@@ -169,6 +174,7 @@ class Rounds:
             server_round=number,
             measure=tuple(measure),
             personal_lambda=method.terms(number).personal_lambda,
+            agreed=self._agreed,
             others=others or {},
         )
         self._asked_to_evaluate = []
@@ -290,7 +296,7 @@ class Rounds:
         free = self.clients.free()
         names = sample(free, min(self._draws.total(), len(free)), self._method.seed, "losses", cohort.round)
         self._probed = len(names)
-        terms = Terms(server_round=cohort.round, measure=(TRAIN_LOSS,))
+        terms = Terms(server_round=cohort.round, measure=(TRAIN_LOSS,), agreed=self._agreed)
         told = self.clients.evaluate(names, model, terms, names)
         for name, why in told.refused.reasons.items():
             trained.refused.add(name, f"loss at the snapshot: {why}")
@@ -324,7 +330,8 @@ class Rounds:
         if limit and metric and progress.steps == 0 and trained.refused.count > 1:  # of one, it is that client's fault
             raise NothingLearnedError(
                 f"all {trained.refused.count} replies of round {number} lack the metric {metric!r}, which "
-                f"{type(self._method).__name__} needs: let the clients reply it, or choose a method that does without"
+                f"{type(self._method).__name__} needs: {HELPER} in the client app replies it ({PAGE}), or choose a "
+                "method that does without"
             )
         if limit and self._skipped >= limit:
             raise NothingLearnedError(

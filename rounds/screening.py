@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from fairbloom.protocol.helper import HELPER, PAGE
 from fairbloom.protocol.names import (
     ACCURACY,
-    ACCURACY_PERSONAL,
     LEARNING_RATE,
     LOSS_AFTER,
     LOSS_BEFORE,
     NUM_EXAMPLES,
+    PERSONAL,
     TRAIN_LOSS,
 )
 
@@ -28,7 +29,7 @@ LONGEST_REASON = 2000
 LARGEST_COUNT = 2**53
 """No client counts more examples; up to here every integer is a float64 of its own."""
 
-ACCURACIES = (ACCURACY, ACCURACY_PERSONAL)
+ACCURACIES = (ACCURACY, f"{ACCURACY}-{PERSONAL}")
 """What a client may tell of its test split as a share of the examples."""
 
 LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, TRAIN_LOSS})
@@ -41,7 +42,8 @@ class MissingMetricError(ValueError):
     """A reply without a metric that the method needs, or with one that is no finite number."""
 
     def __init__(self, metric: str, value: object) -> None:
-        super().__init__(f"metric {metric!r} must be a finite number, got {value!r}")
+        remedy = f": {HELPER} in the client app replies it ({PAGE})" if value is None else ""
+        super().__init__(f"metric {metric!r} must be a finite number, got {value!r}{remedy}")
         self.metric = metric
 
 

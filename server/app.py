@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -12,28 +13,32 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
-from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.names import AGREED, LOSS_BEFORE, TRAIN_LOSS
+from fairbloom.protocol.scores import Score
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.updates import Model
-from fairbloom.tasks import load_task
+from fairbloom.strategies import FairStrategy
+from fairbloom.tasks import find_task, load_task
 
 from .lock import alone
 from .observability import Metrics, in_short, log_as_json, worst_served
 from .polling import PollingGrid
-from .records import RunFolder, check_folder, is_finished
+from .records import Records, agreed_in, check_folder, is_finished, rounds_in
 from .rows import Row
-from .settings import Settings, may_differ
+from .settings import Settings, may_differ, may_grow
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 app = ServerApp()
 
 POLL_SECONDS = 0.5
-PATIENCE_SECONDS = 60.0
-"""How long a run waits for another client to come before it starts without the late ones."""
+PATIENCE_SECONDS, NEWCOMER_SECONDS = 60.0, 10.0
+"""How long a run waits for another client to come before it starts without the late ones: where it knows how many there
+are, and where it does not."""
 
 
 @app.main()
@@ -42,8 +47,7 @@ def main(grid: Grid, context: Context) -> None:
     settings = Settings.of(context.run_config)
     patient = PollingGrid(grid, min_replies=settings.min_replies)
     wait_for_clients(patient, settings.clients)
-    # A run that is handed out again after its process was lost waits until the lost one has noticed that itself.
-    federate(settings, lambda method: FlowerClients(method, patient, settings.round_timeout), wait=True)
+    federate(settings, lambda method: FlowerClients(method, patient, settings.round_timeout), deployed=True)
 
 
 def federate(
@@ -51,7 +55,7 @@ def federate(
     clients_of: Callable[[Method], Clients],
     on_row: Callable[[Row], None] = lambda row: None,
     *,
-    wait: bool = False,
+    deployed: bool = False,
 ) -> Path:
     """Run, or continue, or find finished, what `settings` say; return the run folder.
 
@@ -63,85 +67,132 @@ def federate(
         Returns who trains and evaluates for a method.
     on_row
         Called with each finished round's row of rounds.csv.
-    wait
-        Whether another process that writes the same folder is waited for, up to a minute; else it is an error at once.
+    deployed
+        Whether the clients are others' machines. Then one whose data cannot be used is left out, where in one process
+        that is an error; and another process that writes the same folder is waited for, up to a minute, because a run
+        whose process was lost is handed out again before the lost one may have noticed that.
 
     Raises
     ------
     FairbloomError
-        When the data cannot be split as asked, the run folder cannot be used, or the rounds learn nothing.
+        When the data cannot be used or split as asked, the run folder cannot be used, or the rounds learn nothing.
     """
-    model = load_task(settings.run_config()).model()
-    path = run_folder(settings)
-    check_folder(path, settings.run_config())
-    if not is_finished(path):
-        with alone(path, wait=wait):
-            folder = RunFolder(path, settings)
-            if not folder.finished:  # by the process that was waited for
-                _federate(settings, model, folder, clients_of, on_row)
+    config, path = settings.run_config(), run_folder(settings)
+    check_folder(path, config)
+    if not is_finished(path) or rounds_in(path) < settings.num_rounds:
+        method = settings.strategy()
+        clients = clients_of(method)
+        agreed = agreed_in(path) or agree(settings, clients, deployed=deployed)
+        task = load_task({**config, AGREED: agreed})
+        module = task.model()
+        with alone(path, wait=deployed):
+            records = Records(path, config, method, tuple(task.scores))
+            if not records.finished:  # by the process that was waited for
+                records.keep_agreed(agreed)
+                method.buffers = float_buffers(module)
+                rounds = Rounds(method, clients, settings.num_rounds, agreed)
+                _federate(settings, module, task.score, records, method, rounds, on_row)
                 return path
     log.info("%s is finished; nothing to run", path)
     return path
 
 
+def agree(settings: Settings, clients: Clients, *, deployed: bool) -> str:
+    """Return what the clients agree on about their data, "" where the task needs no agreement.
+
+    Raises
+    ------
+    FairbloomError
+        When nobody's data can be used, or, where not `deployed`, somebody's cannot.
+    """
+    info = find_task(settings.task)
+    if not info.agree:
+        return ""
+    told, refused = clients.about(sorted(clients.online(1)))
+    reasons = dict(refused.reasons)
+    if told and (deployed or not reasons):
+        text, unfit = info.agreement(dict(sorted(told.items())))
+        if not unfit:
+            return text
+        reasons |= unfit
+        if deployed:
+            for name, reason in unfit.items():
+                log.warning("the data of client %s cannot be used: %s", name, reason, extra={"client": name})
+            return text
+    words = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
+    raise FairbloomError(f"the clients' data cannot be used: {words or 'no client is online'}")
+
+
+def float_buffers(module: Module) -> tuple[str, ...]:
+    """Return the names of the buffers that are averaged and are no part of an update: BatchNorm's statistics."""
+    stored = module.state_dict()
+    return tuple(name for name, buffer in module.named_buffers() if buffer.is_floating_point() and name in stored)
+
+
 def _federate(
     settings: Settings,
     module: Module,
-    folder: RunFolder,
-    clients_of: Callable[[Method], Clients],
+    score: Score,
+    records: Records,
+    method: FairStrategy,
+    rounds: Rounds,
     on_row: Callable[[Row], None],
 ) -> None:
-    log.info("run folder: %s", folder.path)
-    continued = folder.resume()
+    log.info("run folder: %s", records.path)
+    continued = records.resume()
     model: Model = {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
-    buffers = [name for name, buffer in module.named_buffers() if buffer.is_floating_point() and name in model]
-    method = settings.strategy(buffers=buffers)
     if continued is not None:
         model, state = continued
         method.load_state_dict(state)
     if settings.log_format == "json":
-        log_as_json(folder.path.name)
+        log_as_json(records.path.name)
     method.summary()
-    rounds = Rounds(method, clients_of(method), settings.num_rounds)
 
     def measure(number: int) -> list[str]:
         # Needed for the share of improved participants; costs a pass over the data, so only in evaluated rounds.
         return [LOSS_BEFORE] if rounds.evaluates(number) else []
 
-    with closing(Metrics(settings.metrics_port)) if settings.metrics_port else nullcontext() as metrics:
+    with closing(Metrics(settings.metrics_port, score)) if settings.metrics_port else nullcontext() as metrics:
         started = time.perf_counter()
         for finished in rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS]):
             now = time.perf_counter()
-            row = folder.record(finished, method.state_dict(), seconds=now - started)
+            row = records.record(finished, method.state_dict(), seconds=now - started)
             started = now
-            log.info("round %d is finished%s", finished.number, in_short(row), extra={"round": finished.number})
+            log.info("round %d is finished%s", finished.number, in_short(row, score), extra={"round": finished.number})
             if finished.number == settings.num_rounds and finished.evaluations:
-                log.info("worst served: %s", worst_served(finished))
+                log.info("worst served: %s", worst_served(finished, score))
             if metrics is not None:
                 metrics.observe(finished, row, connected=len(rounds.online))
             on_row(row)
             model = finished.arrays
-        folder.finish(model)
+        records.finish(model)
 
 
 def run_folder(settings: Settings) -> Path:
     """Return the absolute run folder: `out`, or a name under runs/ that the settings determine."""
     if settings.out:
         return Path(settings.out).absolute()
-    free = may_differ(finished=False)
+    free = {*may_differ(finished=False), *may_grow()}
     config = {key: value for key, value in settings.run_config().items() if key not in free}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
     return Path("runs", f"{settings.task}-{settings.method}-seed{settings.seed}-{digest}").absolute()
 
 
 def wait_for_clients(grid: Grid, clients: int) -> None:
-    """Wait until all clients are online, so that every run draws from the same names; start without late ones."""
+    """Wait until all clients are online, so that every run draws from the same names; start without late ones.
+
+    Where a run does not say how many there are, it starts once somebody is there and nobody else has come for a while.
+    """
     online, since = -1, time.monotonic()
-    while (now_online := len(list(grid.get_node_ids()))) < clients:
+    while (now_online := len(list(grid.get_node_ids()))) < (clients or math.inf):
         if now_online > online:
             online, since = now_online, time.monotonic()
-            log.info("waiting for clients: %d of %d are online", online, clients)
-        if time.monotonic() - since > PATIENCE_SECONDS:
-            log.warning("starting with %d of clients = %d: start more nodes, or lower clients", online, clients)
+            log.info("waiting for clients: %d of %s are online", online, clients or "as many as come")
+        patience = PATIENCE_SECONDS if clients or not online else NEWCOMER_SECONDS
+        if time.monotonic() - since > patience:
+            if clients:
+                log.warning("starting with %d of clients = %d: start more nodes, or lower clients", online, clients)
+            elif online:
+                log.info("starting with %d clients: set clients to wait for a certain number of them", online)
             return
         time.sleep(POLL_SECONDS)

@@ -10,21 +10,23 @@ SHARES = (5, 10, 20, 30)
 """The shares of clients, in percent, over which the mean of the worst and of the best is taken."""
 
 
-def summarize(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the measures of `values`, one of each client, larger being better.
+def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> dict[str, float]:
+    """Return the measures of `values`, one of each client.
 
     Parameters
     ----------
     values
         Accuracies, say, by client name; at least one, finite.
+    lower_is_better
+        Whether the client with the highest value is the worst served, as with an error.
 
     Returns
     -------
     dict
         In the unit of `values`: `mean`, `std` (population), `worst`, `best`, `worst_N` and `best_N` (mean of the worst
-        and of the best N % of clients, ⌈N·clients/100⌉ of them, counted exactly), `gap` (best − worst). In its square:
-        `var`. Without unit: `jain` (Σx)²/(NΣx²), `gini` Σ_ij|x_i − x_j|/(2N²·mean), `entropy` of x/Σx in nats and
-        `cosine` to the all-ones vector. Where all are zero, jain and cosine are 1, gini 0 and entropy ln N. Where one
+        and of the best N % of clients, ⌈N·clients/100⌉ of them, counted exactly), `gap` (|best − worst|). In its
+        square: `var`. Without unit: `jain` (Σx)²/(NΣx²), `gini` Σ_ij|x_i − x_j|/(2N²·mean), `entropy` of x/Σx in nats
+        and `cosine` to the all-ones vector. Where all are zero, jain and cosine are 1, gini 0 and entropy ln N. Where one
         is negative, entropy and gini have no meaning and are NaN.
 
     Raises
@@ -33,14 +35,15 @@ def summarize(values: Mapping[str, float]) -> dict[str, float]:
         When there is no value, or one is not finite.
     """
     x = np.sort(_finite(values))
+    worst_first = x[::-1] if lower_is_better else x
     measures = {
         "mean": x.mean(),
         "std": x.std(),
         "var": x.var(),
-        "worst": x[0],
-        "best": x[-1],
-        **{f"worst_{share}": x[: _count(share, x.size)].mean() for share in SHARES},
-        **{f"best_{share}": x[-_count(share, x.size) :].mean() for share in SHARES},
+        "worst": worst_first[0],
+        "best": worst_first[-1],
+        **{f"worst_{share}": worst_first[: _count(share, x.size)].mean() for share in SHARES},
+        **{f"best_{share}": worst_first[-_count(share, x.size) :].mean() for share in SHARES},
         "gap": x[-1] - x[0],
         "jain": _cosine(x) ** 2,
         "gini": _gini(x),

@@ -3,7 +3,6 @@
 import hmac
 import json
 import logging
-import math
 import os
 import socket
 import threading
@@ -15,10 +14,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol import names
-from fairbloom.strategies import Round
-
-from .rows import ACCURACY
+from fairbloom.protocol.scores import Score
+from fairbloom.rounds.round import Round
 
 HOST, TOKEN_FILE = "FAIRBLOOM_METRICS_HOST", "FAIRBLOOM_METRICS_TOKEN_FILE"
 """Environment variables of the server: the address where metrics are served, and the file with their credential."""
@@ -62,18 +59,22 @@ def log_as_json(run: str) -> None:
         handler.setFormatter(JsonLines(run))
 
 
-def in_short(row: Mapping[str, object]) -> str:
-    """Return what a log line tells of a round's row: the accuracies of an evaluated round, nothing of another."""
-    mean, worst = (row.get(f"{ACCURACY}_{over}") for over in ("mean", "worst_10"))
-    return "" if mean is None else f": test accuracy {mean:.1f} %, of the worst 10 % of clients {worst:.1f} %"
+def in_short(row: Mapping[str, object], score: Score) -> str:
+    """Return what a log line tells of a round's row: the scores of an evaluated round, nothing of another."""
+    mean, worst = (row.get(f"{score.column()}_{over}") for over in ("mean", "worst_10"))
+    if not isinstance(mean, float) or not isinstance(worst, float):
+        return ""
+    return f": test {score.name} {score.written(mean)}, of the worst 10 % of clients {score.written(worst)}"
 
 
-def worst_served(finished: Round) -> str:
-    """Return the clients with the lowest accuracy after a round, and the one with the highest, in words."""
-    accuracy = {name: measured.get(names.ACCURACY, math.nan) for name, measured in finished.evaluations.items()}
-    *others, best = sorted(accuracy, key=lambda name: (accuracy[name], name))
-    shown = ", ".join(f"{name} {100 * accuracy[name]:.1f} %" for name in others[:SHOWN] or [best])
-    return f"{shown}; best: {best} {100 * accuracy[best]:.1f} %"
+def worst_served(finished: Round, score: Score) -> str:
+    """Return the clients with the worst scores after a round, and the one with the best, in words."""
+    measured = {name: score.shown(m[score.name]) for name, m in finished.evaluations.items() if score.name in m}
+    if not measured:
+        return f"no client told its {score.name}"
+    *others, best = sorted(measured, key=lambda name: (score.better(measured[name], 0.0), name))
+    shown = ", ".join(f"{name} {score.written(measured[name])}" for name in others[:SHOWN] or [best])
+    return f"{shown}; best: {best} {score.written(measured[best])}"
 
 
 class Server(ThreadingMixIn, WSGIServer):
@@ -106,6 +107,8 @@ class Metrics:
     ----------
     port
         The port where the page is served.
+    score
+        What fairness is measured in.
 
     Raises
     ------
@@ -113,7 +116,7 @@ class Metrics:
         When prometheus-client is not installed, the port is taken, or there is no credential in its file.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, score: Score) -> None:
         try:
             from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
         except ImportError as error:
@@ -134,9 +137,10 @@ class Metrics:
             registry=registry,
         )
         self._connected = Gauge("fairbloom_connected_clients", "Clients online", registry=registry)
-        self._accuracy = Gauge(
-            "fairbloom_test_accuracy_percent", "Test accuracy of the global model", ["over"], registry=registry
-        )
+        unit = "_percent" if score.percent else ""
+        gauge = f"fairbloom_test_{score.name.replace('-', '_')}{unit}"
+        self._score = Gauge(gauge, f"Test {score.name} of the global model", ["over"], registry=registry)
+        self._column = score.column()
         host, app = os.environ.get(HOST, "127.0.0.1"), guarded(make_wsgi_app(registry), token())
         try:
             self._server = make_server(host, port, app, Server, Quiet)
@@ -159,9 +163,9 @@ class Metrics:
         if finished.decided_by:
             self._decided.labels(client=finished.decided_by).inc()
         for over in ("mean", "worst_10", "best_10"):
-            value = row.get(f"{ACCURACY}_{over}")
+            value = row.get(f"{self._column}_{over}")
             if isinstance(value, float):
-                self._accuracy.labels(over=over).set(value)
+                self._score.labels(over=over).set(value)
 
     def close(self) -> None:
         """Stop serving the page and free its port."""

@@ -4,7 +4,8 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,31 @@ import numpy as np
 import tomli_w
 
 from fairbloom import __version__
-from fairbloom.strategies import Round
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.round import Round
 
 from .checkpoint import Arrays, load_last, load_model, save_model, save_round
 from .files import RunFolderError, check_place, usable, write_whole, written
 from .lock import LOCK
-from .rows import ACCURACY, CLIENT_COLUMNS, Row, append, client_rows, keep_rows, round_columns, round_row
-from .settings import Settings, default_config, may_differ
+from .rows import Row, append, client_columns, client_rows, keep_rows, round_columns, round_row
+from .settings import default_config, may_differ, may_grow
 
 FORMAT = 2
 """The number of the run folder's format; it is raised when a folder of before can no longer be continued."""
 
-FIRST_LAID = (LOCK, "checkpoint", "env.json", ".env.json.draft", ".config.toml.draft")
+MODEL, SCORES, AGREED = "model.safetensors", "scores.json", "agreed.json"
+"""Files of a run folder: the final model, what clients measured, and what they have agreed on about their data."""
+
+FIRST_LAID = (
+    LOCK,
+    "checkpoint",
+    *(name for file in ("env.json", SCORES, "config.toml") for name in (file, f".{file}.draft")),
+)
 """What a folder may hold whose making was interrupted before its settings were written."""
 
 
-class RunFolder:
+class Records:
     """What a run leaves on disk, and what it continues from.
 
     Rows of a round are written before its checkpoint, which is written whole; rows of later rounds than the
@@ -39,8 +49,12 @@ class RunFolder:
     ----------
     path
         The folder; made if it is not there.
-    settings
-        The run's.
+    config
+        The settings that make the run what it is, with those that leave the numbers unchanged.
+    method
+        Of the run; asked for the columns of its own.
+    scores
+        What clients measure on their test sets; fairness is measured in the first.
 
     Raises
     ------
@@ -48,16 +62,23 @@ class RunFolder:
         As `check_folder` does, or when the folder cannot be written.
     """
 
-    def __init__(self, path: Path, settings: Settings) -> None:
+    def __init__(
+        self, path: Path, config: Mapping[str, object], method: Method, scores: Sequence[Score] = (ACCURACY,)
+    ) -> None:
         self.path = path
+        self._scores, self._score = scores, scores[0]
         self._best: Mapping[str, float] = {}
-        strategy = settings.strategy()
-        self._columns, self._reports = round_columns(strategy), strategy.reports
-        config = settings.run_config()
+        self._rounds, self._reports = round_columns(method, self._score), method.reports
+        self._clients = client_columns(scores)
         check_folder(path, config)
         if not (path / "config.toml").exists():
             self._lay_out(config)
-        elif not self.finished and _read(path)[1] != config:
+            return
+        _, there = _read(path)
+        if self.finished and _extends(there, config):
+            with written("the run folder", path):
+                (path / MODEL).unlink()  # before the settings: a folder that says more rounds has no final model yet
+        if not self.finished and there != config:
             self._write_settings(config)
 
     @property
@@ -66,7 +87,7 @@ class RunFolder:
         return is_finished(self.path)
 
     def resume(self) -> tuple[Arrays, Mapping[str, Any]] | None:
-        """Return the model and the strategy's state after the last finished round, None where there is none yet.
+        """Return the model and the method's state after the last finished round, None where there is none yet.
 
         Raises
         ------
@@ -76,8 +97,8 @@ class RunFolder:
         arrays, state = load_last(self.path / "checkpoint") or (None, {"strategy": {"round": 0}, "best": {}})
         self._best, last = state["best"], state["strategy"]["round"]
         with written(f"what is there up to round {last}", self.path):
-            keep_rows(self.path / "rounds.csv", self._columns, last)
-            keep_rows(self.path / "clients.csv", CLIENT_COLUMNS, last)
+            keep_rows(self.path / "rounds.csv", self._rounds, last)
+            keep_rows(self.path / "clients.csv", self._clients, last)
         return None if arrays is None else (arrays, state["strategy"])
 
     def record(self, finished: Round, state: Mapping[str, Any], seconds: float) -> Row:
@@ -88,16 +109,16 @@ class RunFolder:
         RunFolderError
             When the disk does not take it; the checkpoints are intact.
         """
-        row = round_row(finished, seconds, self._reports)
+        row = round_row(finished, seconds, self._reports, self._score)
         # Arrays of Flower's, which a round has under Flower's own loop, are no NumPy arrays yet.
         arrays = {n: a if isinstance(a, np.ndarray) else a.numpy() for n, a in finished.arrays.items()}
         with written(f"round {finished.number}", self.path):
-            append(self.path / "rounds.csv", self._columns, [row])
-            append(self.path / "clients.csv", CLIENT_COLUMNS, client_rows(finished))
-            mean = row.get(f"{ACCURACY}_mean")
-            if isinstance(mean, float) and mean > self._best.get("mean", -1.0):
+            append(self.path / "rounds.csv", self._rounds, [row])
+            append(self.path / "clients.csv", self._clients, client_rows(finished, self._scores))
+            mean = row.get(f"{self._score.column()}_mean")
+            if isinstance(mean, float) and (not self._best or self._score.better(mean, self._best["mean"]) > 0.0):
                 self._best = {"mean": mean, "round": finished.number}
-                about = {"round": finished.number, f"{ACCURACY}_mean": mean}
+                about = {"round": finished.number, f"{self._score.column()}_mean": mean}
                 save_model(self.path / "model-best.safetensors", arrays, about)
             save_round(self.path / "checkpoint", finished.number, arrays, {"strategy": state, "best": self._best})
         return row
@@ -105,7 +126,14 @@ class RunFolder:
     def finish(self, arrays: Arrays) -> None:
         """Write the final model, which marks the run as finished."""
         with written("the final model", self.path):
-            save_model(self.path / "model.safetensors", arrays, {})
+            save_model(self.path / MODEL, arrays, {})
+
+    def keep_agreed(self, agreed: str) -> None:
+        """Write what the clients have agreed on about their data, if there is anything."""
+        if not agreed:
+            return
+        with written("what the clients agreed on", self.path):
+            write_whole(self.path / AGREED, agreed.encode())
 
     def _lay_out(self, config: Mapping[str, object]) -> None:
         with written("the run folder", self.path):
@@ -114,6 +142,8 @@ class RunFolder:
             packages = {name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")}
             about |= {"fairbloom": __version__, **packages}
             write_whole(self.path / "env.json", json.dumps(about, indent=2).encode())
+            measured = [{"column": score.column(), **asdict(score)} for score in self._scores]
+            write_whole(self.path / SCORES, json.dumps(measured, indent=2).encode())
         # The settings come last: a folder without them was killed while it was made, and is made again.
         self._write_settings(config)
 
@@ -122,9 +152,44 @@ class RunFolder:
             write_whole(self.path / "config.toml", tomli_w.dumps({"run-folder-format": FORMAT, **config}).encode())
 
 
+def rounds_in(path: Path) -> int:
+    """Return how many rounds the run in a folder has by its settings."""
+    return int(_read(path)[1].get("num-rounds", 0))
+
+
+def agreed_in(path: Path) -> str:
+    """Return what the clients of a run have agreed on about their data, "" where they have not."""
+    file = path / AGREED
+    try:
+        return file.read_text() if file.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFolderError(
+            f"{file} cannot be read: {error}. Restore it from a copy, or choose another --out"
+        ) from error
+
+
+def scores_in(path: Path) -> list[Score]:
+    """Return what clients measured in a run, first what fairness is measured in; a folder without a word has accuracy.
+
+    Raises
+    ------
+    RunFolderError
+        When the file is not as a run has written it.
+    """
+    file = path / SCORES
+    if not file.exists():
+        return [ACCURACY]
+    try:
+        return [
+            Score(each["name"], each["higher_is_better"], each["percent"]) for each in json.loads(file.read_bytes())
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{file} cannot be read: {error}. Restore it from a copy") from error
+
+
 def is_finished(path: Path) -> bool:
     """Return whether the run in a folder is over."""
-    return (path / "model.safetensors").exists()
+    return (path / MODEL).exists()
 
 
 def check_folder(path: Path, config: Mapping[str, object]) -> None:
@@ -160,13 +225,24 @@ def _check_same_run(path: Path, config: Mapping[str, object]) -> None:
         )
     # A setting that is newer than the folder had its default.
     there = {key: value for key, value in default_config().items() if key in config} | there
-    keys = (config.keys() | there.keys()).difference(may_differ(finished=finished))
+    grows = [key for key in may_grow() if _grown(there, config, key)]
+    keys = (config.keys() | there.keys()).difference(may_differ(finished=finished and not grows), grows)
     differing = sorted(key for key in keys if config.get(key) != there.get(key))
     if differing:
         shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in differing)
         raise RunFolderError(f"{path} belongs to a run with other settings ({shown}): choose another --out")
     if finished:
-        _check_model(path / "model.safetensors")
+        _check_model(path / MODEL)
+
+
+def _extends(there: Mapping[str, object], config: Mapping[str, object]) -> bool:
+    """Return whether settings ask for more rounds than a folder's."""
+    return any(_grown(there, config, key) for key in may_grow())
+
+
+def _grown(there: Mapping[str, object], config: Mapping[str, object], key: str) -> bool:
+    before, now = there.get(key), config.get(key)
+    return isinstance(before, int) and isinstance(now, int) and now > before
 
 
 def _check_model(path: Path) -> None:

@@ -10,50 +10,44 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fairbloom.protocol import names
-from fairbloom.strategies import FairStrategy, Round
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.round import Round
 
 from .checkpoint import KEPT
 from .fairness import percent_improved, summarize
 from .files import RunFolderError, write_whole
 
-ACCURACY = "test_accuracy_of_global_model"
-"""The column with the accuracy of the global model on each client's own test split, in percent."""
-
-PERSONAL = "test_accuracy_of_personal_model"
-"""The column with the accuracy of each client's own model, in percent, where the method has such models."""
-
 MEASURES = tuple(summarize({"anyone": 1.0}))
-"""The measures of fairness that rounds.csv has of an accuracy."""
-
-CLIENT_COLUMNS = (
-    "round",
-    "client",
-    "participated",
-    "coefficient",
-    "test_examples",
-    ACCURACY,
-    PERSONAL,
-    "test_loss_of_global_model",
-    "train_loss_before_round",
-    "train_loss_of_global_model",
-)
+"""The measures of fairness that rounds.csv has of the score."""
 
 Row = Mapping[str, object]
 
 
-def round_columns(strategy: FairStrategy) -> tuple[str, ...]:
+def client_columns(scores: Iterable[Score] = (ACCURACY,)) -> tuple[str, ...]:
+    """Return the columns of clients.csv."""
+    return (
+        *("round", "client", "participated", "coefficient", "test_examples"),
+        *(score.column(model) for score in scores for model in ("global", "personal")),
+        *("test_loss_of_global_model", "train_loss_before_round", "train_loss_of_global_model"),
+    )
+
+
+def round_columns(method: Method, score: Score = ACCURACY) -> tuple[str, ...]:
     """Return the columns of rounds.csv: those of personal models, and the method's own, only where there are any."""
-    accuracies = (ACCURACY,) if strategy.terms(1).personal_lambda is None else (ACCURACY, PERSONAL)
+    models = ("global",) if method.terms(1).personal_lambda is None else ("global", "personal")
     return (
         *("round", "participants", "replies_used", "refused", "missing", "decided_by"),
         "percent_of_participants_improved",
-        *(f"{accuracy}_{measure}" for accuracy in accuracies for measure in MEASURES),
-        *(report.replace("-", "_") for report in strategy.reports),
+        *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
+        *(report.replace("-", "_") for report in method.reports),
         *("bytes_sent", "bytes_received", "seconds"),
     )
 
 
-def round_row(finished: Round, seconds: float, reports: Iterable[str] = ()) -> dict[str, object]:
+def round_row(
+    finished: Round, seconds: float, reports: Iterable[str] = (), score: Score = ACCURACY
+) -> dict[str, object]:
     """Return a round's row of rounds.csv; `reports` are the metrics that the method itself tells."""
     row: dict[str, object] = {
         "round": finished.number,
@@ -71,15 +65,21 @@ def round_row(finished: Round, seconds: float, reports: Iterable[str] = ()) -> d
     after = {name: m[names.TRAIN_LOSS] for name, m in measured.items() if name in before and names.TRAIN_LOSS in m}
     if after:
         row["percent_of_participants_improved"] = percent_improved({name: before[name] for name in after}, after)
-    for column, metric in ((ACCURACY, names.ACCURACY), (PERSONAL, names.ACCURACY_PERSONAL)):
-        accuracies = {name: 100.0 * m[metric] for name, m in measured.items() if metric in m}
-        if accuracies:
-            row |= {f"{column}_{measure}": value for measure, value in summarize(accuracies).items()}
+    for model, metric in (("global", score.name), ("personal", f"{score.name}-{names.PERSONAL}")):
+        values = {name: score.shown(m[metric]) for name, m in measured.items() if metric in m}
+        if values:
+            spread = summarize(values, lower_is_better=not score.higher_is_better)
+            row |= {f"{score.column(model)}_{measure}": value for measure, value in spread.items()}
     return row | {report.replace("-", "_"): finished.metrics.get(report) for report in reports}
 
 
-def client_rows(finished: Round) -> list[Row]:
+def client_rows(finished: Round, scores: Iterable[Score] = (ACCURACY,)) -> list[Row]:
     """Return a row of clients.csv for each client that evaluated the round's model."""
+    columns = [
+        (score, score.column(model), metric)
+        for score in scores
+        for model, metric in (("global", score.name), ("personal", f"{score.name}-{names.PERSONAL}"))
+    ]
     return [
         {
             "round": finished.number,
@@ -87,18 +87,13 @@ def client_rows(finished: Round) -> list[Row]:
             "participated": int(name in finished.coefficients),
             "coefficient": finished.coefficients.get(name),
             "test_examples": int(measured[names.NUM_EXAMPLES]),
-            ACCURACY: _percent(measured.get(names.ACCURACY)),
-            PERSONAL: _percent(measured.get(names.ACCURACY_PERSONAL)),
+            **{column: score.shown(measured[metric]) for score, column, metric in columns if metric in measured},
             "test_loss_of_global_model": measured.get(names.LOSS),
             "train_loss_before_round": finished.train_metrics.get(name, {}).get(names.LOSS_BEFORE),
             "train_loss_of_global_model": measured.get(names.TRAIN_LOSS),
         }
         for name, measured in sorted(finished.evaluations.items())
     ]
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100.0 * share
 
 
 def read_table(path: Path, columns: Collection[str]) -> list[dict[str, str]]:

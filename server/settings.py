@@ -1,133 +1,42 @@
 """The settings of a run, checked once before any client works."""
 
 import difflib
-import inspect
-import re
-import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of, marked, of_kind
-from fairbloom.strategies import METHODS, FairStrategy
-from fairbloom.strategies.torchjd import by_name
-from fairbloom.tasks import TASKS, Setup
-
-__all__ = [
-    "Parameter",
-    "Settings",
-    "SettingsError",
-    "Value",
-    "assigned",
-    "check_used",
-    "default_config",
-    "described",
-    "may_differ",
-    "parameters",
-    "parsed",
-]
+from fairbloom.protocol.parameters import Parameter, parameters_of
+from fairbloom.protocol.settings import OWN_SETTINGS, Mark, RunSettings, SettingsError, Value, key_of, marked, spread
+from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
+from fairbloom.strategies.torchjd import TORCHJD, by_name
+from fairbloom.tasks import TASKS, find_task
 
 ENGINES = ("loop",)
 """The ways to compute the clients of a run in this process: loop takes one after the other."""
-
-TORCHJD = "torchjd:"
-"""The beginning of a method's name that means one of TorchJD's weightings, as in torchjd:upgrad."""
 
 UNSET = ""
 """The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
 
 
-class SettingsError(FairbloomError):
-    """A setting that is unknown or impossible; the message names it, its value and what would do."""
-
-
-# Parameters of methods and tasks ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of a method, or a setting of a task's own.
-
-    Attributes
-    ----------
-    key
-        Its name in a run config: `fedfv.alpha`.
-    kind
-        Its type: int, float, bool or str.
-    default
-        Its value where none is given; None: one must be given.
-    range, description
-        What it may be and what it means, in words.
-    """
-
-    key: str
-    kind: type
-    default: Value | None
-    range: str
-    description: str
-
-    @property
-    def owner(self) -> str:
-        """The method or task that it belongs to."""
-        return self.key.partition(".")[0]
-
-    @property
-    def argument(self) -> str:
-        """Its name in Python."""
-        return self.key.partition(".")[2].replace("-", "_")
-
-    def checked(self, value: Value) -> Value:
-        """Return `value`, a whole number as the float that is meant; raise SettingsError where the type is another."""
-        if not of_kind(value, self.kind):
-            raise SettingsError(f"{self.key} = {value!r}: it must be of type {self.kind.__name__} ({self.range})")
-        chosen: Value = self.kind(value)
-        return chosen
-
-
-def parameters() -> Mapping[str, Parameter]:
-    """Return all parameters of all methods and tasks by their run-config keys."""
-    of_methods = (parameter for name, method in METHODS.items() for parameter in parameters_of(name, method))
-    of_tasks = (
-        Parameter(info.key(own), type(own.default), own.default, own.range, own.description)
-        for info in TASKS.values()
-        for own in info.settings
-    )
-    return {parameter.key: parameter for parameter in (*of_methods, *of_tasks)}
-
-
-@cache
-def parameters_of(name: str, method: type[FairStrategy]) -> tuple[Parameter, ...]:
-    """Return the parameters of a method: types and defaults from its signature, words from its docstring.
+def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, Parameter]:
+    """Return all parameters of all methods and tasks by their run-config keys, and of a user's own that are named.
 
     Raises
     ------
-    TypeError
-        When a parameter is not annotated as int, float, bool or str, which is all that a run config can carry.
+    FairbloomError
+        When a task or method that is named is not known.
     """
-    words, found = described(inspect.getdoc(method) or ""), []
-    for parameter in inspect.signature(method, eval_str=True).parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # the common options
-            continue
-        if parameter.annotation not in (int, float, bool, str):
-            raise TypeError(
-                f"{method.__name__}'s parameter {parameter.name} must be annotated: int, float, bool or str"
-            )
-        what, meaning = words.get(parameter.name, (parameter.annotation.__name__, ""))
-        default = None if parameter.default is inspect.Parameter.empty else parameter.default
-        key, what = f"{name}.{key_of(parameter.name)}", what.partition(", default ")[0]
-        found.append(Parameter(key, parameter.annotation, default, what, meaning))
-    return tuple(found)
-
-
-def described(docstring: str) -> dict[str, tuple[str, str]]:
-    """Return what is written after the colon, and the meaning, of each entry of a docstring's Parameters section."""
-    section = re.search(r"^Parameters\n-+\n((?:\S+ : .+\n(?: {4}.+\n?)+)+)", docstring, re.MULTILINE)
-    entries = re.findall(r"(\S+) : (.+)\n((?: {4}.+\n?)+)", section[1]) if section else []
-    return {name: (what, " ".join(meaning.split())) for name, what, meaning in entries}
+    infos = [*TASKS.values(), *([find_task(task)] if task else [])]
+    classes = {method.__name__.lower(): method for method in (*METHODS.values(), *(find_method(name) for name in methods if not name.startswith(TORCHJD)))}
+    of_methods = (parameter for name, method in classes.items() for parameter in parameters_of(name, method))
+    of_tasks = (
+        Parameter(info.key(own), type(own.default), own.default, own.range, own.description)
+        for info in infos
+        for own in info.settings
+    )
+    return {parameter.key: parameter for parameter in (*of_methods, *of_tasks)}
 
 
 # The settings -------------------------------------------------------------------------------------------------------
@@ -147,29 +56,43 @@ class Settings(RunSettings):
         FairbloomError
             When a key is unknown, a value impossible, or a parameter missing that the method needs.
         """
-        general, own = {key_of(name) for name in RunSettings.model_fields}, parameters()
+        config = spread(config)
+        if isinstance(config.get("method"), str):
+            config["method"] = canonical(config["method"])
+        general = {key_of(name) for name in RunSettings.model_fields}
+        chosen = {key: value for key, value in config.items() if key in general}
+        settings = cls._validated(chosen)
+        own = parameters(task=settings.task, methods=[settings.method])
         for key, value in config.items():
             if key not in general and key not in own:
                 raise SettingsError(f"unknown setting {key} = {value!r}; {_hint(key, [*general, *own])}")
-        chosen = {key: value for key, value in config.items() if key in general}
         given = {key: value for key, value in config.items() if key in own and not _is_unset(own[key], value)}
-        try:
-            settings = cls.model_validate(chosen | {"parameters": given})
-        except ValidationError as error:
-            raise SettingsError("; ".join(map(_in_words, error.errors()))) from error
-        TASKS[settings.task].check(Setup.of(settings.run_config()))
+        info = find_task(settings.task)
+        setup = info.setup(chosen)
+        info.check(setup)
+        info.own(given)
+        settings = cls._validated(chosen | {"model": setup.model, "clients": setup.clients, "parameters": given})
         settings.strategy()
         return settings
+
+    @classmethod
+    def _validated(cls, config: Mapping[str, Any]) -> "Settings":
+        try:
+            return cls.model_validate(config)
+        except ValidationError as error:
+            raise SettingsError("; ".join(map(_in_words, error.errors()))) from error
 
     @field_validator("task")
     @classmethod
     def _check_task(cls, name: str) -> str:
-        return check_known("task", name, TASKS)
+        find_task(name)
+        return name
 
     @field_validator("method")
     @classmethod
     def _check_method(cls, name: str) -> str:
-        return name if name.startswith(TORCHJD) else check_known("method", name, METHODS)
+        find_method(name)
+        return name
 
     @field_validator("engine")
     @classmethod
@@ -210,8 +133,8 @@ class Settings(RunSettings):
         try:
             if self.method.startswith(TORCHJD):
                 return by_name(self.method.removeprefix(TORCHJD), **common, **options)
-            arguments = common | options | {parameters()[key].argument: value for key, value in own.items()}
-            return METHODS[self.method](**arguments)
+            known = self._known()
+            return find_method(self.method)(**common | options | {known[key].argument: own[key] for key in own})
         except ValueError as error:  # how a constructor refuses what it is given
             values = ", ".join(f"{key} = {value!r}" for key, value in own.items())
             raise SettingsError(f"{error} ({values})" if values else str(error)) from error
@@ -219,13 +142,18 @@ class Settings(RunSettings):
     def run_config(self) -> dict[str, Value]:
         """Return the flat run config, with what the chosen task and method have of their own and no other has."""
         fields = self.model_dump(by_alias=True, exclude={"parameters"})
-        return fields | TASKS[self.task].own(self.parameters) | self._own_of_method()
+        del fields[OWN_SETTINGS]  # which stand under their own keys
+        return fields | find_task(self.task).own(self.parameters) | self._own_of_method()
+
+    def _known(self) -> Mapping[str, Parameter]:
+        return parameters(task=self.task, methods=[self.method])
 
     def _own_of_method(self) -> dict[str, Value]:
         """Return the values of the method's parameters by their keys."""
         own: dict[str, Value] = {}
-        for key, parameter in parameters().items():
-            if parameter.owner != self.method:
+        owner = find_method(self.method).__name__.lower()
+        for key, parameter in self._known().items():
+            if parameter.owner != owner:
                 continue
             value = self.parameters.get(key, parameter.default)
             if value is None:
@@ -265,22 +193,29 @@ def sizes_of(words: str) -> dict[str, int]:
     return sizes
 
 
-def check_used(given: Iterable[str], methods: Collection[str], task: str) -> None:
-    """Raise SettingsError when a key that a user has given belongs to another task, or to none of these methods.
+def check_used(given: Mapping[str, Value], methods: Collection[str], task: str) -> None:
+    """Raise SettingsError when a setting that a user has given belongs to another task, or to none of these methods.
 
     A run config has the parameters of all methods and tasks, so only where somebody typed one is it a mistake.
     """
-    info = TASKS[task]
-    without_choice = {"model": not info.models, "partition": not info.partitions}
+    if given.get("clients") == 0:
+        raise SettingsError("clients = 0: give at least 1, or leave it out for as many as the task has by itself")
+    info = find_task(task)
+    none_to_choose = {
+        "model": not info.models and not info.is_own,
+        "partition": not info.partitions and not info.is_own,
+        "clients": info.own_clients,
+    }
+    chosen_methods = {find_method(name).__name__.lower() for name in methods}
     for key in given:
         owner, dot, _ = key.partition(".")
-        if dot and owner in TASKS and owner != task:
+        if dot and owner in TASKS and owner != info.name:
             raise SettingsError(f"{key} has no effect with task = {task!r}: leave it out, or set task={owner}")
-        if dot and owner in METHODS and owner not in methods:
+        if dot and owner in METHODS and owner not in chosen_methods:
             chosen = ", ".join(map(repr, methods))
             raise SettingsError(f"{key} has no effect with method = {chosen}: leave it out, or set method={owner}")
-        if without_choice.get(key):
-            raise SettingsError(f"{key} has no effect with task = {task!r}, which has but one: leave it out")
+        if none_to_choose.get(key):
+            raise SettingsError(f"{key} has no effect with task = {task!r}, which leaves no choice: leave it out")
 
 
 def may_differ(*, finished: bool) -> Collection[str]:
@@ -288,39 +223,15 @@ def may_differ(*, finished: bool) -> Collection[str]:
     return frozenset(marked(Mark.FREE) if finished else marked(Mark.FREE, Mark.LIMIT))
 
 
+def may_grow() -> Collection[str]:
+    """Return the keys of settings that may be raised when a run is continued, finished or not."""
+    return frozenset(marked(Mark.GROWS))
+
+
 def default_config() -> dict[str, Value]:
     """Return every run-config key with its default, those of all methods and tasks included; "" where there is none."""
     own = {key: UNSET if each.default is None else each.default for key, each in parameters().items()}
     return RunSettings.model_validate({}).model_dump(by_alias=True) | own
-
-
-# What a user types --------------------------------------------------------------------------------------------------
-
-
-def assigned(words: Iterable[str]) -> dict[str, Value]:
-    """Return the settings of KEY=VALUE words; of several values of a key, the last.
-
-    Raises
-    ------
-    SettingsError
-        When a word is no assignment.
-    """
-    config: dict[str, Value] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals:
-            raise SettingsError(f"--set {word}: write it as KEY=VALUE, as in fedfv.alpha=0.2")
-        config[key.strip()] = parsed(text.strip())
-    return config
-
-
-def parsed(text: str) -> Value:
-    """Return a boolean, a number or a string as TOML reads it; anything else is taken as it is written."""
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    return value if isinstance(value, Value) else text
 
 
 def _is_unset(parameter: Parameter, value: object) -> bool:

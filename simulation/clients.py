@@ -6,13 +6,16 @@ from typing import Any
 
 import torch
 
-from fairbloom.client.local import Local, Update, loaded
+from fairbloom.client.device import choose
+from fairbloom.client.local import Local, Update, about
 from fairbloom.client.personal import StateDict
+from fairbloom.protocol.names import AGREED
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Reports, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals, usable_evaluation, usable_metrics
 from fairbloom.rounds.updates import Layout, Model
+from fairbloom.tasks import load_task
 
 
 class LocalClients:
@@ -34,10 +37,9 @@ class LocalClients:
     """
 
     def __init__(self, method: Method, settings: Mapping[str, Any]) -> None:
-        task, model = loaded(settings)
         self._method = method
-        self._names = task.clients
-        self._device = next(iter([*model.parameters(), *model.buffers()])).device
+        self._names = load_task(settings).clients
+        self._device = choose(str(settings["device"]))
         self._settings = settings
         self._locals: dict[str, Local] = {}
 
@@ -48,6 +50,17 @@ class LocalClients:
     def free(self) -> Collection[str]:
         """Return the names of all clients: they owe nothing."""
         return self._names
+
+    def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Refusals]:
+        """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
+        told: dict[str, Mapping[str, Any]] = {}
+        refused = Refusals(0)
+        for name in names:
+            try:
+                _, told[name] = about(self._settings, self._names.index(name))
+            except Exception as error:  # one client's failure is its own, whatever it is
+                refused.add(name, in_words(error))
+        return told, refused
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
@@ -60,7 +73,7 @@ class LocalClients:
             report = usable_metrics(update.metrics, method.weighted_by_key, method.needs)
             trained.add(client.name, report, _arrays(update.arrays), _arrays(update.snapshot))
 
-        self._each(names, work, refused)
+        self._each(names, terms, work, refused)
         return trained
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
@@ -73,15 +86,17 @@ class LocalClients:
             metrics = client.evaluate(received, terms if client.name in participants else plain)
             reports[client.name] = usable_evaluation(metrics, self._method.weighted_by_key)
 
-        self._each(names, work, refused)
+        self._each(names, terms, work, refused)
         return Replies(metrics=reports, refused=refused)
 
-    def _each(self, names: Sequence[str], work: Callable[[Local], None], refused: Refusals) -> None:
+    def _each(self, names: Sequence[str], terms: Terms, work: Callable[[Local], None], refused: Refusals) -> None:
+        if terms.agreed != self._settings.get(AGREED, ""):
+            self._settings, self._locals = {**self._settings, AGREED: terms.agreed}, {}
         for name in names:
             try:
                 work(self.local(name))
             except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(name, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
+                refused.add(name, in_words(error))
 
     def local(self, name: str) -> Local:
         """Return one of the clients."""
@@ -91,6 +106,11 @@ class LocalClients:
 
     def _on_device(self, model: Model) -> StateDict:
         return {name: torch.tensor(array, device=self._device) for name, array in model.items()}
+
+
+def in_words(error: Exception) -> str:
+    """Return what is told of a client's failure."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
 def _arrays(state: StateDict) -> Model:

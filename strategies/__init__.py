@@ -1,5 +1,9 @@
 """Fair federated methods as Flower strategies; each is one file that reads like its paper."""
 
+import difflib
+
+from fairbloom.errors import FairbloomError
+from fairbloom.imports import imported, is_import_string
 from fairbloom.rounds.method import Options
 from fairbloom.rounds.round import Round
 
@@ -19,7 +23,7 @@ from .propfair import PropFair
 from .qffl import QFedAvg, QFedSGD
 from .strategy import FairStrategy
 from .term import TERM
-from .torchjd import FromTorchJD
+from .torchjd import TORCHJD, FromTorchJD
 from .vred import SemiVRed, VRed
 
 METHODS: dict[str, type[FairStrategy]] = {
@@ -32,6 +36,37 @@ METHODS: dict[str, type[FairStrategy]] = {
     )
 }
 """Every method by its name on the command line; TorchJD's weightings come beside them, by FromTorchJD."""
+
+
+def canonical(name: str) -> str:
+    """Return a method's name as settings have it: one of ours may be written as tables print it, `FedFV` say."""
+    return name.lower() if name.lower() in METHODS else name
+
+
+def find_method(name: str) -> type[FairStrategy]:
+    """Return the class of a method: one of ours by its name, or a user's by its import string.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such method, or the import string names something else.
+    """
+    if canonical(name) in METHODS:
+        return METHODS[canonical(name)]
+    if name.startswith(TORCHJD):
+        return FromTorchJD
+    if not is_import_string(name):
+        close = difflib.get_close_matches(name.lower(), METHODS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise FairbloomError(
+            f"method = {name!r} is not known here: {hint}there are {', '.join(METHODS)}, {TORCHJD}upgrad and its like, "
+            "and your own as my_module:Mine"
+        )
+    found = imported("method", name)
+    if not (isinstance(found, type) and issubclass(found, FairStrategy)):
+        raise FairbloomError(f"method = {name!r}: it is no subclass of fairbloom.strategies.FairStrategy")
+    return found
+
 
 __all__ = [
     "AFL",
@@ -60,4 +95,6 @@ __all__ = [
     "Round",
     "SemiVRed",
     "VRed",
+    "canonical",
+    "find_method",
 ]

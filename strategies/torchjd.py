@@ -14,6 +14,9 @@ from .strategy import FairStrategy
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
+TORCHJD = "torchjd:"
+"""The beginning of a method's name that means one of TorchJD's weightings, as in torchjd:upgrad."""
+
 STARTING_POINTS: dict[str, dict[str, float]] = {
     "cagrad": {"c": 0.4},
     "fairgrad": {"alpha": 1.0},

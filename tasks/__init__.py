@@ -1,15 +1,30 @@
 """What is learned: data split into clients, a model and a loss. One file a data set."""
 
+import difflib
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import Value
+from fairbloom.imports import is_import_string
+from fairbloom.protocol.scores import Score
+from fairbloom.protocol.settings import Value, spread
 
 from .task import Examples, Setup, Splits, Task, TaskInfo, TaskSetting
 
-__all__ = ["TASKS", "Examples", "Setup", "Splits", "Task", "TaskInfo", "TaskSetting", "check_data", "load_task"]
+__all__ = [
+    "TASKS",
+    "Examples",
+    "Score",
+    "Setup",
+    "Splits",
+    "Task",
+    "TaskInfo",
+    "TaskSetting",
+    "check_data",
+    "find_task",
+    "load_task",
+]
 
 TASKS = {
     info.name: info
@@ -31,6 +46,25 @@ TASKS = {
 """Every task by its name on the command line."""
 
 
+def find_task(name: str) -> TaskInfo:
+    """Return what is known of a task: one of ours by its name, or a user's by its import string.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such task.
+    """
+    if is_import_string(name):
+        return _own(name)
+    if name not in TASKS:
+        close = difflib.get_close_matches(name, TASKS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise FairbloomError(
+            f"task = {name!r} is not known here: {hint}there are {', '.join(TASKS)}, and your own as my_module:task"
+        )
+    return TASKS[name]
+
+
 def load_task(config: Mapping[str, Any]) -> Task:
     """Return the task of a run config; the same one again for the same settings.
 
@@ -45,17 +79,22 @@ def load_task(config: Mapping[str, Any]) -> Task:
         When there is no such task, a setting of its own is impossible, a folder is named that it does not read, or
         the data cannot be split as asked; the message names the setting and what would do.
     """
-    name = config["task"]
-    if name not in TASKS:
-        raise FairbloomError(f"task = {name!r} is not installed here: there are {', '.join(TASKS)}")
-    info, setup = TASKS[name], Setup.of(config)
+    config = spread(config)
+    info = find_task(config["task"])
+    setup = info.setup(config)
     info.check(setup)
     return _loaded(info, setup, tuple(info.own(config).items()))
 
 
 def check_data(config: Mapping[str, Any]) -> None:
     """Raise FairbloomError when clients in this process would lack the folder that their task reads."""
-    TASKS[config["task"]].check_readable(Setup.of(config).data_dir)
+    info = find_task(config["task"])
+    info.check_readable(info.setup(config).data_dir)
+
+
+@cache
+def _own(name: str) -> TaskInfo:
+    return TaskInfo.of(name)
 
 
 @lru_cache(maxsize=4)

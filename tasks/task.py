@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import Value, key_of, of_kind
+from fairbloom.imports import imported, is_import_string
+from fairbloom.protocol.parameters import parameters_of
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.settings import RunSettings, Value, key_of, of_kind
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +23,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings of a run that every task reads; in the run config, these names with hyphens."""
+    """What every task is told of a run.
+
+    Attributes
+    ----------
+    model
+        The model that a run asks for; "" for the task's own choice.
+    clients
+        The number of clients that data is split into; 0 where the clients come with the data.
+    partition, shards_per_client, dirichlet_alpha
+        How data is split.
+    seed
+        Seed of the split and of the initial model.
+    data_dir
+        The folder, or file, of the data on this machine; "" where none is named: a server has none.
+    agreed
+        What the clients of the run have agreed on about their data, as the task has written it; "" before they have,
+        and with tasks that need no agreement.
+    """
 
     model: str
     clients: int
@@ -29,12 +49,15 @@ class Setup:
     dirichlet_alpha: float
     seed: int
     data_dir: str = ""
+    agreed: str = ""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Setup:
-        """Return these settings of a run config, which has them all but perhaps `data-dir`."""
-        keys = {name: key_of(name) for name in cls.__dataclass_fields__}
-        return cls(**{name: config[key] for name, key in keys.items() if key in config or key != "data-dir"})
+        """Return what a run config says; what it lacks is at its default."""
+        names = {name: key_of(name) for name in cls.__dataclass_fields__}
+        told = {name: config[key] for name, key in names.items() if key in config}
+        fields = RunSettings.model_fields
+        return cls(**{name: fields[name].default for name in names if name in fields} | told)
 
 
 @dataclass(frozen=True)
@@ -53,6 +76,8 @@ class TaskSetting:
         The least and the greatest number that it may be; None for no bound.
     choices
         The words that it may be; () for any.
+    words
+        What it may be, in words, where the task checks that itself.
     """
 
     name: str
@@ -61,10 +86,13 @@ class TaskSetting:
     lowest: float | None = None
     highest: float | None = None
     choices: tuple[str, ...] = ()
+    words: str = ""
 
     @property
     def range(self) -> str:
         """What the setting may be, in words: "int at least 0"."""
+        if self.words:
+            return self.words
         if self.choices:
             return " or ".join(filter(None, (", ".join(self.choices[:-1]), self.choices[-1])))
         low = "" if self.lowest is None else f" at least {self.lowest:g}"
@@ -105,13 +133,21 @@ class TaskInfo:
     loader
         "module:function" that returns the Task; called with a `Setup`, and with the task's own settings by keyword.
     models, partitions
-        What the run config's `model` and `partition` may be; () where the task has but one and the setting no effect.
+        What the run config's `model` and `partition` may be, the default first; () where the setting has no effect.
     classes
-        Number of classes; 0 where targets are no classes.
+        Number of classes; 0 where they come with the data, or targets are no classes.
     settings
         The settings that belong to this task alone.
     reads_folder
-        Whether the data lie in the folder that the setting `data-dir` names.
+        Whether the data lie in the folder or file that the setting `data-dir` names.
+    own_clients
+        Whether the clients come with the data, so that nothing is split.
+    agree
+        "module:function" that finds what clients agree on, from what each tells of its data; "" where nothing needs to
+        be agreed. Called with {client: what it tells}; it returns the text that all of them are told, and the reasons
+        of those that cannot take part, by client. It raises FairbloomError where nobody can.
+    is_own
+        Whether a user has named it by an import string: then it takes any model, and says itself what it cannot take.
     """
 
     name: str
@@ -123,6 +159,42 @@ class TaskInfo:
     classes: int = 0
     settings: tuple[TaskSetting, ...] = ()
     reads_folder: bool = False
+    own_clients: bool = False
+    agree: str = ""
+    is_own: bool = False
+
+    @classmethod
+    def of(cls, name: str) -> TaskInfo:
+        """Return what an import string's function, or class, tells of the task that it makes.
+
+        It is called with a `Setup`, and with its own settings by keyword: these are its further parameters.
+
+        Raises
+        ------
+        FairbloomError
+            When there is nothing of that name that could make a task.
+        """
+        maker = imported("task", name)
+        if not callable(maker):
+            raise FairbloomError(
+                f"task = {name!r}: it is a {type(maker).__name__}; a task is a function, or class, that is called with "
+                "a Setup and returns a Task"
+            )
+        own = maker.__name__.lower()
+        settings = []
+        for each in parameters_of(own, maker, skipped=1):
+            if each.default is None:
+                raise FairbloomError(f"task = {name!r}: its setting {each.argument} needs a default")
+            settings.append(TaskSetting(each.key.partition(".")[2], each.default, each.description, words=each.range))
+        summary = (inspect.getdoc(maker) or "").partition("\n\n")[0]
+        return cls(own, " ".join(summary.split()), name, name, settings=tuple(settings), is_own=True)
+
+    def setup(self, config: Mapping[str, Any]) -> Setup:
+        """Return what a run config tells the task, with the task's own choice where it leaves one."""
+        setup = Setup.of(config)
+        model = setup.model or next(iter(self.models), "")
+        clients = 0 if self.own_clients else setup.clients or DEFAULT_CLIENTS
+        return replace(setup, model=model, clients=clients)
 
     def key(self, setting: TaskSetting) -> str:
         """Return what a run config calls one of the task's own settings: `digits.rotated-clients`."""
@@ -141,13 +213,11 @@ class TaskInfo:
 
     def check(self, setup: Setup) -> None:
         """Raise FairbloomError when the task has no such model or partition, or reads no folder and one is named."""
-        for what, value, choices in (
-            ("model", setup.model, self.models),
-            ("partition", setup.partition, self.partitions),
-        ):
-            if choices and value not in choices:
-                raise FairbloomError(f"{what} = {value!r}: task {self.name} has {', '.join(choices)}")
-        if setup.data_dir and not self.reads_folder:
+        if self.models and setup.model not in self.models:
+            check_model(setup.model, self)
+        if self.partitions and setup.partition not in self.partitions:
+            raise FairbloomError(f"partition = {setup.partition!r}: task {self.name} has {', '.join(self.partitions)}")
+        if setup.data_dir and not self.reads_folder and not self.is_own:
             raise FairbloomError(
                 f"data-dir = {setup.data_dir!r}: task {self.name} reads no folder; leave data-dir out (a deployed "
                 "client may have it in its client.toml)"
@@ -160,21 +230,46 @@ class TaskInfo:
                 f"task {self.name} reads its data from a folder: name it by --data-dir, or on a deployed client by "
                 "data-dir in its client.toml"
             )
-        if self.reads_folder and not Path(data_dir).is_dir():
-            raise FairbloomError(f"data-dir = {data_dir!r}: there is no such folder on this machine")
+        if self.reads_folder and not Path(data_dir).exists():
+            raise FairbloomError(f"data-dir = {data_dir!r}: there is no such folder or file on this machine")
+
+    def agreement(self, told: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
+        """Return what clients agree on, by what each tells of its data, and why some cannot take part.
+
+        Raises
+        ------
+        FairbloomError
+            When nobody can.
+        """
+        text, reasons = imported("task", self.agree)(told)
+        return str(text), dict(reasons)
 
     def load(self, setup: Setup, own: Mapping[str, Value]) -> Task:
         """Return the task; a folder is looked for when a client's data are asked for, since a server has none."""
-        module, _, function = self.loader.partition(":")
         names = {self.key(setting): setting.name.replace("-", "_") for setting in self.settings}
-        loader: Callable[..., Task] = getattr(import_module(module), function)
-        task = loader(setup, **{names[key]: value for key, value in own.items()})
+        task = Task.of(imported("task", self.loader)(setup, **{names[key]: value for key, value in own.items()}))
 
         def splits(client: str) -> Splits:
             self.check_readable(setup.data_dir)
             return task.splits(client)
 
         return replace(task, splits=splits) if self.reads_folder else task
+
+
+DEFAULT_CLIENTS = 20
+"""The number of clients that data is split into where a run says none."""
+
+
+def check_model(name: str, info: TaskInfo) -> None:
+    """Raise FairbloomError when a name is none of a task's own models: neither an import string nor torchvision's."""
+    from .models import MODELS, check_known, maker_of
+
+    if is_import_string(name):
+        maker_of(name)
+    elif name in MODELS:
+        raise FairbloomError(f"model = {name!r}: task {info.name} has {', '.join(info.models)}")
+    else:
+        check_known(name, info.models)
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,16 +334,47 @@ class Task:
     splits
         A client's name → its two splits. They are made when they are asked for, so that a deployed client loads its
         own data only.
-    right
-        (outputs, targets) → how right the answer to each example is, shape (n,): true or false, or a share. Its mean
-        is the accuracy.
+    scores
+        What tells how well a model serves a client, the one that fairness is measured in first: (outputs, targets) of
+        all examples → one number, or one of each example, shape (n,), whose mean is the score. One that is not finite,
+        as an AUC of a single class, is left out.
+    about
+        A client's name → what it tells of its data before the first round, as JSON knows it: `examples`, the number of
+        its training examples, and whatever is to be agreed. None: nothing is to be agreed.
     """
 
     clients: tuple[str, ...]
     model: Callable[[], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor]
     splits: Callable[[str], Splits]
-    right: Callable[[Tensor, Tensor], Tensor] = is_highest
+    scores: Mapping[Score, Callable[[Tensor, Tensor], Tensor | float]] = field(
+        default_factory=lambda: {ACCURACY: is_highest}
+    )
+    about: Callable[[str], Mapping[str, Any]] | None = None
+
+    @classmethod
+    def of(cls, made: object) -> Task:
+        """Return what a user's function or class has made as a Task: anything with the attributes of one will do.
+
+        Raises
+        ------
+        FairbloomError
+            When it lacks one.
+        """
+        if isinstance(made, Task):
+            return made
+        needed = [each.name for each in fields(cls) if each.default is MISSING and each.default_factory is MISSING]
+        if lacking := [name for name in needed if not hasattr(made, name)]:
+            raise FairbloomError(
+                f"the task is a {type(made).__name__} without {', '.join(lacking)}: a task has {', '.join(needed)}"
+            )
+        own = {each.name: getattr(made, each.name) for each in fields(cls) if hasattr(made, each.name)}
+        return cls(**own | {"clients": tuple(own["clients"])})
+
+    @property
+    def score(self) -> Score:
+        """The score that fairness is measured in."""
+        return next(iter(self.scores))
 
     def to(self, device: torch.device) -> Task:
         """Return the same task with its examples on `device`; a tensor that clients share is moved once."""

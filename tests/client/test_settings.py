@@ -9,7 +9,9 @@ from flwr.app import Context, MessageType
 
 from fairbloom.client.settings import DEVICE, FINGERPRINT, SettingRefusedError, fingerprint, taken, work
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.server.settings import default_config, may_differ
+from fairbloom.server.settings import default_config, may_differ, may_grow
+
+from fairbloom.tasks import Setup, Task
 
 from .helpers import ask, context, run_config
 
@@ -72,7 +74,6 @@ def test_what_the_work_does_not_need_is_dropped(key: str) -> None:
         "a\\b",
         "a/b",
         "~",
-        "",
         "x" * 65,
         "a\n",
         "a b",
@@ -83,6 +84,10 @@ def test_paths_and_import_strings_are_refused_by_the_settings_name(key: str, val
     with pytest.raises(SettingRefusedError, match=f"the run sets {key} = ") as error:
         taken({**run_config(), key: value})
     assert len(str(error.value)) < 300
+
+
+def test_a_run_may_leave_the_model_to_the_task() -> None:
+    assert taken({**run_config(), "model": ""})["model"] == ""
 
 
 @pytest.mark.parametrize(
@@ -114,10 +119,34 @@ def test_a_long_value_is_shortened() -> None:
 
 
 def test_a_value_that_the_devices_owner_allows_is_taken() -> None:
-    config = {**run_config(), "task": "mylab.hearts:load", "model": "mylab.hearts:net"}
-    assert taken(config, allow=("mylab.hearts:load", "mylab.hearts:net"))["task"] == "mylab.hearts:load"
+    task, net = f"{__name__}:hearts", "mylab.hearts:net"
+    config = {**run_config(), "task": task, "model": net, "hearts.noise": 0.5}
+    assert taken(config, allow=(task, net))["task"] == task
+    assert taken(config, allow=(task, net))["hearts.noise"] == 0.5
     with pytest.raises(SettingRefusedError, match=r"the run sets model = 'mylab\.hearts:net'"):
-        taken(config, allow=("mylab.hearts:load",))
+        taken(config, allow=(task,))
+
+
+def hearts(setup: Setup, *, noise: float = 0.1) -> Task:
+    """Stands for somebody's task."""
+    raise NotImplementedError
+
+
+def test_a_task_is_not_imported_before_the_devices_owner_allows_it(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "trap.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingRefusedError, match=r"the run sets task = 'trap:task'"):
+        taken({**run_config(), "task": "trap:task"})
+    with pytest.raises(SystemExit, match="imported"):
+        taken({**run_config(), "task": "trap:task"}, allow=("trap:task",))
+
+
+def test_own_settings_reach_a_device_under_their_own_keys_and_are_checked_there() -> None:
+    words = "digits.rotated-clients=3 worsthalf.share=0.5"
+    assert taken({**run_config(), "own-settings": words})["digits.rotated-clients"] == 3
+    with pytest.raises(SettingRefusedError, match="the run sets 'state': write it as KEY=VALUE"):
+        taken({**run_config(), "own-settings": "state"})
+    assert "state-dir" not in taken({**run_config(), "own-settings": "state-dir=/tmp"})
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:1", "cuda:15", "mps"])
@@ -168,7 +197,7 @@ def test_what_may_change_when_a_run_continues_does_not_change_which_run_it_is() 
 
 
 def test_whatever_else_a_run_sets_makes_it_another_run() -> None:
-    free = {*may_differ(finished=False), "state-dir", "data-dir", "device"}
+    free = {*may_differ(finished=False), *may_grow(), "state-dir", "data-dir", "device", "own-settings"}
     for name in RunSettings.model_fields:
         key = name.replace("_", "-")
         if key not in free:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.server.checkpoint import load_last
-from fairbloom.server.rows import CLIENT_COLUMNS, append, as_csv
+from fairbloom.server.rows import client_columns, append, as_csv
 from fairbloom.simulation.run import simulate
 from tests.simulation.disturbed import LONG, STEP
 from tests.simulation.helpers import ROOT, Outcome, assert_whole, drafts, run, small, table
@@ -170,11 +170,11 @@ def test_rows_that_do_not_fit_leave_the_table_as_it_was(disk: Path, clients: int
     wrong = []
     for pages in range(12):
         path = disk / f"clients-{pages}.csv"
-        path.write_text(as_csv(CLIENT_COLUMNS, rows[:1], header=True))
+        path.write_text(as_csv(client_columns(), rows[:1], header=True))
         before, ballast = path.read_bytes(), fill(disk, but_for=pages * PAGE)
         try:
-            append(path, CLIENT_COLUMNS, rows)
-            kept = before + as_csv(CLIENT_COLUMNS, rows).encode()
+            append(path, client_columns(), rows)
+            kept = before + as_csv(client_columns(), rows).encode()
         except OSError:
             kept = before
         if path.read_bytes() != kept:

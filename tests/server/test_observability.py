@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fairbloom.deploy.processes import free_port
+from fairbloom.protocol.scores import ACCURACY
 from fairbloom.rounds.screening import Refusals
 from fairbloom.server.observability import JsonLines, Metrics, MetricsError
 from fairbloom.server.rows import Row
@@ -74,7 +75,7 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Return the port of a page that asks for a credential."""
     (tmp_path / "metrics.token").write_text("s3cret\n")
     monkeypatch.setenv("FAIRBLOOM_METRICS_TOKEN_FILE", str(tmp_path / "metrics.token"))
-    metrics = Metrics(port := free_port())
+    metrics = Metrics(port := free_port(), ACCURACY)
     yield port
     metrics.close()
 
@@ -120,13 +121,13 @@ def test_a_credential_in_an_empty_or_missing_file_is_an_error_and_no_open_page(
     path = tmp_path / "metrics.token"
     monkeypatch.setenv("FAIRBLOOM_METRICS_TOKEN_FILE", str(path))
     with pytest.raises(MetricsError, match=f"FAIRBLOOM_METRICS_TOKEN_FILE = {path} cannot be read: .*No such file"):
-        Metrics(free_port())
+        Metrics(free_port(), ACCURACY)
     path.write_text(" \n")
     with pytest.raises(MetricsError, match=f"FAIRBLOOM_METRICS_TOKEN_FILE = {path} is empty: write the credential"):
-        Metrics(free_port())
+        Metrics(free_port(), ACCURACY)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(MetricsError, match="cannot be read"):
-        Metrics(free_port())
+        Metrics(free_port(), ACCURACY)
 
 
 def addresses(port: int) -> set[str]:
@@ -140,7 +141,7 @@ def test_the_page_is_served_to_this_machine_alone_unless_told_otherwise(monkeypa
     for host, expected in ((None, "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("0.0.0.0", "0.0.0.0")):
         if host is not None:
             monkeypatch.setenv("FAIRBLOOM_METRICS_HOST", host)
-        metrics = Metrics(port := free_port())
+        metrics = Metrics(port := free_port(), ACCURACY)
         try:
             assert addresses(port) == {expected}
         finally:
@@ -150,11 +151,11 @@ def test_the_page_is_served_to_this_machine_alone_unless_told_otherwise(monkeypa
 def test_an_address_that_is_not_here_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRBLOOM_METRICS_HOST", "192.0.2.1")
     with pytest.raises(MetricsError, match=r"cannot be served on 192\.0\.2\.1"):
-        Metrics(free_port())
+        Metrics(free_port(), ACCURACY)
 
 
 def test_the_page_counts_the_rounds_that_one_client_decided() -> None:
-    metrics = Metrics(port := free_port())
+    metrics = Metrics(port := free_port(), ACCURACY)
     try:
         for number, decider in ((1, "site-a"), (2, ""), (3, "site-a")):
             finished = a_round(number, decided_by=decider)
@@ -173,7 +174,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(MetricsError, match=f"metrics-port = {port} cannot be served"):
-            Metrics(port)
+            Metrics(port, ACCURACY)
 
 
 def test_a_refusal_is_logged_as_json_with_run_round_and_client(caplog: pytest.LogCaptureFixture) -> None:

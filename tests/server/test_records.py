@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord
 
 from fairbloom.server.checkpoint import load_last
 from fairbloom.server.files import RunFolderError
-from fairbloom.server.records import FORMAT, RunFolder
-from fairbloom.server.rows import CLIENT_COLUMNS, round_columns
+from fairbloom.server.records import FORMAT, Records
+from fairbloom.server.rows import client_columns, round_columns
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import Round
 from tests.simulation.helpers import Outcome, assert_whole, run, small, table
@@ -24,6 +24,10 @@ ROUNDS = 12
 
 def settings(**changes: Any) -> Settings:
     return Settings.of({"clients": 3, "num-rounds": ROUNDS, **changes})
+
+
+def records(path: Path, chosen: Settings) -> Records:
+    return Records(path, chosen.run_config(), chosen.strategy())
 
 
 def a_round(number: int, **changes: Any) -> Round:
@@ -44,7 +48,7 @@ def a_round(number: int, **changes: Any) -> Round:
     return Round(**(plain | changes))
 
 
-def record(folder: RunFolder, number: int, **changes: Any) -> Mapping[str, object]:
+def record(folder: Records, number: int, **changes: Any) -> Mapping[str, object]:
     return folder.record(a_round(number, **changes), {"round": number}, seconds=0.25)
 
 
@@ -57,16 +61,16 @@ def rounds_in(path: Path) -> list[int]:
 
 def test_the_settings_are_written_as_used(tmp_path: Path) -> None:
     chosen = settings(method="fedfv", **{"fedfv.alpha": 0.3})
-    RunFolder(tmp_path / "run", chosen)
+    records(tmp_path / "run", chosen)
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert written.pop("run-folder-format") == FORMAT
     assert written == chosen.run_config()
 
 
 def test_a_run_with_other_settings_is_refused_with_what_differs(tmp_path: Path) -> None:
-    RunFolder(tmp_path, settings(method="fedfv", seed=1))
+    records(tmp_path, settings(method="fedfv", seed=1))
     with pytest.raises(RunFolderError) as refusal:
-        RunFolder(tmp_path, settings(method="fedfv", seed=2, **{"fedfv.alpha": 0.3}))
+        records(tmp_path, settings(method="fedfv", seed=2, **{"fedfv.alpha": 0.3}))
     message = str(refusal.value)
     assert "seed = 1 there and 2 here" in message
     assert "fedfv.alpha = 0.1 there and 0.3 here" in message
@@ -76,21 +80,21 @@ def test_a_run_with_other_settings_is_refused_with_what_differs(tmp_path: Path) 
 
 @pytest.mark.parametrize("changed", [{"max-growth": 20.0}, {"loss-limit": float("inf")}])
 def test_limits_may_be_changed_until_the_run_is_finished(tmp_path: Path, changed: dict[str, float]) -> None:
-    RunFolder(tmp_path, settings())
-    continued = RunFolder(tmp_path, settings(**changed))
+    records(tmp_path, settings())
+    continued = records(tmp_path, settings(**changed))
     assert tomllib.loads((tmp_path / "config.toml").read_text()).items() >= changed.items()
     continued.finish({"w": np.zeros(3)})
-    RunFolder(tmp_path, settings(**changed))
+    records(tmp_path, settings(**changed))
     with pytest.raises(RunFolderError, match=f"{next(iter(changed))} = .* there and .* here"):
-        RunFolder(tmp_path, settings())
+        records(tmp_path, settings())
 
 
 def test_clients_may_enroll_while_a_run_goes_on_and_after_it(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, settings(**{"enrolled-sizes": "a=8"}))
-    RunFolder(tmp_path, settings(**{"enrolled-sizes": "a=8 b=9"}))
+    folder = records(tmp_path, settings(**{"enrolled-sizes": "a=8"}))
+    records(tmp_path, settings(**{"enrolled-sizes": "a=8 b=9"}))
     assert tomllib.loads((tmp_path / "config.toml").read_text())["enrolled-sizes"] == "a=8 b=9"
     folder.finish({"w": np.zeros(3)})
-    RunFolder(tmp_path, settings(**{"enrolled-sizes": "a=8 b=9 c=10"}))
+    records(tmp_path, settings(**{"enrolled-sizes": "a=8 b=9 c=10"}))
     assert tomllib.loads((tmp_path / "config.toml").read_text())["enrolled-sizes"] == "a=8 b=9"
 
 
@@ -101,28 +105,28 @@ def rewrite_config(folder: Path, **changes: Any) -> None:
 
 
 def test_a_setting_that_is_newer_than_the_folder_had_its_default(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     rewrite_config(tmp_path, **{"weight-decay": None})
-    RunFolder(tmp_path, settings())
+    records(tmp_path, settings())
     assert tomllib.loads((tmp_path / "config.toml").read_text())["weight-decay"] == 0.0
     rewrite_config(tmp_path, **{"weight-decay": None})
     folder.finish({"w": np.zeros(3)})
-    RunFolder(tmp_path, settings())
+    records(tmp_path, settings())
     with pytest.raises(RunFolderError, match=r"weight-decay = 0\.0 there and 0\.5 here"):
-        RunFolder(tmp_path, settings(**{"weight-decay": 0.5}))
+        records(tmp_path, settings(**{"weight-decay": 0.5}))
 
 
 def test_the_same_settings_and_another_place_are_the_same_run(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "here", settings(out="here"))
+    records(tmp_path / "here", settings(out="here"))
     (tmp_path / "here").rename(tmp_path / "there")
-    RunFolder(tmp_path / "there", settings(out="there"))
+    records(tmp_path / "there", settings(out="there"))
 
 
 @pytest.mark.parametrize("content", ["thesis.tex", ".hidden", "rounds.csv"])
 def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
     (tmp_path / content).write_text("precious")
     with pytest.raises(RunFolderError, match="no run folder: choose another --out"):
-        RunFolder(tmp_path, settings())
+        records(tmp_path, settings())
     assert [path.name for path in tmp_path.iterdir()] == [content]
     assert (tmp_path / content).read_text() == "precious"
 
@@ -130,20 +134,20 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, co
 def test_a_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("precious")
     with pytest.raises(RunFolderError, match="run is a file, not a folder: choose another --out"):
-        RunFolder(tmp_path / "run", settings())
+        records(tmp_path / "run", settings())
     assert (tmp_path / "run").read_text() == "precious"
 
 
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    assert not RunFolder(tmp_path, settings()).finished
+    assert not records(tmp_path, settings()).finished
     assert (tmp_path / "config.toml").exists()
 
 
 def test_a_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    RunFolder(tmp_path, settings())
+    records(tmp_path, settings())
     rewrite_config(tmp_path, **{"run-folder-format": FORMAT + 1, "not-yet-known": 1})
     with pytest.raises(RunFolderError, match=rf"newer version \(run-folder-format = {FORMAT + 1}.*upgrade fairbloom"):
-        RunFolder(tmp_path, settings())
+        records(tmp_path, settings())
 
 
 def begun_before(folder: Path) -> None:
@@ -154,21 +158,21 @@ def begun_before(folder: Path) -> None:
 
 
 def test_an_unfinished_folder_of_an_older_version_is_refused_and_left_alone(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     folder.resume()
     record(folder, 1)
     begun_before(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(RunFolderError, match=r"older version.*continue it with that version, or choose another --out"):
-        RunFolder(tmp_path, settings())
+        records(tmp_path, settings())
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_finished_folder_of_an_older_version_is_refused_as_one_to_read(tmp_path: Path) -> None:
-    RunFolder(tmp_path, settings()).finish({"w": np.zeros(3)})
+    records(tmp_path, settings()).finish({"w": np.zeros(3)})
     begun_before(tmp_path)
     with pytest.raises(RunFolderError, match=r"older version.*read its tables and models as they are, or choose"):
-        RunFolder(tmp_path, settings())
+        records(tmp_path, settings())
 
 
 BROKEN_CONFIGS = {
@@ -187,10 +191,10 @@ BROKEN_CONFIGS = {
 def test_settings_that_cannot_be_read_are_refused_with_file_line_and_remedy(
     tmp_path: Path, content: bytes, fault: str
 ) -> None:
-    RunFolder(tmp_path, settings())
+    records(tmp_path, settings())
     (tmp_path / "config.toml").write_bytes(content)
     with pytest.raises(RunFolderError, match=f"config.toml {fault}.*: mend it, restore it from a copy, or") as refusal:
-        RunFolder(tmp_path, settings())
+        records(tmp_path, settings())
     assert str(refusal.value).startswith(f"{tmp_path}/config.toml ")
     assert "\n" not in str(refusal.value)
 
@@ -198,44 +202,44 @@ def test_settings_that_cannot_be_read_are_refused_with_file_line_and_remedy(
 def test_settings_that_are_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.toml").mkdir()
     with pytest.raises(RunFolderError, match=r"config.toml cannot be read: Is a directory: mend it"):
-        RunFolder(tmp_path, settings())
+        records(tmp_path, settings())
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(RunFolderError, match=r"the run folder cannot be written to .*: Permission denied.*permissions"):
-        RunFolder(tmp_path / "run", settings())
+        records(tmp_path / "run", settings())
 
 
 def test_a_place_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match=r"/file is a file, not a folder: choose another --out"):
-        RunFolder(tmp_path / "file" / "runs" / "run", settings())
+        records(tmp_path / "file" / "runs" / "run", settings())
 
 
 @pytest.mark.parametrize("place", ["x" * 300, "/".join(["x" * 200] * 30)], ids=["name", "path"])
 def test_a_place_with_too_long_a_name_is_refused(tmp_path: Path, place: str) -> None:
     with pytest.raises(RunFolderError, match=r"x cannot be used: File name too long. Choose another --out"):
-        RunFolder(tmp_path / place, settings())
+        records(tmp_path / place, settings())
 
 
 # Rows and checkpoints -----------------------------------------------------------------------------------------------
 
 
 def test_a_new_run_has_nothing_to_continue_and_empty_tables(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     assert folder.resume() is None
     assert (tmp_path / "rounds.csv").read_text() == ",".join(round_columns(settings().strategy())) + "\n"
-    assert (tmp_path / "clients.csv").read_text() == ",".join(CLIENT_COLUMNS) + "\n"
+    assert (tmp_path / "clients.csv").read_text() == ",".join(client_columns()) + "\n"
 
 
 def test_a_run_continues_from_the_last_recorded_round(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     folder.resume()
     for number in (1, 2, 3):
         record(folder, number)
-    continued = RunFolder(tmp_path, settings()).resume()
+    continued = records(tmp_path, settings()).resume()
     assert continued is not None
     np.testing.assert_array_equal(continued[0]["w"], np.full(3, 3.0))
     assert continued[1] == {"round": 3}
@@ -243,7 +247,7 @@ def test_a_run_continues_from_the_last_recorded_round(tmp_path: Path) -> None:
 
 
 def test_refused_and_missing_clients_are_in_the_rounds_row(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     folder.resume()
     refused = {"b": 'error 2: a "quoted", broken\nreason', "c": "not finite"}
     record(folder, 1, participants=("a", "b", "c", "d"), refused=refused, missing=("d",))
@@ -253,7 +257,7 @@ def test_refused_and_missing_clients_are_in_the_rounds_row(tmp_path: Path) -> No
 
 
 def test_who_decided_a_round_is_in_its_row(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     folder.resume()
     record(folder, 1)
     record(folder, 2, decided_by="a")
@@ -261,30 +265,30 @@ def test_who_decided_a_round_is_in_its_row(tmp_path: Path) -> None:
 
 
 def test_a_reason_of_several_lines_survives_a_restart(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     folder.resume()
     for number in (1, 2):
         record(folder, number, refused={"b": "ValueError: line one\n2,line two\r\nline three"})
     before = (tmp_path / "rounds.csv").read_bytes()
-    RunFolder(tmp_path, settings()).resume()
+    records(tmp_path, settings()).resume()
     assert (tmp_path / "rounds.csv").read_bytes() == before
 
 
 def test_reasons_longer_than_the_librarys_cells_survive_a_restart(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     folder.resume()
     record(folder, 1, refused={f"client-{k}": "ValueError: " + "x" * 1000 for k in range(200)})
     before = (tmp_path / "rounds.csv").read_bytes()
-    RunFolder(tmp_path, settings()).resume()
+    records(tmp_path, settings()).resume()
     assert (tmp_path / "rounds.csv").read_bytes() == before
 
 
 def test_the_best_model_is_remembered_across_a_restart(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     folder.resume()
     record(folder, 1, evaluations={"a": {"num-examples": 2, "accuracy": 0.9}})
     best = (tmp_path / "model-best.safetensors").read_bytes()
-    continued = RunFolder(tmp_path, settings())
+    continued = records(tmp_path, settings())
     continued.resume()
     record(continued, 2, evaluations={"a": {"num-examples": 2, "accuracy": 0.8}})
     assert (tmp_path / "model-best.safetensors").read_bytes() == best
@@ -293,16 +297,16 @@ def test_the_best_model_is_remembered_across_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_run_is_finished_when_its_model_is_there(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     assert not folder.finished
     folder.finish({"w": np.zeros(3)})
-    assert RunFolder(tmp_path, settings()).finished
+    assert records(tmp_path, settings()).finished
 
 
 @pytest.mark.parametrize(("name", "rows"), [("rounds.csv", 1), ("clients.csv", 3)])
 def test_rows_torn_anywhere_after_the_last_checkpoint_are_dropped(tmp_path: Path, name: str, rows: int) -> None:
     """As a power failure leaves them: the rows of round 12 in part, the checkpoint of round 11."""
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     folder.resume()
     refused = {"b": 'ValueError: "capteur" cassé\n3,2,1\r\n'}
     for number in range(1, ROUNDS):
@@ -329,11 +333,11 @@ def test_rows_torn_anywhere_after_the_last_checkpoint_are_dropped(tmp_path: Path
 
 
 def test_tables_that_are_gone_are_started_again(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     folder.resume()
     record(folder, 1)
     (tmp_path / "clients.csv").unlink()
-    continued = RunFolder(tmp_path, settings())
+    continued = records(tmp_path, settings())
     continued.resume()
     record(continued, 2)
     assert rounds_in(tmp_path / "clients.csv") == [2, 2, 2]
@@ -353,7 +357,7 @@ def test_tables_and_checkpoint_agree_after_a_run(tmp_path: Path) -> None:
 def test_a_run_folder_can_be_opened_without_writing_to_it(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", num_rounds=2)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert RunFolder(folder, small(folder, num_rounds=2)).finished
+    assert records(folder, small(folder, num_rounds=2)).finished
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -397,22 +401,22 @@ FOREIGN = {
 def test_a_table_that_is_not_the_runs_is_refused_with_its_fault_and_left_alone(
     tmp_path: Path, content: bytes, fault: str
 ) -> None:
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     folder.resume()
     for number in (1, 2):
         record(folder, number)
     (tmp_path / "clients.csv").write_bytes(content)
     with pytest.raises(RunFolderError, match=r"clients\.csv cannot be read: ") as refusal:
-        RunFolder(tmp_path, settings()).resume()
+        records(tmp_path, settings()).resume()
     assert fault in str(refusal.value)
     assert "Restore what is missing from a copy, or move the table away" in str(refusal.value)
     assert (tmp_path / "clients.csv").read_bytes() == content
     (tmp_path / "clients.csv").rename(tmp_path / "moved-away")
-    assert RunFolder(tmp_path, settings()).resume() is not None
+    assert records(tmp_path, settings()).resume() is not None
 
 
 def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, settings())
+    folder = records(tmp_path, settings())
     folder.resume()
     for number in range(1, 6):
         record(folder, number)
@@ -420,5 +424,5 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(tmp_path:
     for path in (tmp_path / "checkpoint").iterdir():
         path.unlink()
     with pytest.raises(RunFolderError, match="it goes up to round 5, while the last checkpoint is of round 0"):
-        RunFolder(tmp_path, settings()).resume()
+        records(tmp_path, settings()).resume()
     assert (tmp_path / "rounds.csv").read_bytes() == before

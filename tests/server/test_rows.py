@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.server.files import RunFolderError
-from fairbloom.server.rows import CLIENT_COLUMNS, as_csv, read_table
+from fairbloom.server.rows import client_columns, as_csv, read_table
 
 ROWS = [{"round": number, "client": name} for number in (1, 2) for name in ("a", 'b, "the second"\nof two')]
 
@@ -24,8 +24,8 @@ DAMAGED = {
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    (tmp_path / "clients.csv").write_text(as_csv(CLIENT_COLUMNS, ROWS, header=True))
-    read = read_table(tmp_path / "clients.csv", CLIENT_COLUMNS)
+    (tmp_path / "clients.csv").write_text(as_csv(client_columns(), ROWS, header=True))
+    read = read_table(tmp_path / "clients.csv", client_columns())
     assert [(row["round"], row["client"]) for row in read] == [(str(row["round"]), row["client"]) for row in ROWS]
 
 

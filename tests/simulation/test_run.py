@@ -12,7 +12,8 @@ from safetensors.numpy import load_file
 
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import percent_improved, summarize
-from fairbloom.server.rows import ACCURACY, CLIENT_COLUMNS, MEASURES, round_columns
+from fairbloom.protocol.scores import ACCURACY
+from fairbloom.server.rows import MEASURES, client_columns, round_columns
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 
@@ -26,6 +27,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "cnn": {"model": "cnn", "num_rounds": 2, "momentum": 0.9},
     "dirichlet": {"partition": "dirichlet", "digits.rotated_clients": 2, "local_epochs": 2, "weight_decay": 0.01},
 }
+
+COLUMN = ACCURACY.column()
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
@@ -52,7 +55,7 @@ def test_the_number_of_threads_changes_nothing_and_is_left_as_it_was(tmp_path: P
 
 
 def test_training_lifts_the_mean_accuracy(tmp_path: Path) -> None:
-    means = [float(row[f"{ACCURACY}_mean"]) for row in rounds(run(tmp_path / "run", fraction=1.0, num_rounds=15))]
+    means = [float(row[f"{COLUMN}_mean"]) for row in rounds(run(tmp_path / "run", fraction=1.0, num_rounds=15))]
     assert means[-1] > 70.0 > means[0]
 
 
@@ -69,6 +72,7 @@ def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> Non
     assert files == {
         "config.toml",
         "env.json",
+        "scores.json",
         "rounds.csv",
         "clients.csv",
         "checkpoint/5.safetensors",
@@ -81,7 +85,7 @@ def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> Non
 
 
 def test_tables_have_the_documented_columns_and_a_row_a_round_and_client(finished: Path) -> None:
-    for name, columns in (("rounds.csv", round_columns(small(finished).strategy())), ("clients.csv", CLIENT_COLUMNS)):
+    for name, columns in (("rounds.csv", round_columns(small(finished).strategy())), ("clients.csv", client_columns())):
         assert_whole(finished / name)
         assert tuple(table(finished / name)[0]) == columns
     assert [row["round"] for row in table(finished / "rounds.csv")] == [str(number) for number in range(1, 7)]
@@ -92,8 +96,8 @@ def test_tables_have_the_documented_columns_and_a_row_a_round_and_client(finishe
 def test_the_measures_of_a_round_are_those_of_its_clients(finished: Path) -> None:
     for row in table(finished / "rounds.csv"):
         clients = [client for client in table(finished / "clients.csv") if client["round"] == row["round"]]
-        measures = summarize({client["client"]: float(client[ACCURACY]) for client in clients})
-        assert {key: float(row[f"{ACCURACY}_{key}"]) for key in MEASURES} == measures
+        measures = summarize({client["client"]: float(client[COLUMN]) for client in clients})
+        assert {key: float(row[f"{COLUMN}_{key}"]) for key in MEASURES} == measures
 
 
 def test_participants_are_those_with_a_coefficient_and_a_loss_before_the_round(finished: Path) -> None:
@@ -123,10 +127,10 @@ def about_best(folder: Path) -> dict[str, float]:
 
 def test_the_best_model_is_that_of_the_best_evaluated_round(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", method="fedavg", num_rounds=12, fraction=0.2)
-    means = [float(row[f"{ACCURACY}_mean"]) for row in rounds(folder)]
+    means = [float(row[f"{COLUMN}_mean"]) for row in rounds(folder)]
     best = 1 + means.index(max(means))  # the first of equals
     assert best < 12, "this run cannot tell the best model from the last"
-    assert about_best(folder) == {"round": best, f"{ACCURACY}_mean": max(means)}
+    assert about_best(folder) == {"round": best, f"{COLUMN}_mean": max(means)}
     stopped = run(tmp_path / "stopped", method="fedavg", num_rounds=best, fraction=0.2)
     kept, expected = load_file(folder / "model-best.safetensors"), load_file(stopped / "model.safetensors")
     assert all(np.array_equal(kept[key], expected[key]) for key in expected)
@@ -141,7 +145,7 @@ def test_clients_evaluate_every_so_many_rounds_and_after_the_last(
     folder = run(tmp_path / "run", num_rounds=5, evaluate_every=every)
     assert {int(row["round"]) for row in table(folder / "clients.csv")} == evaluated
     for row in rounds(folder):
-        measured = [row[f"{ACCURACY}_mean"] != "", row["percent_of_participants_improved"] != ""]
+        measured = [row[f"{COLUMN}_mean"] != "", row["percent_of_participants_improved"] != ""]
         assert measured == 2 * [int(row["round"]) in evaluated]
     assert about_best(folder)["round"] in evaluated
 

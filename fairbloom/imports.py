@@ -1,0 +1,55 @@
+"""Objects that a user names by an import string, module:attribute."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from fairbloom.errors import FairbloomError
+
+IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def is_import_string(name: str) -> bool:
+    """Return whether a name is written as module:attribute."""
+    return IMPORT_STRING.fullmatch(name) is not None
+
+
+def imported(what: str, name: str) -> Any:
+    """Return the object that an import string names; the current directory is looked in before installed packages.
+
+    Parameters
+    ----------
+    what
+        The setting that has this value; errors name it.
+    name
+        As in `my_package.my_module:thing`.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such module or attribute, or the module imports what is not installed. Whatever else the module
+        raises keeps its traceback.
+    """
+    module, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            raise FairbloomError(
+                f"{what} = {name!r}: there is no module {error.name}, neither in {here} nor among the installed "
+                "packages: go to the directory that it lies in, or install it"
+            ) from error
+        raise FairbloomError(
+            f"{what} = {name!r}: {module} imports {error.name}, which is not installed here: install it"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = ", ".join(each for each in vars(found) if not each.startswith("_")) or "nothing"
+            raise FairbloomError(f"{what} = {name!r}: {module} has no {attribute}; it has {public}")
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,48 @@
+"""What the fairness of a run is measured in: one number of each client."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number that tells how well a model serves a client.
+
+    Attributes
+    ----------
+    name
+        What replies call it on the wire: lower-case words with hyphens, such as `accuracy` or `r2`.
+    higher_is_better
+        Whether a higher number is better.
+    percent
+        Whether it is a share in [0, 1], which tables show in percent.
+    """
+
+    name: str
+    higher_is_better: bool = True
+    percent: bool = False
+
+    @property
+    def title(self) -> str:
+        """What tables and figures call it: "accuracy, %", or "mae, lower is better"."""
+        unit = ", %" if self.percent else ""
+        return f"{self.name}{unit}" if self.higher_is_better else f"{self.name}{unit}, lower is better"
+
+    def better(self, value: float, than: float) -> float:
+        """Return by how much a number is better than another; negative where it is worse."""
+        return value - than if self.higher_is_better else than - value
+
+    def written(self, value: float) -> str:
+        """Return a number of tables in words: "84.3 %", or "0.512"."""
+        return f"{value:.1f} %" if self.percent else f"{value:.3g}"
+
+    def shown(self, value: float) -> float:
+        """Return a number as tables have it."""
+        return 100.0 * value if self.percent else value
+
+    def column(self, model: str = "global") -> str:
+        """Return the column of tables that holds it, of the clients' test sets; `model` is global or personal."""
+        return f"test_{self.name.replace('-', '_')}_of_{model}_model"
+
+
+ACCURACY = Score("accuracy", percent=True)
+"""The share of examples whose answer is right."""

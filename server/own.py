@@ -1,0 +1,153 @@
+"""The run folder for a ServerApp of one's own: any fair strategy leaves records there, and continues from them."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.settings import Value
+from fairbloom.rounds.flower import record_of
+from fairbloom.rounds.round import Round
+from fairbloom.strategies import FairStrategy
+
+from .checkpoint import load_model
+from .lock import alone
+from .observability import in_short
+from .records import MODEL, Records
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+FREE = ("unused_rounds", "max_growth", "loss_limit")
+"""Options of a strategy that a continued run may change."""
+
+
+class RunFolder:
+    """A folder with the records of a run, which goes on from there when its process was lost.
+
+    It holds what a run of Fairbloom's own app leaves: a row a round, a row per client, the last checkpoints, the best
+    and the final model; `fairbloom show` and `fairbloom.load` read it.
+
+    Parameters
+    ----------
+    path
+        The folder; made if it is not there. A relative path begins at the process's current directory.
+    score
+        What fairness is measured in: the name of a metric that clients reply when they evaluate, or a Score that says
+        whether lower is better, and whether it is a share that is shown in percent. The default is `accuracy`.
+    wait
+        Whether to wait, for up to a minute, for another process that writes the same folder.
+    """
+
+    def __init__(self, path: str | Path, *, score: str | Score = ACCURACY, wait: bool = True) -> None:
+        self.path = Path(path).absolute()
+        self.score = score if isinstance(score, Score) else ACCURACY if score == ACCURACY.name else Score(score)
+        self._wait = wait
+
+    def start(
+        self,
+        strategy: FairStrategy,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *,
+        on_round: Callable[[Round], None] | None = None,
+    ) -> Result:
+        """Run, continue or extend what the strategy says; arguments and result are those of `strategy.start`.
+
+        The result of a continued run has the metrics of the rounds that ran now, and the arrays after the last one. A
+        finished run is not run again: its result has the final arrays alone.
+
+        Raises
+        ------
+        FairbloomError
+            When the strategy is none of ours, the folder belongs to a run with another strategy or other options, or
+            clients that evaluate do not reply the score.
+        """
+        if not isinstance(strategy, FairStrategy):
+            raise FairbloomError(
+                f"strategy is Flower's {type(strategy).__name__}, which tells nothing of single clients: take the one of "
+                "fairbloom.strategies, which has FedAvg too"
+            )
+        config = {"num-rounds": num_rounds, **options_of(strategy), **_prefixed("train", train_config)}
+        with alone(self.path, wait=self._wait):
+            records = Records(self.path, config, strategy, (self.score,))
+            if records.finished:
+                log.info("%s is finished; nothing to run", self.path)
+                return Result(arrays=record_of(load_model(self.path / MODEL)[0]))
+            log.info("run folder: %s", self.path)
+            continued = records.resume()
+            arrays, state = (initial_arrays, None) if continued is None else (record_of(continued[0]), continued[1])
+            recorder = Recorder(records, strategy, self.score, on_round)
+            result = strategy.start(
+                grid,
+                arrays,
+                num_rounds,
+                timeout,
+                train_config,
+                evaluate_config,
+                evaluate_fn,
+                on_round=recorder,
+                resume=state,
+            )
+            records.finish({name: array.numpy() for name, array in result.arrays.items()})
+            return result
+
+
+class Recorder:
+    """Writes each finished round into a run folder, then hands it on."""
+
+    def __init__(
+        self, records: Records, strategy: FairStrategy, score: Score, on_round: Callable[[Round], None] | None
+    ) -> None:
+        self._records, self._strategy, self._score, self._on_round = records, strategy, score, on_round
+        self._started = time.perf_counter()
+
+    def __call__(self, finished: Round) -> None:
+        """Write the round.
+
+        Raises
+        ------
+        FairbloomError
+            When clients have evaluated and none has told the score.
+        """
+        self._check_told(finished)
+        now = time.perf_counter()
+        row = self._records.record(finished, self._strategy.state_dict(), seconds=now - self._started)
+        self._started = now
+        log.info("round %d is recorded%s", finished.number, in_short(row, self._score))
+        if self._on_round is not None:
+            self._on_round(finished)
+
+    def _check_told(self, finished: Round) -> None:
+        told = sorted({metric for metrics in finished.evaluations.values() for metric in metrics})
+        if told and self._score.name not in told:
+            raise FairbloomError(
+                f"clients that evaluate reply {', '.join(told)}, and not {self._score.name!r}, in which fairness is to be "
+                "measured: name one of those, as in RunFolder(path, score=Score('eval_acc', percent=True))"
+            )
+
+
+def options_of(strategy: FairStrategy) -> dict[str, Value]:
+    """Return what makes a strategy's run what it is: its class, its own parameters and the common options."""
+    plain = {
+        name: value
+        for name, value in vars(strategy).items()
+        if isinstance(value, bool | int | float | str) and not name.startswith("_") and name not in FREE
+    }
+    return {"method": type(strategy).__name__, **{name.replace("_", "-"): value for name, value in plain.items()}}
+
+
+def _prefixed(what: str, config: ConfigRecord | None) -> dict[str, Any]:
+    """Return the values that messages to the clients carry, each under the name of the message."""
+    return {f"{what}.{key}": value for key, value in (config or {}).items() if isinstance(value, bool | int | float | str)}
