@@ -76,8 +76,8 @@ class RunFolder:
         """
         if not isinstance(strategy, FairStrategy):
             raise FairbloomError(
-                f"strategy is Flower's {type(strategy).__name__}, which tells nothing of single clients: take the one of "
-                "fairbloom.strategies, which has FedAvg too"
+                f"strategy is Flower's {type(strategy).__name__}, which tells nothing of single clients: take the one "
+                "of fairbloom.strategies, which has FedAvg too"
             )
         config = {"num-rounds": num_rounds, **options_of(strategy), **_prefixed("train", train_config)}
         with alone(self.path, wait=self._wait):
@@ -133,8 +133,8 @@ class Recorder:
         told = sorted({metric for metrics in finished.evaluations.values() for metric in metrics})
         if told and self._score.name not in told:
             raise FairbloomError(
-                f"clients that evaluate reply {', '.join(told)}, and not {self._score.name!r}, in which fairness is to be "
-                "measured: name one of those, as in RunFolder(path, score=Score('eval_acc', percent=True))"
+                f"clients that evaluate reply {', '.join(told)}, and not {self._score.name!r}, in which fairness is to "
+                "be measured: name one of those, as in RunFolder(path, score=Score('eval_acc', percent=True))"
             )
 
 
@@ -150,4 +150,6 @@ def options_of(strategy: FairStrategy) -> dict[str, Value]:
 
 def _prefixed(what: str, config: ConfigRecord | None) -> dict[str, Any]:
     """Return the values that messages to the clients carry, each under the name of the message."""
-    return {f"{what}.{key}": value for key, value in (config or {}).items() if isinstance(value, bool | int | float | str)}
+    return {
+        f"{what}.{key}": value for key, value in (config or {}).items() if isinstance(value, bool | int | float | str)
+    }

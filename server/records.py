@@ -75,6 +75,11 @@ class Records:
             self._lay_out(config)
             return
         _, there = _read(path)
+        if _extends(there, config) and method.paced:
+            raise RunFolderError(
+                f"{path} holds a run whose steps decay over {there['num-rounds']} rounds, so it cannot be extended to "
+                f"{config['num-rounds']}: choose another --out for a run of that length"
+            )
         if self.finished and _extends(there, config):
             with written("the run folder", path):
                 (path / MODEL).unlink()  # before the settings: a folder that says more rounds has no final model yet

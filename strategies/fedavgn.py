@@ -20,6 +20,11 @@ class Stepped(FairStrategy):
         self.server_lr = above(0.0, server_lr=server_lr)
         self.decay = within("[0, 1]", decay=decay)
 
+    @property
+    def paced(self) -> bool:
+        """Whether the step size decays over the run."""
+        return self.decay > 0.0
+
     def step_size(self, cohort: Cohort) -> float:
         """Return η_t = server_lr · β^⌊t/100⌋ with β = decay^(100/T); decay = 0 means no decay."""
         if self.decay == 0.0:

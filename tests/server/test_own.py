@@ -1,0 +1,210 @@
+"""The run folder of somebody's own ServerApp."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flowers
+from flwr.serverapp.strategy import Result
+from safetensors.numpy import load_file
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.scores import Score
+from fairbloom.rounds.round import Round
+from fairbloom.server.own import RunFolder
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import DRFA, FairStrategy, FedAvg, FedAvgN, FedFV, FedMGDAPlus
+
+ROUNDS = 6
+SCORE = Score("eval_acc", percent=True)
+
+app = ClientApp()
+"""A client as somebody may have written it: three numbers that move towards its own target, with its own metrics."""
+
+
+def target(context: Context) -> np.ndarray[Any, Any]:
+    return np.eye(3, dtype=np.float32)[int(str(context.node_config["partition-id"])) % 3]
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    model = message.content["arrays"]["w"].numpy()
+    rate = float(message.content["config"].get("lr", 0.5))
+    after = ArrayRecord({"w": Array(model + np.float32(rate) * (target(context) - model))})
+    loss = float(np.square(model - target(context)).sum())
+    metrics = MetricRecord({"num-examples": 10, "train_loss": loss, "loss-before": loss})
+    return Message(RecordDict({"arrays": after, "metrics": metrics}), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    away = float(np.abs(message.content["arrays"]["w"].numpy() - target(context)).sum())
+    metrics = MetricRecord({"num-examples": 2, "eval_loss": away, "eval_acc": 1.0 / (1.0 + away)})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    name = ConfigRecord({"name": f"site-{context.node_config['partition-id']}", "num-examples": 10})
+    return Message(RecordDict({"client": name}), reply_to=message)
+
+
+def start(
+    folder: Path, strategy: FairStrategy, rounds: int = ROUNDS, score: str | Score = SCORE, **given: Any
+) -> Result:
+    arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    return RunFolder(folder, score=score, wait=False).start(
+        strategy, InProcessGrid(app, {}, 4), arrays, rounds, **given
+    )
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def without_seconds(path: Path) -> list[dict[str, str]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in table(path)]
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop_after(number: int) -> Any:
+    def on_round(finished: Round) -> None:
+        if finished.number == number:
+            raise StoppedError
+
+    return on_round
+
+
+def test_each_client_and_round_is_recorded_in_the_score_that_is_named(tmp_path: Path) -> None:
+    result = start(tmp_path / "run", FedFV(alpha=0.0, fraction_train=0.5))
+    rows = table(tmp_path / "run" / "clients.csv")
+    assert [(row["round"], row["client"]) for row in rows] == [
+        (str(number), f"site-{i}") for number in range(1, ROUNDS + 1) for i in range(4)
+    ]
+    assert all(0 < float(row["test_eval_acc_of_global_model"]) < 100 for row in rows)
+    assert sum(row["participated"] == "1" for row in rows) == 2 * ROUNDS
+    last = table(tmp_path / "run" / "rounds.csv")[-1]
+    scores = [float(row["test_eval_acc_of_global_model"]) for row in rows[-4:]]
+    assert float(last["test_eval_acc_of_global_model_worst"]) == min(scores)
+    assert json.loads((tmp_path / "run" / "scores.json").read_text())[0]["name"] == "eval_acc"
+    np.testing.assert_array_equal(load_file(tmp_path / "run" / "model.safetensors")["w"], result.arrays["w"].numpy())
+
+
+def test_a_loss_as_the_score_has_its_worst_client_where_it_is_highest(tmp_path: Path) -> None:
+    start(tmp_path / "run", FedAvg(), score=Score("eval_loss", higher_is_better=False))
+    rows = [row for row in table(tmp_path / "run" / "clients.csv") if row["round"] == str(ROUNDS)]
+    losses = [float(row["test_eval_loss_of_global_model"]) for row in rows]
+    last = table(tmp_path / "run" / "rounds.csv")[-1]
+    assert float(last["test_eval_loss_of_global_model_worst"]) == max(losses)
+    assert float(last["test_eval_loss_of_global_model_best"]) == min(losses)
+
+
+@pytest.mark.parametrize("strategy", [FedFV, FedMGDAPlus, FedAvg], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("stopped_after", [1, 3, ROUNDS])
+def test_a_run_that_stops_goes_on_to_the_same_bits(
+    tmp_path: Path, strategy: type[FairStrategy], stopped_after: int
+) -> None:
+    start(tmp_path / "whole", strategy(fraction_train=0.5))
+    with pytest.raises(StoppedError):
+        start(tmp_path / "run", strategy(fraction_train=0.5), on_round=stop_after(stopped_after))
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    start(tmp_path / "run", strategy(fraction_train=0.5))
+    for name in ("clients.csv", "rounds.csv"):
+        assert without_seconds(tmp_path / "run" / name) == without_seconds(tmp_path / "whole" / name)
+    one, other = (load_file(tmp_path / run / "model.safetensors")["w"].tobytes() for run in ("run", "whole"))
+    assert one == other
+
+
+def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    start(tmp_path / "whole", FedFV(fraction_train=0.5), rounds=60)
+    code = (
+        "import sys; from pathlib import Path; from tests.server.test_own import FedFV, start; "
+        "start(Path(sys.argv[1]), FedFV(fraction_train=0.5), rounds=60, on_round=lambda r: print(r.number, flush=True))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    for last in ("7", "31"):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout is not None
+            assert any(line.strip() == last for line in process.stdout)
+            os.kill(process.pid, signal.SIGKILL)
+    start(tmp_path / "run", FedFV(fraction_train=0.5), rounds=60)
+    assert without_seconds(tmp_path / "run" / "clients.csv") == without_seconds(tmp_path / "whole" / "clients.csv")
+
+
+def test_a_finished_run_is_not_run_again_and_gives_its_final_arrays(tmp_path: Path) -> None:
+    first = start(tmp_path / "run", FedAvg())
+    seen: list[Round] = []
+    again = start(tmp_path / "run", FedAvg(), on_round=seen.append)
+    assert seen == []
+    np.testing.assert_array_equal(again.arrays["w"].numpy(), first.arrays["w"].numpy())
+
+
+def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(tmp_path: Path) -> None:
+    start(tmp_path / "long", FedFV(fraction_train=0.5), rounds=9)
+    start(tmp_path / "run", FedFV(fraction_train=0.5), rounds=5)
+    start(tmp_path / "run", FedFV(fraction_train=0.5), rounds=9)
+    assert without_seconds(tmp_path / "run" / "clients.csv") == without_seconds(tmp_path / "long" / "clients.csv")
+    with pytest.raises(FairbloomError, match="num-rounds = 9 there and 5 here"):
+        start(tmp_path / "run", FedFV(fraction_train=0.5), rounds=5)
+
+
+def test_a_run_whose_steps_decay_over_its_rounds_cannot_be_extended(tmp_path: Path) -> None:
+    start(tmp_path / "run", FedAvgN(decay=0.5), rounds=4)
+    with pytest.raises(FairbloomError, match="decay over 4 rounds, so it cannot be extended to 8: choose another"):
+        start(tmp_path / "run", FedAvgN(decay=0.5), rounds=8)
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"strategy": FedFV(alpha=0.3)}, "alpha = 0.1 there and 0.3 here"),
+        ({"strategy": FedAvg()}, "method = 'FedFV' there and 'FedAvg' here"),
+        ({"strategy": FedFV(seed=1)}, "seed = 0 there and 1 here"),
+        ({"strategy": FedFV(), "train_config": ConfigRecord({"lr": 0.1})}, "train.lr = None there and 0.1 here"),
+    ],
+)
+def test_a_folder_of_another_run_is_refused_with_what_differs(
+    tmp_path: Path, changed: dict[str, Any], words: str
+) -> None:
+    start(tmp_path / "run", FedFV(), rounds=2)
+    with pytest.raises(FairbloomError, match=words):
+        start(tmp_path / "run", rounds=2, **changed)
+
+
+def test_a_score_that_no_client_replies_ends_the_run_with_the_names_that_they_do(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"reply eval_acc, eval_loss, num-examples, and not 'accuracy'.*RunFolder"):
+        start(tmp_path / "run", FedAvg(), score="accuracy")
+
+
+def test_flowers_own_strategies_are_refused_with_what_to_take(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"Flower's FedAvg, .* take the one of fairbloom\.strategies"):
+        start(tmp_path / "run", flowers.FedAvg())
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_that_write_the_same_folder_meet_the_lock(tmp_path: Path) -> None:
+    def again(finished: Round) -> None:
+        with pytest.raises(FairbloomError, match=str(os.getpid())):
+            start(tmp_path / "run", FedAvg())
+
+    start(tmp_path / "run", FedAvg(), rounds=2, on_round=again)
+
+
+def test_a_method_with_probes_is_recorded_as_the_others(tmp_path: Path) -> None:
+    """DRFA's clients must reply snapshots; these don't, so every reply is refused, and the run says so."""
+    with pytest.raises(FairbloomError, match="snapshot"):
+        start(tmp_path / "run", DRFA(gamma=0.1))
