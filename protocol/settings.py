@@ -45,7 +45,7 @@ class RunSettings(BaseModel):
     )
     model: Annotated[str, Mark.WORK] = Field(
         "",
-        description="Model that is trained: the task's, torchvision's, or your own as my_module:Net; \"\": the task's first",
+        description="Model that is trained: the task's (\"\": its first), torchvision's, or your own as my_module:Net",
     )
     clients: Annotated[int, Mark.WORK] = Field(
         0,

@@ -23,6 +23,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import find_task, load_task
+from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameters
 
 from .lock import alone
 from .observability import Metrics, in_short, log_as_json, worst_served
@@ -89,7 +90,8 @@ def federate(
             records = Records(path, config, method, tuple(task.scores))
             if not records.finished:  # by the process that was waited for
                 records.keep_agreed(agreed)
-                method.buffers = float_buffers(module)
+                check_arrays(module)
+                method.buffers, method.shared = float_buffers(module), shared_parameters(module)
                 rounds = Rounds(method, clients, settings.num_rounds, agreed)
                 _federate(settings, module, task.score, records, method, rounds, on_row)
                 return path
@@ -121,12 +123,6 @@ def agree(settings: Settings, clients: Clients, *, deployed: bool) -> str:
             return text
     words = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
     raise FairbloomError(f"the clients' data cannot be used: {words or 'no client is online'}")
-
-
-def float_buffers(module: Module) -> tuple[str, ...]:
-    """Return the names of the buffers that are averaged and are no part of an update: BatchNorm's statistics."""
-    stored = module.state_dict()
-    return tuple(name for name, buffer in module.named_buffers() if buffer.is_floating_point() and name in stored)
 
 
 def _federate(

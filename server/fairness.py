@@ -26,8 +26,8 @@ def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> 
         In the unit of `values`: `mean`, `std` (population), `worst`, `best`, `worst_N` and `best_N` (mean of the worst
         and of the best N % of clients, ⌈N·clients/100⌉ of them, counted exactly), `gap` (|best − worst|). In its
         square: `var`. Without unit: `jain` (Σx)²/(NΣx²), `gini` Σ_ij|x_i − x_j|/(2N²·mean), `entropy` of x/Σx in nats
-        and `cosine` to the all-ones vector. Where all are zero, jain and cosine are 1, gini 0 and entropy ln N. Where one
-        is negative, entropy and gini have no meaning and are NaN.
+        and `cosine` to the all-ones vector. Where all are zero, jain and cosine are 1, gini 0 and entropy ln N. Where
+        one is negative, entropy and gini have no meaning and are NaN.
 
     Raises
     ------

@@ -6,7 +6,6 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from fairbloom.errors import FairbloomError
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import OWN_SETTINGS, Mark, RunSettings, SettingsError, Value, key_of, marked, spread
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
@@ -29,7 +28,8 @@ def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, P
         When a task or method that is named is not known.
     """
     infos = [*TASKS.values(), *([find_task(task)] if task else [])]
-    classes = {method.__name__.lower(): method for method in (*METHODS.values(), *(find_method(name) for name in methods if not name.startswith(TORCHJD)))}
+    own = [find_method(name) for name in methods if not name.startswith(TORCHJD)]
+    classes = {method.__name__.lower(): method for method in (*METHODS.values(), *own)}
     of_methods = (parameter for name, method in classes.items() for parameter in parameters_of(name, method))
     of_tasks = (
         Parameter(info.key(own), type(own.default), own.default, own.range, own.description)

@@ -1,0 +1,193 @@
+"""A task and a method that lie in somebody's own files, named by import strings wherever names can be given."""
+
+import csv
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from benchmarks.flower import flower
+from fairbloom.errors import FairbloomError
+from fairbloom.imports import imported
+from fairbloom.strategies import FedFV, find_method
+from fairbloom.tasks import find_task
+
+THEIRS = '''
+"""Somebody's task and method."""
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.streams import generator
+from fairbloom.strategies import FairStrategy
+from fairbloom.tasks import Examples, Score, Splits, Task
+
+
+def slopes(setup, *, noise: float = 0.1):
+    """Lines of different slopes, one a client.
+
+    Parameters
+    ----------
+    noise : float at least 0, default 0.1
+        Standard deviation of the answers.
+    """
+    if noise < 0:
+        raise FairbloomError(f"slopes.noise = {noise}: it must be at least 0")
+
+    def points(client, part, size):
+        random = generator(setup.seed, "slopes", client, part)
+        inputs = torch.from_numpy(random.normal(size=(size, 1))).float()
+        answers = inputs * (1 + int(client[-1])) + noise * torch.from_numpy(random.normal(size=(size, 1))).float()
+        return Examples(inputs, answers)
+
+    def model():
+        with torch.random.fork_rng():
+            torch.manual_seed(setup.seed)
+            return torch.nn.Linear(1, 1)
+
+    return Task(
+        clients=tuple(f"site-{i}" for i in range(setup.clients)),
+        model=model,
+        loss=lambda outputs, targets: (outputs - targets).square().sum(dim=1),
+        splits=lambda client: Splits(points(client, "train", 20), points(client, "test", 10)),
+        scores={Score("mae", higher_is_better=False): lambda outputs, targets: (outputs - targets).abs().mean(dim=1)},
+    )
+
+
+class WorstHalf(FairStrategy):
+    """The mean of the share of the clients with the highest loss.
+
+    Parameters
+    ----------
+    share : float in (0, 1], default 0.5
+        Share of the clients that count.
+    """
+
+    needs = frozenset({"loss-before"})
+
+    def __init__(self, *, share: float = 0.5, **options):
+        super().__init__(**options)
+        if not 0 < share <= 1:
+            raise ValueError(f"share must be in (0, 1], got {share!r}")
+        self.share = share
+
+    def weigh(self, cohort):
+        worst = np.argsort(cohort.losses)[-max(round(self.share * cohort.size), 1) :]
+        return np.isin(np.arange(cohort.size), worst) / len(worst)
+'''
+
+CLIENTS, ROUNDS = 4, 3
+OURS: dict[str, Any] = {"task": "theirs:slopes", "slopes.noise": 0.2, "method": "theirs:WorstHalf"}
+SETTINGS: dict[str, Any] = {"clients": CLIENTS, "num-rounds": ROUNDS, "learning-rate": 0.05, "device": "cpu"}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    return tmp_path
+
+
+def fairbloom(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "from fairbloom.cli import main; main()"
+    command = [sys.executable, "-P", "-c", code, *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def words_of(settings: Mapping[str, Any]) -> list[str]:
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def assert_it_is_theirs(run: Path, share: float) -> None:
+    assert load_file(run / "model.safetensors")["weight"].shape == (1, 1)
+    there = tomllib.loads((run / "config.toml").read_text())
+    assert {key: there[key] for key in OURS} == OURS
+    assert there["worsthalf.share"] == share
+    assert json.loads((run / "scores.json").read_text())[0]["higher_is_better"] is False
+    with (run / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == CLIENTS * ROUNDS
+    with (run / "rounds.csv").open() as file:
+        last = list(csv.DictReader(file))[-1]
+    errors = [float(row["test_mae_of_global_model"]) for row in rows[-CLIENTS:]]
+    assert float(last["test_mae_of_global_model_worst"]) == max(errors)
+    assert float(last["test_mae_of_global_model_best"]) == min(errors)
+
+
+def test_both_are_run_from_the_directory_that_they_lie_in(here: Path) -> None:
+    done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS, "worsthalf.share": 0.25}), "--out", "a")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_it_is_theirs(here / "a", 0.25)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"method": "theirs:WorstHlf"}, "method = 'theirs:WorstHlf': theirs has no WorstHlf; it has "),
+        ({"method": "their:WorstHalf"}, "method = 'their:WorstHalf': there is no module their, neither in"),
+        ({"method": "theirs:np"}, "method = 'theirs:np': it is no subclass of fairbloom.strategies.FairStrategy"),
+        ({"task": "theirs:torch"}, "task = 'theirs:torch': it is a module; a task is a function, or class"),
+        ({"worsthalf.share": 2.0}, "share must be in (0, 1], got 2.0 (worsthalf.share = 2.0)"),
+        ({"worsthalf.shr": 0.5}, "unknown setting worsthalf.shr = 0.5; did you mean worsthalf.share?"),
+        ({"slopes.noise": "much"}, "slopes.noise = 'much': allowed is float at least 0"),
+        ({"slopes.noise": -1.0}, "slopes.noise = -1.0: it must be at least 0"),
+        ({"slopes.nose": 1}, "unknown setting slopes.nose = 1; did you mean slopes.noise?"),
+        ({"data-dir": "/nowhere/at/all"}, "data-dir = '/nowhere/at/all'"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
+    here: Path, changed: dict[str, Any], words: str
+) -> None:
+    done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS, **changed}), "--out", "a")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (here / "a").exists()
+
+
+def test_an_error_in_their_module_keeps_its_traceback(here: Path) -> None:
+    (here / "theirs.py").write_text("raise RuntimeError('theirs alone')")
+    done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS}), "--out", "a")
+    assert done.returncode == 1
+    assert "theirs.py" in done.stderr
+    assert "RuntimeError: theirs alone" in done.stderr
+
+
+def test_a_module_that_lacks_a_library_is_told_so(here: Path) -> None:
+    (here / "theirs.py").write_text("import no_such_library")
+    done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS}), "--out", "a")
+    assert done.returncode == 2
+    assert "theirs imports no_such_library, which is not installed here: install it" in done.stderr
+
+
+def test_ours_are_found_as_tables_print_them_and_unknown_ones_get_a_hint() -> None:
+    assert find_method("FedFV") is find_method("fedfv") is FedFV
+    with pytest.raises(FairbloomError, match=r"method = 'fedfw' is not known here: did you mean fedfv\?"):
+        find_method("fedfw")
+    with pytest.raises(FairbloomError, match=r"task = 'digit' is not known here: did you mean digits\?"):
+        find_task("digit")
+
+
+def test_what_they_name_may_be_nested() -> None:
+    assert imported("method", "fairbloom.strategies:FedFV.weigh") is FedFV.weigh
+
+
+@pytest.mark.runtimes
+def test_both_are_run_by_flower_on_ray_with_settings_that_its_run_config_does_not_know(tmp_path: Path) -> None:
+    with flower(tmp_path / "home") as runtime:
+        (runtime.home / "theirs.py").write_text(THEIRS)  # where the local SuperLink is started
+        own = "slopes.noise=0.2 worsthalf.share=0.25"
+        names = {"task": OURS["task"], "method": OURS["method"], "own-settings": own, "out": str(tmp_path / "a")}
+        federation = f"num-supernodes={CLIENTS} client-resources-num-cpus=1"
+        status = runtime.run("local", {**SETTINGS, **names}, federation)
+        assert status == "finished:completed", (runtime.home / "run.log").read_text()[-3000:]
+    assert_it_is_theirs(tmp_path / "a", 0.25)
