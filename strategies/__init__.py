@@ -4,7 +4,7 @@ import difflib
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import imported, is_import_string
-from fairbloom.rounds.method import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options
 from fairbloom.rounds.round import Round
 
 from .adafed import AdaFed
@@ -74,6 +74,7 @@ __all__ = [
     "METHODS",
     "TERM",
     "AdaFed",
+    "Cohort",
     "DeltaFL",
     "Ditto",
     "FairStrategy",
@@ -84,8 +85,10 @@ __all__ = [
     "FedMGDA",
     "FedMGDAPlus",
     "FedProx",
+    "FloatArray",
     "FromTorchJD",
     "GiFair",
+    "Kept",
     "Local",
     "MGDAProx",
     "Options",

@@ -1,16 +1,19 @@
 """A method as Flower's users know it: a `Strategy` with its hooks. The one file of this package that knows Flower."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
+from fairbloom.rounds.clients import Replies
 from fairbloom.rounds.flower import FlowerClients, model_of, record_of
-from fairbloom.rounds.loop import Metrics, Rounds, in_turn
-from fairbloom.rounds.method import Method, Options
+from fairbloom.rounds.loop import Metrics, Rounds, in_turn, means
+from fairbloom.rounds.method import Aggregate, Method, Options
 from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.round import Round
 
@@ -72,18 +75,32 @@ class FairStrategy(Method, Strategy):
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
 
         def train(number: int, arrays: ArrayRecord) -> tuple[ArrayRecord | None, MetricRecord | None]:
+            log.info("")
+            log.info("[ROUND %s/%s]", number, num_rounds)
             messages = self.configure_train(number, arrays, train_config, grid)
-            return self.aggregate_train(number, self._flower.deliver(messages))
+            after, metrics = self.aggregate_train(number, self._flower.deliver(messages))
+            if metrics is not None:
+                log.info(AGGREGATED, metrics)
+            return after, metrics
 
         def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
             messages = self.configure_evaluate(number, arrays, evaluate_config, grid)
-            return self.aggregate_evaluate(number, self._flower.deliver(messages))
+            metrics = self.aggregate_evaluate(number, self._flower.deliver(messages))
+            if metrics is not None:
+                log.info(AGGREGATED, metrics)
+            return metrics
 
+        log.info("Starting %s strategy:", type(self).__name__)
+        log_strategy_start_info(num_rounds, initial_arrays, train_config, evaluate_config)
         self.summary()
+        began = time.monotonic()
         result = Result(arrays=initial_arrays)
         first = self.progress.finished_rounds + 1
-        if evaluate_fn and first == 1 and (central := evaluate_fn(0, initial_arrays)) is not None:
-            result.evaluate_metrics_serverapp[0] = central
+        if evaluate_fn and first == 1:
+            central = evaluate_fn(0, initial_arrays)
+            log.info("Initial global evaluation results: %s", central)
+            if central is not None:
+                result.evaluate_metrics_serverapp[0] = central
         rounds = in_turn(train, evaluate, initial_arrays, range(first, num_rounds + 1))
         for number, arrays, trained, evaluated in rounds:
             result.arrays = arrays
@@ -91,17 +108,22 @@ class FairStrategy(Method, Strategy):
                 result.train_metrics_clientapp[number] = trained
             if evaluated is not None:
                 result.evaluate_metrics_clientapp[number] = evaluated
-            if evaluate_fn and (central := evaluate_fn(number, arrays)) is not None:
-                result.evaluate_metrics_serverapp[number] = central
+            if evaluate_fn:
+                log.info("Global evaluation")
+                central = evaluate_fn(number, arrays)
+                log.info("\t└──> MetricRecord: %s", central)
+                if central is not None:
+                    result.evaluate_metrics_serverapp[number] = central
             if on_round is not None:
                 on_round(self._loop.as_round(number, model_of(arrays), arrays, dict(trained or {})))
         self._loop.check_learned()
+        log_result(result, time.monotonic() - began)
         return result
 
     def summary(self) -> None:
         """Log the method with its options."""
         shown = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in ("memory", "progress")}
-        log.info("%s(%s)", type(self).__name__, ", ".join(f"{k}={v!r}" for k, v in shown.items()))
+        log.info("\t└──> %s(%s)", type(self).__name__, ", ".join(f"{k}={v!r}" for k, v in shown.items()))
 
     # One round, as Flower's hooks -----------------------------------------------------------------------------------
 
@@ -111,13 +133,19 @@ class FairStrategy(Method, Strategy):
         """Draw the round's clients from (seed, round) and write a message to each."""
         self._flower.grid = grid
         names, terms = self._loop.draw(server_round, *_asked(config))
+        log.info("configure_train: Sampled %s nodes (out of %s)", len(names), len(self._loop.online))
         return self._flower.ask_to_train(names, arrays, terms)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Screen the replies, weigh the updates and take the step; no arrays (the model stays) in a skipped round."""
-        model, metrics = self._loop.step(server_round, self._flower.trained(replies))
+        replies = list(replies)
+        log_replies("aggregate_train", replies)
+        trained = self._flower.trained(replies)
+        model, metrics = self._loop.step(server_round, trained)
+        if self.train_metrics_aggr_fn is not None and trained.names:
+            metrics = self._with_own(self.train_metrics_aggr_fn, metrics, trained, replies)
         return None if model is None else record_of(model), MetricRecord(metrics)
 
     def configure_evaluate(
@@ -126,12 +154,47 @@ class FairStrategy(Method, Strategy):
         """Draw the clients that evaluate, where the round is evaluated, and write a message to each."""
         self._flower.grid = grid
         names, terms = self._loop.draw_evaluation(server_round, *_asked(config))
+        if names:
+            log.info("configure_evaluate: Sampled %s nodes (out of %s)", len(names), len(self._loop.online))
         return self._flower.ask_to_evaluate(names, arrays, terms, self._loop.participants)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the means of the clients' metrics, weighted by examples, None where no client was asked."""
-        metrics: Metrics | None = self._loop.evaluated(self._flower.evaluated(replies))
+        replies = list(replies)
+        log_replies("aggregate_evaluate", replies)
+        evaluated = self._flower.evaluated(replies)
+        metrics: Metrics | None = self._loop.evaluated(evaluated)
+        if metrics is not None and self.evaluate_metrics_aggr_fn is not None and evaluated.names:
+            metrics = self._with_own(self.evaluate_metrics_aggr_fn, metrics, evaluated, replies)
         return None if metrics is None else MetricRecord(metrics)
+
+    def _with_own(self, aggregate: Aggregate, metrics: Metrics, used: Replies, replies: Collection[Message]) -> Metrics:
+        """Return a round's metrics with those that the user's own function makes in place of the means."""
+        averaged = means(used.metrics, self.weighted_by_key)
+        others = {name: value for name, value in metrics.items() if name not in averaged}
+        return {**aggregate(self._flower.contents(replies, used.names), self.weighted_by_key), **others}
+
+
+AGGREGATED = "\t└──> Aggregated MetricRecord: %s"
+
+
+def log_replies(what: str, replies: Collection[Message]) -> None:
+    """Log how many replies came, as Flower's strategies do; what is wrong with one is logged where it is refused."""
+    if replies:
+        failures = sum(reply.has_error() for reply in replies)
+        log.info("%s: Received %s results and %s failures", what, len(replies) - failures, failures)
+
+
+def log_result(result: Result, seconds: float) -> None:
+    """Log what came of a run, as Flower's strategies do."""
+    log.info("")
+    log.info("Strategy execution finished in %.2fs", seconds)
+    log.info("")
+    log.info("Final results:")
+    log.info("")
+    for line in str(result).splitlines():
+        log.info("\t%s", line)
+    log.info("")
 
 
 def _asked(config: ConfigRecord) -> tuple[list[str], dict[str, Any]]:

@@ -43,7 +43,8 @@ class FromTorchJD(FairStrategy):
 
     Objective: the weighting's own
     Good for: the rules of multi-task learning (UPGrad, Aligned-MTL, …) among clients, as their library has them.
-    Hurts when: a weighting was made for a few tasks and solves a program that gets slow with many clients.
+    Hurts when: a weighting was made for a few tasks and solves a program that gets slow with many clients. PCD favours
+    the client whose name comes first, as its primary objective.
     Memory: none
     Cost: a Gram matrix and the weighting
     """

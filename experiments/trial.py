@@ -1,0 +1,366 @@
+"""A method that is put to the test: in made-up cohorts and in real rounds, with what it does wrong in words."""
+
+import logging
+import random
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fairbloom.protocol import names as wire
+from fairbloom.protocol.settings import Value
+from fairbloom.rounds.aggregation import MethodError, cohort_of, weighed
+from fairbloom.rounds.clients import Trained
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.method import Cohort, FloatArray, Kept
+from fairbloom.rounds.round import Round
+from fairbloom.rounds.screening import Refusals
+from fairbloom.rounds.updates import Layout, Model, Vectors, combine
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.clients import LocalClients
+from fairbloom.strategies import FairStrategy
+from fairbloom.tasks import load_task
+
+ROUNDS = 50
+"""T, the rounds of the run that a method under test believes to be in."""
+
+TAKING_PART = ([3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2], [1, 2], [0, 3, 4, 5])
+"""The clients, of six, that take part in rounds that follow each other."""
+
+MEASURED = (wire.LOSS_BEFORE, wire.ACCURACY_BEFORE, wire.LOSS_AFTER, wire.ACCURACY_AFTER, wire.LEARNING_RATE)
+"""What Fairbloom's own clients report of their training where a method asks for it."""
+
+TOLD_BY = {
+    **dict.fromkeys(("needs", "terms", "choose", "probe"), "needs"),
+    **dict.fromkeys(("remember", "recalls"), "memory"),
+    **{"__init__": "parameters", "weigh": "shape", "own_metrics": "reports"},
+}
+"""The property that tells of what a method's function raises."""
+
+EVALUATED = (wire.LOSS, wire.ACCURACY, wire.TRAIN_LOSS)
+"""What they report when they evaluate, and not when they train."""
+
+
+class Wrong(Exception):  # noqa: N818 (it is no error of the program: it says what is wrong with a method)
+    """What is wrong with a method, in words.
+
+    Parameters
+    ----------
+    words
+        What was given, what came of it, why that matters and what to do.
+    belongs
+        The properties of which one tells of it, wherever it comes up; none: the one that is looked at.
+    """
+
+    def __init__(self, words: str, *belongs: str) -> None:
+        super().__init__(words)
+        self.belongs = belongs
+
+
+class Untried(Exception):  # noqa: N818 (as above)
+    """Why a property cannot be tried with this method."""
+
+
+# Cohorts ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What the clients of one round reply.
+
+    Attributes
+    ----------
+    words
+        What it is: "3 clients that did not move".
+    names
+        In ascending order.
+    updates
+        Shape (m, d).
+    losses, accuracies, rates, counts, draws
+        Shape (m,) each.
+    """
+
+    words: str
+    names: tuple[str, ...]
+    updates: FloatArray
+    losses: FloatArray
+    accuracies: FloatArray
+    rates: FloatArray
+    counts: FloatArray
+    draws: FloatArray
+
+    def column(self, metric: str) -> FloatArray:
+        """Return what the clients report by a metric's name; the loss stands for what nobody here knows."""
+        known = {
+            wire.ACCURACY_BEFORE: self.accuracies,
+            wire.ACCURACY_AFTER: self.accuracies,
+            wire.LEARNING_RATE: self.rates,
+        }
+        return known.get(metric, self.losses)
+
+    def taken(self, rows: list[int] | NDArray[np.intp]) -> "Situation":
+        """Return what these clients reply, by their places, in this order; they are named anew."""
+        columns = ("updates", "losses", "accuracies", "rates", "counts", "draws")
+        chosen = {name: getattr(self, name)[rows] for name in columns}
+        return replace(self, names=_names(len(chosen["losses"])), **chosen)
+
+
+def unknown_metrics(method: FairStrategy) -> list[str]:
+    """Return the metrics that a method needs and Fairbloom's own clients do not report."""
+    return sorted({*method.needs} - {*MEASURED})
+
+
+def _names(m: int) -> tuple[str, ...]:
+    return tuple(f"client-{k:04}" for k in range(m))
+
+
+def ordinary(m: int, seed: int = 0, common: float = 1.0) -> Situation:
+    """Return m clients of which no two are alike; `common` says how much their updates have in common."""
+    rng = np.random.default_rng([m, seed])
+    shared, own = rng.normal(size=m + 3), rng.normal(size=(m, m + 3))
+    return Situation(
+        words=f"{m} ordinary clients" if m > 1 else "a single client",
+        names=_names(m),
+        updates=rng.uniform(0.5, 2.0, (m, 1)) * (common * shared + own),
+        losses=rng.uniform(0.2, 3.0, m),
+        accuracies=rng.uniform(0.1, 0.9, m),
+        rates=rng.uniform(0.05, 0.2, m),
+        counts=rng.permutation(np.arange(10.0, 10.0 + 7.0 * m, 7.0)),
+        draws=np.ones(m),
+    )
+
+
+# The method ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A method with its arguments.
+
+    Attributes
+    ----------
+    make
+        The method's class, or another function that makes it of keyword arguments.
+    arguments
+        Its own parameters.
+    """
+
+    make: Callable[..., FairStrategy]
+    arguments: Mapping[str, Value]
+
+    def new(self, **options: Any) -> FairStrategy:
+        """Return the method afresh, with its arguments and these common options."""
+        with self.in_words("When it was made, ", "parameters"):
+            method = self.make(**self.arguments, **options)
+        if "progress" not in vars(method):
+            raise Wrong("Its __init__ does not call super().__init__(**options): call that first.", "parameters")
+        return method
+
+    def cohort(self, method: FairStrategy, situation: Situation, number: int = 1) -> tuple[Cohort, Vectors]:
+        """Return what the method sees of a situation, made by the code that makes it in a run, and the vectors."""
+        names = situation.names
+        model = {"w": np.zeros(situation.updates.shape[1])}
+        trained = Trained.none(
+            Layout(model), len(names), refused=Refusals(number), missing=(), snapshots=method.snapshots
+        )
+        columns = {metric: situation.column(metric) for metric in method.needs}
+        for k, name in enumerate(names):
+            report = {wire.NUM_EXAMPLES: situation.counts[k], method.weighted_by_key: situation.counts[k]}
+            update = {"w": -situation.updates[k]}
+            trained.add(name, report | {metric: column[k] for metric, column in columns.items()}, update, update)
+        with self.in_words(f"Given {situation.words}, ", "shape"):
+            return cohort_of(
+                method,
+                trained,
+                server_round=number,
+                num_rounds=ROUNDS,
+                online=names,
+                draws=dict(zip(names, map(int, situation.draws), strict=True)),
+            )
+
+    def weighed(self, method: FairStrategy, cohort: Cohort, words: str) -> FloatArray:
+        """Return the coefficients of a cohort, by the code that asks for them in a run."""
+        with self.in_words(f"Given {words}, ", "shape", method=method):
+            return weighed(method, cohort).copy()
+
+    def coefficients(self, situation: Situation, **options: Any) -> FloatArray:
+        """Return what the method, made afresh, gives each client; the same when it is made and asked again."""
+        first, again = (self._fresh(situation, **options) for _ in range(2))
+        if first.tobytes() != again.tobytes():
+            raise Wrong(f"Given {situation.words}, the coefficients differ when it is asked again.", "determinism")
+        return first
+
+    def _fresh(self, situation: Situation, **options: Any) -> FloatArray:
+        method = self.new(**options)
+        cohort, _ = self.cohort(method, situation)
+        return self.weighed(method, cohort, situation.words)
+
+    def steps(self, method: FairStrategy, rounds: int) -> Iterator[tuple[Cohort, FloatArray]]:
+        """Yield the cohort and the coefficients of rounds in which other clients take part each time.
+
+        After each, the method remembers it. The clients report whatever it needs; real ones are in `run`.
+        """
+        six = ordinary(6)
+        for number in range(1, rounds + 1):
+            places = TAKING_PART[number % len(TAKING_PART)]
+            situation = replace(six.taken(places), names=tuple(six.names[k] for k in places))
+            cohort, vectors = self.cohort(method, situation, number)
+            kept = f" and {len(cohort.memory)} kept rows" if cohort.memory else ""
+            words = f"{len(places)} ordinary clients{kept} in round {number}"
+            coefficients = self.weighed(method, cohort, words)
+            yield cohort, coefficients
+            rows = self._remembered(method, cohort, coefficients, words)
+            method.progress.kept = {key: combine(row, vectors) for key, row in rows.items()}
+            method.progress.finished_rounds = number
+
+    def _remembered(
+        self, method: FairStrategy, cohort: Cohort, coefficients: FloatArray, words: str
+    ) -> Mapping[Kept, FloatArray]:
+        with self.in_words(f"Given {words}, ", "memory", method=method):
+            asked = method.probe(cohort, coefficients) is not None
+            probed = dict(zip(cohort.names, np.linspace(0.5, 1.5, cohort.size).tolist(), strict=True)) if asked else {}
+            rows: object = method.remember(cohort, coefficients, probed)
+        if not isinstance(rows, Mapping):
+            raise Wrong(
+                f"remember returned {rows!r}: it must return the rows to keep, by their Kept, and {{}} where it keeps "
+                "none.",
+                "memory",
+            )
+        for key, row in rows.items():
+            if not isinstance(key, Kept):
+                raise Wrong(
+                    f"remember returned a row under {key!r}: its key must be Kept(whose it is, cohort.round).", "memory"
+                )
+            if np.shape(row) != (len(coefficients),) or not np.isfinite(row).all():
+                raise Wrong(
+                    f"Given {words}, remember returned a row for {key.key!r} of shape {np.shape(row)}: a row says how "
+                    "much of each update and of each kept row goes into what is kept, so it must be finite numbers of "
+                    f"shape {(len(coefficients),)}.",
+                    "memory",
+                )
+        return rows
+
+    def run(self, method: FairStrategy, rounds: int, model: Model | None = None, **settings: Value) -> list[Round]:
+        """Return the next rounds of the method with real clients, which learn digits in this process.
+
+        Parameters
+        ----------
+        method
+            One that has finished as many rounds as its `progress` says.
+        rounds
+            How many are taken.
+        model
+            The global model that they begin with; None: the initial one.
+        settings
+            What differs from the run config of the clients.
+        """
+        unknown = unknown_metrics(method)
+        if unknown:
+            raise Untried(f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them.")
+        loop = Rounds(method, LocalClients(method, run_config(**settings)), ROUNDS)
+        first = initial_model() if model is None else model
+        hang_on = ("needs", "shape", "memory")
+        with self.in_words("In rounds with real clients, ", *hang_on, method=method):
+            finished = list(islice(loop.run(first, measure=lambda number: (), measure_after=()), rounds))
+        refused = sorted({why for each in finished for why in each.refused.values()})
+        if refused:
+            raise Wrong(f"In rounds with real clients, replies were refused: {refused[0]}.", *hang_on)
+        return finished
+
+    @contextmanager
+    def in_words(self, given: str, *belongs: str, method: FairStrategy | None = None) -> Iterator[None]:
+        """Turn what is raised inside into Wrong; `given` begins the sentence, and `belongs` is as it is there.
+
+        What one of the method's functions raises belongs to the property that tells of this function.
+        """
+        try:
+            yield
+        except Wrong:
+            raise
+        except MethodError as error:
+            raise Wrong(f"{given}{error}. A run would end there.", "shape") from error
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            hers = [frame for frame in frames if frame.filename in self._files]
+            where, line = ("", "")
+            if hers:
+                where, line = hers[0].name, hers[-1].line or ""
+            missing = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
+            if method and missing not in {"", *method.needs} and (missing in MEASURED or "metrics[" in line):
+                raise Wrong(
+                    f"{where} reads the metric {missing!r} (`{line}`), which `needs` does not ask for: write needs = "
+                    f"{{{', '.join(map(repr, sorted({*method.needs, missing})))}}}.",
+                    "needs",
+                ) from error
+            what = f"{type(error).__name__}: {error}".removesuffix(".")
+            if hers:
+                place = f"{Path(hers[-1].filename).name}, line {hers[-1].lineno}: `{line}`"
+                words = f"{given}{where} raised {what} ({place}). A run would end there."
+                raise Wrong(words, *([TOLD_BY[where]] if where in TOLD_BY else belongs)) from error
+            raise Wrong(f"{given}this came up: {what}.", *belongs) from error
+
+    @property
+    def _files(self) -> set[str]:
+        """The files in which the method is written, without those of FairStrategy."""
+        own = [cls for cls in getattr(self.make, "__mro__", ()) if cls not in FairStrategy.__mro__]
+        return {str(getattr(sys.modules.get(cls.__module__), "__file__", "")) for cls in own}
+
+
+# Rounds with real clients -------------------------------------------------------------------------------------------
+
+
+def run_config(**settings: Value) -> Mapping[str, Value]:
+    """Return the run config of six clients that take one step in a round; `settings` differ from it."""
+    small: dict[str, Value] = {"clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
+    return Settings.of(small | {name.replace("_", "-"): value for name, value in settings.items()}).run_config()
+
+
+@cache
+def initial_model() -> Model:
+    """Return the model that these clients begin with."""
+    state = load_task(run_config()).model().state_dict()
+    return {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
+
+
+# Surroundings -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Keep the log and warnings silent, and let one thread compute, for a while."""
+    log, threads = logging.getLogger("flwr"), torch.get_num_threads()
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        log.setLevel(level)
+
+
+@contextmanager
+def elsewhere(seed: int) -> Iterator[None]:
+    """Let all global generators of random numbers be in another state for a while, as in another process."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)

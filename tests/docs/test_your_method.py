@@ -1,0 +1,152 @@
+"""Everything that the guide to methods shows is run."""
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fairbloom.experiments.check import PROPERTIES, Verdict, check
+from fairbloom.rounds.method import Cohort, Method
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "your-method.md").read_text()
+PYTHON = re.findall(r"```python\n(.+?)```", GUIDE, re.DOTALL)
+COMMANDS = [line for block in re.findall(r"```sh\n(.+?)```", GUIDE, re.DOTALL) for line in block.splitlines()]
+METHODS = re.findall(r"^class (\w+)\(FairStrategy\)", GUIDE, re.MULTILINE)
+
+(IMPORTS,) = (block for block in PYTHON if "import FairStrategy\n" in block)
+(IN_PYTHON,) = (block for block in PYTHON if "report = check" in block)
+(SERVER_APP,) = (block for block in PYTHON if "ServerApp()" in block)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the guide's my_methods.py."""
+    folder = tmp_path_factory.mktemp("guide")
+    classes = [block for block in PYTHON if block.startswith("class ")]
+    (folder / "my_methods.py").write_text("\n\n".join([IMPORTS, *classes]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def my_methods(folder: Path) -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield importlib.import_module("my_methods")
+        del sys.modules["my_methods"]
+
+
+def run(arguments: list[str | Path], folder: Path) -> str:
+    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_block_of_python_is_run_by_a_test() -> None:
+    classes = [block for block in PYTHON if block.startswith("class ")]
+    assert len(classes) == len(METHODS) == 5
+    assert sorted(PYTHON) == sorted([IMPORTS, IN_PYTHON, SERVER_APP, *classes])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_method_passes_the_battery_without_a_remark(name: str, my_methods: ModuleType) -> None:
+    report = check(getattr(my_methods, name))
+    told = [finding for finding in report.findings if finding.verdict in (Verdict.FAILED, Verdict.REMARK)]
+    assert told == []
+
+
+def test_the_five_use_what_the_guide_is_about(my_methods: ModuleType) -> None:
+    """Each of a method's functions is shown in one of them, but those that few methods need."""
+    shown = {name for method in METHODS for name in vars(getattr(my_methods, method))}
+    assert {"needs", "weigh", "remember", "terms", "probe", "snapshots", "reports", "own_metrics"} <= shown
+    reports = [check(getattr(my_methods, name)) for name in ("Momentum", "Steady", "Clipped")]
+    assert ["kept rows" in report["shape"].words for report in reports] == [True, False, False]
+    assert ["bytes" in report["memory"].words for report in reports] == [False, True, False]
+    assert [report["reports"].verdict for report in reports] == [Verdict.NOT_APPLICABLE] * 2 + [Verdict.PASSED]
+
+
+def test_the_check_in_python_passes(my_methods: ModuleType) -> None:
+    exec(IN_PYTHON, {"WorstHalf": my_methods.WorstHalf})  # noqa: S102 (our own page)
+
+
+def test_a_forgotten_need_is_told_in_the_words_of_the_guide(my_methods: ModuleType) -> None:
+    (words,) = re.findall(r"```text\n(.+?)\n```", GUIDE)
+    worst_half: type = my_methods.WorstHalf
+    forgetful = type("WorstHalf", (worst_half,), {"needs": frozenset(), "__module__": "my_methods"})
+    assert check(forgetful)["needs"].words == words
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_runs(command: str, folder: Path) -> None:
+    executable, *arguments = shlex.split(command.replace("--rounds 20", "--rounds 2"))
+    assert executable == "fairbloom"
+    assert run([Path(sys.executable).parent / executable, *arguments], folder)
+
+
+def test_the_server_app_runs_the_method(folder: Path) -> None:
+    (folder / "server_app.py").write_text(SERVER_APP + CALLED)
+    printed = run([sys.executable, "server_app.py"], folder)
+    assert len(re.findall(r"^[123] \{.+: 1\.0\}$|^[123] \{.+: 0\.5", printed, re.MULTILINE)) == 3
+
+
+CALLED = """
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from fairbloom.simulation.grid import InProcessGrid
+
+client_app = ClientApp()
+
+@client_app.train()
+def train(message, context):
+    arrays = {k: v * 0.9 for k, v in message.content["arrays"].to_torch_state_dict().items()}
+    metrics = MetricRecord({"num-examples": 10, "loss-before": 1.0})
+    return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message)
+
+@client_app.evaluate()
+def evaluate(message, context):
+    return Message(RecordDict({"metrics": MetricRecord({"num-examples": 5, "loss": 1.0})}), reply_to=message)
+
+grid = InProcessGrid(client_app, {}, 4)
+app(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}))
+"""
+
+
+# Complete and true --------------------------------------------------------------------------------------------------
+
+
+def table(heading: str) -> set[str]:
+    """Return the names in code in the first column of the table that begins with a heading."""
+    (rows,) = re.findall(rf"^\| {heading} \|.+\n\|[-|]+\|\n((?:\|.+\n)+)", GUIDE, re.MULTILINE)
+    return {name for row in rows.splitlines() for name in re.findall(r"`(\w+)", row.split(" | ")[0])}
+
+
+def test_the_guide_tells_of_everything_in_a_cohort() -> None:
+    computed = {name for name, value in vars(Cohort).items() if isinstance(value, property | cached_property)}
+    given = {field.name for field in fields(Cohort)} - {"gram_of", "squared_norms_of"}
+    assert table("attribute") == computed | given
+
+
+def test_the_guide_tells_of_everything_that_a_method_may_say() -> None:
+    own = {name for name in vars(Method) if not name.startswith("_")}
+    assert table("name") == own - {"reset", "state_dict", "load_state_dict"}
+
+
+def test_the_guide_tells_of_every_property() -> None:
+    assert table("property") == {*PROPERTIES}
+
+
+def test_the_links_of_the_guide_lead_somewhere() -> None:
+    for file, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", GUIDE):
+        text = (ROOT / "docs" / file).read_text() if file else GUIDE
+        headings = {
+            re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in re.findall(r"^#+ (.+)$", text, re.M)
+        }
+        assert not anchor or anchor in headings

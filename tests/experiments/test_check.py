@@ -1,0 +1,524 @@
+"""The battery for methods: each property fails for a method that breaks it, in words, and for no other."""
+
+import inspect
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from io import StringIO
+from typing import Unpack
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.check import PROPERTIES, Report, Verdict, arguments_of, check, show_report
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.ranges import at_least
+from fairbloom.strategies import METHODS, FairStrategy
+from fairbloom.strategies.torchjd import by_name
+
+
+def failed(report: Report) -> dict[str, str]:
+    return {finding.name: finding.words for finding in report.findings if finding.verdict is Verdict.FAILED}
+
+
+def remarks(report: Report) -> dict[str, str]:
+    return {finding.name: finding.words for finding in report.findings if finding.verdict is Verdict.REMARK}
+
+
+# Methods that are right ---------------------------------------------------------------------------------------------
+
+BY_NAME = {"duplicates": "the order of names or a draw decides"}
+TOO_LONG = {"learns": "the step is too long"}
+DRAWN = {"permutation": "draws from the seed"}
+
+KNOWN_REMARKS: dict[str, dict[str, str]] = {
+    "fedfv": BY_NAME,
+    "adafed": BY_NAME,
+    "local": {"learns": "the global model stays as it is"},
+    "torchjd:mgda": BY_NAME,
+    "torchjd:krum": BY_NAME | TOO_LONG,
+    "torchjd:gradvac": BY_NAME | TOO_LONG | DRAWN,
+    "torchjd:pcgrad": BY_NAME | TOO_LONG | DRAWN,
+}
+"""What the battery has to remark on methods that are as their papers have them."""
+
+TORCHJD = ("alignedmtl", "cagrad", "dualproj", "fairgrad", "gradvac", "imtlg", "krum", "mgda", "pcgrad", "upgrad")
+
+
+@pytest.mark.parametrize("name", [*METHODS, *(f"torchjd:{name}" for name in TORCHJD)])
+def test_the_methods_that_come_along_pass_with_true_remarks(name: str) -> None:
+    if name.startswith("torchjd:"):
+        pytest.importorskip("torchjd")
+    report = check(partial(by_name, name.removeprefix("torchjd:")) if ":" in name else METHODS[name])
+    assert failed(report) == {}
+    assert report.passed
+    expected = KNOWN_REMARKS.get(name, {})
+    assert remarks(report).keys() == expected.keys()
+    for finding, words in expected.items():
+        assert words in report[finding].words
+
+
+def test_a_method_that_favours_the_first_name_is_told_so() -> None:
+    """TorchJD's PCD takes the first row of the Gram matrix for its primary objective."""
+    pytest.importorskip("torchjd")
+    words = failed(check(partial(by_name, "pcd")))
+    assert words.keys() == {"permutation"}
+    assert "Nobody should count for a name" in words["permutation"]
+
+
+def test_a_method_that_draws_by_its_seed_is_remarked_upon_and_not_failed() -> None:
+    report = check(METHODS["fedfv"], {"order": "random"})
+    assert failed(report) == {}
+    assert "draws from the seed" in remarks(report)["permutation"]
+
+
+def test_a_method_that_says_that_it_goes_by_the_end_of_the_run_passes() -> None:
+    assert failed(check(METHODS["fedavgn"], {"decay": 0.1})) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fedavg", "the step is s times as long, as FedAvg's"),
+        ("fedavgn", "The step has the same length however long the updates are"),
+        ("qfedavg", "a parameter has their unit"),
+    ],
+)
+def test_scaling_says_what_becomes_of_the_step(name: str, words: str) -> None:
+    assert words in check(METHODS[name])["scaling"].words
+
+
+def test_kept_rows_are_tried() -> None:
+    report = check(METHODS["fedfv"], {"tau": 3})
+    assert "kept rows" in report["shape"].words
+    assert "old updates" in report["memory"].words
+
+
+def test_the_process_is_left_as_it_was() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    level, threads = logging.getLogger("flwr").level, torch.get_num_threads()
+    check(METHODS["fedavg"])
+    drawn = random.random(), np.random.random(), torch.rand(()).item()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    assert drawn == (random.random(), np.random.random(), torch.rand(()).item())
+    assert (logging.getLogger("flwr").level, torch.get_num_threads()) == (level, threads)
+
+
+# Methods that are wrong in one way ----------------------------------------------------------------------------------
+
+
+class Broken(FairStrategy):
+    """FedAvg, of which each class below breaks one thing."""
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.prior.copy()
+
+
+class TakesAnything(Broken):
+    def __init__(self, *, share: float = 0.5, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.share = share
+
+
+class NamesNothing(Broken):
+    def __init__(self, *, share: float = 0.5, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        if not 0.0 < share <= 1.0:
+            raise ValueError("out of range")
+
+
+class Unannotated(Broken):
+    def __init__(self, *, share=0.5, **options: Unpack[Options]) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(**options)
+
+
+class TakesNoOptions(Broken):
+    def __init__(self, *, share: float = 0.5) -> None:
+        super().__init__()
+        self.share = at_least(0.0, share=share)
+
+
+class DropsOptions(Broken):
+    def __init__(self, **options: Unpack[Options]) -> None:
+        super().__init__()
+
+
+class MakesNothing(Broken):
+    def __init__(self, **options: Unpack[Options]) -> None:
+        pass
+
+
+class NeedsAnother(Broken):
+    needs = frozenset({"loss_before"})
+
+
+class NeedsWhatEvaluationHas(Broken):
+    needs = frozenset({"accuracy"})
+
+
+class NeedsAWord(Broken):
+    needs = "loss-before"  # type: ignore[assignment]
+
+
+class ForgetsToAsk(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.losses / cohort.losses.sum()
+
+
+class ProbesWithoutSnapshots(Broken):
+    def probe(self, cohort: Cohort, coefficients: FloatArray) -> FloatArray | None:
+        return coefficients
+
+
+class AsksForNoSnapshot(ProbesWithoutSnapshots):
+    snapshots = True
+
+
+class ReturnsNoTerms(Broken):
+    def terms(self, server_round: int) -> Terms:
+        return {"local-steps": 5}  # type: ignore[return-value]
+
+
+class OneTooMany(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return np.append(cohort.prior, 0.0)
+
+
+class ForgetsKeptRows(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.prior
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        row = np.zeros(cohort.size + len(cohort.memory))
+        row[0] = 1.0
+        return {Kept("first", cohort.round): row}
+
+
+class Raises(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.prior / self.share  # type: ignore[attr-defined, no-any-return]
+
+
+class DividesByTheLoss(Broken):
+    needs = frozenset({"loss-before"})
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        c: FloatArray = cohort.prior / cohort.losses
+        return c / c.sum()
+
+
+class RaisesWithoutUpdates(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        if not cohort.gram.any():
+            raise RuntimeError("no updates")
+        return cohort.prior
+
+
+class ByPlace(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        c = 1.0 + np.arange(cohort.size)
+        return np.asarray(c / c.sum())
+
+
+class TurnsRound(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.prior * (1.0 - 1e-3 * cohort.squared_norms.mean())
+
+
+class LooksUpByLoss(Broken):
+    needs = frozenset({"loss-before"})
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        last = {loss: k for k, loss in enumerate(cohort.losses)}
+        c = np.zeros(cohort.size)
+        c[list(last.values())] = 1.0 / len(last)
+        return c
+
+
+class ChangesTheCohort(Broken):
+    needs = frozenset({"loss-before"})
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        F = np.maximum(cohort.losses, 1.0, out=cohort.losses)
+        return np.asarray(F / F.sum())
+
+
+class ChangesItself(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        self.memory["round"] = cohort.round
+        return cohort.prior
+
+
+class RemembersByNumber(Broken):
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        self.memory = {"last": {cohort.round: 1.0}}
+        return {}
+
+
+class RemembersASet(Broken):
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        self.memory = {"seen": set(cohort.names)}
+        return {}
+
+
+class ReturnsNothing(Broken):
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        self.memory = {"round": cohort.round}  # and no return
+        return None  # type: ignore[return-value]
+
+
+class KeepsShortRows(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        return {Kept("step", cohort.round): coefficients[: cohort.size]}
+
+
+class RemembersAside(Broken):
+    def __init__(self, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.average = 1.0
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.prior * self.average
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        self.average *= 0.9
+        return {}
+
+
+class GoesByTheEnd(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.prior * (1.0 - 0.5 * cohort.round / (cohort.num_rounds or 1))
+
+
+class Draws(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        c = np.random.default_rng().random(cohort.size)
+        return np.asarray(c / c.sum())
+
+
+class DrawsGlobally(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        c = np.random.random(cohort.size)
+        return np.asarray(c / c.sum())
+
+
+class ReportsNothing(Broken):
+    reports = ("clipped",)
+
+
+class ReportsTheInfinite(Broken):
+    reports = ("clipped",)
+
+    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
+        return {"clipped": float("inf")}
+
+
+class Uphill(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return -cohort.prior
+
+
+class Centred(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.prior - cohort.prior.mean() if cohort.size > 1 else cohort.prior
+
+
+WRONG: list[tuple[type[FairStrategy], str, str]] = [
+    (TakesAnything, "parameters", "share = nan is taken"),
+    (NamesNothing, "parameters", "name share in it"),
+    (Unannotated, "parameters", "must be annotated: int, float, bool or str"),
+    (TakesNoOptions, "parameters", "seed=5 is not taken"),
+    (DropsOptions, "parameters", "seed=5 was given, and the method has seed = 0"),
+    (MakesNothing, "parameters", "does not call super().__init__(**options)"),
+    (NeedsAnother, "needs", "'loss-before' is meant?"),
+    (NeedsWhatEvaluationHas, "needs", "when they evaluate, and not when they train"),
+    (NeedsAWord, "needs", "write needs = frozenset({'loss-before'})"),
+    (ForgetsToAsk, "needs", "reads the metric 'loss-before' (`return cohort.losses / cohort.losses.sum()`)"),
+    (ProbesWithoutSnapshots, "needs", "set snapshots = True"),
+    (AsksForNoSnapshot, "needs", "set snapshot_step and local_steps"),
+    (ReturnsNoTerms, "needs", "terms(7) returned {'local-steps': 5}"),
+    (OneTooMany, "shape", "Given a single client, OneTooMany.weigh, in round 1, returned float64 of shape (2,)"),
+    (ForgetsKeptRows, "shape", "and 1 kept rows in round 2, ForgetsKeptRows.weigh"),
+    (Raises, "shape", "weigh raised AttributeError: 'Raises' object has no attribute 'share' (test_check.py, line "),
+    (DividesByTheLoss, "finiteness", "Given 4 clients with zero losses"),
+    (RaisesWithoutUpdates, "finiteness", "did not move (zero updates), weigh raised RuntimeError: no updates"),
+    (ByPlace, "permutation", "not by their place in cohort.names"),
+    (TurnsRound, "scaling", "the step points the other way"),
+    (LooksUpByLoss, "duplicates", "do not look clients up by their loss"),
+    (ChangesTheCohort, "memory", "weigh changes cohort.metrics['loss-before'] in place"),
+    (ChangesItself, "memory", "weigh changes self.memory"),
+    (RemembersByNumber, "memory", "self.memory['last'] has the key 1, a int"),
+    (RemembersASet, "memory", "self.memory['seen'] is a set"),
+    (ReturnsNothing, "memory", "remember returned None"),
+    (KeepsShortRows, "memory", "remember returned a row for 'step' of shape (3,)"),
+    (RemembersAside, "resume", "self.average changed in these rounds"),
+    (GoesByTheEnd, "resume", "say so by a property paced that returns True"),
+    (Draws, "determinism", "streams.generator(self.seed"),
+    (DrawsGlobally, "determinism", "streams.generator(self.seed"),
+    (ReportsNothing, "reports", "own_metrics does not return"),
+    (ReportsTheInfinite, "reports", "clipped = inf"),
+    (Uphill, "learns", "the step goes uphill"),
+    (Centred, "learns", "nowhere where clients agree"),
+]
+
+
+@pytest.mark.parametrize(("method", "name", "words"), WRONG, ids=lambda value: getattr(value, "__name__", None))
+def test_a_broken_method_fails_one_property_in_words(method: type[FairStrategy], name: str, words: str) -> None:
+    report = check(method)
+    assert failed(report).keys() == {name}
+    assert words in report[name].words
+    assert not report.passed
+
+
+def test_every_property_has_a_method_that_fails_it() -> None:
+    """All but the cost, which is told and never judged."""
+    assert {name for _, name, _ in WRONG} == {*PROPERTIES} - {"cost"}
+
+
+def test_a_fault_names_the_line_that_made_it() -> None:
+    lines, first = inspect.getsourcelines(Raises)
+    number = first + next(k for k, line in enumerate(lines) if "self.share" in line)
+    assert f"test_check.py, line {number}: `return cohort.prior / self.share" in check(Raises)["shape"].words
+
+
+def test_what_hangs_on_a_fault_is_not_told_as_a_fault_of_its_own() -> None:
+    report = check(Raises)
+    assert report["resume"].verdict is Verdict.NOT_APPLICABLE
+    assert report["resume"].words == "It cannot be told before shape is mended."
+    assert report["parameters"].verdict is Verdict.PASSED
+
+
+# Remarks ------------------------------------------------------------------------------------------------------------
+
+
+class FirstOfTheWorst(Broken):
+    needs = frozenset({"loss-before"})
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return np.asarray(np.arange(cohort.size) == cohort.losses.argmax(), np.float64)
+
+
+class KeepsAHistory(Broken):
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        self.memory = {"history": [*self.memory.get("history", []), *coefficients.tolist()]}
+        return {}
+
+
+class KeepsAllUpdates(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        rows = np.eye(len(coefficients))
+        labels = [Kept(str(cohort.round), cohort.round), *cohort.memory]
+        return dict(zip(labels, [rows[0], *rows[cohort.size :]], strict=True))
+
+
+class StopsWhenItIsSmall(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.prior * (cohort.squared_norms.max() > 1e-4)
+
+
+class AsksForAMetricOfItsOwn(Broken):
+    needs = frozenset({"blood-pressure"})
+
+
+class TakesMinusOne(Broken):
+    def __init__(self, *, share: float = 0.5, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.share = at_least(-1.0, share=share)
+
+
+class Overshoots(Broken):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return 1e4 * cohort.prior
+
+
+REMARKED = [
+    (KeepsAHistory, "memory", "grows with every round"),
+    (KeepsAllUpdates, "memory", "keeps more old updates with every round, 50 after 50 rounds"),
+    (StopsWhenItIsSmall, "scaling", "there is no step any more"),
+    (AsksForAMetricOfItsOwn, "needs", "do not report blood-pressure"),
+    (TakesMinusOne, "parameters", "share = -1 is taken"),
+    (Overshoots, "learns", "the step is too long"),
+    (FirstOfTheWorst, "duplicates", "the order of names or a draw decides"),
+]
+
+
+@pytest.mark.parametrize(("method", "name", "words"), REMARKED, ids=lambda value: getattr(value, "__name__", None))
+def test_what_may_be_meant_is_remarked(method: type[FairStrategy], name: str, words: str) -> None:
+    report = check(method)
+    assert failed(report) == {}
+    assert remarks(report).keys() == {name}
+    assert words in report[name].words
+
+
+def test_rounds_with_real_clients_are_left_out_where_these_lack_a_metric() -> None:
+    report = check(AsksForAMetricOfItsOwn)
+    assert report["learns"].verdict is Verdict.NOT_APPLICABLE
+    assert "do not report blood-pressure" in report["learns"].words
+
+
+def test_cost_says_when_the_gram_matrix_is_asked_for() -> None:
+    assert "Gram matrix" in check(METHODS["fedmgda"])["cost"].words
+    assert "Gram matrix" not in check(METHODS["fedavg"])["cost"].words
+
+
+# Arguments and the printed report -----------------------------------------------------------------------------------
+
+
+class NeedsAShare(Broken):
+    def __init__(self, *, share: float, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.share = at_least(0.0, share=share)
+
+    def terms(self, server_round: int) -> Terms:
+        return replace(super().terms(server_round), proximal_mu=self.share)
+
+
+def test_a_parameter_without_a_default_has_to_be_given() -> None:
+    assert "share has no default: give it by --set needsashare.share=…" in failed(check(NeedsAShare))["parameters"]
+    report = check(NeedsAShare, {"share": 0.1})
+    assert report.passed
+    assert report.method == "NeedsAShare(share=0.1)"
+
+
+def test_arguments_are_read_from_settings_as_a_run_has_them() -> None:
+    assert arguments_of(NeedsAShare, {}) == {}
+    assert arguments_of(NeedsAShare, {"needsashare.share": 1}) == {"share": 1.0}
+    with pytest.raises(
+        FairbloomError, match=r"needsashare.part = 1: NeedsAShare has no such parameter; there are needsa"
+    ):
+        arguments_of(NeedsAShare, {"needsashare.part": 1})
+    with pytest.raises(FairbloomError, match=r"needsashare.share = 'a': it must be of type float"):
+        arguments_of(NeedsAShare, {"needsashare.share": "a"})
+
+
+def test_an_argument_that_the_method_refuses_is_told_in_its_words() -> None:
+    words = failed(check(NeedsAShare, {"share": -1.0}))
+    assert words.keys() == {"parameters"}
+    assert "share must be a finite number of at least 0, got -1.0" in words["parameters"]
+
+
+def test_the_printed_report_has_all_words_on_a_narrow_screen() -> None:
+    report, printed = check(Raises), StringIO()
+    show_report(report, Console(file=printed, width=60))
+    *rows, total = printed.getvalue().splitlines()
+    assert all(len(row) <= 60 for row in rows)
+    words = "".join("".join(row[15:].split()) for row in rows)
+    for finding in report.findings:
+        assert "".join(finding.words.split()) in words
+    assert total.startswith("1 passed, 1 failed, 11 not applicable; ")
