@@ -36,7 +36,7 @@ def query(message: Message, context: Context) -> Message:
 
     name, told = about(*_who(context))
     answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(told["examples"])})
-    if message.content.config_records.get(wire.CONFIG, {}).get(wire.ABOUT):
+    if message.content.config_records.get(wire.CONFIG, ConfigRecord()).get(wire.ABOUT):
         answer[wire.ABOUT] = json.dumps(told)
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
 

@@ -198,16 +198,13 @@ def part_of(settings: Mapping[str, Any], task: Task, partition: object, name: st
 
 
 def loaded(settings: Mapping[str, Any]) -> tuple[Task, torch.nn.Module]:
-    """Return the task and a model on the device that the run config names; the same ones for the same settings."""
-    return _loaded(tuple(sorted(settings.items())))
+    """Return the task and a model on the device that the run config names; the same ones for the same task."""
+    return _on_device(load_task(settings), choose(settings["device"]))
 
 
 @lru_cache(maxsize=2)
-def _loaded(settings: tuple[tuple[str, Any], ...]) -> tuple[Task, torch.nn.Module]:
-    config = dict(settings)
-    device = choose(config["device"])
-    task = load_task(config).to(device)
-    return task, task.model().to(device)
+def _on_device(task: Task, device: torch.device) -> tuple[Task, torch.nn.Module]:
+    return task.to(device), task.model().to(device)
 
 
 def _asks(terms: Terms, *names: str) -> bool:

@@ -48,7 +48,7 @@ class PersonalModels:
         self._folder.mkdir(parents=True, exist_ok=True)
         earlier = [int(path.stem) for path in self._files() if int(path.stem) < number - 1]
         draft = self._folder / ".draft"
-        save_file({name: tensor.contiguous() for name, tensor in model.items()}, draft)
+        save_file({name: tensor.contiguous() for name, tensor in self.last[1].items()}, draft)
         draft.replace(self._folder / f"{number}.safetensors")
         for path in self._files():
             if int(path.stem) not in (number, number - 1, max(earlier, default=number)):

@@ -1,17 +1,22 @@
 """Local work of one client: stochastic gradient descent from the received model, and its measures."""
 
 import copy
+import hashlib
 import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.names import LOSS
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Task
@@ -48,6 +53,8 @@ class LocalWork:
         Time after which no further step begins.
     transform
         What becomes of the mean loss of a minibatch.
+    draws
+        Seed of what the model itself draws: dropout.
     """
 
     epochs: int
@@ -61,6 +68,7 @@ class LocalWork:
     snapshot_step: int | None = None
     seconds: float = math.inf
     transform: Transform = unchanged
+    draws: int = 0
 
 
 def global_work(run_config: Mapping[str, Any], terms: Terms, client: str) -> LocalWork:
@@ -85,6 +93,7 @@ def global_work(run_config: Mapping[str, Any], terms: Terms, client: str) -> Loc
         snapshot_step=terms.snapshot_step,
         seconds=run_config.get("time-budget", 0.0) or math.inf,
         transform=transform_of(terms),
+        draws=_seed_of(seed, "dropout", number, client),
     )
 
 
@@ -98,7 +107,32 @@ def personal_work(run_config: Mapping[str, Any], terms: Terms, client: str) -> L
         weight_decay=0.0,
         pull=terms.personal_lambda or 0.0,
         random=generator(run_config["seed"], "personal batches", terms.server_round, client),
+        draws=_seed_of(run_config["seed"], "personal dropout", terms.server_round, client),
     )
+
+
+def _seed_of(seed: int, purpose: str, *where: int | str) -> int:
+    """Return the seed of one purpose at one place, for PyTorch: a hash, since a generator takes 20 times as long."""
+    return int.from_bytes(hashlib.blake2b(repr((seed, purpose, *where)).encode(), digest_size=8).digest())
+
+
+@contextmanager
+def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
+    """Let PyTorch's global generators, from which dropout draws, begin with `seed`; restore their state at the end."""
+    # Generator by generator: torch.manual_seed takes 100 times as long, and seeds every CUDA device.
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    elif device.type == "mps":
+        generators.append(torch.mps._get_default_mps_generator())
+    states = [each.get_state() for each in generators]
+    try:
+        for each in generators:
+            each.manual_seed(seed)
+        yield
+    finally:
+        for each, state in zip(generators, states, strict=True):
+            each.set_state(state)
 
 
 class StragglerError(Exception):
@@ -124,73 +158,153 @@ def train(
     """Run the local steps on `model` in place; return the state after `snapshot_step`, empty if there was none.
 
     `anchor` holds the trainable parameters that the pull goes to, in the model's order; None: where training starts.
+    Each step is that of torch.optim.SGD: frozen parameters, and those that the loss does not touch, stay as they are.
+
+    Raises
+    ------
+    FairbloomError
+        When all parameters are frozen, the model returns no tensor, or BatchNorm would meet single examples only.
     """
     model.train()
-    parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    received = [tensor.detach().clone() for tensor in (parameters if anchor is None else anchor)]
-    velocity: list[Tensor] = []
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise FairbloomError(f"the model, {_type(model)}, has no parameter to train: all are frozen (requires_grad)")
+    pulled_to = (parameters if anchor is None else anchor) if work.pull > 0.0 else []
+    received = [tensor.detach().clone() for tensor in pulled_to]
+    velocity = [torch.zeros_like(parameter) for parameter in parameters] if work.momentum > 0.0 else []
     snapshot: StateDict = {}
     ends = time.monotonic() + work.seconds
-    for step, batch in enumerate(batches(len(examples), work), start=1):
-        inputs, targets = examples[batch.to(examples.targets.device)]
-        loss = work.transform(task.loss(model(inputs), targets).mean())
-        gradients = list(torch.autograd.grad(loss, parameters))
-        with torch.no_grad():
-            descend(parameters, gradients, received, velocity, work)
-        if step == work.snapshot_step:
-            snapshot = copy.deepcopy(model.state_dict())
-        if time.monotonic() > ends:
-            break
+    device = examples.targets.device
+    with drawing_from(work.draws, parameters[0].device):
+        for step, batch in enumerate(batches(len(examples), work, fewest_examples(model)), start=1):
+            inputs, targets = examples[batch.to(device)]
+            loss = work.transform(task.loss(outputs_of(model, inputs), targets).mean())
+            gradients = gradients_of(loss, parameters)
+            with torch.no_grad():
+                descend(parameters, gradients, received, velocity, work)
+            if step == work.snapshot_step:
+                snapshot = copy.deepcopy(model.state_dict())
+            if time.monotonic() > ends:
+                break
     if work.snapshot_step is not None and not snapshot:  # time was over before
         snapshot = copy.deepcopy(model.state_dict())
     return snapshot
 
 
+def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return the gradient by each parameter, None where the loss does not touch it; the caller may change them.
+
+    By `backward`, since torch.autograd.grad may return one tensor for several parameters.
+    """
+    for parameter in parameters:  # an earlier step may have failed
+        parameter.grad = None
+    torch.autograd.backward(loss)
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return gradients
+
+
 def descend(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    received: list[Tensor],
-    velocity: list[Tensor],
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    received: Sequence[Tensor],
+    velocity: Sequence[Tensor],
     work: LocalWork,
 ) -> None:
     """Take one step of SGD in place, as torch.optim.SGD does with the pull to `received` in the gradient.
 
+    A parameter without a gradient stays as it is, and so does its velocity.
+
     Written out because the first optimizer object of a process imports PyTorch's compiler, which takes seconds.
     """
+    places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+    touched = [parameters[place] for place in places]
+    directions = [gradient for gradient in gradients if gradient is not None]
+    if not touched:
+        return
     if work.pull > 0.0:
-        away = torch._foreach_sub(parameters, received)
-        torch._foreach_add_(gradients, away, alpha=work.pull)
+        away = torch._foreach_sub(touched, [received[place] for place in places])
+        torch._foreach_add_(directions, away, alpha=work.pull)
     if work.weight_decay > 0.0:
-        torch._foreach_add_(gradients, parameters, alpha=work.weight_decay)
+        torch._foreach_add_(directions, touched, alpha=work.weight_decay)
     if work.momentum > 0.0:
-        if velocity:
-            torch._foreach_mul_(velocity, work.momentum)
-            torch._foreach_add_(velocity, gradients)
-        else:
-            velocity.extend(gradients)
-        gradients = velocity
-    torch._foreach_add_(parameters, gradients, alpha=-work.learning_rate)
+        moving = [velocity[place] for place in places]
+        torch._foreach_mul_(moving, work.momentum)
+        torch._foreach_add_(moving, directions)
+        directions = moving
+    torch._foreach_add_(touched, directions, alpha=-work.learning_rate)
 
 
-def batches(count: int, work: LocalWork) -> Iterator[Tensor]:
-    """Yield the indices of each step's examples: a new random order in every epoch."""
+def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:
+    """Yield the indices of each step's examples: a new random order in every epoch.
+
+    A last batch of fewer than `fewest` is left out; other examples are in it in the next epoch.
+
+    Raises
+    ------
+    FairbloomError
+        When all batches would be left out.
+    """
+    size = min(work.batch_size or count, count)
+    if not count:
+        raise FairbloomError("there is no training example here, so nothing can be trained: leave this client out")
+    if size < fewest:
+        raise FairbloomError(
+            f"a batch has {size} example here, of {count} to train on, and the model's BatchNorm needs {fewest}: raise "
+            "batch-size, leave out clients with a single example, or put GroupNorm or LayerNorm in its place"
+        )
     epochs = range(work.epochs) if work.steps is None else itertools.count()
     steps = (
         batch
         for _ in epochs
-        for batch in torch.split(torch.from_numpy(work.random.permutation(count)), work.batch_size or count)
+        for batch in torch.split(torch.from_numpy(work.random.permutation(count)), size)
+        if len(batch) >= fewest
     )
     return itertools.islice(steps, work.steps)
 
 
+def fewest_examples(model: nn.Module) -> int:
+    """Return how many examples a step needs: two where BatchNorm takes the variance of a batch, which one has not."""
+    return 2 if any(isinstance(module, _BatchNorm) and module.training for module in model.modules()) else 1
+
+
+def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return a model's outputs.
+
+    Raises
+    ------
+    FairbloomError
+        When they are no tensor.
+    """
+    outputs = model(inputs)
+    if not isinstance(outputs, Tensor):
+        when = "in training" if model.training else "in evaluation"
+        raise FairbloomError(
+            f"the model, {_type(model)}, returns a {type(outputs).__name__} {when}: it must return one tensor, with a "
+            "row for each example; an auxiliary output or a hidden state must be left out"
+        )
+    return outputs
+
+
+def _type(model: nn.Module) -> str:
+    return type(model).__name__
+
+
 @torch.no_grad()
-def measure(model: nn.Module, task: Task, examples: Examples) -> tuple[float, float]:
-    """Return mean loss and accuracy of `model`, in eval mode, over all `examples`."""
+def measure(model: nn.Module, task: Task, examples: Examples) -> dict[str, float]:
+    """Return the mean loss and the task's scores of `model`, in eval mode, over all `examples`, by their names.
+
+    A score that is not finite is left out: an AUC of a single class has no meaning.
+    """
     model.eval()
-    loss = right = 0.0
-    for start in range(0, len(examples), EVALUATION_BATCH):
-        inputs, targets = examples[start : start + EVALUATION_BATCH]
-        outputs = model(inputs)
-        loss += task.loss(outputs, targets).double().sum().item()
-        right += task.right(outputs, targets).double().sum().item()
-    return loss / len(examples), right / len(examples)
+    starts = range(0, len(examples), EVALUATION_BATCH)
+    batches = (examples[start : start + EVALUATION_BATCH] for start in starts)
+    with drawing_from(0, examples.inputs.device):  # a model may draw in evaluation too, and then always the same
+        answered = [(outputs_of(model, inputs), targets) for inputs, targets in batches]
+    outputs, targets = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*answered, strict=True))
+    found = {LOSS: task.loss(outputs, targets)} | {
+        score.name: of(outputs, targets) for score, of in task.scores.items()
+    }
+    means = {name: torch.as_tensor(value).double().mean().item() for name, value in found.items()}
+    return {name: value for name, value in means.items() if name == LOSS or math.isfinite(value)}

@@ -106,7 +106,7 @@ class Clients(Protocol):
     def free(self) -> Collection[str]:
         """Return the names of those online that can be asked now, since they owe no earlier reply."""
 
-    def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Refusals]:
+    def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
         """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:

@@ -1,9 +1,11 @@
 """Clients behind a Flower grid: messages, and what becomes of them. The one file of this package that knows Flower."""
 
+import json
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
@@ -14,7 +16,8 @@ from flwr.serverapp import Grid
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
-from fairbloom.protocol.names import CLIENT, METRICS, NAME, SNAPSHOT
+from fairbloom.protocol.helper import ADVICE
+from fairbloom.protocol.names import ABOUT, CLIENT, CONFIG, METRICS, NAME, SNAPSHOT, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
 from .clients import Replies, Reports, Trained
@@ -23,13 +26,23 @@ from .roster import Roster
 from .screening import Refusals, usable_evaluation, usable_metrics
 from .updates import Layout, Model
 
-log = logging.getLogger("flwr").getChild("fairbloom")
+FLOWER = logging.getLogger("flwr")
+log = FLOWER.getChild("fairbloom")
 
 WAIT_SECONDS = 0.5
 """While too few clients are online, the roster is looked at again after so many seconds."""
 
 EXPIRED = (3, 4)
 """Flower's error codes for a message, or a reply, that has outlived its deadline."""
+
+UNNAMED = f"clients are called after their node ids, and a seed does not fix the draws; for names, {ADVICE}"
+"""What it means that an app answers no QUERY, and what to do about it."""
+
+NO_QUERY = ("No query function registered", "Invalid message type: query")
+"""An app without a query function answers with an error that has one of these texts; the second is of a NumPyClient."""
+
+LARGEST_ABOUT = 1_000_000
+"""What a client tells about its data has at most so many characters."""
 
 
 class FlowerClients:
@@ -56,6 +69,8 @@ class FlowerClients:
         self._layout = Layout({})
         self._training, self._evaluation = Exchange(), Exchange()
         self._sent: tuple[Model, ArrayRecord] | None = None
+        self._told_to_train: Mapping[str, Any] = {}
+        self._answers_query: bool | None = None  # not known before a node has answered
 
     # Who is there ---------------------------------------------------------------------------------------------------
 
@@ -84,7 +99,28 @@ class FlowerClients:
         self._roster.refresh(nodes, self._ask_names)
 
     def _ask_names(self, node_ids: list[int]) -> dict[int, str]:
-        """Ask new nodes for their client name; one that answers with an error, or without, is named by its node id."""
+        """Return new nodes' client names; one that answers with an error, or without a name, has its node id for one.
+
+        One node is asked before the others: if its app answers no QUERY, they are not asked, since each of them would
+        log an error with a traceback.
+        """
+        names: dict[int, str] = {}
+        if self._answers_query is None:
+            first, node_ids = node_ids[:1], node_ids[1:]
+            with quiet_simulation() as hidden:
+                names, replies = self._introduced(first)
+                if any(map(has_no_query, replies)):
+                    self._answers_query = False
+                    log.info("the clients' app answers no QUERY: %s", UNNAMED)
+                else:
+                    self._answers_query = True if names else None
+                    hidden.show()
+        if self._answers_query is False:
+            return names | {node_id: str(node_id) for node_id in node_ids}
+        return names | self._introduced(node_ids)[0]
+
+    def _introduced(self, node_ids: list[int]) -> tuple[dict[int, str], list[Message]]:
+        """Ask nodes for their client names; return them, and the replies."""
         asked = Exchange()
         for node_id in node_ids:
             message = Message(RecordDict(), dst_node_id=node_id, message_type=MessageType.QUERY, ttl=self._timeout)
@@ -98,7 +134,24 @@ class FlowerClients:
                 names[node] = str(client[NAME]) if client and client.get(NAME) else node
         asked.answered = set(names)
         self._note_debts(asked)
-        return {int(node): name for node, name in names.items()}
+        return {int(node): name for node, name in names.items()}, replies
+
+    def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
+        """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
+        asked, refused = Exchange(), Refusals(0)
+        for name in names:
+            content = RecordDict({CONFIG: ConfigRecord({ABOUT: True})})
+            node_id = self._roster.online[name]
+            message = Message(content, dst_node_id=node_id, message_type=MessageType.QUERY, ttl=self._timeout)
+            asked.messages[name] = message
+        told: dict[str, Mapping[str, Any]] = {}
+        for name, content in asked.sort(self.deliver(asked.messages.values()), self._roster.online, refused):
+            try:
+                told[name] = usable_about(content)
+            except ValueError as reason:
+                refused.add(name, reason)
+        self._note_debts(asked)
+        return told, refused.reasons
 
     # Training -------------------------------------------------------------------------------------------------------
 
@@ -114,8 +167,9 @@ class FlowerClients:
         ValueError
             When the global model cannot be trained: see Layout.
         """
-        self._layout = Layout(model_of(arrays), self._method.buffers)
+        self._layout = Layout(model_of(arrays), self._method.buffers, self._method.shared)
         self._training = Exchange(terms.server_round)
+        self._told_to_train = terms.others
         for name in names:
             self._training.messages[name] = self._message(MessageType.TRAIN, name, arrays, terms.to_config())
         return list(self._training.messages.values())
@@ -154,10 +208,16 @@ class FlowerClients:
     def ask_to_evaluate(
         self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, participants: Collection[str]
     ) -> list[Message]:
-        """Return a message to each of the clients."""
+        """Return a message to each of the clients.
+
+        Who is asked for the loss on its training data is told what the user tells clients that train: her own client
+        may need it to load them.
+        """
         self._evaluation = Exchange(terms.server_round)
         told = terms.to_config()
         plain = {key: value for key, value in told.items() if key != "measure"}
+        if TRAIN_LOSS in terms.measure:
+            told = {**self._told_to_train, **told}
         for name in names:
             config = told if terms.measure and name in participants else plain
             self._evaluation.messages[name] = self._message(MessageType.EVALUATE, name, arrays, config)
@@ -176,6 +236,16 @@ class FlowerClients:
         return Replies(metrics=reports, refused=refused, missing=tuple(asked.missing))
 
     # Messages -------------------------------------------------------------------------------------------------------
+
+    def contents(self, replies: Iterable[Message], names: Collection[str]) -> list[RecordDict]:
+        """Return what these clients replied to the last question of its kind, in the order of names."""
+        senders = {MessageType.TRAIN: self._training.senders(), MessageType.EVALUATE: self._evaluation.senders()}
+        found: dict[str, RecordDict] = {}
+        for reply in replies:
+            name = senders[reply.metadata.message_type](reply)
+            if name is not None and name in names and name not in found and reply.has_content():
+                found[name] = reply.content
+        return [found[name] for name in sorted(found)]
 
     def _message(self, message_type: str, name: str, arrays: ArrayRecord, told: Mapping[str, Any]) -> Message:
         config = ConfigRecord(dict(told))
@@ -264,6 +334,44 @@ def expired(reply: Message) -> bool:
     return not reply.has_content() and reply.error.code in EXPIRED
 
 
+def has_no_query(reply: Message) -> bool:
+    """Return whether a reply is the error of an app that answers no QUERY."""
+    return reply.has_error() and any(words in str(reply.error.reason) for words in NO_QUERY)
+
+
+class Hidden(logging.Filter):
+    """Hides what Flower's simulation logs, as errors with a traceback, about an app that answers no QUERY."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: list[logging.LogRecord] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is shown."""
+        text = record.getMessage()
+        hides = any(words in text for words in (*NO_QUERY, "An exception was raised when processing a message by"))
+        if hides:
+            self._records.append(record)
+        return not hides
+
+    def show(self) -> None:
+        """Show what was hidden: it was about something else."""
+        for record in self._records:
+            FLOWER.callHandlers(record)
+        self._records = []
+
+
+@contextmanager
+def quiet_simulation() -> Iterator[Hidden]:
+    """Hide what Flower's simulation, which may run in this process, logs meanwhile about an unanswered QUERY."""
+    hidden = Hidden()
+    FLOWER.addFilter(hidden)
+    try:
+        yield hidden
+    finally:
+        FLOWER.removeFilter(hidden)
+
+
 def record_of(model: Model) -> ArrayRecord:
     """Return a model's arrays as Flower sends them."""
     return ArrayRecord({name: Array(array) for name, array in model.items()})
@@ -278,6 +386,22 @@ def reported(content: RecordDict) -> MetricRecord:
     """Return the metrics of a reply."""
     record: MetricRecord = _only(content.metric_records, METRICS, "MetricRecord")
     return record
+
+
+def usable_about(content: RecordDict) -> Mapping[str, Any]:
+    """Return what a client tells of its data; raise ValueError where it tells nothing, too much, or no JSON object."""
+    text = content.config_records.get(CLIENT, ConfigRecord()).get(ABOUT)
+    if not isinstance(text, str):
+        raise ValueError("it tells nothing about its data")
+    if len(text) > LARGEST_ABOUT:
+        raise ValueError(f"it tells {len(text)} characters about its data: {LARGEST_ABOUT} are the most")
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"what it tells about its data is no JSON: {error}") from error
+    if not isinstance(told, dict):
+        raise ValueError(f"what it tells about its data is a JSON {type(told).__name__}, not an object")
+    return told
 
 
 def usable_arrays(content: RecordDict, key: str, layout: Layout) -> Model:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.helper import HELPER, PAGE
+from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
@@ -330,8 +330,7 @@ class Rounds:
         if limit and metric and progress.steps == 0 and trained.refused.count > 1:  # of one, it is that client's fault
             raise NothingLearnedError(
                 f"all {trained.refused.count} replies of round {number} lack the metric {metric!r}, which "
-                f"{type(self._method).__name__} needs: {HELPER} in the client app replies it ({PAGE}), or choose a "
-                "method that does without"
+                f"{type(self._method).__name__} needs: {ADVICE}, or choose a method that does without"
             )
         if limit and self._skipped >= limit:
             raise NothingLearnedError(

@@ -112,6 +112,10 @@ Probed = Mapping[str, float]
 """Losses at a probe's model, by the name of the client that told its own."""
 
 
+Aggregate = Callable[[list[Any], str], Any]
+"""(Flower's RecordDicts of the used replies, the name of their weight) → a MetricRecord."""
+
+
 class CommonOptions(TypedDict, total=False):
     """What every method takes beside its own parameters; see Method."""
 
@@ -129,9 +133,12 @@ class CommonOptions(TypedDict, total=False):
     unused_rounds: int
     enrolled_sizes: Mapping[str, int]
     buffers: Sequence[str]
+    shared: Mapping[str, str]
     weighted_by_key: str
     arrayrecord_key: str
     configrecord_key: str
+    train_metrics_aggr_fn: Aggregate | None
+    evaluate_metrics_aggr_fn: Aggregate | None
 
 
 class Options(CommonOptions, total=False):
@@ -184,8 +191,13 @@ class Method:
         which the run stops with an error; 0: it never does.
     buffers : names of float arrays, default none
         BatchNorm statistics: averaged by p_k and no part of the update.
+    shared : mapping of names of arrays to names of arrays, default none
+        Arrays that are the same parameter as another one (tied weights), which stands for them: it counts once.
     weighted_by_key, arrayrecord_key, configrecord_key : str
         As in Flower's FedAvg, with its defaults.
+    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : function or None, default None
+        As in Flower's FedAvg: called with the contents of the used replies, in the order of client names, and
+        `weighted_by_key`. What it returns takes the place of the means; None: the means of what all replies report.
 
     Raises
     ------
@@ -228,9 +240,12 @@ class Method:
             for name, size in options.get("enrolled_sizes", {}).items()
         }
         self.buffers = tuple(options.get("buffers", ()))
+        self.shared = dict(options.get("shared", {}))
         self.weighted_by_key = options.get("weighted_by_key", NUM_EXAMPLES)
         self.arrayrecord_key = options.get("arrayrecord_key", ARRAYS)
         self.configrecord_key = options.get("configrecord_key", CONFIG)
+        self.train_metrics_aggr_fn = options.get("train_metrics_aggr_fn")
+        self.evaluate_metrics_aggr_fn = options.get("evaluate_metrics_aggr_fn")
 
         self.memory: dict[str, Any] = {}
         """The method's memory beside old updates: str, numbers, None, NumPy arrays, lists and dicts only."""
@@ -240,6 +255,11 @@ class Method:
         if self.default_weighting is None and weighting is not None:
             raise ValueError(f"{type(self).__name__} has no prior: leave weighting out, got {weighting!r}")
         return one_of(("examples", "uniform"), weighting=weighting or self.default_weighting or "uniform")
+
+    @property
+    def paced(self) -> bool:
+        """Whether its steps depend on how many rounds there are in all, so that a finished run cannot be extended."""
+        return False
 
     # What a method says ---------------------------------------------------------------------------------------------
 

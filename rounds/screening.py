@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fairbloom.protocol.helper import HELPER, PAGE
+from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import (
     ACCURACY,
     LEARNING_RATE,
@@ -42,7 +42,7 @@ class MissingMetricError(ValueError):
     """A reply without a metric that the method needs, or with one that is no finite number."""
 
     def __init__(self, metric: str, value: object) -> None:
-        remedy = f": {HELPER} in the client app replies it ({PAGE})" if value is None else ""
+        remedy = f": {ADVICE}" if value is None else ""
         super().__init__(f"metric {metric!r} must be a finite number, got {value!r}{remedy}")
         self.metric = metric
 

@@ -103,14 +103,19 @@ class Layout:
         The global model w by array name.
     buffers
         Names of float arrays (BatchNorm statistics) that are averaged but are no part of the update.
+    shared
+        Names of arrays that are the same parameter as another one, each with the name of that one, which stands for
+        them: the update has it once, and they get its values.
 
     Raises
     ------
     ValueError
-        When a buffer is no float array of the model, or an array is neither float, integer nor bool, or not finite.
+        When a buffer is no float array of the model, shared arrays are no equal parameters, or an array is neither
+        float, integer nor bool, or not finite.
     """
 
-    def __init__(self, arrays: Model, buffers: Sequence[str] = ()) -> None:
+    def __init__(self, arrays: Model, buffers: Sequence[str] = (), shared: Mapping[str, str] | None = None) -> None:
+        self.shared = dict(shared or {})
         for name in buffers:
             if name not in arrays or arrays[name].dtype.kind != "f":
                 raise ValueError(f"buffers names {name!r}, which is no float array of the model ({', '.join(arrays)})")
@@ -122,10 +127,26 @@ class Layout:
         self.arrays = arrays
         self.buffers = tuple(name for name in arrays if name in buffers)
         self.integers = tuple(name for name, array in arrays.items() if array.dtype.kind != "f")
-        self.trainable = tuple(n for n, a in arrays.items() if a.dtype.kind == "f" and n not in buffers)
+        self.trainable = tuple(
+            n for n, a in arrays.items() if a.dtype.kind == "f" and n not in buffers and n not in self.shared
+        )
+        for name, first in self.shared.items():
+            self._check_shared(name, first)
         floats = [arrays[name].dtype for name in self.trainable]
         self.dtype = np.result_type(np.float32, *floats)
         self.size = sum(arrays[name].size for name in self.trainable)
+
+    def _check_shared(self, name: str, first: str) -> None:
+        if name not in self.arrays or name in self.buffers or first not in self.trainable:
+            wrong = first if first not in self.trainable else name
+            raise ValueError(
+                f"shared = {{{name!r}: {first!r}}}: {wrong!r} is no parameter of the model that an update has"
+            )
+        one, other = self.arrays[name], self.arrays[first]
+        if one.dtype != other.dtype or not np.array_equal(one, other):
+            raise ValueError(
+                f"shared = {{{name!r}: {first!r}}}: the two arrays of the model differ, so they are not one parameter"
+            )
 
     @property
     def slices(self) -> Iterator[tuple[str, slice]]:
@@ -213,7 +234,7 @@ class Updates:
         """Return w − Σ_k c_k `vectors`_k in the model's dtypes.
 
         Buffers are averaged by `prior`; integer arrays are those of the client with the most examples (the first of
-        several).
+        several). Shared arrays are those of the parameter that stands for them.
 
         Raises
         ------
@@ -224,6 +245,7 @@ class Updates:
         with np.errstate(over="ignore", invalid="ignore"):
             weighted_sum(coefficients, vectors, into=flat)
         places = dict(self.layout.slices)
+        places |= {name: places[first] for name, first in self.layout.shared.items()}
         largest = int(np.argmax(counts))
         model = {}
         for name, array in self.layout.arrays.items():

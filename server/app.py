@@ -111,7 +111,7 @@ def agree(settings: Settings, clients: Clients, *, deployed: bool) -> str:
     if not info.agree:
         return ""
     told, refused = clients.about(sorted(clients.online(1)))
-    reasons = dict(refused.reasons)
+    reasons = dict(refused)
     if told and (deployed or not reasons):
         text, unfit = info.agreement(dict(sorted(told.items())))
         if not unfit:
@@ -121,8 +121,11 @@ def agree(settings: Settings, clients: Clients, *, deployed: bool) -> str:
             for name, reason in unfit.items():
                 log.warning("the data of client %s cannot be used: %s", name, reason, extra={"client": name})
             return text
-    words = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
-    raise FairbloomError(f"the clients' data cannot be used: {words or 'no client is online'}")
+    if not reasons:
+        raise FairbloomError("no client is online that could tell about its data: start clients, and run this again")
+    (first, reason), *others = sorted(reasons.items())
+    more = f" (the data of {', '.join(name for name, _ in others)} cannot be used either)" if others else ""
+    raise FairbloomError(f"the data of client {first} cannot be used: {reason}{more}")
 
 
 def _federate(

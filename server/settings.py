@@ -71,7 +71,8 @@ class Settings(RunSettings):
         setup = info.setup(chosen)
         info.check(setup)
         info.own(given)
-        settings = cls._validated(chosen | {"model": setup.model, "clients": setup.clients, "parameters": given})
+        clients = setup.clients or settings.clients  # clients that come with the data may still be waited for
+        settings = cls._validated(chosen | {"model": setup.model, "clients": clients, "parameters": given})
         settings.strategy()
         return settings
 
@@ -193,10 +194,11 @@ def sizes_of(words: str) -> dict[str, int]:
     return sizes
 
 
-def check_used(given: Mapping[str, Value], methods: Collection[str], task: str) -> None:
+def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, *, deployed: bool = False) -> None:
     """Raise SettingsError when a setting that a user has given belongs to another task, or to none of these methods.
 
-    A run config has the parameters of all methods and tasks, so only where somebody typed one is it a mistake.
+    A run config has the parameters of all methods and tasks, so only where somebody typed one is it a mistake. Where
+    clients come with the data, `clients` has an effect on `deployed` ones alone: so many are waited for.
     """
     if given.get("clients") == 0:
         raise SettingsError("clients = 0: give at least 1, or leave it out for as many as the task has by itself")
@@ -204,7 +206,7 @@ def check_used(given: Mapping[str, Value], methods: Collection[str], task: str) 
     none_to_choose = {
         "model": not info.models and not info.is_own,
         "partition": not info.partitions and not info.is_own,
-        "clients": info.own_clients,
+        "clients": info.own_clients and not deployed,
     }
     chosen_methods = {find_method(name).__name__.lower() for name in methods}
     for key in given:

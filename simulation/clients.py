@@ -9,6 +9,7 @@ import torch
 from fairbloom.client.device import choose
 from fairbloom.client.local import Local, Update, about
 from fairbloom.client.personal import StateDict
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import AGREED
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Reports, Trained
@@ -51,21 +52,21 @@ class LocalClients:
         """Return the names of all clients: they owe nothing."""
         return self._names
 
-    def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Refusals]:
+    def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
         """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
         told: dict[str, Mapping[str, Any]] = {}
-        refused = Refusals(0)
+        reasons: dict[str, str] = {}
         for name in names:
             try:
                 _, told[name] = about(self._settings, self._names.index(name))
-            except Exception as error:  # one client's failure is its own, whatever it is
-                refused.add(name, in_words(error))
-        return told, refused
+            except FairbloomError as error:
+                reasons[name] = str(error)
+        return told, reasons
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         method, refused = self._method, Refusals(terms.server_round)
-        layout, received = Layout(model, method.buffers), self._on_device(model)
+        layout, received = Layout(model, method.buffers, method.shared), self._on_device(model)
         trained = Trained.none(layout, len(names), refused=refused, missing=(), snapshots=method.snapshots)
 
         def work(client: Local) -> None:

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.streams import generator
 
-from .models import seeded
+from .models import build
 from .partition import deal, split
 from .task import Examples, Setup, Splits, Task
 
@@ -45,7 +45,7 @@ def load(setup: Setup, *, rotated_clients: int) -> Task:
 
     return Task(
         clients=names,
-        model=partial(seeded, setup.model, SIDE, CLASSES, setup.seed),
+        model=partial(build, setup.model, (1, SIDE, SIDE), CLASSES, setup.seed),
         loss=partial(cross_entropy, reduction="none"),
         splits=splits,
     )

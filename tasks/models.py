@@ -1,47 +1,303 @@
-"""Small models for images of one channel."""
+"""Models by name: small ones for vectors and images, a user's own, and those of torchvision."""
 
+import difflib
+import inspect
+import math
+import warnings
 from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fairbloom.errors import FairbloomError
+from fairbloom.imports import imported, is_import_string
+
+Shape = tuple[int, ...]
+
+IMAGE = 3
+"""An example of so many dimensions is an image: channels, height and width."""
+
+FLOATS = (torch.float16, torch.float32, torch.float64)
+"""Dtypes of weights; NumPy, and so a message, knows no other."""
+
+TORCHVISION_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "googlenet": {"aux_logits": False, "init_weights": True},
+    "inception_v3": {"aux_logits": False, "init_weights": True},
+}
+"""What these of torchvision's models are told so that they return one tensor in training too, and do not warn."""
 
 
-def logistic(side: int, classes: int) -> nn.Module:
-    """Return multinomial logistic regression on the pixels."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(side * side, classes))
+def logistic(shape: Shape, outputs: int) -> nn.Module:
+    """Return multinomial logistic regression on all numbers of an example; linear regression for one output."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
 
 
-def mlp(side: int, classes: int) -> nn.Module:
+def mlp(shape: Shape, outputs: int) -> nn.Module:
     """Return a perceptron with two hidden layers of 200 units."""
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(side * side, 200),
+        nn.Linear(math.prod(shape), 200),
         nn.ReLU(),
         nn.Linear(200, 200),
         nn.ReLU(),
-        nn.Linear(200, classes),
+        nn.Linear(200, outputs),
     )
 
 
-def cnn(side: int, classes: int) -> nn.Module:
-    """Return two convolutions of 16 and 32 channels, each with pooling, and a linear layer."""
+def cnn(shape: Shape, outputs: int) -> nn.Module:
+    """Return two convolutions of 16 and 32 channels, each with pooling, and a linear layer.
+
+    Raises
+    ------
+    FairbloomError
+        When an example is no image of at least 4×4 pixels.
+    """
+    if len(shape) != IMAGE or min(shape[1:]) < 4:
+        raise FairbloomError(
+            f"model = 'cnn': it takes images of at least 4×4 pixels, (channels, height, width), and an example of this "
+            f"task has shape {shape}: logistic and mlp take it"
+        )
+    channels, height, width = shape
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
+        nn.Conv2d(channels, 16, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(32 * (side // 4) ** 2, classes),
+        nn.Linear(32 * (height // 4) * (width // 4), outputs),
     )
 
 
-MODELS: dict[str, Callable[[int, int], nn.Module]] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}
+MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}
+"""Our own models by name."""
 
 
-def seeded(name: str, side: int, classes: int, seed: int) -> nn.Module:
-    """Return the model `name`, initialised as PyTorch does, from `seed`; the global random state stays as it is."""
+def build(name: str, shape: Shape, outputs: int, seed: int) -> nn.Module:
+    """Return a freshly initialised model that maps examples to a row of numbers each.
+
+    The seed alone decides its weights, and PyTorch's global generator is left as it is.
+
+    Parameters
+    ----------
+    name
+        One of ours, an import string of a user's own, or the name of one of torchvision's.
+    shape
+        Shape of one example: (features,), or (channels, height, width).
+    outputs
+        Numbers that it returns for each example: as many as there are classes.
+    seed
+        Of the initial weights.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such model, or it does not map an example to so many outputs.
+    """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return MODELS[name](side, classes)
+        torch.default_generator.manual_seed(seed)
+        if name in MODELS:
+            model = MODELS[name](shape, outputs)
+        elif is_import_string(name):
+            model = own(name, shape, outputs)
+        else:
+            model = from_torchvision(name, shape, outputs)
+        _check_outputs(name, model, shape, outputs)
+    check_arrays(model)
+    return model
+
+
+# A user's own ---------------------------------------------------------------------------------------------------------
+
+
+def own(name: str, shape: Shape, outputs: int) -> nn.Module:
+    """Return the model that an import string's class, or function, makes; it is told what its signature asks for.
+
+    Raises
+    ------
+    FairbloomError
+        When there is none of that name, it asks for something else, or it makes no module.
+    """
+    maker = maker_of(name)
+    model = maker(**_asked(name, maker, shape, outputs))
+    if not isinstance(model, nn.Module):
+        raise FairbloomError(f"model = {name!r}: it returns a {type(model).__name__}; a model is a torch.nn.Module")
+    return model
+
+
+def maker_of(name: str) -> Callable[..., Any]:
+    """Return the class, or function, that an import string names.
+
+    Raises
+    ------
+    FairbloomError
+        When there is none, or a finished module stands there, whose weights no seed decides.
+    """
+    maker = imported("model", name)
+    if isinstance(maker, nn.Module) or not callable(maker):
+        raise FairbloomError(
+            f"model = {name!r}: it is a finished {type(maker).__name__}; name the class, or a function that makes the "
+            "model, so that the run's seed decides its initial weights"
+        )
+    return maker  # type: ignore[no-any-return]
+
+
+def _asked(name: str, maker: Callable[..., Any], shape: Shape, outputs: int) -> dict[str, Any]:
+    """Return the arguments that a signature asks for by name; those with a default may be unknown here."""
+    known: dict[str, Any] = {
+        **dict.fromkeys(("outputs", "out_features", "classes", "num_classes"), outputs),
+        **dict.fromkeys(("inputs", "in_features"), math.prod(shape)),
+        "shape": shape,
+    }
+    if len(shape) == IMAGE:
+        known |= dict.fromkeys(("channels", "in_channels"), shape[0])
+    named = {
+        parameter.name: parameter
+        for parameter in inspect.signature(maker).parameters.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+    unknown = [each.name for each in named.values() if each.name not in known and each.default is each.empty]
+    if unknown:
+        raise FairbloomError(
+            f"model = {name!r}: its parameter {unknown[0]} has no default, and nothing says what it should be: it may "
+            f"ask for {', '.join(known)}"
+        )
+    return {each: known[each] for each in named if each in known}
+
+
+# torchvision's --------------------------------------------------------------------------------------------------------
+
+
+def from_torchvision(name: str, shape: Shape, outputs: int) -> nn.Module:
+    """Return one of torchvision's models of images, untrained, for so many outputs and the images' channels.
+
+    Raises
+    ------
+    FairbloomError
+        When torchvision is not installed or has no such model, or an example is no image.
+    """
+    check_known(name, tuple(MODELS))
+    if len(shape) != IMAGE:
+        raise FairbloomError(
+            f"model = {name!r}: torchvision's models take images, (channels, height, width), and an example of this "
+            f"task has shape {shape}: logistic and mlp take it"
+        )
+    told = {"weights": None, "num_classes": outputs, **TORCHVISION_ARGUMENTS.get(name, {})}
+    model: nn.Module = import_module("torchvision.models").get_model(name, **told)
+    set_channels(model, shape[0])
+    return model
+
+
+def set_channels(model: nn.Module, channels: int) -> None:
+    """Replace a model's first convolution by one for images of so many channels, where it has another number."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            if module.in_channels != channels:
+                parent, _, child = name.rpartition(".")
+                setattr(model.get_submodule(parent), child, _with_channels(module, channels))
+            return
+
+
+def _with_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
+    c = convolution
+    return nn.Conv2d(
+        channels,
+        c.out_channels,
+        c.kernel_size,  # type: ignore[arg-type]
+        c.stride,  # type: ignore[arg-type]
+        c.padding,  # type: ignore[arg-type]
+        c.dilation,  # type: ignore[arg-type]
+        c.groups,
+        c.bias is not None,
+        c.padding_mode,
+    )
+
+
+def check_known(name: str, ours: tuple[str, ...]) -> None:
+    """Raise FairbloomError when torchvision has no model of images of this name; `ours` would do in its place."""
+    theirs: list[str] = []
+    cause: Exception | None = None
+    hint = "one of torchvision's, as resnet18"
+    try:
+        with warnings.catch_warnings(action="ignore"):  # that it cannot read image files, which nobody needs here
+            models = import_module("torchvision.models")
+        theirs = models.list_models(module=models)
+    except ImportError as error:
+        cause, hint = error, "torchvision's models need torchvision, which is not installed: pip install torchvision"
+    except RuntimeError as error:
+        cause, hint = error, f"torchvision, installed here, is made for another torch than {torch.__version__}: {error}"
+    if name in theirs:
+        return
+    close = difflib.get_close_matches(name, [*ours, *theirs], n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    raise FairbloomError(
+        f"model = {name!r} is not known here: {meant}there are {', '.join(ours)}; your own, as my_models:Net; {hint}"
+    ) from cause
+
+
+# What every model must be ---------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _check_outputs(name: str, model: nn.Module, shape: Shape, outputs: int) -> None:
+    """Raise FairbloomError when a model does not map one example to a row of outputs; lazy modules are made by this."""
+    example = torch.zeros(1, *shape)
+    try:
+        answer = model.eval()(example)
+    except Exception as error:  # whatever a user's model raises
+        raise FairbloomError(
+            f"model = {name!r}: it cannot take an example of this task, a tensor of shape {tuple(example.shape)} and "
+            f"dtype {example.dtype} ({type(error).__name__}: {' '.join(str(error).split())}): {_remedy(name)}"
+        ) from error
+    got = f"a tensor of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
+    if not isinstance(answer, Tensor) or answer.shape != (1, outputs):
+        raise FairbloomError(
+            f"model = {name!r}: for one example, of shape {tuple(example.shape)}, it returns {got}, and this task "
+            f"needs a tensor of shape {(1, outputs)}: {_remedy(name)}"
+        )
+    model.train()
+
+
+def _remedy(name: str) -> str:
+    if not is_import_string(name):
+        return "it takes images of another size; choose another model"
+    return (
+        "its parameters outputs, inputs, channels and shape, where it has them, are told the number of outputs, the "
+        "numbers in an example, its channels and its shape"
+    )
+
+
+def check_arrays(model: nn.Module) -> None:
+    """Raise FairbloomError when a model's state holds what cannot be sent as arrays."""
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise FairbloomError(
+                f"the model's state {name!r} is a {type(value).__name__}; all of a model's state must be tensors"
+            )
+        if is_lazy(value):
+            raise FairbloomError(
+                f"the model's parameter {name!r} has no shape yet: its task must call a lazy module once, on an example"
+            )
+        if value.is_complex() or (value.is_floating_point() and value.dtype not in FLOATS):
+            raise FairbloomError(
+                f"the model's array {name!r} has dtype {value.dtype}, which cannot be sent: keep weights in float32, "
+                "float16 or float64 (in torch.autocast a model may compute in bfloat16 all the same)"
+            )
+
+
+def float_buffers(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the buffers that are averaged and are no part of an update: BatchNorm's statistics."""
+    stored, named = model.state_dict(), model.named_buffers(remove_duplicate=False)
+    return tuple(name for name, buffer in named if buffer.is_floating_point() and name in stored)
+
+
+def shared_parameters(model: nn.Module) -> dict[str, str]:
+    """Return the further names of parameters that a model has under several names, each with the first of them."""
+    first: dict[nn.Parameter, str] = {}
+    stored = model.state_dict(keep_vars=True)
+    named = {name: value for name, value in stored.items() if isinstance(value, nn.Parameter)}
+    return {name: first[value] for name, value in named.items() if first.setdefault(value, name) != name}

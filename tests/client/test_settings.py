@@ -10,7 +10,6 @@ from flwr.app import Context, MessageType
 from fairbloom.client.settings import DEVICE, FINGERPRINT, SettingRefusedError, fingerprint, taken, work
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import default_config, may_differ, may_grow
-
 from fairbloom.tasks import Setup, Task
 
 from .helpers import ask, context, run_config

@@ -1,8 +1,10 @@
 """Local training against PyTorch's own optimizer, and the measures."""
 
 import copy
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,10 +12,23 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.training import EVALUATION_BATCH, LocalWork, batches, measure, train
+from fairbloom.client.training import (
+    EVALUATION_BATCH,
+    LocalWork,
+    batches,
+    drawing_from,
+    global_work,
+    measure,
+    personal_work,
+    train,
+)
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Task
 
+from . import nets
 from .helpers import fresh, noise, run_config, task_of, work, work_of
+from .reference import train_by_torch
 
 WORKS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -82,12 +97,81 @@ def test_a_strong_proximal_term_keeps_the_model_near_the_received_one() -> None:
     assert distances[0] > distances[1] > distances[2] > 0.0
 
 
-def test_parameters_without_gradient_stay_as_they_are() -> None:
-    task, model = fresh(run_config(model="mlp"))
-    frozen = next(model.parameters()).requires_grad_(False)
-    before = frozen.clone()
-    train(model, task, task.splits("client-0").train, work(weight_decay=0.1))
-    assert torch.equal(frozen, before)
+EVERYTHING: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "pull": 0.5, "epochs": 2}
+
+
+@pytest.mark.parametrize("todo", [{}, {"weight_decay": 0.1}, {"momentum": 0.9}, EVERYTHING], ids=str)
+@pytest.mark.parametrize("net", nets.USABLE, ids=lambda net: net.__name__)
+def test_whatever_the_model_a_step_is_torch_sgds_bit_for_bit(net: type[nn.Module], todo: dict[str, Any]) -> None:
+    task, model = fresh(run_config(model=f"{nets.__name__}:{net.__name__}"))
+    examples, other = some(task), copy.deepcopy(model)
+    train_by_torch(other, task, examples, work(**todo, draws=3))
+    train(model, task, examples, work(**todo, draws=3))
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("todo", [{}, EVERYTHING], ids=str)
+def test_frozen_parameters_and_those_that_the_loss_does_not_touch_stay_as_they_are(todo: dict[str, Any]) -> None:
+    for net, still in ((nets.Frozen, "first"), (nets.Untouched, "idle")):
+        task, model = fresh(run_config(model=f"{nets.__name__}:{net.__name__}"))
+        before = copy.deepcopy(model.state_dict())
+        anchor = [parameter.detach() + 1.0 for parameter in model.parameters() if parameter.requires_grad]
+        train(model, task, some(task), work(**todo), anchor)
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, before[name]) == name.startswith(still), name
+
+
+def test_training_leaves_no_gradients_behind_even_when_it_fails() -> None:
+    class Failing(nn.Module):
+        """Fails in its second forward pass, and in the backward pass of a third."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.calls = nn.Linear(16, 3), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls == 2:
+                raise RuntimeError("out of memory")
+            return self.layer(x.flatten(1))  # type: ignore[no-any-return]
+
+    model = Failing()
+    expected = copy.deepcopy(model)
+    expected.calls = 3
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train(model, task_of(model), noise(40), work())
+    assert [parameter.grad for parameter in model.parameters()] == [None, None]
+    model.load_state_dict(expected.state_dict())
+    model.layer.weight.grad = torch.full((3, 16), 1e9)  # as an interrupted backward pass may leave it
+    for each in (model, expected):
+        train(each, task_of(each), noise(40), work())
+    assert torch.equal(model.layer.weight, expected.layer.weight)
+
+
+def test_a_model_of_which_all_is_frozen_is_refused() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).requires_grad_(False)
+    with pytest.raises(FairbloomError, match="the model, Sequential, has no parameter to train: all are frozen"):
+        train(model, task_of(model), noise(20), work())
+
+
+class Recurrent(nn.Module):
+    """Returns what nn.GRU does: outputs and a hidden state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(4, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x[:, 0])
+
+
+def test_outputs_that_are_no_tensor_are_refused_in_training_and_evaluation() -> None:
+    model = Recurrent()
+    task = task_of(model)
+    with pytest.raises(FairbloomError, match=r"the model, Recurrent, returns a tuple in training: .*one tensor"):
+        train(model, task, noise(20), work())
+    with pytest.raises(FairbloomError, match=r"the model, Recurrent, returns a tuple in evaluation"):
+        measure(model, task, noise(20))
 
 
 def test_momentum_starts_afresh_in_every_call() -> None:
@@ -110,6 +194,60 @@ def test_every_epoch_meets_every_example_once_in_batches_of_the_size(count: int,
         epoch = parts[start : start + per_epoch]
         assert sorted(torch.cat(epoch).tolist()) == list(range(count))
         assert all(len(part) == (size or count) for part in epoch[:-1])
+
+
+def normed() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+
+def test_batchnorm_leaves_out_a_last_batch_of_one_example_and_meets_it_in_another_epoch() -> None:
+    model, examples = normed(), noise(41)
+    train(model, task_of(model), examples, work(epochs=3))
+    assert model[2].num_batches_tracked == 3 * 4  # type: ignore[index, union-attr]
+    met = [set(torch.cat(list(batches(41, work(random=np.random.default_rng(k)), 2))).tolist()) for k in range(3)]
+    assert [len(each) for each in met] == [40, 40, 40]
+    assert set.union(*met) == set(range(41))
+
+
+def test_a_last_batch_of_two_is_trained_on_and_without_batchnorm_one_of_one() -> None:
+    model = normed()
+    train(model, task_of(model), noise(42), work())
+    assert model[2].num_batches_tracked == 5  # type: ignore[index, union-attr]
+    assert [len(batch) for batch in batches(41, work())] == [10, 10, 10, 10, 1]
+
+
+def test_so_many_steps_are_taken_although_batches_are_left_out() -> None:
+    model = normed()
+    train(model, task_of(model), noise(11), work(steps=7))
+    assert model[2].num_batches_tracked == 7  # type: ignore[index, union-attr]
+
+
+def test_batchnorm_that_stays_in_evaluation_needs_no_second_example() -> None:
+    class Still(nn.BatchNorm1d):
+        def train(self, mode: bool = True) -> "Still":
+            return super().train(False)
+
+    model = nn.Sequential(nn.Flatten(), Still(16), nn.Linear(16, 3))
+    train(model, task_of(model), noise(1), work())
+    assert model[1].num_batches_tracked == 0  # type: ignore[index, union-attr]
+
+
+@pytest.mark.parametrize(("count", "size", "steps"), [(1, 10, None), (1, 0, 5), (30, 1, None), (30, 1, 5)])
+def test_batchnorm_with_single_examples_alone_is_refused_with_what_to_do(
+    count: int, size: int, steps: int | None
+) -> None:
+    model = normed()
+    words = rf"a batch has 1 example here, of {count} to train on, .* BatchNorm needs 2: raise batch-size.*GroupNorm"
+    with pytest.raises(FairbloomError, match=words):
+        train(model, task_of(model), noise(count), work(batch_size=size, steps=steps))
+
+
+def test_no_examples_at_all_are_refused() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    with pytest.raises(FairbloomError, match="no training example here"):
+        train(model, task_of(model), noise(0), work())
 
 
 def order(*, number: int = 1, client: str = "client-0", told: dict[str, Any] | None = None, **config: Any) -> list[int]:
@@ -146,16 +284,78 @@ def test_training_leaves_the_global_generator_untouched() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+# Dropout ------------------------------------------------------------------------------------------------------------
+
+
+def draws(*, number: int = 1, client: str = "client-0", told: dict[str, Any] | None = None, **config: Any) -> int:
+    return work_of(run_config(**config), client, told, number).draws
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"number": 2}, {"client": "client-1"}], ids=str)
+def test_what_dropout_draws_changes_with_seed_round_and_client(change: dict[str, Any]) -> None:
+    assert draws(**change) != draws()
+
+
+@pytest.mark.parametrize("change", [{"learning_rate": 0.5}, {"method": "fedfv"}, {"told": {"proximal-mu": 1.0}}])
+def test_what_dropout_draws_depends_on_nothing_else(change: dict[str, Any]) -> None:
+    assert draws(**change) == draws()
+
+
+def test_the_personal_model_draws_by_itself() -> None:
+    config, terms = run_config(), Terms(server_round=1, personal_lambda=1.0)
+    assert personal_work(config, terms, "client-0").draws != global_work(config, terms, "client-0").draws
+
+
+def test_every_step_of_dropout_draws_anew() -> None:
+    kept: list[Tensor] = []
+
+    class Watching(nn.Dropout):
+        def forward(self, x: Tensor) -> Tensor:
+            kept.append(super().forward(torch.ones_like(x)) > 0)
+            return x
+
+    model = nn.Sequential(nn.Flatten(), Watching(0.5), nn.Linear(16, 3))
+    train(model, task_of(model), noise(20), work(epochs=2))
+    assert len(kept) == 4
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(kept, 2))
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_model_that_draws_in_evaluation_too_is_measured_always_the_same(asked: int) -> None:
+    class Always(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.rand(len(x), 3)
+
+    model = Always()
+    torch.rand(asked)
+    before = torch.get_rng_state()
+    assert measure(model, task_of(model), noise(40)) == measure(model, task_of(model), noise(40))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_dropout_on_a_cuda_device_is_seeded_and_leaves_its_generator_untouched() -> None:
+    device, dropout = torch.device("cuda:0"), nn.Dropout(0.5).train()
+    ones = torch.ones(100, device=device)
+    before = torch.cuda.get_rng_state(device)
+    drawn = []
+    for _ in range(2):
+        with drawing_from(7, device):
+            drawn.append(dropout(ones))
+    assert torch.equal(*drawn)
+    assert torch.equal(torch.cuda.get_rng_state(device), before)
+
+
 # Measures -----------------------------------------------------------------------------------------------------------
 
 
 def test_measures_are_means_over_all_examples_however_many() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     examples = noise(2 * EVALUATION_BATCH + 17)
-    loss, accuracy = measure(model, task_of(model), examples)
+    measured = measure(model, task_of(model), examples)
     outputs = model(examples.inputs)
-    assert loss == pytest.approx(cross_entropy(outputs.double(), examples.targets).item(), rel=1e-6)
-    assert accuracy == (outputs.argmax(dim=1) == examples.targets).double().mean().item()
+    assert measured["loss"] == pytest.approx(cross_entropy(outputs.double(), examples.targets).item(), rel=1e-6)
+    assert measured["accuracy"] == (outputs.argmax(dim=1) == examples.targets).double().mean().item()
 
 
 def test_measures_are_taken_in_eval_mode_and_training_in_train_mode() -> None:

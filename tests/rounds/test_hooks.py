@@ -1,5 +1,7 @@
 """In other hands: Flower's own loop and wrappers, a user's subclass, foreign clients and grids."""
 
+import inspect
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +17,7 @@ from flwr.serverapp.strategy import (
     Result,
     Strategy,
 )
+from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.method import FloatArray
@@ -27,6 +30,7 @@ from tests.strategies.helpers import (
     flat,
     initial_model,
     make,
+    metrics,
     no_reply,
     quadratics,
     record,
@@ -209,3 +213,113 @@ def test_a_wrapper_clips_and_adds_noise(method: type[FairStrategy]) -> None:
 def values(result: Result) -> FloatArray:
     """Return the trainable entries but the last, an array without dimensions, which Flower's clipping spares."""
     return flat(unpack(result.arrays))[:-1]
+
+
+# Arguments of Flower's FedAvg ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", inspect.signature(FlowersFedAvg).parameters)
+@pytest.mark.parametrize("method", [FedAvg, FedMGDA])
+def test_every_argument_of_flowers_fedavg_is_taken_with_flowers_default(method: type[FairStrategy], name: str) -> None:
+    default = inspect.signature(FlowersFedAvg).parameters[name].default
+    assert getattr(method(**{name: default}), name) == default
+
+
+def extremes(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
+    """Return what a mean does not tell, and whose replies were given in which order."""
+    records = [content.metric_records["metrics"] for content in contents]
+    key = "loss-before" if "loss-before" in records[0] else "loss"
+    return MetricRecord(
+        {
+            "highest": max(float(str(record[key])) for record in records),
+            "weights": [int(str(record[weighted_by_key])) for record in records],
+        }
+    )
+
+
+def test_own_aggregation_of_metrics_takes_the_place_of_the_means_of_the_used_replies() -> None:
+    clients = quadratics(4)
+    grid = MemoryGrid(clients, faults={("site-1", 1): error, ("site-2", 1): metrics({"loss-before": 1e9})})
+    own: Any = {"train_metrics_aggr_fn": extremes, "evaluate_metrics_aggr_fn": extremes}
+    result, (finished,) = run(FedFV(**own), grid, rounds=1)
+    before, after = initial_model(), unpack(result.arrays)
+    used = [clients["site-0"], clients["site-3"]]
+    trained, evaluated = result.train_metrics_clientapp[1], result.evaluate_metrics_clientapp[1]
+    assert trained["highest"] == pytest.approx(max(client.loss(before) for client in used))
+    assert trained["weights"] == [client.examples for client in used]
+    assert (trained["participants"], trained["replies-used"], trained["replies-refused"]) == (4, 2, 2)
+    assert "loss-before" not in trained
+    assert evaluated["highest"] == pytest.approx(max(client.loss(after) for client in clients.values()))
+    assert evaluated["weights"] == [client.examples for client in clients.values()]
+    assert "loss" not in evaluated
+    assert finished.metrics == dict(trained)
+
+
+def test_own_aggregation_is_not_asked_where_no_reply_can_be_used_and_leaves_the_methods_own_metrics() -> None:
+    def never(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
+        raise AssertionError("there is nothing to aggregate")
+
+    faults = {(site, 1): error for site in quadratics(3)}
+    strategy = FedAvg(train_metrics_aggr_fn=never, unused_rounds=0)
+    result, _ = run(strategy, MemoryGrid(quadratics(3), faults=faults), rounds=1)
+    assert result.train_metrics_clientapp[1]["replies-used"] == 0
+    plain, _ = run(FedMGDA(), MemoryGrid(quadratics(3)), rounds=1)
+    own, _ = run(FedMGDA(train_metrics_aggr_fn=extremes), MemoryGrid(quadratics(3)), rounds=1)
+    for name in FedMGDA.reports:
+        assert own.train_metrics_clientapp[1][name] == plain.train_metrics_clientapp[1][name]
+
+
+# Flower's log lines -------------------------------------------------------------------------------------------------
+
+
+def logged(strategy: Strategy, grid: MemoryGrid, caplog: pytest.LogCaptureFixture, start: Any = None) -> list[str]:
+    """Return the lines of a run of two rounds, without the method's options and the seconds."""
+
+    def central(number: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"central": float(number)})
+
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "flwr"):
+        (start or type(strategy).start)(strategy, grid, record(initial_model()), num_rounds=2, evaluate_fn=central)
+    return [line.strip() for line in caplog.messages]
+
+
+STEPS = ("Starting", "├── Number", "├── ArrayRecord (", "├── ConfigRecord (", "[ROUND", "configure_", "aggregate_")
+STEPS += (
+    "└──> Agg",
+    "Initial global",
+    "Global evaluation",
+    "└──> MetricRecord",
+    "Strategy execution",
+    "Final results:",
+)
+
+
+def test_flowers_own_loop_and_ours_log_the_same_steps_in_the_same_order(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs, flowers = (
+        [line for line in lines if line.startswith(STEPS)]
+        for lines in (
+            logged(FedAvg(), MemoryGrid(quadratics(3)), caplog),
+            logged(FedAvg(), MemoryGrid(quadratics(3)), caplog, Strategy.start),
+            logged(FlowersFedAvg(), MemoryGrid(quadratics(3)), caplog),
+        )
+    )
+    for lines in (ours, theirs):
+        assert [line.partition(":")[0] for line in lines] == [line.partition(":")[0] for line in flowers]
+    assert "[ROUND 2/2]" in ours
+    assert ours.count("configure_train: Sampled 3 nodes (out of 3)") == 2
+    assert ours.count("aggregate_evaluate: Received 3 results and 0 failures") == 2
+
+
+def test_failures_are_counted_in_the_log_and_a_resumed_run_logs_the_rounds_that_are_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strategy = FedAvg()
+    first, _ = run(strategy, MemoryGrid(quadratics(3)), rounds=1)
+    grid = MemoryGrid(quadratics(3), faults={("site-1", 2): error})
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "flwr"):
+        run(FedAvg(), grid, rounds=2, initial_arrays=first.arrays, resume=strategy.state_dict())
+    assert "[ROUND 1/2]" not in caplog.messages
+    assert "[ROUND 2/2]" in caplog.messages
+    assert "aggregate_train: Received 2 results and 1 failures" in caplog.messages

@@ -7,6 +7,7 @@ import pytest
 from flwr.app import Message, MessageType, MetricRecord
 from flwr.app.error import Error
 
+from fairbloom.protocol.helper import ADVICE
 from fairbloom.rounds.screening import LONGEST_REASON, one_line
 from fairbloom.strategies import METHODS, FedAvg
 from tests.strategies.helpers import (
@@ -179,4 +180,4 @@ def test_a_broken_evaluation_is_refused_by_client_name() -> None:
 
 def test_a_method_that_needs_a_loss_refuses_a_foreign_client_with_the_reason() -> None:
     _, finished = one_faulty("fedfv", UNMEASURED["no loss"][0])
-    assert finished.refused == {"site-2": "metric 'loss-before' must be a finite number, got None"}
+    assert finished.refused == {"site-2": f"metric 'loss-before' must be a finite number, got None: {ADVICE}"}

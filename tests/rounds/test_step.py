@@ -244,6 +244,40 @@ def test_a_buffer_that_is_not_named_is_part_of_the_update() -> None:
     assert gram_sizes[1] > gram_sizes[0]
 
 
+def twice(client: Quadratic) -> Callable[[Message], Message]:
+    """Return a client of a model in which the first parameter has a second name, too."""
+
+    def answer(message: Message) -> Message:
+        sent = message.content.array_records.get("arrays")
+        if sent is not None:
+            message.content["arrays"] = record({k: a for k, a in unpack(sent).items() if k != "twin"})
+        reply = client(message)
+        if "arrays" in reply.content:
+            arrays = unpack(reply.content.array_records["arrays"])
+            reply.content["arrays"] = record({**arrays, "twin": arrays[TRAINABLE[0]]})
+        if "snapshot" in reply.content:
+            arrays = unpack(reply.content.array_records["snapshot"])
+            reply.content["snapshot"] = record({**arrays, "twin": arrays[TRAINABLE[0]]})
+        return reply
+
+    return answer
+
+
+@every_method
+def test_a_shared_parameter_changes_no_bit_of_a_run(name: str, arguments: dict[str, Any]) -> None:
+    """It is the run of a model that has the parameter once; counted twice, it would weigh double in the geometry."""
+    first = TRAINABLE[0]
+    initial = record({**initial_model(), "twin": initial_model()[first]})
+    clients = {client: twice(quadratic) for client, quadratic in quadratics(4).items()}
+    tied = make(name, arguments, buffers=BUFFERS, shared={"twin": first}, seed=3)
+    result, rounds = run(tied, MemoryGrid(clients), rounds=3, initial_arrays=initial)
+    expected, once = run(make(name, arguments, buffers=BUFFERS, seed=3), MemoryGrid(quadratics(4)), rounds=3)
+    assert [r.coefficients for r in rounds] == [r.coefficients for r in once]
+    model = bits(result.arrays)
+    assert model.pop("twin") == model[first]
+    assert model == bits(expected.arrays)
+
+
 @pytest.mark.parametrize("buffers", [("norm.steps",), ("unknown",)])
 def test_a_buffer_that_is_no_float_array_of_the_model_is_refused_by_name(buffers: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=buffers[0]):

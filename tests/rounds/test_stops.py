@@ -155,7 +155,8 @@ def test_the_first_round_stops_the_run_where_every_reply_lacks_the_same_needed_m
         run(FedFV(), grid_of(metrics({"loss-before": None})))
     assert str(raised.value) == (
         "all 4 replies of round 1 lack the metric 'loss-before', which FedFV needs: "
-        "let the clients reply it, or choose a method that does without"
+        "write app = fair(train_fn, test_fn) in the client app (docs/flower.md), or choose a method that "
+        "does without"
     )
 
 

@@ -18,8 +18,13 @@ def model(**arrays: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
-def added(w: dict[str, np.ndarray], *replies: dict[str, np.ndarray], buffers: tuple[str, ...] = ()) -> Updates:
-    stored = Updates(Layout(w, buffers), capacity=len(replies))
+def added(
+    w: dict[str, np.ndarray],
+    *replies: dict[str, np.ndarray],
+    buffers: tuple[str, ...] = (),
+    shared: dict[str, str] | None = None,
+) -> Updates:
+    stored = Updates(Layout(w, buffers, shared), capacity=len(replies))
     for reply in replies:
         stored.add(reply)
     return stored
@@ -169,6 +174,69 @@ def test_integers_are_taken_over_and_buffers_averaged_by_hand() -> None:
     assert result["n"] == 20
     assert result["mean"].tolist() == [1.25, 2.0]
     assert after(stored, 1.0, 0.0, 0.0, counts=(3.0, 5.0, 5.0))["n"] == 20
+
+
+SHARED = {"twin": "a", "again": "a"}
+
+
+@given(seed=st.integers(0, 99), m=st.integers(1, 3))
+def test_a_shared_parameter_counts_once_and_its_other_names_get_its_values(seed: int, m: int) -> None:
+    a, b, U = drawn(seed, 2, 5), drawn(seed + 1, 1, 3)[0], drawn(seed + 2, m, 13)
+    once = model(a=a, b=b)
+    w = model(twin=a, a=a, b=b, again=a)  # a name may come before the one that stands for it
+    replies = [model(a=a + u[:10].reshape(2, 5), b=b + u[10:]) for u in U]
+    named = [model(twin=r["a"], a=r["a"], b=r["b"], again=r["a"]) for r in replies]
+    stored, expected = added(w, *named, shared=SHARED), added(once, *replies)
+    np.testing.assert_array_equal(gram_matrix(stored.vectors), gram_matrix(expected.vectors))
+    c = np.random.default_rng(seed).normal(size=m)
+    result, single = after(stored, *c), after(expected, *c)
+    assert list(result) == list(w)
+    for name, array in result.items():
+        np.testing.assert_array_equal(array, single[SHARED.get(name, name)])
+
+
+@pytest.mark.parametrize("other", [5.0, np.nan], ids=["another value", "not finite"])
+def test_of_a_shared_parameter_with_two_values_the_first_name_is_taken(other: float) -> None:
+    w = model(a=np.zeros(2, np.float32), twin=np.zeros(2, np.float32))
+    reply = model(a=np.ones(2, np.float32), twin=np.full(2, other, np.float32))
+    stored = added(w, reply, shared={"twin": "a"})
+    assert gram_matrix(stored.vectors).tolist() == [[2.0]]
+    assert {name: array.tolist() for name, array in after(stored, 1.0).items()} == {"a": [1, 1], "twin": [1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("shared", "words"),
+    [
+        ({"unknown": "a"}, "'unknown' is no parameter"),
+        ({"twin": "unknown"}, "'unknown' is no parameter"),
+        ({"twin": "steps"}, "'steps' is no parameter"),
+        ({"twin": "mean"}, "'mean' is no parameter"),
+        ({"mean": "a"}, "'mean' is no parameter"),
+        ({"a": "a"}, "'a' is no parameter"),
+        ({"twin": "a", "other": "twin"}, "'twin' is no parameter"),
+        ({"other": "a"}, "{'other': 'a'}: the two arrays of the model differ"),
+        ({"steps": "a"}, "{'steps': 'a'}: the two arrays of the model differ"),
+        ({"wide": "a"}, "{'wide': 'a'}: the two arrays of the model differ"),
+    ],
+    ids=str,
+)
+def test_arrays_that_are_not_one_parameter_are_refused_by_name(shared: dict[str, str], words: str) -> None:
+    zeros = np.zeros(2, np.float32)
+    w = model(a=zeros, twin=zeros, mean=zeros, other=zeros + 1, wide=np.zeros(2), steps=np.array([0, 0]))
+    with pytest.raises(ValueError, match=words):
+        Layout(w, ("mean",), shared)
+
+
+@given(seed=st.integers(0, 99), dtype=st.sampled_from(("float16", "float32", "float64")))
+def test_an_array_that_nobody_changes_keeps_its_bits(seed: int, dtype: str) -> None:
+    """Frozen layers: whatever the coefficients, and whatever the dtypes of the others."""
+    frozen, others = drawn(seed, 3, 7).astype(dtype), drawn(seed, 4, 5, "float64")
+    w = model(frozen=frozen, free=others[0])
+    stored = added(w, *(model(frozen=frozen, free=other) for other in others[1:]))
+    result = after(stored, *np.random.default_rng(seed).normal(size=3))
+    np.testing.assert_array_equal(result["frozen"], frozen)
+    assert result["frozen"].dtype == frozen.dtype
+    assert not np.array_equal(result["free"], others[0])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -1,37 +1,380 @@
-"""The models and their seeded initialisation."""
+"""Models by name, and what is asked of every model."""
+
+import importlib.util
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from fairbloom.tasks.models import MODELS, seeded
+from fairbloom.errors import FairbloomError
+from fairbloom.tasks import TASKS, TaskInfo
+from fairbloom.tasks.models import MODELS, build, check_arrays, float_buffers, set_channels, shared_parameters
+from fairbloom.tasks.task import check_model
+
+IMAGE = (1, 8, 8)
+DIGITS = TASKS["digits"]
+HERE = __name__
 
 every_model = pytest.mark.parametrize("name", MODELS)
+with_torchvision = pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="needs torchvision")
+without_torchvision = pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="has torchvision")
+
+
+def built(name: str, shape: tuple[int, ...] = IMAGE, outputs: int = 10, seed: int = 0) -> nn.Module:
+    """Build a model that a class or function of this file makes."""
+    return build(f"{HERE}:{name}", shape, outputs, seed)
+
+
+# Ours -----------------------------------------------------------------------------------------------------------------
 
 
 @every_model
-@pytest.mark.parametrize(("side", "classes"), [(8, 10), (28, 62), (12, 2)])
-def test_a_model_maps_images_to_one_number_a_class(name: str, side: int, classes: int) -> None:
-    assert MODELS[name](side, classes)(torch.zeros(3, 1, side, side)).shape == (3, classes)
+@pytest.mark.parametrize(("shape", "outputs"), [(IMAGE, 10), ((1, 28, 28), 62), ((3, 12, 5), 2)], ids=str)
+def test_our_models_map_images_to_a_row_of_outputs(name: str, shape: tuple[int, ...], outputs: int) -> None:
+    assert build(name, shape, outputs, 0)(torch.zeros(3, *shape)).shape == (3, outputs)
 
 
-@every_model
+@pytest.mark.parametrize("name", ["logistic", "mlp"])
+def test_vectors_have_models_too(name: str) -> None:
+    assert build(name, (13,), 1, 0)(torch.zeros(3, 13)).shape == (3, 1)
+
+
+@pytest.mark.parametrize("shape", [(13,), (1, 3, 8), (1, 8, 3)], ids=str)
+def test_a_cnn_of_what_is_no_image_or_a_tiny_one_is_refused_with_the_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(FairbloomError, match=rf"'cnn': .*4×4 pixels.* shape \({shape[0]},.*logistic and mlp"):
+        build("cnn", shape, 10, 0)
+
+
+# The seed -------------------------------------------------------------------------------------------------------------
+
+
+class Lazy(nn.Module):
+    """What makes its weights when it first meets an example."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.LazyLinear(5), nn.LazyBatchNorm1d(), nn.Linear(5, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+SEEDED = pytest.mark.parametrize("name", [*MODELS, f"{HERE}:Lazy"])
+
+
+@SEEDED
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(name: str) -> None:
-    once, again, other = (seeded(name, 8, 10, seed).state_dict() for seed in (5, 5, 6))
-    for key, weights in once.items():
-        assert torch.equal(weights, again[key])
-        assert not torch.equal(weights, other[key])
+    once, again, other = (build(name, IMAGE, 10, seed) for seed in (5, 5, 6))
+    assert all(torch.equal(once.state_dict()[key], again.state_dict()[key]) for key in once.state_dict())
+    for (key, weights), others in zip(once.named_parameters(), other.parameters(), strict=True):
+        assert not torch.equal(weights, others) or "2." in key, key  # BatchNorm begins with ones
 
 
-@every_model
-def test_the_weights_do_not_depend_on_what_was_drawn_before(name: str) -> None:
-    before = seeded(name, 8, 10, 0).state_dict()
+@SEEDED
+def test_the_weights_do_not_depend_on_what_was_drawn_before_and_nothing_is_drawn_for_others(name: str) -> None:
+    first = build(name, IMAGE, 10, 0).state_dict()
     torch.rand(17)
-    after = seeded(name, 8, 10, 0).state_dict()
-    assert all(torch.equal(before[key], after[key]) for key in before)
-
-
-@every_model
-def test_initialisation_leaves_the_global_generator_untouched(name: str) -> None:
     before = torch.get_rng_state()
-    seeded(name, 8, 10, 99)
+    second = build(name, IMAGE, 10, 0).state_dict()
     assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_weights_are_those_that_pytorch_draws_after_its_own_seed() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        expected = nn.Linear(64, 10)
+    state = build("logistic", IMAGE, 10, 7).state_dict()
+    assert torch.equal(state["1.weight"], expected.weight)
+    assert torch.equal(state["1.bias"], expected.bias)
+
+
+def test_a_lazy_model_has_all_its_weights_when_it_is_built_and_has_not_trained_by_that() -> None:
+    model = built("Lazy")
+    check_arrays(model)
+    assert all(module.training for module in model.modules())
+    assert model.state_dict()["layers.2.running_mean"].tolist() == [0.0] * 5
+
+
+# A user's own ---------------------------------------------------------------------------------------------------------
+
+
+class Told(nn.Module):
+    """Keeps what it was told, and fits."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int, **told: Any) -> None:
+        super().__init__()
+        self.told = told
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def by_words(outputs: int, classes: int, num_classes: int, out_features: int, *, shape: tuple[int, ...]) -> nn.Module:
+    return Told(shape, outputs, classes=classes, num_classes=num_classes, out_features=out_features)
+
+
+def by_sizes(inputs: int, in_features: int, channels: int, in_channels: int, shape: Any, outputs: int) -> nn.Module:
+    return Told(shape, outputs, inputs=inputs, in_features=in_features, channels=channels, in_channels=in_channels)
+
+
+def with_defaults(num_classes: int = 1000, width: float = 0.5, channels: int = 3, *args: Any, **more: Any) -> nn.Module:
+    return Told(IMAGE, num_classes, width=width, channels=channels, args=args, more=more)
+
+
+def told_nothing() -> nn.Module:
+    return Told(IMAGE, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("by_words", {"classes": 10, "num_classes": 10, "out_features": 10}),
+        ("by_sizes", {"inputs": 64, "in_features": 64, "channels": 1, "in_channels": 1}),
+        ("with_defaults", {"width": 0.5, "channels": 1, "args": (), "more": {}}),
+        ("told_nothing", {}),
+    ],
+)
+def test_a_users_function_is_told_what_its_signature_asks_for(name: str, expected: dict[str, Any]) -> None:
+    assert built(name).told == expected
+
+
+def test_a_class_is_called_as_a_function_is() -> None:
+    assert built("Told")(torch.zeros(2, *IMAGE)).shape == (2, 10)
+
+
+def channels_of(shape: tuple[int, ...], outputs: int, channels: int = 7) -> nn.Module:
+    return Told(shape, outputs, channels=channels)
+
+
+def test_a_vector_has_no_channels_so_that_their_default_stays() -> None:
+    assert built("channels_of", (13,)).told == {"channels": 7}
+
+
+def ambitious(depth: int, outputs: int) -> nn.Module:
+    return told_nothing()
+
+
+def textual(outputs: int) -> str:
+    return "a model"
+
+
+finished = told_nothing()
+NUMBER = 3
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ambitious", "its parameter depth has no default, .* it may ask for outputs, .*inputs.*shape, channels"),
+        ("textual", r"it returns a str; a model is a torch\.nn\.Module"),
+        ("finished", "a finished Told; name the class, or a function"),
+        ("NUMBER", "a finished int; name the class"),
+        ("missing", "has no missing"),
+    ],
+)
+def test_what_makes_no_model_is_refused_in_words(name: str, words: str) -> None:
+    with pytest.raises(FairbloomError, match=f"model = '{HERE}:{name}': .*{words}"):
+        built(name)
+
+
+def test_a_required_parameter_for_channels_is_refused_where_examples_are_vectors() -> None:
+    with pytest.raises(FairbloomError, match=r"by_sizes': its parameter channels has no default"):
+        built("by_sizes", (13,))
+
+
+def fixed() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+
+
+def flattened() -> nn.Module:
+    return nn.Flatten(0)
+
+
+class Pair(Told):
+    def forward(self, x: Tensor) -> Any:
+        return self.layers(x), x
+
+
+def in_double(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs)).double()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "fixed",
+            r"of shape \(1, 1, 8, 8\), it returns a tensor of shape \(1, 5\), .* needs a .* shape \(1, 10\)",
+        ),
+        ("flattened", r"returns a tensor of shape \(64,\)"),
+        ("Pair", r"returns a tuple, and this task needs a tensor of shape \(1, 10\)"),
+        (
+            "in_double",
+            r"cannot take an example .*\(1, 1, 8, 8\) and dtype torch.float32 \(RuntimeError: .*dtype",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_with_both_shapes_and_the_remedy(name: str, words: str) -> None:
+    with pytest.raises(FairbloomError, match=rf"(?s)model = '{HERE}:{name}': .*{words}.*parameters outputs, inputs"):
+        built(name)
+
+
+def test_a_model_is_found_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "brought_along.py").write_text(
+        "from torch import nn\ndef net(outputs): return nn.Sequential(nn.Flatten(), nn.LazyLinear(outputs))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert build("brought_along:net", (3, 4, 4), 2, 0)[1].weight.shape == (2, 48)  # type: ignore[index, union-attr]
+
+
+# The settings' check --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [f"{HERE}:Told", f"{HERE}:with_defaults", "torch.nn:Linear"])
+def test_a_users_model_passes_the_settings_check_with_any_task_that_has_models(name: str) -> None:
+    check_model(name, DIGITS)
+
+
+@pytest.mark.parametrize("name", ["finished", "missing"])
+def test_what_is_no_model_fails_the_settings_check(name: str) -> None:
+    with pytest.raises(FairbloomError, match=f"model = '{HERE}:{name}'"):
+        check_model(f"{HERE}:{name}", DIGITS)
+
+
+def test_a_slip_of_the_pen_is_answered_with_what_was_meant() -> None:
+    with pytest.raises(FairbloomError, match="model = 'logstic' is not known here: did you mean logistic"):
+        check_model("logstic", DIGITS)
+
+
+def test_one_of_ours_that_a_task_does_not_have_is_refused_with_those_that_it_has() -> None:
+    with pytest.raises(FairbloomError, match=r"model = 'cnn': task digits has logistic$"):
+        check_model("cnn", TaskInfo("digits", "", "", "", models=("logistic",)))
+
+
+# torchvision's --------------------------------------------------------------------------------------------------------
+
+
+@without_torchvision
+def test_a_model_of_torchvision_says_how_to_install_it() -> None:
+    for attempt in (partial(build, "resnet18", IMAGE, 10, 0), partial(check_model, "resnet18", DIGITS)):
+        with pytest.raises(FairbloomError, match=r"'resnet18' is not known here: .*pip install torchvision"):
+            attempt()
+
+
+@with_torchvision
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "densenet121", "googlenet"])
+def test_torchvisions_models_fit_the_images_channels_and_classes_in_training_too(name: str) -> None:
+    check_model(name, DIGITS)
+    model = build(name, (1, 64, 64), 7, 0)
+    assert model(torch.zeros(2, 1, 64, 64)).shape == (2, 7)
+    assert float_buffers(model) or name == "squeezenet1_1"
+
+
+@with_torchvision
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("resnet81", IMAGE, "did you mean resnet18"),
+        ("fasterrcnn_resnet50_fpn", IMAGE, "is not known here"),
+        ("resnet18", (13,), r"take images.*shape \(13,\): logistic and mlp"),
+        ("alexnet", IMAGE, "images of another size"),
+    ],
+)
+def test_what_torchvision_cannot_do_is_said(name: str, shape: tuple[int, ...], words: str) -> None:
+    with pytest.raises(FairbloomError, match=f"(?s)'{name}'.*{words}"):
+        build(name, shape, 10, 0)
+
+
+def stem(bias: bool = True, **options: Any) -> nn.Module:
+    first = nn.Conv2d(3, 8, (3, 5), stride=2, padding=(1, 2), bias=bias, padding_mode="reflect", **options)
+    return nn.Sequential(nn.Identity(), nn.Sequential(nn.Sequential(first, nn.ReLU()), nn.Conv2d(8, 4, 1)))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_first_convolution_is_replaced_by_one_alike_for_other_channels(bias: bool) -> None:
+    model = stem(bias)
+    second = model.get_submodule("1.1")
+    before = model(torch.zeros(1, 3, 9, 9)).shape
+    set_channels(model, 1)
+    assert model(torch.zeros(1, 1, 9, 9)).shape == before
+    assert str(model.get_submodule("1.0.0")) == str(stem(bias).get_submodule("1.0.0")).replace("Conv2d(3", "Conv2d(1")
+    assert model.get_submodule("1.1") is second
+
+
+def test_a_convolution_that_fits_and_a_model_without_any_stay_as_they_are() -> None:
+    for model in (stem(), nn.Sequential(nn.Linear(2, 2))):
+        before = list(model.modules())
+        set_channels(model, 3)
+        assert list(model.modules()) == before
+
+
+# What every model must be ---------------------------------------------------------------------------------------------
+
+
+class Noting(nn.Linear):
+    def get_extra_state(self) -> str:
+        return "a note"
+
+    def set_extra_state(self, state: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda: nn.Linear(2, 2).bfloat16(), r"'weight' has dtype torch.bfloat16, .*float32.*autocast"),
+        (lambda: nn.Linear(2, 2, dtype=torch.complex64), r"'weight' has dtype torch.complex64"),
+        (lambda: Noting(2, 2), r"state '_extra_state' is a str; .* tensors"),
+        (lambda: nn.Sequential(nn.LazyLinear(2)), r"'0.weight' has no shape yet"),
+    ],
+    ids=["bfloat16", "complex", "extra state", "lazy"],
+)
+def test_a_state_that_cannot_be_sent_is_refused_by_its_name(model: Callable[[], nn.Module], words: str) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        check_arrays(model())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_usual_states_can_be_sent(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).to(dtype)
+    model.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+    check_arrays(model)
+    assert all(tensor.numpy() is not None for tensor in model.state_dict().values())
+
+
+def test_float_buffers_that_are_stored_are_found_under_all_their_names() -> None:
+    norm = nn.BatchNorm1d(2)
+    model = nn.ModuleDict({"one": norm, "same": norm, "free": nn.BatchNorm1d(2, track_running_stats=False)})
+    model.register_buffer("scratch", torch.zeros(2), persistent=False)
+    model.register_buffer("kept", torch.zeros(2))
+    model.register_buffer("count", torch.tensor(3))
+    names = {f"{module}.running_{what}" for module in ("one", "same") for what in ("mean", "var")}
+    assert set(float_buffers(model)) == {*names, "kept"}
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+        self.again = self.middle
+
+
+def test_shared_parameters_are_found_with_the_first_of_their_names() -> None:
+    expected = {"last.weight": "first.weight", "again.weight": "middle.weight", "again.bias": "middle.bias"}
+    assert shared_parameters(Tied()) == expected
+    assert shared_parameters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))) == {}
+
+
+def test_equal_values_make_no_shared_parameter() -> None:
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    other.load_state_dict(one.state_dict())
+    assert shared_parameters(nn.Sequential(one, other)) == {}

@@ -1,0 +1,298 @@
+"""A user's own ClientApp, with which every method works: her training and test functions, wrapped.
+
+Her client app imports this in place of ClientApp, and makes the app by it; her handlers stay as they are::
+
+    from fairbloom.client.fair import fair
+
+    app = fair(train_fn, test_fn)  # in place of app = ClientApp()
+    train_fn = app.train_fn
+"""
+
+import copy
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
+from fairbloom.protocol import names as wire
+from fairbloom.protocol.streams import generator
+from fairbloom.protocol.terms import Terms
+
+from . import randomness
+from ..app import ABOUT_PERSONAL, PERSONAL_MODEL, ROUND
+from .functions import Function, Measured, Session
+from ..personal import PersonalModels, StateDict, folder_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SESSION: ContextVar[Session | None] = ContextVar("session", default=None)
+"""The message that is being worked on; the wrapped training function finds its terms here."""
+
+
+def fair(train: Callable[P, R], test: Function, *, mods: Sequence[Mod] = ()) -> "FairClientApp[P, R]":
+    """Return a ClientApp that keeps the terms of every method.
+
+    The handlers that are registered with the app call its `train_fn` in place of `train`, once for a message; they load
+    model and data, and write the reply, as they would for Flower's FedAvg.
+
+    Parameters
+    ----------
+    train
+        Trains a model in place, with an optimizer of torch.optim and `loss.backward()`. The model is its first argument
+        that is a module with parameters, the data its first DataLoader.
+    test
+        Measures a model and returns (loss, accuracy), (loss, dict with accuracy) or a dict with both. It is called with
+        the training data too. Parameters beside model and loader take the value that `train` has by the same name.
+    mods
+        As ClientApp takes them; they see the messages as they travel.
+
+    """
+    return FairClientApp(train, test, list(mods))
+
+
+class FairClientApp(ClientApp, Generic[P, R]):
+    """A ClientApp that answers QUERY, and whose other handlers keep the server's terms; made by `fair`.
+
+    Attributes
+    ----------
+    train_fn
+        Trains on the terms of the message that is being answered. It is called as the user's function is, and returns
+        what that returns; outside a message it is that function.
+    """
+
+    def __init__(self, train: Callable[P, R], test: Function, mods: list[Mod]) -> None:
+        super().__init__(mods=mods)
+
+        @functools.wraps(train)
+        def on_terms(*args: P.args, **kwargs: P.kwargs) -> R:
+            session = _SESSION.get()
+            if session is None:
+                return train(*args, **kwargs)
+            outcome: R = session(args, kwargs)
+            return outcome
+
+        self.train_fn: Callable[P, R] = on_terms
+        self._functions = train, test
+        self._train_handlers: dict[str, ClientAppCallable] = {}
+        self.query()(introduce)
+
+    def train(
+        self, action: str = "default", *, mods: list[Mod] | None = None
+    ) -> Callable[[ClientAppCallable], ClientAppCallable]:
+        """Register a train function, as ClientApp does."""
+        register = super().train(action, mods=mods)
+
+        def decorator(handler: ClientAppCallable) -> ClientAppCallable:
+            register(functools.partial(self._answer_train, handler))
+            self._train_handlers[action] = handler
+            return handler
+
+        return decorator
+
+    def evaluate(
+        self, action: str = "default", *, mods: list[Mod] | None = None
+    ) -> Callable[[ClientAppCallable], ClientAppCallable]:
+        """Register an evaluate function, as ClientApp does."""
+        register = super().evaluate(action, mods=mods)
+
+        def decorator(handler: ClientAppCallable) -> ClientAppCallable:
+            register(functools.partial(self._answer_evaluate, handler))
+            return handler
+
+        return decorator
+
+    def _answer_train(self, handler: ClientAppCallable, message: Message, context: Context) -> Message:
+        terms = terms_of(message)
+        if terms is None:
+            return handler(message, context)
+        client, personal = Client.of(context), personal_models(context)
+        session = self._session(client, terms, personal)
+        with client.drawing(), _active(session):
+            reply = handler(message, context)
+        if reply.has_error():
+            return reply
+        session.check_called()
+        metrics_of(reply).update(session.metrics)
+        if session.snapshot:
+            reply.content[wire.SNAPSHOT] = _like_received(session.snapshot, message)
+        if terms.personal_lambda is not None and personal.last is not None:
+            number, model = personal.last
+            context.state[PERSONAL_MODEL] = ArrayRecord(OrderedDict(model))
+            context.state[ABOUT_PERSONAL] = ConfigRecord({ROUND: number})
+        return reply
+
+    def _answer_evaluate(self, handler: ClientAppCallable, message: Message, context: Context) -> Message:
+        terms = terms_of(message)
+        if terms is None:
+            return handler(message, context)
+        client, personal = Client.of(context), personal_models(context)
+        with client.drawing():
+            reply = handler(message, context)
+        if reply.has_error():
+            return reply
+        metrics = metrics_of(reply)
+        if terms.personal_lambda is not None:
+            model = personal.before(terms.server_round + 1)
+            with client.drawing():
+                own = metrics if model is None else metrics_of(handler(_with(message, model), context))
+            about_own = {f"{name}-{wire.PERSONAL}": value for name, value in own.items() if name != wire.NUM_EXAMPLES}
+            metrics.update(about_own)
+        if wire.TRAIN_LOSS in terms.measure:
+            session = self._session(client, terms, personal, measure_only=True)
+            with client.drawing(), _active(session):
+                self._let_measure(message, context)
+            session.check_called()
+            metrics.update(session.metrics)
+        return reply
+
+    def _let_measure(self, message: Message, context: Context) -> None:
+        """Run the train handler up to its call of the training function, where the received model is measured."""
+        action = message.metadata.message_type.partition(".")[2] or "default"
+        handler = self._train_handlers.get(action) or self._train_handlers.get("default")
+        if handler is None:
+            raise ValueError("measure = train-loss: this ClientApp has no train function, which would load the data")
+        with suppress(Measured):
+            handler(message, context)
+
+    def _session(self, client: "Client", terms: Terms, personal: PersonalModels, **how: bool) -> Session:
+        train, test = self._functions
+
+        def seed(purpose: str) -> None:
+            client.seed(purpose, terms.server_round)
+
+        return Session(train, test, terms, seed, personal, **how)
+
+
+@dataclass(frozen=True)
+class Client:
+    """Who a context's client is, and what it draws from.
+
+    Attributes
+    ----------
+    name
+        Its name in the node config; else it is called after its partition, else its node id.
+    run_seed
+        The run's seed.
+    """
+
+    name: str
+    run_seed: int
+
+    @classmethod
+    def of(cls, context: Context) -> "Client":
+        """Return the client of a context."""
+        return cls(name_of(context), int(context.run_config.get("seed", 0)))
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Let a handler draw from global generators that are this client's own: the same in every round.
+
+        So data that it splits at random is split in one way throughout the run.
+        """
+        with randomness.kept():
+            self.seed("handler")
+            yield
+
+    def seed(self, purpose: str, *where: int) -> None:
+        """Seed the global generators from the run's seed, this client, the purpose and the place alone."""
+        randomness.seed(int(generator(self.run_seed, purpose, self.name, *where).integers(2**63)))
+
+
+def name_of(context: Context) -> str:
+    """Return what the server calls a client, and the same in every run where there is a name or a partition."""
+    node = context.node_config
+    partition = node.get("partition-id")
+    if "name" in node:
+        return str(node["name"])
+    if partition is None:
+        return str(context.node_id)
+    width = len(str(int(node.get("num-partitions", 1)) - 1))
+    return f"client-{str(partition).zfill(width)}"
+
+
+def introduce(message: Message, context: Context) -> Message:
+    """Say who this client is."""
+    return Message(RecordDict({wire.CLIENT: ConfigRecord({wire.NAME: name_of(context)})}), reply_to=message)
+
+
+def terms_of(message: Message) -> Terms | None:
+    """Return the terms of a message, None where it has no round's number: it is of another strategy."""
+    configs = message.content.config_records
+    config: Mapping[str, Any] = configs.get(wire.CONFIG) or next(iter(configs.values()), {})
+    return Terms.of(config) if "server-round" in config else None
+
+
+def metrics_of(reply: Message) -> MetricRecord:
+    """Return the metrics of a reply.
+
+    Raises
+    ------
+    ValueError
+        When it has none, or several records of them.
+    """
+    records = reply.content.metric_records
+    if wire.METRICS in records:
+        return records[wire.METRICS]
+    if len(records) != 1:
+        raise ValueError(f"a reply must have one MetricRecord, got {list(records)}")
+    return next(iter(records.values()))
+
+
+def personal_models(context: Context) -> PersonalModels:
+    """Return a client's personal models: the last one in its context, others in its folder if there is one."""
+    last = None
+    if ABOUT_PERSONAL in context.state.config_records:
+        made = int(str(context.state.config_records[ABOUT_PERSONAL][ROUND]))
+        last = (made, dict(context.state.array_records[PERSONAL_MODEL].to_torch_state_dict()))
+    own = {key: context.node_config[key] for key in ("state-dir",) if key in context.node_config}
+    return PersonalModels(folder_of({**context.run_config, **own}, name_of(context)), last)
+
+
+@contextmanager
+def _active(session: Session) -> Iterator[None]:
+    """Let the wrapped training function find a session."""
+    token = _SESSION.set(session)
+    try:
+        yield
+    finally:
+        _SESSION.reset(token)
+
+
+def _with(message: Message, model: StateDict) -> Message:
+    """Return a message with another model."""
+    key, _ = _received(message)
+    other = copy.copy(message)
+    other.content = RecordDict({**message.content, key: _like_received(model, message)})
+    return other
+
+
+def _like_received(model: Mapping[str, Any], message: Message) -> ArrayRecord:
+    """Return those arrays of a model that the received one has.
+
+    Raises
+    ------
+    ValueError
+        When one is missing.
+    """
+    _, received = _received(message)
+    missing = [name for name in received if name not in model]
+    if missing:
+        raise ValueError(
+            f"the model of the training function has no {missing[0]!r}, which the received arrays have: both must have "
+            "the names of one state_dict()"
+        )
+    return ArrayRecord(OrderedDict((name, model[name]) for name in received))
+
+
+def _received(message: Message) -> tuple[str, ArrayRecord]:
+    records = message.content.array_records
+    key = wire.ARRAYS if wire.ARRAYS in records else next(iter(records))
+    return key, records[key]

@@ -1,0 +1,192 @@
+"""Clients' names by QUERY, and apps that answer none."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app.error import Error
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+
+from fairbloom.protocol.helper import ADVICE
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import FedAvg, QFedAvg, Round
+from tests.strategies.helpers import Answer, MemoryGrid, initial_model, quadratics, record
+
+from .helpers import run
+
+FLOWER = logging.getLogger("flwr")
+SAID = (
+    "the clients' app answers no QUERY: clients are called after their node ids, and a seed does not fix the draws; "
+    f"for names, {ADVICE}"
+)
+
+
+def plain() -> ClientApp:
+    """Return an app as Flower's templates are."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 3})})
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 3, "eval_acc": 0.5})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+class Counting(InProcessGrid):
+    """Notes who is asked for a name."""
+
+    def __init__(self, app: ClientApp, clients: int) -> None:
+        super().__init__(app, {}, clients)
+        self.asked: list[int] = []
+
+    def push_messages(self, messages: Any) -> Any:
+        messages = list(messages)
+        self.asked += [m.metadata.dst_node_id for m in messages if m.metadata.message_type == MessageType.QUERY]
+        return super().push_messages(messages)
+
+
+def test_an_app_without_a_query_function_is_asked_once_and_the_log_says_what_to_write(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid, finished = Counting(plain(), 5), list[Round]()
+    with caplog.at_level(logging.INFO, "flwr"):
+        FedAvg().start(grid, record(initial_model()), 3, on_round=finished.append)
+    assert grid.asked == [2]
+    assert caplog.messages.count(SAID) == 1
+    assert all(each.participants == ("2", "3", "4", "5", "6") for each in finished)
+    assert all(each.evaluations["4"]["eval_acc"] == 0.5 for each in finished)
+
+
+def test_an_app_of_a_numpy_client_is_asked_once_too() -> None:
+    grid = Counting(ClientApp(client_fn=lambda context: NumPyClient().to_client()), 4)
+    with pytest.raises(ValueError, match="replies were refused"):
+        FedAvg(unused_rounds=1).start(grid, record(initial_model()), 1)
+    assert grid.asked == [2]
+
+
+def test_the_first_node_is_asked_alone_and_the_others_together() -> None:
+    class Grid(MemoryGrid):
+        def push_messages(self, messages: Any) -> list[str]:
+            messages = list(messages)
+            at_once.append([message.metadata.message_type for message in messages].count(MessageType.QUERY))
+            return super().push_messages(messages)
+
+    at_once: list[int] = []
+    _, (finished,) = run(FedAvg(), Grid(quadratics(5)), rounds=1)
+    assert [count for count in at_once if count] == [1, 4]
+    assert finished.participants == tuple(f"site-{k}" for k in range(5))
+
+
+def first_of(clients: dict[str, Any]) -> str:
+    """Return the client that is asked first."""
+    nodes = MemoryGrid(clients).nodes
+    return nodes[min(nodes)]
+
+
+def test_where_the_first_node_does_not_answer_the_others_are_asked_and_it_is_asked_again_later() -> None:
+    clients: dict[str, Answer] = dict(quadratics(4))
+    first = first_of(clients)
+    answering = clients[first]
+    asked: list[int] = []
+
+    def slow(message: Message) -> Message | None:
+        if message.metadata.message_type == MessageType.QUERY:
+            asked.append(len(asked))
+            return None
+        return answering(message)
+
+    _, rounds = run(FedAvg(), MemoryGrid(clients | {first: slow}), rounds=2, timeout=0.001)
+    assert all(each.participants == tuple(sorted(clients.keys() - {first})) for each in rounds)
+    assert len(asked) >= 1
+
+
+def test_where_the_first_node_fails_otherwise_it_is_called_after_its_id_and_the_others_by_their_names() -> None:
+    clients: dict[str, Answer] = dict(quadratics(4))
+    first = first_of(clients)
+    answering = clients[first]
+
+    def failing(message: Message) -> Message | None:
+        if message.metadata.message_type == MessageType.QUERY:
+            return Message(Error(2, "out of memory"), reply_to=message)
+        return answering(message)
+
+    grid = MemoryGrid(clients | {first: failing})
+    _, (finished,) = run(FedAvg(), grid, rounds=1)
+    assert set(finished.participants) == (clients.keys() - {first}) | {str(min(grid.nodes))}
+
+
+def test_one_later_node_without_a_query_function_takes_no_names_from_the_others() -> None:
+    clients: dict[str, Answer] = dict(quadratics(4))
+    grid = MemoryGrid(clients)
+    last = max(grid.nodes)
+    answering = clients[grid.nodes[last]]
+
+    def bare(message: Message) -> Message | None:
+        if message.metadata.message_type == MessageType.QUERY:
+            return Message(Error(2, "No query function registered with name 'default'"), reply_to=message)
+        return answering(message)
+
+    _, (finished,) = run(FedAvg(), MemoryGrid(clients | {grid.nodes[last]: bare}), rounds=1)
+    assert set(finished.participants) == (clients.keys() - {grid.nodes[last]}) | {str(last)}
+
+
+# What Flower's simulation logs --------------------------------------------------------------------------------------
+
+
+def simulated(reason: str) -> Callable[[Message], Message | None]:
+    """Return a client that answers QUERY as a simulated node does: with an error that the same process logs."""
+    client = quadratics(1)["site-0"]
+
+    def answer(message: Message) -> Message | None:
+        if message.metadata.message_type != MessageType.QUERY:
+            return client(message)
+        error = ValueError(reason)
+        FLOWER.log(logging.ERROR, "An exception was raised when processing a message by %s", "RayBackend")
+        FLOWER.log(logging.ERROR, error)
+        FLOWER.log(logging.ERROR, f"Traceback (most recent call last):\nValueError: {reason}\n")
+        return Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"), [("No query function registered with name 'default'", 0), ("the disk is full", 9)]
+)
+def test_only_the_simulations_traceback_about_query_is_hidden(
+    reason: str, shown: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        _, (finished,) = run(FedAvg(), MemoryGrid(dict.fromkeys("abc", simulated(reason))), rounds=1)
+        FLOWER.error("No query function registered, somebody else says")
+    errors = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert len(errors) == shown + 1
+    assert len(finished.participants) == 3
+    assert not FLOWER.filters
+
+
+# What is lacking ----------------------------------------------------------------------------------------------------
+
+
+def test_a_metric_that_one_reply_lacks_is_named_with_the_helper_and_the_page() -> None:
+    clients: dict[str, Answer] = dict(quadratics(3))
+    answering = clients["site-1"]
+
+    def lacking(message: Message) -> Message | None:
+        reply = answering(message)
+        if reply is not None and message.metadata.message_type == MessageType.TRAIN:
+            del reply.content.metric_records["metrics"]["loss-before"]
+        return reply
+
+    _, (finished,) = run(QFedAvg(q=1.0, lipschitz=1.0), MemoryGrid(clients | {"site-1": lacking}), rounds=1)
+    reason = finished.refused["site-1"]
+    for words in ("'loss-before'", "app = fair(train_fn, test_fn)", "docs/flower.md"):
+        assert words in reason
