@@ -25,10 +25,10 @@ from fairbloom.protocol import names as wire
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 
-from . import randomness
 from ..app import ABOUT_PERSONAL, PERSONAL_MODEL, ROUND
-from .functions import Function, Measured, Session
 from ..personal import PersonalModels, StateDict, folder_of
+from . import randomness
+from .functions import Function, Measured, Session
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,10 +15,10 @@ from fairbloom.protocol import names as wire
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.terms import Terms
 
-from . import randomness
-from .loaders import Batches, Loader, epochs_of, generators_kept, one_batch, steps_of, whole
 from ..objectives import transform_of
 from ..personal import PersonalModels, StateDict
+from . import randomness
+from .loaders import Batches, Loader, epochs_of, generators_kept, one_batch, steps_of, whole
 from .steps import Anchor, Steps, TransformedLoss
 
 Function = Callable[..., Any]
