@@ -7,14 +7,31 @@ from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, whatever is installed
 
+from fairbloom import __version__
+
 project = "Fairbloom"
-extensions = ["myst_parser", "sphinx.ext.mathjax"]
+release = __version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.mathml"]
+exclude_patterns = ["_build"]
+smartquotes_action = "De"  # dashes and dots alone: "" in a docstring is an empty text
+default_role = "py:obj"  # what stands between backticks in a docstring is code, and a link where it is a name of ours
+
 html_theme = "furo"
 html_title = "Fairbloom"
+html_math_renderer = "mathml"
+html_static_path = ["_static"]
+html_css_files = ["fairbloom.css"]
 html_show_copyright = False
-myst_enable_extensions = ["dollarmath"]
+html_show_sphinx = False
+html_copy_source = False
+
+myst_enable_extensions = ["attrs_inline", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+
+autodoc_member_order = "bysource"
+napoleon_google_docstring = False
+napoleon_custom_sections = [("Attributes", "params_style")]  # a list in their class, not entries of their own
+python_maximum_signature_line_length = 90
 
 
 def write_methods(app: Sphinx) -> None:
@@ -24,6 +41,23 @@ def write_methods(app: Sphinx) -> None:
     write(Path(app.srcdir) / "methods")
 
 
+HELD = "\ue000"
+"""Stands for a colon while napoleon reads a docstring."""
+
+
+def hold_colons(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Let what stands before a colon in a property's docstring be words, where napoleon takes it for a type."""
+    if what in ("attribute", "data", "property"):
+        lines[:] = [line.replace(":", HELD) for line in lines]
+
+
+def keep_signs(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Put colons back; let |x| be an absolute value, where reStructuredText takes it for a substitution."""
+    lines[:] = [line.replace(HELD, ":").replace("|", r"\|") for line in lines]
+
+
 def setup(app: Sphinx) -> None:
-    """Let Sphinx write the pages on the methods when it starts."""
+    """Let Sphinx write the pages on the methods when it starts, and read docstrings as they are meant."""
     app.connect("builder-inited", write_methods)
+    app.connect("autodoc-process-docstring", hold_colons, priority=400)  # napoleon has 500
+    app.connect("autodoc-process-docstring", keep_signs, priority=600)

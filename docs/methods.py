@@ -11,7 +11,7 @@ from fairbloom.experiments.catalogue import Method, Parameter, describe
 from fairbloom.protocol.names import ACCURACY_AFTER, LEARNING_RATE, LOSS_BEFORE
 from fairbloom.server.settings import Value
 from fairbloom.server.settings import parameters as all_parameters
-from fairbloom.strategies import METHODS
+from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import STARTING_POINTS, takes_gram
 
 from . import toy
@@ -42,6 +42,9 @@ PAGE = """\
 {facts}
 
 ## Use
+
+```{{py:class}} {signature}
+```
 
 ```python
 from fairbloom.strategies import {title}
@@ -85,8 +88,9 @@ INDEX = """\
 # Methods
 
 {count} methods, each a Flower strategy that turns the clients' losses, the inner products of their updates and what it
-remembers into one coefficient per update. `fairbloom methods` prints them as well. The common options go with every
-one of them: FedFV with `proximal_mu`, for example, or TERM with personal models by `personal_lambda`.
+remembers into one coefficient per update. `fairbloom methods` prints them as well. The
+[common options](../api/methods.md) go with every one of them: FedFV with `proximal_mu`, for example, or TERM with
+personal models by `personal_lambda`.
 
 ```{{toctree}}
 :hidden:
@@ -127,6 +131,9 @@ With `pip install "fairbloom[torchjd]"` each is a method by the name of its clas
 {facts}
 
 Arguments without a default are {starting_points}. For others, or a weighting of your own:
+
+```{{py:class}} fairbloom.strategies.FromTorchJD(weighting, **options)
+```
 
 ```python
 from fairbloom.strategies import FromTorchJD
@@ -169,6 +176,7 @@ def page(method: Method) -> str:
         title=method.title,
         explanation=explanation(method),
         facts=facts(method),
+        signature=signature(METHODS[method.name]),
         call=call(method.title, example(method)),
         command=command(method),
         parameters=parameters(method),
@@ -244,6 +252,16 @@ def example(method: Method) -> dict[Parameter, Value]:
     }
 
 
+def signature(method: type[FairStrategy]) -> str:
+    """Return how a strategy class is called, for the index and for links to it."""
+    own = [
+        parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
+        for parameter in inspect.signature(method).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    return f"fairbloom.strategies.{method.__name__}({', '.join([*own, '**options'])})"
+
+
 def call(title: str, arguments: dict[Parameter, Value]) -> str:
     """Return the Python expression that makes a strategy."""
     given = (f"{parameter.key.partition('.')[2].replace('-', '_')}={value}" for parameter, value in arguments.items())
@@ -266,7 +284,7 @@ def parameters(method: Method) -> str:
         for parameter in method.parameters
     ]
     own = table(("Key in a run", "Range", "Default", "Meaning"), rows) if rows else "It has none of its own."
-    return f"{own}\n\nThe common options of all methods come on top. {prior}"
+    return f"{own}\n\nThe [common options](../api/methods.md) of all methods come on top. {prior}"
 
 
 def needed(method: Method) -> list[str]:

@@ -3,7 +3,6 @@
 import io
 import os
 import re
-import shlex
 import shutil
 import stat
 import subprocess
@@ -15,18 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from fairbloom.cli import app
-from fairbloom.deploy.device.cli import DEFAULT, WithDefault
 from fairbloom.deploy.operator.federation import server_unit
 
 ROOT = Path(__file__).parents[2]
 EDGE = ROOT / "deploy" / "edge"
 SCRIPTS = sorted(EDGE.glob("*.sh"))
 UNIT = "fairbloom-client.service"
-GUIDE = (ROOT / "docs" / "deployment.md").read_text()
-COMMANDS = sorted({*re.findall(r"^(fairbloom .*)$", GUIDE, re.M), *re.findall(r"`(fairbloom [^`]*)`", GUIDE)})
 
 
 def needs(command: str) -> pytest.MarkDecorator:
@@ -267,21 +261,6 @@ def test_a_client_starts_without_the_servers_libraries() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split() == ["2"]
     assert "write it as HOST:PORT" in done.stderr
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_the_guide_names_commands_and_options_that_are(line: str) -> None:
-    words = shlex.split(line)[1:]
-    command = typer.main.get_command(app)
-    while words and isinstance(command, typer.core.TyperGroup):
-        known_word = words[0] in command.commands or not isinstance(command, WithDefault)
-        command = command.commands[words.pop(0) if known_word else DEFAULT]
-    known = {option for parameter in command.params for option in parameter.opts}
-    assert {word for word in words if word.startswith("--")} <= known
-
-
-def test_the_guide_has_commands() -> None:
-    assert len(COMMANDS) >= 8
 
 
 # The device's data ---------------------------------------------------------------------------------------------------

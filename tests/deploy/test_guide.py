@@ -1,6 +1,5 @@
 """The deployment guide, followed to the letter: its commands are read from the page."""
 
-import re
 import shlex
 import shutil
 import subprocess
@@ -9,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.federation import rounds
-from benchmarks.flower import ROOT, SCRIPTS, flower, listens, wait_for_port
+from benchmarks.flower import SCRIPTS, flower, listens, wait_for_port
+from tests.docs.pages import blocks
 
 pytestmark = pytest.mark.runtimes
 
-PAGE = (ROOT / "docs" / "deployment.md").read_text()
-SECTION = re.findall(r"^## A federation in six steps\n(.+?)^## ", PAGE, re.M | re.S)[0]
-COMMANDS = [
-    line for block in re.findall(r"```sh\n(.+?)```", SECTION, re.S) for line in block.replace("\\\n", " ").splitlines()
-]
+SECTION = "A federation in six steps"
+COMMANDS = [line for block in blocks("docs/deployment.md") if block.section == SECTION for line in block.commands]
 STAY = ("fairbloom server", "fairbloom client")
 PORTS = (8000, 9092)
 

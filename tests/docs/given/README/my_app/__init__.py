@@ -1,0 +1,1 @@
+"""The app that the README takes for granted."""

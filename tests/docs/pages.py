@@ -1,0 +1,101 @@
+"""The pages that people read, and the code blocks in them."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+PAGES = ["README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
+"""All pages that are written by hand; those on the methods, and the API reference, have tests of their own."""
+
+FEDERATION = "tests/deploy/test_guide.py::test_six_steps_make_a_federation"
+COMPOSE = "tests/docker/test_compose.py::test_docker_compose_up_gives_the_run_in_process"
+QUICKSTART = (
+    "tests/client/test_fair.py::"
+    "test_the_page_says_how_many_lines_change_in_the_quickstart_and_the_changed_app_leaves_a_run_folder"
+)
+OWN_DATA = "tests/deploy/test_own_data.py::test_four_nodes_give_the_weights_of_the_run_in_process"
+ELSEWHERE = {
+    "README.md#Real nodes": FEDERATION,
+    "docs/deployment.md#A federation in six steps": FEDERATION,
+    "docs/deployment.md#Keys that stay on the device": (
+        "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
+    ),
+    "docs/deployment.md#Edge devices": "tests/deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",
+    "docs/docker.md#In containers": COMPOSE,
+    "docs/docker.md#Settings": (
+        "tests/docker/test_compose.py::test_a_run_outlives_the_superlink_and_neither_clients_nor_the_host_get_in"
+    ),
+    "docs/docker.md#GPU": "tests/docker/test_files.py::test_the_gpu_twins_reserve_devices",
+    "docs/tutorial.md#Deployed": OWN_DATA,
+    "docs/flower.md#The client: two lines change, one is new": QUICKSTART,
+    "docs/flower.md#The server: three lines change, two are new": QUICKSTART,
+    "docs/your-method.md": "tests/docs/test_your_method.py::test_every_block_of_python_is_run_by_a_test",
+}
+"""The sections, and pages, whose blocks need more than a folder, each with the test that does what they say."""
+
+FENCE = re.compile(r"^( *)(`{3,})([^\s`]*)[^\n]*\n(.*?)^ *\2`*[ ]*$", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+FILE_NAME = re.compile(r"# ([\w./-]+\.\w+)\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced code block.
+
+    Attributes
+    ----------
+    page, section
+        The page that has it, as a path from the root, and the heading above it.
+    line
+        The line of the page on which its text begins, from 1.
+    language
+        What stands behind its fence: python, sh, toml or text.
+    text
+        What is between the fences, without their indentation.
+    """
+
+    page: str
+    section: str
+    line: int
+    language: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        """Where the block is, in words for errors."""
+        return f"{self.page}, line {self.line}"
+
+    @cached_property
+    def file(self) -> str:
+        """The file that the block is, which its first line names in a comment; "" where it names none."""
+        named = FILE_NAME.match(self.text)
+        return named[1] if named else ""
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a block in the shell's language; one that goes on in the next line is one."""
+        lines = re.sub(r"\\\n *", "", self.text).splitlines()
+        return [line for line in lines if line.strip() and not line.startswith("#")]
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another test runs it."""
+        return self.page in ELSEWHERE or f"{self.page}#{self.section}" in ELSEWHERE
+
+
+def blocks(page: str) -> list[Block]:
+    """Return the code blocks of a page, from its top to its bottom; Sphinx's directives are none."""
+    text = (ROOT / page).read_text()
+    prose = FENCE.sub(lambda fenced: re.sub(r"[^\n]", " ", fenced[0]), text)
+    headings = [(found.start(), found[1]) for found in HEADING.finditer(prose)]
+    found = []
+    for fenced in FENCE.finditer(text):
+        indent, _, language, inside = fenced.groups()
+        section = next((title for start, title in reversed(headings) if start < fenced.start()), "")
+        line = text.count("\n", 0, fenced.start(4)) + 1
+        if not language.startswith("{"):
+            found.append(Block(page, section, line, language, re.sub(rf"^{indent}", "", inside, flags=re.MULTILINE)))
+    return found

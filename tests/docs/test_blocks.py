@@ -1,0 +1,197 @@
+"""Every code block of README.md and docs/ is run as it is printed, by the reader or by a test that is named."""
+
+import importlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import typer
+
+from fairbloom.cli import app
+from fairbloom.deploy.device.cli import DEFAULT, WithDefault
+
+from .pages import ELSEWHERE, PAGES, ROOT, blocks
+from .reader import Reader, is_shown
+
+READ = [page for page in PAGES if any(not block.elsewhere for block in blocks(page))]
+
+
+@pytest.mark.parametrize("page", READ)
+def test_what_a_page_shows_works(page: str, tmp_path: Path) -> None:
+    """What the page takes for granted, the reader's own data and modules, lies in given/."""
+    if (given := Path(__file__).parent / "given" / Path(page).stem).is_dir():
+        copytree(given, tmp_path, dirs_exist_ok=True)
+    reader = [sys.executable, "-P", "-m", "tests.docs.reader", page]
+    wide = os.environ | {"COLUMNS": "120"}  # tables are as wide as on a screen
+    done = subprocess.run(reader, cwd=tmp_path, env=wide, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
+# What runs elsewhere ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", ELSEWHERE)
+def test_another_test_does_what_a_section_says(section: str) -> None:
+    page, _, title = section.partition("#")
+    file, _, name = ELSEWHERE[section].partition("::")
+    assert [block for block in blocks(page) if title in ("", block.section)], f"{section} has no block"
+    assert callable(getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name))
+
+
+def commands(page: str) -> set[str]:
+    """All commands of ours on a page, those in the midst of a sentence too."""
+    lines = [line for block in blocks(page) for line in block.commands]
+    inline = re.findall(r"(?<!`)`(fairbloom [a-z][^`]*)`", (ROOT / page).read_text())
+    return {" ".join(line.split()) for line in (*lines, *inline) if re.match(r"fairbloom [a-z]", line)}
+
+
+@pytest.mark.parametrize(("page", "line"), [(page, line) for page in PAGES for line in sorted(commands(page))])
+def test_a_command_has_the_options_that_a_page_gives_it(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    command: typer.core.click.Command = typer.main.get_command(app)
+    while words and isinstance(command, typer.core.TyperGroup):
+        known_word = words[0] in command.commands or not isinstance(command, WithDefault)
+        command = command.commands[words.pop(0) if known_word else DEFAULT]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+
+
+def test_the_readme_shows_the_commands_of_the_guide() -> None:
+    """The guide's may say more: the test that follows it runs those."""
+    guide = commands("docs/deployment.md")
+    (block,) = (block for block in blocks("README.md") if block.section == "Real nodes")
+    shown = [shlex.join(shlex.split(line, comments=True)) for line in block.commands]
+    assert [line for line in shown if not any(known.startswith(line) for known in guide)] == []
+
+
+def test_there_are_pages_and_commands() -> None:
+    assert {"README.md", "docs/index.md"} <= set(READ)
+    assert len(commands("docs/deployment.md")) >= 8
+
+
+# The reader itself --------------------------------------------------------------------------------------------------
+
+GOOD = """
+# A page
+
+```python
+a = 40
+```
+
+```python
+# doubling.py
+def double(a): return 2 * a
+```
+
+```python
+# doubling.py
+def quadruple(a): return double(double(a))
+```
+
+```python
+from doubling import quadruple
+print("four times", quadruple(a) + 1.5)
+```
+
+```text
+four times 161.4
+```
+
+```sh
+fairbloom tasks --json \\
+    --help
+echo one two
+```
+
+```text
+one … two
+```
+
+```sh
+fairbloom run --method nobody
+```
+
+```text
+error: … nobody …
+```
+"""
+
+BAD = {
+    "a language that nobody runs": ("```yaml\na: 1\n```", "line 2: nobody runs a block whose language is 'yaml'"),
+    "a block without a language": ("```\na\n```", "nobody runs a block whose language is ''"),
+    "a cell that fails": ("# A\n\n```python\na = 1\nb = 1 / 0\n```", 'page.md", line 5'),
+    "a file that cannot be imported": ("```python\n# mine.py\nimport nothing_such\n```", "No module named"),
+    "a command that fails": ("```sh\nfairbloom run --method nobody\n```", "ended with 2"),
+    "a command that fails before another": ("```sh\nfalse\ntrue\n```", "false ended with 1"),
+    "an error that is another": ("```sh\nfairbloom run --method x\n```\n```text\nerror: full\n```", "printed was"),
+    "an extra that is not there": ("```sh\npip install 'fairbloom[wings]'\n```", "there is no extra wings"),
+    "a target that is not there": ("```sh\nmake coffee\n```", "ended with 2"),
+    "a command that stays": ("```sh\nfairbloom server --dir a\n```", "name the test that runs fairbloom server"),
+    "an output that is another": ("```sh\necho a 10\n```\n```text\na 12\n```", "printed was"),
+    "a file without a name": ("```toml\na = 1\n```", "say in the first line which file this is"),
+    "a file that is no TOML": ("```toml\n# a.toml\na = \n```", "Invalid value"),
+    "a dependency that is none": (
+        '```toml\n# pyproject.toml\n[project]\ndependencies = ["a >> 1"]\n```',
+        "InvalidRequirement",
+    ),
+    "a client.toml with an unknown key": ("```toml\n# client.toml\ncolour = 1\n```", "unknown setting colour"),
+    "a ServerApp that fails": (
+        "```python\nfrom flwr.serverapp import ServerApp\napp = ServerApp()\n@app.main()\n"
+        "def main(grid, context): 1 / len(list(grid.get_node_ids())[4:])\n```",
+        "ZeroDivisionError",
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in which this process stands as a reader does."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    handler = signal.getsignal(signal.SIGINT)  # our command sets one of its own
+    yield tmp_path
+    signal.signal(signal.SIGINT, handler)
+
+
+def test_a_page_that_works_is_read_to_its_end(folder: Path) -> None:
+    (folder / "page.md").write_text(GOOD)
+    reader = Reader()
+    reader.follow(str(folder / "page.md"))
+    assert (folder / "doubling.py").exists()
+    assert "nobody" in reader.printed
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_work_is_said_with_its_line(name: str, folder: Path) -> None:
+    text, words = BAD[name]
+    (folder / "page.md").write_text(text)
+    with pytest.raises(Exception) as wrong:  # noqa: PT011 (what a cell raises is anything)
+        Reader().follow(str(folder / "page.md"))
+    assert words in "".join(traceback.format_exception(wrong.value))
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("a  1.0", "first\na 1.05\n", True),
+        ("a 10", "a 12", False),
+        ("a … c", "x a b b c", True),
+        ("a …", "b", False),
+        ("a b", "xa b", False),
+        ("a", "a b", False),
+        ("± 3.0 −2", "± 3.1 −2.1", True),
+        ("−2", "2", False),
+    ],
+)
+def test_what_is_printed_is_compared(shown: str, printed: str, same: bool) -> None:
+    assert is_shown(shown, printed) == same
