@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import Terms
+from fairbloom.tasks import find_task
 
 if TYPE_CHECKING:
     from .local import Local
@@ -85,9 +86,12 @@ def local_of(context: Context, agreed: str = "") -> Local:
 
 def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
     """Return the settings on this device, which partition of the data is its own, and what the client calls itself."""
-    own = {key: place for key in OWN_PLACES if (place := context.node_config.get(key))}
-    name = context.node_config.get("name")
-    return {**context.run_config, **own}, context.node_config.get("partition-id"), None if name is None else str(name)
+    node = context.node_config
+    config = {**context.run_config, **{key: place for key in OWN_PLACES if (place := node.get(key))}}
+    partition, name = node.get("partition-id"), node.get("name")
+    if "num-partitions" not in node and find_task(str(config["task"])).own_clients:
+        partition = None  # a device's data are its own: a number that it was enrolled with chooses nothing there
+    return config, partition, None if name is None else str(name)
 
 
 def _told(message: Message) -> tuple[StateDict, Terms]:

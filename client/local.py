@@ -198,12 +198,16 @@ def part_of(settings: Mapping[str, Any], task: Task, partition: object, name: st
 
 
 def loaded(settings: Mapping[str, Any]) -> tuple[Task, torch.nn.Module]:
-    """Return the task and a model on the device that the run config names; the same ones for the same task."""
-    return _on_device(load_task(settings), choose(settings["device"]))
+    """Return the task and a model on the device that the run config names; the same ones for the same settings.
+
+    Files that have changed are another task.
+    """
+    return _loaded(load_task(settings), tuple(sorted(settings.items())))
 
 
 @lru_cache(maxsize=2)
-def _on_device(task: Task, device: torch.device) -> tuple[Task, torch.nn.Module]:
+def _loaded(task: Task, settings: tuple[tuple[str, Any], ...]) -> tuple[Task, torch.nn.Module]:
+    device = choose(dict(settings)["device"])
     return task.to(device), task.model().to(device)
 
 

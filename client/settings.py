@@ -95,7 +95,7 @@ def shortened(value: object) -> str:
 
 
 def _check_word(key: str, value: object, allow: Collection[str]) -> None:
-    if not isinstance(value, str) or value in allow or (key, value) == ("model", ""):
+    if not isinstance(value, str) or value in allow or (not value and (key == "model" or "." in key)):
         return
     if key == "device":
         if not DEVICE.fullmatch(value):

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Mapping
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 from fairbloom.errors import FairbloomError
@@ -10,7 +11,7 @@ from fairbloom.imports import is_import_string
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import Value, spread
 
-from .task import Examples, Setup, Splits, Task, TaskInfo, TaskSetting
+from .task import Described, Examples, Setup, Splits, Task, TaskInfo, TaskSetting
 
 __all__ = [
     "TASKS",
@@ -22,6 +23,7 @@ __all__ = [
     "TaskInfo",
     "TaskSetting",
     "check_data",
+    "describe_data",
     "find_task",
     "load_task",
 ]
@@ -40,6 +42,62 @@ TASKS = {
             settings=(
                 TaskSetting("rotated-clients", 0, "Number of clients whose images are turned by 90 degrees", lowest=0),
             ),
+        ),
+        TaskInfo(
+            "csv",
+            summary="your own CSV files: one for each client, or one with a column that names the client",
+            source="the folder, or file, that --data-dir names",
+            loader="fairbloom.tasks.tables:load",
+            models=("logistic", "mlp"),
+            settings=(
+                TaskSetting("target", "", "Column that is to be told; by default the one called target, label or y"),
+                TaskSetting("client", "", "Column that names the client, in a single file"),
+                TaskSetting("kind", "auto", "What the target is", choices=("auto", "classification", "regression")),
+                TaskSetting("classes", "", "All classes, as 'no,yes'; a client may then lack some"),
+                TaskSetting("categories", "", "Columns that are categories although they hold numbers, as 'sex,ward'"),
+                TaskSetting("ignore", "", "Columns that are left out, as 'id,name'"),
+                TaskSetting(
+                    "missing",
+                    "error",
+                    "What becomes of rows that lack a value: fill takes the column's mean, or no category",
+                    choices=("error", "drop", "fill"),
+                ),
+                TaskSetting(
+                    "standardise",
+                    "client",
+                    "What columns of numbers are standardised by: each client's own mean and deviation, or common ones",
+                    choices=("client", "together"),
+                ),
+            ),
+            reads_folder=True,
+            own_clients=True,
+            agree="fairbloom.tasks.columns:agree",
+        ),
+        TaskInfo(
+            "image-folder",
+            summary="your own images: CLIENT/CLASS/IMAGE.png, or .jpg",
+            source="the folder that --data-dir names",
+            loader="fairbloom.tasks.images:load",
+            models=("cnn", "logistic", "mlp"),
+            settings=(
+                TaskSetting("size", 0, "Pixels each way that images are resized to; 0 keeps their size", lowest=0),
+                TaskSetting("grey", False, "Whether images have one channel, of grey, in place of three of colours"),
+                TaskSetting("classes", "", "All classes, as 'cat,dog'; a client may then lack some"),
+            ),
+            reads_folder=True,
+            own_clients=True,
+            agree="fairbloom.tasks.shapes:agree_on_images",
+        ),
+        TaskInfo(
+            "npz",
+            summary="your own NumPy arrays: CLIENT.npz with x and y, or x_train, y_train, x_test and y_test",
+            source="the folder that --data-dir names",
+            loader="fairbloom.tasks.arrays:load",
+            models=("logistic", "mlp", "cnn"),
+            settings=(TaskSetting("classes", "", "All classes, as '0,1,2'; a client may then lack some"),),
+            reads_folder=True,
+            own_clients=True,
+            agree="fairbloom.tasks.shapes:agree_on_arrays",
         ),
     )
 }
@@ -66,7 +124,7 @@ def find_task(name: str) -> TaskInfo:
 
 
 def load_task(config: Mapping[str, Any]) -> Task:
-    """Return the task of a run config; the same one again for the same settings.
+    """Return the task of a run config; the same one again for the same settings, and files where it reads some.
 
     Parameters
     ----------
@@ -83,13 +141,35 @@ def load_task(config: Mapping[str, Any]) -> Task:
     info = find_task(config["task"])
     setup = info.setup(config)
     info.check(setup)
-    return _loaded(info, setup, tuple(info.own(config).items()))
+    return _loaded(info, setup, tuple(info.own(config).items()), _stamps(setup.data_dir) if info.reads_folder else ())
 
 
 def check_data(config: Mapping[str, Any]) -> None:
-    """Raise FairbloomError when clients in this process would lack the folder that their task reads."""
+    """Raise FairbloomError when clients in this process lack the folder that their task reads, or are but one."""
+    info = find_task(config["task"])
+    setup = info.setup(config)
+    info.check_readable(setup.data_dir)
+    if info.own_clients and len(clients := load_task(config).clients) == 1:
+        alone = f"data-dir = {setup.data_dir!r} holds the data of one client alone, {clients[0]}"
+        one_file = ", or, for a single file, name the column that says whose a row is by csv.client"
+        raise FairbloomError(f"{alone}: give a file or folder for each client{one_file if info.name == 'csv' else ''}")
+
+
+def describe_data(config: Mapping[str, Any]) -> Described:
+    """Return what the data of a run config hold, as tables: a row of each client, and of whatever else there is.
+
+    A client whose data cannot be used has the reason under `problem`.
+    """
     info = find_task(config["task"])
     info.check_readable(info.setup(config).data_dir)
+    task = load_task(config)
+    if task.describe is not None:
+        return task.describe()
+    rows: list[Mapping[str, str | int]] = []
+    for client in task.clients:
+        train, test = task.splits(client)
+        rows.append({"client": client, "train": len(train), "test": len(test)})
+    return {"clients": rows}
 
 
 @cache
@@ -98,5 +178,14 @@ def _own(name: str) -> TaskInfo:
 
 
 @lru_cache(maxsize=4)
-def _loaded(info: TaskInfo, setup: Setup, own: tuple[tuple[str, Value], ...]) -> Task:
+def _loaded(
+    info: TaskInfo, setup: Setup, own: tuple[tuple[str, Value], ...], stamps: tuple[tuple[str, int, int], ...]
+) -> Task:
     return info.load(setup, dict(own))
+
+
+def _stamps(place: str) -> tuple[tuple[str, int, int], ...]:
+    """Return what tells whether files have changed since they were read."""
+    path = Path(place).expanduser()
+    files = [] if not place or not path.exists() else sorted(path.iterdir()) if path.is_dir() else [path]
+    return tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -230,7 +230,7 @@ class TaskInfo:
                 f"task {self.name} reads its data from a folder: name it by --data-dir, or on a deployed client by "
                 "data-dir in its client.toml"
             )
-        if self.reads_folder and not Path(data_dir).exists():
+        if data_dir and not Path(data_dir).exists():
             raise FairbloomError(f"data-dir = {data_dir!r}: there is no such folder or file on this machine")
 
     def agreement(self, told: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
@@ -248,12 +248,18 @@ class TaskInfo:
         """Return the task; a folder is looked for when a client's data are asked for, since a server has none."""
         names = {self.key(setting): setting.name.replace("-", "_") for setting in self.settings}
         task = Task.of(imported("task", self.loader)(setup, **{names[key]: value for key, value in own.items()}))
+        if self.is_own:
+            from .checks import checked
+
+            return checked(self.loader, task)
+        if not self.reads_folder:
+            return task
 
         def splits(client: str) -> Splits:
             self.check_readable(setup.data_dir)
             return task.splits(client)
 
-        return replace(task, splits=splits) if self.reads_folder else task
+        return replace(task, splits=splits)
 
 
 DEFAULT_CLIENTS = 20
@@ -314,6 +320,10 @@ class Splits(NamedTuple):
     test: Examples
 
 
+Described = Mapping[str, Sequence[Mapping[str, str | int]]]
+"""Tables of what data hold, by what their rows are of; a row's cells by the names of their columns."""
+
+
 def is_highest(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return for each example whether its class has the highest output."""
     return outputs.argmax(dim=1) == targets
@@ -341,6 +351,8 @@ class Task:
     about
         A client's name → what it tells of its data before the first round, as JSON knows it: `examples`, the number of
         its training examples, and whatever is to be agreed. None: nothing is to be agreed.
+    describe
+        Returns what `fairbloom data` shows of the data; None: the sizes of the clients' splits.
     """
 
     clients: tuple[str, ...]
@@ -351,6 +363,7 @@ class Task:
         default_factory=lambda: {ACCURACY: is_highest}
     )
     about: Callable[[str], Mapping[str, Any]] | None = None
+    describe: Callable[[], Described] | None = None
 
     @classmethod
     def of(cls, made: object) -> Task:

@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.settings import Settings, Value
 from fairbloom.tasks import TASKS, Task, digits, load_task
 from fairbloom.tasks.task import Examples, Setup
@@ -111,7 +112,9 @@ def test_the_loss_is_one_number_an_example() -> None:
 
 def test_an_answer_is_right_where_the_true_class_has_the_highest_output() -> None:
     outputs = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
-    assert load().right(outputs, torch.tensor([1, 1, 1])).tolist() == [True, False, True]
+    ((score, right),) = load().scores.items()
+    assert score == ACCURACY
+    assert torch.as_tensor(right(outputs, torch.tensor([1, 1, 1]))).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize(

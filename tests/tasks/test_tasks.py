@@ -13,7 +13,18 @@ from torch import nn
 
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task, TaskInfo, TaskSetting, check_data, load_task
+from fairbloom.tasks import (
+    TASKS,
+    Examples,
+    Setup,
+    Splits,
+    Task,
+    TaskInfo,
+    TaskSetting,
+    check_data,
+    describe_data,
+    load_task,
+)
 
 loaded: list[tuple[Setup, dict[str, Any]]] = []
 opened: list[str] = []
@@ -65,11 +76,11 @@ def test_the_task_that_is_named_is_the_one_that_is_loaded() -> None:
     task = load_task(config(task="ones", seed=7))
     assert task.clients == ("0", "1", "2")
     ((setup, own),) = loaded
-    assert setup == Setup("logistic", 3, "shards", 2, 0.5, seed=7)
+    assert setup == Setup("", 3, "shards", 2, 0.5, seed=7)
     assert own == {"noise": 0.5, "shift": 0, "kind": "plain", "folded": False}
 
 
-@pytest.mark.parametrize("name", list(TASKS))
+@pytest.mark.parametrize("name", [name for name, info in TASKS.items() if not info.reads_folder])
 def test_every_registered_task_loads_under_its_name(name: str) -> None:
     task = load_task(Settings.of({"task": name}).run_config())
     train, test = task.splits(task.clients[0])
@@ -77,11 +88,13 @@ def test_every_registered_task_loads_under_its_name(name: str) -> None:
     assert len(test) > 0
     inputs, targets = train[0:2]
     assert task.loss(task.model()(inputs), targets).shape == (2,)
-    assert task.right(task.model()(inputs), targets).shape == (2,)
+    assert torch.as_tensor(task.scores[task.score](task.model()(inputs), targets)).shape == (2,)
 
 
 def test_a_task_that_is_not_installed_is_refused_by_name() -> None:
-    with pytest.raises(FairbloomError, match=r"task = 'hearts' is not installed here: there are digits, ones"):
+    with pytest.raises(
+        FairbloomError, match=r"task = 'hearts' is not known here: there are digits, .*, ones, files, and your own"
+    ):
         load_task({**config(), "task": "hearts"})
 
 
@@ -212,3 +225,20 @@ def test_what_clients_share_is_moved_once() -> None:
     assert len({id(split.inputs) for split in splits}) == 2
     assert len({id(split.targets) for split in splits}) == 1
     assert task.splits(task.clients[0]) is task.splits(task.clients[0])
+
+
+# What is shown of its data ------------------------------------------------------------------------------------------
+
+
+def test_the_sizes_of_splits_are_shown_where_a_task_shows_no_more() -> None:
+    expected = [{"client": str(k), "train": k + 1, "test": 1} for k in range(3)]
+    assert describe_data(config(task="ones")) == {"clients": expected}
+
+
+def test_clients_that_come_with_the_data_are_not_counted_by_a_setting() -> None:
+    for name, info in TASKS.items():
+        assert info.own_clients == (name in ("csv", "image-folder", "npz"))
+        setup = info.setup({"clients": 7})
+        assert setup.clients == (0 if info.own_clients else 7)
+    assert TASKS["digits"].setup({}).clients == 20
+    assert TASKS["csv"].setup({}).model == "logistic"

@@ -1,0 +1,194 @@
+"""NumPy files of a user's own: CLIENT.npz with x and y, or with x_train, y_train, x_test and y_test."""
+
+import logging
+import zipfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fairbloom.errors import FairbloomError
+
+from . import models
+from .agreement import MOST_CLASSES, Aim
+from .folders import files_in
+from .partition import FEWEST, split
+from .rows import moments
+from .shapes import Agreed, about
+from .targets import Target, as_targets, in_order, named, words
+from .task import Described, Examples, Setup, Splits, Task
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+FEW_WHOLE = 10
+"""So few different whole numbers are probably classes."""
+
+WHOLE, APART = ("x", "y"), ("x_train", "y_train", "x_test", "y_test")
+
+
+def load(setup: Setup, *, classes: str) -> Task:
+    """Return the clients of a folder of .npz files."""
+    files = files_in(setup.data_dir, (".npz",))
+    stated = words(classes)
+    agreed = Agreed.of(setup.agreed) if setup.agreed else None
+    aim = agreed.target if agreed else Target()
+
+    def client(name: str) -> Arrays:
+        return Arrays(files[name], name, setup.seed, stated)
+
+    def describe() -> Described:
+        rows: list[Mapping[str, str | int]] = []
+        for name in files:
+            try:
+                rows.append({"client": name, **client(name).in_short()})
+            except FairbloomError as error:
+                rows.append({"client": name, "problem": str(error)})
+        return {"clients": rows}
+
+    return Task(
+        clients=tuple(files),
+        model=lambda: models.build(setup.model, Agreed.of(setup.agreed).shape, aim.outputs, setup.seed),
+        loss=aim.loss,
+        splits=lambda name: client(name).splits(Agreed.of(setup.agreed)),
+        scores=aim.scores(),
+        about=lambda name: client(name).about(),
+        describe=describe,
+    )
+
+
+class Arrays:
+    """The arrays of one client.
+
+    Raises
+    ------
+    FairbloomError
+        When they cannot be used; the message names file, array and value, and what to do.
+    """
+
+    def __init__(self, path: Path, client: str, seed: int, stated: tuple[str, ...]) -> None:
+        self._path, self._stated = path, stated
+        arrays = self._read()
+        if "x" in arrays:
+            x, y = arrays["x"], arrays["y"]
+            self._check_pair("x", "y", x, y, FEWEST)
+            self.train, self.test = split(np.arange(len(x)), seed, client)
+        else:
+            x_train, y_train, x_test, y_test = (arrays[name] for name in APART)
+            self._check_pair("x_train", "y_train", x_train, y_train, 1)
+            self._check_pair("x_test", "y_test", x_test, y_test, 1)
+            if x_train.shape[1:] != x_test.shape[1:] or y_train.dtype.kind != y_test.dtype.kind:
+                raise FairbloomError(
+                    f"{path}: examples of x_train have shape {x_train.shape[1:]} and y_train is {y_train.dtype}, those "
+                    f"of x_test have {x_test.shape[1:]} and y_test is {y_test.dtype}: make them the same"
+                )
+            x, y = np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test])
+            self.train, self.test = np.arange(len(x_train)), np.arange(len(x_train), len(x))
+        self.x = self._inputs(x)
+        self.y = self._targets(y)
+
+    def _read(self) -> dict[str, NDArray[Any]]:
+        try:
+            with np.load(self._path, allow_pickle=False) as file:
+                there = set(file.files)
+                wanted = WHOLE if set(WHOLE) <= there else APART
+                if not set(wanted) <= there:
+                    raise FairbloomError(
+                        f"{self._path} holds {named(sorted(there)) or 'nothing'}: it needs x and y, or x_train, "
+                        "y_train, x_test and y_test, as numpy.savez(file, x=…, y=…) writes them"
+                    )
+                return {name: file[name] for name in wanted}
+        except FairbloomError:
+            raise
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+            objects = "Object arrays" in str(error)
+            remedy = "make its arrays of numbers or texts, none of Python objects" if objects else "write it again"
+            raise FairbloomError(f"{self._path} cannot be read ({error}): {remedy}, by numpy.savez") from error
+
+    def _check_pair(self, x_name: str, y_name: str, x: NDArray[Any], y: NDArray[Any], fewest: int) -> None:
+        if x.ndim < 2 or y.ndim != 1:
+            raise FairbloomError(
+                f"{self._path}: {x_name} has shape {x.shape} and {y_name} {y.shape}: the first dimension is that of "
+                f"examples, each has one or more numbers in {x_name}, and one value in {y_name}"
+            )
+        if len(x) != len(y):
+            raise FairbloomError(
+                f"{self._path}: {x_name} has {len(x)} examples and {y_name} {len(y)}: one target for each is due"
+            )
+        if len(x) < fewest:
+            raise FairbloomError(f"{self._path}: {x_name} has {len(x)} examples, and at least {fewest} are needed")
+
+    def _inputs(self, x: NDArray[Any]) -> NDArray[np.float32]:
+        if x.dtype.kind not in "biuf":
+            raise FairbloomError(f"{self._path}: x is {x.dtype}, and numbers are due")
+        if x.dtype == np.uint8:
+            return x.astype(np.float32) / np.float32(255)
+        inputs = x.astype(np.float32)
+        self._check_finite("x", inputs.reshape(len(inputs), -1).sum(axis=1, dtype=np.float64))
+        return inputs
+
+    def _targets(self, y: NDArray[Any]) -> NDArray[Any]:
+        if y.dtype.kind == "f":
+            self._check_finite("y", y)
+            return y.astype(np.float64)
+        if y.dtype.kind not in "biuU":
+            raise FairbloomError(f"{self._path}: y is {y.dtype}: whole numbers or texts are classes, floats a quantity")
+        return y.astype(str)
+
+    def _check_finite(self, name: str, values: NDArray[Any]) -> None:
+        if len(strange := np.flatnonzero(~np.isfinite(values))):
+            raise FairbloomError(
+                f"{self._path}: {name} holds NaN, or a number that float32 cannot hold, first in example {strange[0]} "
+                f"of {len(strange)}: fill them in, or leave such examples out"
+            )
+
+    def aim(self) -> Aim:
+        """Return what this client tells of the target."""
+        if self.y.dtype.kind == "f":
+            if len(found := np.unique(self.y)) <= FEW_WHOLE and (found == np.round(found)).all():
+                log.warning("%s: y holds few numbers, as floats: a quantity; classes are y.astype(int)", self._path)
+            return Aim("quantity", moments=moments(self.y, self.train))
+        if self._stated:
+            self._places(self._stated)
+            return Aim("classes", self._stated)
+        names = in_order(set(self.y.tolist()))
+        if len(names) == 1 or len(names) > MOST_CLASSES:
+            raise FairbloomError(
+                f"{self._path}: y has {len(names):,} different values, as {names[0]}: a client with one class needs "
+                f"all stated, as in npz.classes=0,1; {MOST_CLASSES:,} are the most; a quantity needs y in floats"
+            )
+        return Aim("classes", tuple(names))
+
+    def _places(self, classes: tuple[str, ...]) -> NDArray[np.int64]:
+        order = {text: place for place, text in enumerate(classes)}
+        for k, value in enumerate(self.y.tolist()):
+            if value not in order:
+                raise FairbloomError(
+                    f"{self._path}: y holds {value!r}, first in example {k}, which is none of the classes "
+                    f"{named(classes)}: mend it, or state all classes by npz.classes"
+                )
+        return np.array([order[value] for value in self.y.tolist()], np.int64)
+
+    def about(self) -> Mapping[str, Any]:
+        """Return what this client tells of its data."""
+        return about(len(self.train), self.x.shape[1:], self.aim())
+
+    def in_short(self) -> Mapping[str, str | int]:
+        """Return what is shown of the client."""
+        aim = self.aim()
+        target = named(aim.classes) if aim.classes else f"{self.y.min():g} to {self.y.max():g}"
+        shape = "×".join(map(str, self.x.shape[1:]))
+        return {"train": len(self.train), "test": len(self.test), "shape": shape, "target": target}
+
+    def splits(self, agreed: Agreed) -> Splits:
+        """Return inputs and targets as the clients have agreed; raise FairbloomError where these are others."""
+        agreed.check(str(self._path), self.x.shape[1:])
+        if (self.y.dtype.kind == "f") == bool(agreed.target.classes):
+            raise FairbloomError(f"{self._path}: y is of another kind than with the others: classes, or a quantity")
+        target = agreed.target
+        values: NDArray[Any] = self._places(target.classes) if target.classes else self.y
+        whole = partial(Examples, torch.from_numpy(self.x).reshape(-1, *agreed.shape), as_targets(values, target))
+        return Splits(*(whole(torch.from_numpy(rows)) for rows in (self.train, self.test)))

@@ -1,0 +1,98 @@
+"""What a user's own task must give, checked when a client's examples are first asked for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fairbloom.errors import FairbloomError
+
+from .task import Examples, Splits, Task
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def checked(name: str, task: Task) -> Task:
+    """Return the same task, which says in words what is wrong with its examples and losses.
+
+    Parameters
+    ----------
+    name
+        What the run calls the task.
+    task
+        What a user's function or class has made.
+
+    Raises
+    ------
+    FairbloomError
+        When it has no clients, or names one twice.
+    """
+    if not task.clients:
+        raise FairbloomError(f"task = {name!r} has no clients: name one at least")
+    for client in task.clients:
+        if not isinstance(client, str) or not client or task.clients.count(client) > 1:
+            raise FairbloomError(f"task = {name!r}: its client {client!r} needs a name of its own, a text")
+
+    def splits(client: str) -> Splits:
+        made = task.splits(client)
+        if not isinstance(made, tuple) or len(made) != 2 or not all(isinstance(each, Examples) for each in made):
+            raise FairbloomError(
+                f"task = {name!r}: splits({client!r}) returns {_kind(made)}, and Splits of two Examples are due"
+            )
+        for which, examples in zip(("training", "test"), made, strict=True):
+            check_examples(f"task = {name!r}: the {which} examples of client {client}", examples, task)
+        return Splits(*made)
+
+    return replace(task, splits=splits, loss=checked_loss(name, task.loss))
+
+
+def checked_loss(name: str, loss: Loss) -> Loss:
+    """Return the same loss, which says when it does not give one number for each example."""
+
+    def of_each(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = loss(outputs, targets)
+        if losses.shape != targets.shape[:1]:
+            raise FairbloomError(
+                f"task = {name!r}: its loss returns shape {tuple(losses.shape)} for {len(targets)} examples, and one "
+                f"number for each is due, shape ({len(targets)},): outputs have shape {tuple(outputs.shape)} and "
+                f"targets {tuple(targets.shape)}; a loss of PyTorch takes reduction='none'"
+            )
+        return losses
+
+    return of_each
+
+
+def check_examples(whose: str, examples: Examples, task: Task) -> None:
+    """Raise FairbloomError when examples cannot be learned from, or tested on."""
+    inputs, targets, rows = examples.inputs, examples.targets, examples.rows
+    for what, tensor in (("inputs", inputs), ("targets", targets)):
+        if not isinstance(tensor, Tensor):
+            raise FairbloomError(f"{whose}: {what} are a {type(tensor).__name__}, and a torch.Tensor is due")
+        if not tensor.dim():
+            raise FairbloomError(f"{whose}: {what} are a single number: their first dimension is that of examples")
+    if len(inputs) != len(targets):
+        raise FairbloomError(f"{whose}: there are {len(inputs)} inputs and {len(targets)} targets: one for each is due")
+    if not len(examples):
+        raise FairbloomError(f"{whose}: there is none: give the client some, or leave it out")
+    if rows is not None and (rows.dtype != torch.int64 or not 0 <= int(rows.min()) <= int(rows.max()) < len(inputs)):
+        raise FairbloomError(
+            f"{whose}: rows are {rows.dtype} from {rows.min().item()} to {rows.max().item()}: torch.int64 from 0 to "
+            f"{len(inputs) - 1} are due"
+        )
+    whole = {torch.int8, torch.int16, torch.int32, torch.uint8}
+    if targets.dtype in whole:
+        raise FairbloomError(f"{whose}: targets are {targets.dtype}: make them torch.int64, by targets.long()")
+    if inputs.dtype == torch.float64 and any(weights.dtype != torch.float64 for weights in task.model().parameters()):
+        raise FairbloomError(f"{whose}: inputs are torch.float64, and the model is not: make them float32, by .float()")
+    for what, tensor in (("inputs", inputs), ("targets", targets)):
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            strange = int((~torch.isfinite(tensor.reshape(len(tensor), -1))).any(dim=1).nonzero()[0])
+            raise FairbloomError(
+                f"{whose}: {what} hold NaN or infinite numbers, first in row {strange}: fill them in, or leave such "
+                "examples out"
+            )
+
+
+def _kind(made: object) -> str:
+    return f"{len(made)} things" if isinstance(made, tuple) else f"a {type(made).__name__}"

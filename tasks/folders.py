@@ -1,0 +1,76 @@
+"""Which clients a folder of data has."""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from fairbloom.errors import FairbloomError
+
+
+def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
+    """Return the files of a folder by the names of their clients, in the order of names; or the one file that is named.
+
+    A client is called as its file without the ending. Hidden files are passed over.
+
+    Parameters
+    ----------
+    place
+        A folder or file; "" for none, as a server has.
+    endings
+        The endings that count, with their dots.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such place, nothing of that kind in it, or two files of one name.
+    """
+    if not place:
+        return {}
+    path = _there(place)
+    if path.is_file():
+        return {path.stem: path}
+    found: dict[str, Path] = {}
+    for file in _shown(path):
+        if file.is_file() and file.suffix.lower() in endings:
+            if file.stem in found:
+                raise FairbloomError(
+                    f"data-dir = {place!r}: {found[file.stem].name} and {file.name} would both be client {file.stem}: "
+                    "rename one of them"
+                )
+            found[file.stem] = file
+    if not found:
+        kinds = " or ".join(endings)
+        raise FairbloomError(f"data-dir = {place!r}: there is no {kinds} file in it, but {_contents(path)}")
+    return found
+
+
+def folders_in(place: str) -> dict[str, Path]:
+    """Return the folders below a folder by their names, in the order of names; hidden ones are passed over.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such folder, or none below it.
+    """
+    if not place:
+        return {}
+    path = _there(place)
+    found = {each.name: each for each in _shown(path) if each.is_dir()} if path.is_dir() else {}
+    if not found:
+        raise FairbloomError(f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}")
+    return found
+
+
+def _there(place: str) -> Path:
+    path = Path(place).expanduser()
+    if not path.exists():
+        raise FairbloomError(f"data-dir = {place!r}: there is no such folder or file on this machine")
+    return path
+
+
+def _shown(folder: Path) -> Iterable[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def _contents(path: Path) -> str:
+    names = [each.name for each in _shown(path)] if path.is_dir() else [path.name]
+    return f"{', '.join(names[:5])}{' …' * (len(names) > 5)}" if names else "nothing at all"

@@ -1,0 +1,162 @@
+"""Images of a user's own: DIR/CLIENT/CLASS/IMAGE.png, or on a device of one client DIR/CLASS/IMAGE.png."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from fairbloom.errors import FairbloomError
+
+from . import models
+from .agreement import Aim
+from .folders import folders_in
+from .partition import FEWEST, split
+from .shapes import Agreed, about
+from .targets import Target, as_targets, in_order, named, words
+from .task import Described, Examples, Setup, Splits, Task
+
+ENDINGS = (".png", ".jpg", ".jpeg")
+
+T = TypeVar("T")
+
+
+def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
+    """Return the clients of a folder of images."""
+    folders = folders_in(setup.data_dir)
+    if any(images_in(folder) for folder in folders.values()):  # of classes: they are all of one client
+        own = Path(setup.data_dir).expanduser()
+        folders = {own.resolve().name: own}
+    stated = words(classes)
+    agreed = Agreed.of(setup.agreed) if setup.agreed else None
+    aim = agreed.target if agreed else Target()
+
+    def client(name: str) -> Images:
+        return Images(folders[name], name, setup.seed, size, grey, stated)
+
+    def describe() -> Described:
+        rows: list[Mapping[str, str | int]] = []
+        for name in folders:
+            try:
+                rows.append({"client": name, **client(name).in_short()})
+            except FairbloomError as error:
+                rows.append({"client": name, "problem": str(error)})
+        return {"clients": rows}
+
+    return Task(
+        clients=tuple(folders),
+        model=lambda: models.build(setup.model, Agreed.of(setup.agreed).shape, aim.outputs, setup.seed),
+        loss=aim.loss,
+        splits=lambda name: client(name).splits(Agreed.of(setup.agreed)),
+        scores=aim.scores(),
+        about=lambda name: client(name).about(),
+        describe=describe,
+    )
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Return the images of a folder in the order of names, hidden ones passed over."""
+    there = (path for path in folder.iterdir() if path.suffix.lower() in ENDINGS and not path.name.startswith("."))
+    return sorted(there)
+
+
+class Images:
+    """The images of one client, which are decoded when they are learned from.
+
+    Raises
+    ------
+    FairbloomError
+        When they cannot be used; the message names folder or file, and what to do.
+    """
+
+    def __init__(self, folder: Path, client: str, seed: int, size: int, grey: bool, stated: tuple[str, ...]) -> None:
+        self._folder, self._channels = folder, 1 if grey else 3
+        found = {path.name: images_in(path) for path in sorted(folder.iterdir()) if path.is_dir()}
+        self.files = [file for files in found.values() for file in files]
+        self.labels = [name for name, files in found.items() for _ in files]
+        if len(self.files) < FEWEST:
+            raise FairbloomError(
+                f"{folder} has {len(self.files)} images ({', '.join(ENDINGS)}) in {len(found)} folders of classes: at "
+                f"least {FEWEST} are needed, four fifths for training and one for testing, as {folder}/CLASS/1.png"
+            )
+        self.classes = stated or tuple(in_order(set(self.labels)))
+        if strange := [label for label in self.labels if label not in self.classes]:
+            raise FairbloomError(
+                f"{folder / strange[0]} is a folder of none of the classes {named(self.classes)}: rename it, or "
+                "state all classes by image-folder.classes"
+            )
+        if len(self.classes) == 1:
+            raise FairbloomError(
+                f"{folder} has images of one class alone, {self.labels[0]}: state all classes, as in "
+                f"image-folder.classes={self.labels[0]},other, or leave this client out"
+            )
+        self._size = (size, size) if size else self._size_of_all()
+        self.train, self.test = split(np.arange(len(self.files)), seed, client)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Channels, height and width of an image."""
+        return (self._channels, self._size[1], self._size[0])
+
+    def _size_of_all(self) -> tuple[int, int]:
+        """Return width and height, which all images must have."""
+        sizes: list[tuple[int, int]] = [_opened(file, lambda image: image.size) for file in self.files]
+        usual, _ = Counter(sizes).most_common(1)[0]
+        for file, size in zip(self.files, sizes, strict=True):
+            if size != usual:
+                raise FairbloomError(
+                    f"{file} has {size[0]}×{size[1]} pixels, and most images of its client {usual[0]}×{usual[1]}: "
+                    "image-folder.size=32 brings all to 32×32"
+                )
+        return usual
+
+    def about(self) -> Mapping[str, Any]:
+        """Return what this client tells of its data."""
+        return about(len(self.train), self.shape, Aim("classes", self.classes))
+
+    def in_short(self) -> Mapping[str, str | int]:
+        """Return what is shown of the client."""
+        counts = Counter(self.labels)
+        target = ", ".join(f"{name}: {counts[name]}" for name in self.classes[:12])
+        shape = "×".join(map(str, self.shape))
+        return {"train": len(self.train), "test": len(self.test), "shape": shape, "target": target}
+
+    def splits(self, agreed: Agreed) -> Splits:
+        """Return pixels from 0 to 1 and classes, as the clients have agreed."""
+        agreed.check(str(self._folder), self.shape)
+        order = {name: place for place, name in enumerate(agreed.target.classes)}
+        for label in self.labels:
+            if label not in order:
+                raise FairbloomError(
+                    f"{self._folder / label} is a folder of none of the agreed classes {named([*order])}: rename it, "
+                    "or state all classes by image-folder.classes"
+                )
+        inputs = np.empty((len(self.files), *self.shape), np.float32)
+        for place, file in enumerate(self.files):
+            inputs[place] = _opened(file, self._pixels)
+        targets = as_targets([order[label] for label in self.labels], agreed.target)
+        whole = partial(Examples, torch.from_numpy(inputs), targets)
+        return Splits(*(whole(torch.from_numpy(rows)) for rows in (self.train, self.test)))
+
+    def _pixels(self, image: Image.Image) -> NDArray[np.float32]:
+        """Return an image as channels, height and width."""
+        if image.size != self._size:
+            image = image.resize(self._size, Image.Resampling.BILINEAR)
+        pixels = np.asarray(image.convert("L" if self._channels == 1 else "RGB"), np.float32) / np.float32(255)
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _opened(file: Path, look: Callable[[Image.Image], T]) -> T:
+    """Return what a look at an image gives; raise FairbloomError where it cannot be read."""
+    try:
+        with Image.open(file) as image:
+            return look(image)
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise FairbloomError(
+            f"{file} cannot be read as an image ({error}): save it again, or take it out of the folder"
+        ) from error

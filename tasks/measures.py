@@ -1,0 +1,75 @@
+"""Scores that a task may have beside accuracy: each is a function of outputs and targets, for `Task.scores`.
+
+One number, or one of each example, whose mean is the score. A score that makes no sense, as an AUC of one class, is
+NaN, and is left out then.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fairbloom.protocol.scores import Score
+
+BALANCED_ACCURACY = Score("balanced-accuracy", percent=True)
+"""The share of right answers in each class, averaged over the classes."""
+
+AUC = Score("auc")
+"""The probability that an example of the second class has a higher output than one of the first; a tie counts half."""
+
+MAE = Score("mae", higher_is_better=False)
+"""The mean absolute error, in the target's unit."""
+
+RMSE = Score("rmse", higher_is_better=False)
+"""The root of the mean squared error, in the target's unit."""
+
+R2 = Score("r2")
+"""The share of the targets' variance that the outputs explain; below 0 they are worse than the targets' mean."""
+
+
+def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
+    """Return the share of right answers in each class that occurs, averaged over these classes."""
+    right = (outputs.argmax(dim=1) == targets).double()
+    examples = torch.bincount(targets)
+    there = examples > 0
+    return float((torch.bincount(targets, weights=right)[there] / examples[there]).mean())
+
+
+def auc(outputs: Tensor, targets: Tensor) -> float:
+    """Return the area under the ROC curve of two classes, by ranks; NaN where one of them is missing.
+
+    Parameters
+    ----------
+    outputs
+        Shape (n, 2), of which the difference counts; or (n, 1) or (n,), an output that is high for the second class.
+    targets
+        0 or 1, shape (n,) or (n, 1).
+    """
+    outputs = outputs.double()
+    margins = outputs[:, 1] - outputs[:, 0] if outputs.dim() == 2 and outputs.shape[1] == 2 else outputs.reshape(-1)
+    if not margins.isfinite().all():
+        return math.nan
+    ascending, second = margins.sort().values, targets.reshape(-1) == 1
+    below = torch.searchsorted(ascending, margins)
+    ranks = (below + torch.searchsorted(ascending, margins, right=True) + 1).double() / 2  # equal margins share theirs
+    ones = int(second.sum())
+    pairs = ones * (len(margins) - ones)
+    return (float(ranks[second].sum()) - ones * (ones + 1) / 2) / pairs if pairs else math.nan
+
+
+def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the absolute error of each example."""
+    return (outputs.reshape(targets.shape) - targets).abs()
+
+
+def rmse(outputs: Tensor, targets: Tensor) -> float:
+    """Return the root of the mean squared error."""
+    return (outputs.reshape(targets.shape).double() - targets.double()).square().mean().sqrt().item()
+
+
+def r2(outputs: Tensor, targets: Tensor) -> float:
+    """Return the coefficient of determination; NaN where all targets are the same."""
+    targets = targets.double()
+    spread = (targets - targets.mean()).square().sum()
+    left = (outputs.reshape(targets.shape).double() - targets).square().sum()
+    return (1.0 - left / spread).item() if spread > 0 else math.nan

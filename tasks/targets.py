@@ -1,0 +1,98 @@
+"""What is to be told from the inputs of a user's own files: classes, or a quantity."""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fairbloom.protocol.scores import ACCURACY, Score
+
+from .measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE, absolute_error, auc, balanced_accuracy, r2, rmse
+from .reading import number
+from .task import is_highest
+
+Measure = Callable[[Tensor, Tensor], Tensor | float]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a model's outputs stand for.
+
+    A quantity is learned in units of `scale` around `center`, both agreed among the clients, so that learning rates
+    mean the same whatever its unit; its scores are told in its own unit.
+
+    Attributes
+    ----------
+    classes
+        The names of the classes in the order of the model's outputs; () for a quantity.
+    center, scale
+        Of a quantity.
+    """
+
+    classes: tuple[str, ...] = ()
+    center: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for an example."""
+        return len(self.classes) or 1
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return cross-entropy, or the squared error in units of `scale`, of each example."""
+        if self.classes:
+            return cross_entropy(outputs, targets, reduction="none")
+        return (outputs.reshape(targets.shape) - targets).square()
+
+    def scores(self) -> Mapping[Score, Measure]:
+        """Return the scores, the one that fairness is measured in first."""
+        if not self.classes:
+            of: dict[Score, Measure] = {
+                MAE: lambda outputs, targets: self.scale * absolute_error(outputs, targets),
+                R2: r2,
+                RMSE: lambda outputs, targets: self.scale * rmse(outputs, targets),
+            }
+            return of
+        both: dict[Score, Measure] = {ACCURACY: is_highest, BALANCED_ACCURACY: balanced_accuracy}
+        return both | {AUC: auc} if len(self.classes) == 2 else both
+
+    def agreed(self) -> dict[str, Any]:
+        """Return what JSON can carry of it; `of` reads it."""
+        return {"classes": list(self.classes)} if self.classes else {"center": self.center, "scale": self.scale}
+
+    @classmethod
+    def of(cls, agreed: Mapping[str, Any]) -> "Target":
+        """Return what `agreed` has written."""
+        if "classes" in agreed:
+            return cls(tuple(agreed["classes"]))
+        return cls(center=float(agreed["center"]), scale=float(agreed["scale"]))
+
+
+def in_order(classes: Collection[str]) -> list[str]:
+    """Return classes in the order of their numbers where all are numbers, else in that of the alphabet."""
+    values = {name: number(name) for name in classes}
+    if all(value is not None and math.isfinite(value) for value in values.values()):
+        return sorted(classes, key=lambda name: (values[name], name))
+    return sorted(classes)
+
+
+def named(classes: Sequence[str], most: int = 12) -> str:
+    """Return classes, or other names, as a sentence has them; of many, the first few."""
+    rest = len(classes) - most
+    return ", ".join(classes[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the words that commas separate."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def as_targets(values: Any, target: Target) -> Tensor:
+    """Return the places of classes, or a quantity in its agreed units, as tensors that a loss takes."""
+    if target.classes:
+        return torch.as_tensor(values, dtype=torch.int64)
+    return torch.as_tensor((values - target.center) / target.scale, dtype=torch.float32)

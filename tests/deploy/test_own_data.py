@@ -1,0 +1,113 @@
+"""Four hospitals with CSV files of their own: compared in one command, and deployed, a file on each device."""
+
+import csv
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.federation import Deployment, federation, rounds
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from tests.experiments.helpers import fairbloom
+from tests.simulation.helpers import assert_same_model
+
+DATA = Path(os.environ.get("FAIRBLOOM_DATA", "no folder"), "heart-disease")
+
+pytestmark = [
+    pytest.mark.runtimes,
+    pytest.mark.skipif(not DATA.is_dir(), reason="FAIRBLOOM_DATA names no folder with heart-disease"),
+]
+
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+COLUMNS = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,target"
+OURS: dict[str, Any] = {"task": "csv", "csv.missing": "fill", "csv.categories": "cp,restecg,slope,thal"}
+SETTINGS: dict[str, Any] = OURS | {
+    "method": "fedfv",
+    "num-rounds": 4,
+    "fraction": 0.75,
+    "learning-rate": 0.05,
+    "device": "cpu",
+    "seed": 3,
+}
+
+
+def write_hospital(name: str, file: Path) -> None:
+    """Write a hospital's file as it is, with a line of names, and whether there is a disease for its degree."""
+    lines = (DATA / f"processed.{name}.data").read_text().splitlines()
+    cells = (line.rpartition(",") for line in lines)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join([COLUMNS, *(f"{row},{int(float(degree) > 0)}" for row, _, degree in cells)]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "hospitals"
+    for name in HOSPITALS:
+        write_hospital(name, folder / f"{name}.csv")
+    return folder
+
+
+def test_four_csv_files_are_a_compared_table_in_one_command(
+    hospitals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [word for key, value in OURS.items() if key != "task" for word in ("--set", f"{key}={value}")]
+    command = ("compare", "--task", "csv", "--data-dir", str(hospitals), "--methods", "fedavg,fedfv,fedmgdaplus")
+    assert fairbloom(*command, "--seeds", "2", "--rounds", "5", "--jobs", "2", "--out", "cmp", *words) == 0
+    printed = capsys.readouterr().out
+    for word in ("FedAvg", "FedFV", "FedMGDAPlus", *HOSPITALS):
+        assert word in printed
+    with Path("cmp", "clients.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    expected = {
+        (method, seed, name) for method in ("FedAvg", "FedFV", "FedMGDAPlus") for seed in "01" for name in HOSPITALS
+    }
+    assert {(row["method"], row["seed"], row["client"]) for row in rows} == expected
+    assert all(float(row["accuracy"]) > 30.0 and 0.0 <= float(row["auc"]) <= 1.0 for row in rows)
+    assert (Path("cmp") / "runs" / "fedfv-seed1" / "agreed.json").exists()
+
+
+@pytest.fixture(scope="module")
+def there(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A federation with a node for each hospital, which has a folder with its own file alone."""
+    with federation(tmp_path_factory.mktemp("deployed") / "home") as runtime:
+        runtime.enroll(*HOSPITALS)
+        for name in HOSPITALS:
+            own = runtime.home / f"data-{name}"
+            own.mkdir()
+            shutil.copy(hospitals / f"{name}.csv", own)
+            runtime.start_client(name, "--data-dir", str(own))
+        runtime.wait_for_clients(*HOSPITALS)
+        yield runtime
+
+
+def test_four_nodes_with_a_file_each_give_the_run_in_process(
+    there: Deployment, hospitals: Path, tmp_path: Path
+) -> None:
+    deployed, here = tmp_path / "deployed", tmp_path / "in-process"
+    assert there.submit({**SETTINGS, "out": str(deployed)}) == 0, there.log(there.submitted)
+    simulate(Settings.of({**SETTINGS, "data-dir": str(hospitals), "out": str(here)}))
+    assert (deployed / "agreed.json").read_bytes() == (here / "agreed.json").read_bytes()
+    assert_same_model(deployed, here)
+    assert {row["refused"] for row in rounds(deployed)} == {""}
+
+
+def test_a_node_with_a_bad_file_is_left_out_by_name_with_the_reason(there: Deployment, tmp_path: Path) -> None:
+    out, own = tmp_path / "run", there.home / "data-worse"
+    write_hospital("va", own / "va.csv")
+    text = (own / "va.csv").read_text()
+    (own / "va.csv").write_text(text.replace("chol", "cholesterol", 1))
+    there.stop(there.clients["va"])
+    there.start_client("va", "--data-dir", str(own))
+    there.wait_for_clients("va")
+    submitted = {**SETTINGS, "num-rounds": 2, "fraction": 1.0, "out": str(out)}
+    assert there.submit(submitted) == 0, there.log(there.submitted)
+    words = "it lacks the columns chol and it has the columns cholesterol"
+    assert f"the data of client va cannot be used: {words}" in there.log(there.submitted)
+    rows = rounds(out)
+    assert [row["replies_used"] for row in rows] == ["3", "3"]
+    assert all(row["refused"].startswith("va: ") and words in row["refused"] for row in rows)

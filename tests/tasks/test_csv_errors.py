@@ -1,0 +1,225 @@
+"""What users get wrong in CSV files: each error says what, where, which value, and what to do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairbloom.errors import FairbloomError
+from fairbloom.tasks import check_data, find_task, load_task
+
+from .tables import Folder, config, csv_of, told_by
+
+
+def line(text: str, number: int, new: str) -> str:
+    """Return a table with another line at this place, counted from 1 as in the file."""
+    lines = text.splitlines()
+    lines[number - 1] = new
+    return "\n".join(lines) + "\n"
+
+
+GOOD = csv_of(20)
+LETTER = GOOD.splitlines()[4]
+
+WRONG: dict[str, tuple[str | bytes, dict[str, Any], tuple[str, ...]]] = {
+    "no target": (
+        GOOD.replace("target", "outcome"),
+        {},
+        ("b.csv", "no column called target, label or y", "csv.target", "age, dose, ward, outcome"),
+    ),
+    "another target": (
+        GOOD,
+        {"target": "targte"},
+        ("csv.target = 'targte'", "b.csv", "did you mean target?", "age, dose, ward, target"),
+    ),
+    "two targets": (
+        csv_of(20, columns="age,target,dose").replace("dose", "Label"),
+        {},
+        ("target, Label", "csv.target"),
+    ),
+    "nothing but the target": ("id,y\n" + "1,0\n" * 9, {"ignore": "id"}, ("b.csv", "no columns but the target 'y'")),
+    "no rows": ("age,target\n", {}, ("b.csv has 0 rows", "at least 5")),
+    "too few rows": (csv_of(4), {}, ("b.csv has 4 rows", "at least 5", "leave this client out")),
+    "an empty file": ("", {}, ("b.csv is empty", "first line must name the columns")),
+    "one class": (GOOD.replace(",1\n", ",0\n"), {}, ("column 'target'", "b.csv", "'0' in each row", "csv.classes=0,1")),
+    "a missing value": (
+        line(line(GOOD, 5, "?,0.1,north,1"), 9, "50,N/A,,0"),
+        {},
+        ("b.csv, line 5, column 'age'", "'?'", "3 such cells", "csv.missing=drop", "csv.missing=fill", "csv.ignore="),
+    ),
+    "a missing target": (line(GOOD, 3, "50,0.1,north,"), {}, ("line 3, column 'target'", "'empty'", "1 such cells")),
+    "rows that all lack something": (
+        "x,z,y\n" + "1,,0\n" * 30 + "1,2,0\n2,3,1\n",
+        {"missing": "drop"},
+        ("b.csv has 32 rows, of which 2 lack no value", "csv.missing=fill"),
+    ),
+    "text among numbers": (
+        line(GOOD, 7, "forty,0.1,north,1"),
+        {},
+        ("b.csv, line 7, column 'age'", "'forty'", "no number", "csv.categories=age", "leave the cell empty"),
+    ),
+    "a decimal comma": (
+        "age;target\n" + "".join(f"{k},5;{k % 2}\n" for k in range(9)),
+        {},
+        ("b.csv, line 2, column 'age'", "'0,5'", "decimal points"),
+    ),
+    "an endless number": (line(GOOD, 4, "inf,0.1,north,1"), {}, ("line 4, column 'age'", "inf", "1e+100")),
+    "a huge number": (line(GOOD, 4, "1e200,0.1,north,1"), {}, ("line 4, column 'age'", "1e200", "at most 1e+100")),
+    "a column twice": (csv_of(20, columns="age,dose,age,target"), {}, ("line 1: columns 1 and 3", "'age'", "rename")),
+    "a column twice but for case": (GOOD.replace("dose", "AGE"), {}, ("columns 1 and 2", "'AGE'", "upper and lower")),
+    "a column without a name": (GOOD.replace("age", "", 1), {}, ("line 1: column 1 has no name", "index=False")),
+    "no line of names": (GOOD.partition("\n")[2], {}, ("b.csv, line 1 holds values", "must name the columns")),
+    "no line of names, and a value twice": (
+        "1,1,5\n2,3,4\n" * 9,
+        {},
+        ("line 1 holds values, 1, 1, 5", "age,sex,target"),
+    ),
+    "a short row": (line(GOOD, 6, "50,0.1,1"), {}, ("b.csv, line 6 has 3 values, and line 1 names 4", "quotes")),
+    "a long row": (line(GOOD, 6, "50,0.1,north,1,1"), {}, ("b.csv, line 6 has 5 values, and line 1 names 4",)),
+    "a quote that is not closed": (line(GOOD, 6, '50,0.1,"north,1'), {}, ("b.csv, line", "quotation mark")),
+    "one column": (GOOD.replace(",", " "), {}, ("line 1 names one column only", "comma, semicolon, tab or |")),
+    "latin 1": (
+        GOOD.replace("north", "nörth").encode("latin-1"),
+        {},
+        ("b.csv: byte 0xf6 in line 2 is not UTF-8", "CSV UTF-8", "iconv"),
+    ),
+    "utf-16": (GOOD.encode("utf-16"), {}, ("b.csv: it is in UTF-16", "save it in UTF-8")),
+    "a text for a quantity": (
+        line(GOOD, 8, "50,0.1,north,high"),
+        {"kind": "regression"},
+        ("b.csv, line 8, column 'target'", "'high'", "no number", "csv.kind=classification"),
+    ),
+    "too many classes": (
+        "x,y\n" + "".join(f"{k},name-{k}\n" for k in range(101)),
+        {},
+        ("column 'y'", "101 different values", "'name-0'", "csv.target", "csv.classes"),
+    ),
+    "a class that is none of those stated": (
+        line(GOOD, 5, "50,0.1,north,2"),
+        {"classes": "0,1"},
+        ("b.csv, line 5, column 'target'", "'2'", "none of the classes 0, 1", "csv.classes"),
+    ),
+    "too many categories": (
+        "name,y\n" + "".join(f"n{k},{k % 2}\n" for k in range(1001)),
+        {},
+        ("column 'name'", "1,001 different texts", "'n0'", "csv.ignore=name"),
+    ),
+    "free text": (line(GOOD, 5, f"50,0.1,{'long ' * 50},1"), {}, ("line 5, column 'ward'", "249 ", "csv.ignore=ward")),
+    "categories that are no column": (
+        GOOD,
+        {"categories": "wards"},
+        ("csv.categories = 'wards'", "did you mean ward?"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_a_file_is_said_with_place_value_and_remedy(folder: Folder, case: str) -> None:
+    content, settings, words = WRONG[case]
+    chosen = config(folder(a=GOOD, b=content), **settings)
+    task = load_task(chosen)
+    assert task.about is not None
+    with pytest.raises(FairbloomError) as refusal:
+        task.about("b")
+    said = str(refusal.value)
+    for word in words:
+        assert word in said
+    assert "\n" not in said
+    assert len(said) < 600
+
+
+@pytest.mark.parametrize(
+    ("other", "settings", "words"),
+    [
+        (csv_of(20, 1, "age,ward,target"), {}, ("lacks the columns dose", "in any order", "csv.ignore")),
+        (csv_of(20, 1).replace("dose", "Dose"), {}, ("lacks the columns dose and it has the columns Dose",)),
+        (GOOD.replace(",1\n", ",2\n"), {}, ("the classes 0, 2", "0, 1", "csv.classes=0,1,2")),
+        (GOOD.replace(",1\n", ",yes\n"), {}, ("the classes 0, yes", "0, 1")),
+        (
+            csv_of(20).replace("north", "1").replace("south", "2").replace("west", "3"),
+            {},
+            ("column 'ward' holds numbers",),
+        ),
+        (GOOD.replace(",1\n", ",0.5\n"), {}, ("numbers that are no classes", "csv.kind")),
+    ],
+)
+def test_a_client_that_differs_from_the_others_is_told_in_what(
+    folder: Folder, other: str, settings: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    chosen = config(folder(a=GOOD, b=csv_of(20, 2), odd=other), **settings)
+    _, reasons = find_task("csv").agreement(told_by(chosen))
+    assert list(reasons) == ["odd"]
+    for word in words:
+        assert word in reasons["odd"]
+
+
+def test_a_client_that_was_not_there_when_the_others_agreed_is_told_the_same(folder: Folder) -> None:
+    chosen = config(folder(a=GOOD, b=csv_of(20, 2), c=csv_of(20, 1, "age,ward,target"), d=GOOD.replace(",1\n", ",2\n")))
+    told = told_by(chosen)
+    text, _ = find_task("csv").agreement({name: told[name] for name in "ab"})
+    task = load_task({**chosen, "agreed": text})
+    for client, words in (("c", "it lacks the columns dose"), ("d", "none of the classes 0, 1")):
+        with pytest.raises(FairbloomError, match=words):
+            task.splits(client)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "no .csv or .tsv file in it, but nothing at all"),
+        ({"notes.txt": "x", "more.xlsx": "y"}, "no .csv or .tsv file in it, but more.xlsx, notes.txt"),
+        ({"a.csv": GOOD, "a.TSV": GOOD}, "a.TSV and a.csv would both be client a: rename one"),
+    ],
+)
+def test_a_folder_without_clients_is_told_of_with_what_is_there(
+    tmp_path: Path, files: dict[str, str], words: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(FairbloomError) as refusal:
+        load_task(config(tmp_path))
+    assert str(tmp_path) in str(refusal.value)
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"), [("", "name it by --data-dir"), ("/no/such", "'/no/such': there is no such")]
+)
+def test_a_folder_that_is_not_there_is_told_of_before_the_run(place: str, words: str) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        check_data(config(place))
+
+
+@pytest.mark.parametrize(
+    ("text", "client", "words"),
+    [
+        (GOOD, "site", "csv.client = 'site': .*no such column; the columns are age, dose"),
+        (GOOD, "wards", "did you mean ward?"),
+        (GOOD.replace("north", "", 1), "ward", "line 2, column 'ward' names no client, as 1 rows do"),
+        (GOOD.partition("\n")[2], "site", "line 1 holds values"),
+    ],
+)
+def test_a_column_of_clients_that_names_none_is_told_of(folder: Folder, text: str, client: str, words: str) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        load_task(config(folder(all=text) / "all.csv", client=client))
+
+
+def test_a_column_of_clients_is_for_a_single_file(folder: Folder) -> None:
+    with pytest.raises(FairbloomError, match=r"csv.client = 'ward': .*has 2 files: leave csv.client out"):
+        load_task(config(folder(a=GOOD, b=GOOD), client="ward"))
+
+
+@pytest.mark.parametrize("classes", ["0", "0,1,0"])
+def test_classes_that_are_none_are_refused(folder: Folder, classes: str) -> None:
+    with pytest.raises(FairbloomError, match=r"csv.classes = .* two or more different classes"):
+        load_task(config(folder(a=GOOD, b=GOOD), classes=classes))
+
+
+def test_a_file_that_has_changed_is_read_again(folder: Folder) -> None:
+    chosen = config(folder(a=GOOD, b=GOOD))
+    before = told_by(chosen)
+    folder(a=csv_of(50))
+    assert before["a"]["examples"] == 16
+    assert told_by(chosen)["a"]["examples"] == 40
+    folder(c=GOOD)
+    assert list(told_by(chosen)) == ["a", "b", "c"]

@@ -1,0 +1,238 @@
+"""A user's own task, named by an import string: run, compared, checked."""
+
+import csv
+import json
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fairbloom.errors import FairbloomError
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from fairbloom.tasks import Examples, Setup, Splits, Task, TaskInfo, find_task, load_task
+from fairbloom.tasks.checks import checked
+from fairbloom.tasks.task import is_highest
+from tests.experiments.helpers import fairbloom
+
+from . import mine
+
+LINE, WARDS = f"{mine.__name__}:line", f"{mine.__name__}:Wards"
+
+
+def rows_of(run: Path) -> list[dict[str, str]]:
+    with (run / "clients.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def settings(**given: Any) -> Settings:
+    plain = {"num-rounds": 5, "device": "cpu"}
+    return Settings.of(plain | {key.replace("_", "-"): value for key, value in given.items()})
+
+
+# A function, and a class --------------------------------------------------------------------------------------------
+
+
+def test_a_functions_settings_are_its_keyword_parameters() -> None:
+    info = find_task(LINE)
+    assert info.name == "line"
+    assert info.summary == "Points on a line, a line for each client."
+    assert [(info.key(each), each.default, each.description) for each in info.settings] == [
+        ("line.noise", 0.1, "Standard deviation of the targets."),
+        ("line.slope", 2, "Slope of the line."),
+        ("line.bent", False, "Whether it is a parabola."),
+        ("line.counted", "", "File in which every client whose splits are asked for is noted."),
+    ]
+
+
+def test_a_regression_of_ones_own_is_run_by_its_measures(tmp_path: Path) -> None:
+    run = simulate(settings(task=LINE, clients=4, out=str(tmp_path / "run"), **{"line.noise": 0.5}))
+    first, last = rows_of(run)[0], rows_of(run)[-1]
+    assert {"test_mae_of_global_model", "test_r2_of_global_model"} < set(first)
+    assert "test_accuracy_of_global_model" not in first
+    assert float(first["test_mae_of_global_model"]) > 0.0
+    assert float(last["test_r2_of_global_model"]) < 1.0
+    scores = json.loads((run / "scores.json").read_text())
+    assert [(each["name"], each["higher_is_better"]) for each in scores] == [("mae", False), ("r2", True)]
+
+
+def test_a_class_with_a_measure_of_its_own_is_run_by_it(tmp_path: Path) -> None:
+    run = simulate(settings(task=WARDS, out=str(tmp_path / "run"), **{"wards.apart": 4}))
+    rows = rows_of(run)
+    assert {row["client"] for row in rows} == {"east", "north", "west"}
+    assert float(rows[-1]["test_recall_of_global_model"]) > 50.0
+
+
+def test_own_tasks_settings_change_what_is_learned(tmp_path: Path) -> None:
+    slopes = []
+    for slope in (2, -3):
+        task = load_task(settings(task=LINE, clients=2, **{"line.slope": slope, "line.noise": 0}).run_config())
+        inputs, targets = task.splits("line-1").train[0:2]
+        slopes.append(((targets - 1) / inputs[:, 0]).tolist())
+    assert slopes[0] == pytest.approx([2, 2], rel=1e-4)
+    assert slopes[1] == pytest.approx([-3, -3], rel=1e-4)
+
+
+def test_only_those_who_are_drawn_or_evaluated_load_their_data(tmp_path: Path) -> None:
+    mine.asked.clear()
+    chosen = settings(task=LINE, clients=30, fraction=0.1, evaluate_every=0, num_rounds=1, out=str(tmp_path / "a"))
+    told: list[int] = []
+    simulate(chosen, lambda row: told.append(len(set(mine.asked))))
+    assert len(mine.asked) == len(set(mine.asked))  # each once
+    mine.asked.clear()
+    task = load_task(settings(task=LINE, clients=30, seed=7).run_config()).to(torch.device("cpu"))
+    assert mine.asked == []
+    task.splits("line-3")
+    task.splits("line-3")
+    assert mine.asked == ["line-3"]
+
+
+@pytest.mark.runtimes
+def test_it_is_compared_in_two_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hers.py").write_text(Path(mine.__file__).read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = ["compare", "--task", "hers:line", "--methods", "fedavg,fedfv", "--seeds", "2", "--jobs", "2"]
+    command += ["--clients", "4", "--rounds", "2", "--out", "cmp", "--set", "line.noise=0.3"]
+    assert fairbloom(*command, "--set", "line.counted=asked.txt") == 0
+    assert "mae" in capsys.readouterr().out
+    with Path("cmp", "comparison.csv").open(newline="") as file:
+        assert Counter(row["method"] for row in csv.DictReader(file)) == {"FedAvg": 2, "FedFV": 2}
+    assert set(Path("asked.txt").read_text().split()) == {f"line-{k}" for k in range(4)}
+
+
+# What is wrong with it ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "words"),
+    [
+        ("no_such_module:task", {}, ("task = 'no_such_module:task'", "no module no_such_module", "install it")),
+        (f"{mine.__name__}:lines", {}, ("has no lines", "it has", "line, recall, Wards")),
+        (f"{mine.__name__}:number", {}, ("it is a int", "called with a Setup and returns a Task")),
+        (f"{mine.__name__}:nothing", {}, ("the task is a NoneType without clients, model, loss, splits",)),
+        (f"{mine.__name__}:without_default", {}, ("its setting share needs a default",)),
+        (f"{mine.__name__}:of_lists", {}, ("parameter sizes must be annotated: int, float, bool or str",)),
+        (LINE, {"line.nose": 1}, ("unknown setting line.nose = 1", "did you mean line.noise?")),
+        (LINE, {"line.noise": "loud"}, ("line.noise = 'loud'", "float at least 0")),
+        (LINE, {"line.slope": 1.5}, ("line.slope = 1.5", "int")),
+        (LINE, {"line.bent": 1}, ("line.bent = 1", "bool")),
+    ],
+)
+def test_what_is_wrong_with_a_task_is_said_before_it_is_run(
+    task: str, given: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(FairbloomError) as refusal:
+        load_task(settings(task=task, **given).run_config())
+    for word in words:
+        assert word in str(refusal.value)
+
+
+X, Y = torch.randn(6, 3), torch.arange(6) % 2
+GOOD = Examples(X, Y)
+
+BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "no Splits": (GOOD, ("splits('site') returns a Examples", "Splits of two Examples")),
+    "tensors": ((X, Y), ("splits('site') returns 2 things",)),
+    "float64 inputs": ((Examples(X.double(), Y), GOOD), ("training examples of client site", "float64", ".float()")),
+    "int32 targets": ((GOOD, Examples(X, Y.int())), ("test examples of client site", "torch.int32", "targets.long()")),
+    "NumPy arrays": ((Examples(X.numpy(), Y), GOOD), ("inputs are a ndarray", "torch.Tensor")),  # type: ignore[arg-type]
+    "NaN": ((Examples(X.clone().index_fill(0, torch.tensor(4), torch.nan), Y), GOOD), ("inputs hold NaN", "in row 4")),
+    "infinite targets": ((GOOD, Examples(X, X[:, 0] / 0)), ("targets hold NaN or infinite", "in row 0")),
+    "no test examples": (
+        (GOOD, Examples(X[:0], Y[:0])),
+        ("test examples of client site: there is none", "leave it out"),
+    ),
+    "no rows": ((GOOD, Examples(X, Y, torch.arange(0))), ("test examples of client site: there is none",)),
+    "fewer targets": ((GOOD, Examples(X, Y[:5])), ("6 inputs and 5 targets",)),
+    "rows that are not there": (
+        (GOOD, Examples(X, Y, torch.tensor([0, 6]))),
+        ("rows are torch.int64 from 0 to 6", "to 5"),
+    ),
+    "rows of another type": ((GOOD, Examples(X, Y, torch.tensor([True, False]))), ("rows are torch.bool",)),
+    "a single number": ((GOOD, Examples(torch.tensor(1.0), Y)), ("inputs are a single number",)),
+}
+
+
+def task_with(made: Any, **others: Any) -> Task:
+    loss = partial(cross_entropy, reduction="none")
+    plain = Task(("site",), lambda: torch.nn.Linear(3, 2), loss, lambda client: made)
+    return checked("hers:task", replace(plain, **others))
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_wrong_with_examples_is_said_with_client_and_remedy(case: str) -> None:
+    made, words = BROKEN[case]
+    if isinstance(made, tuple) and all(isinstance(each, Examples) for each in made):
+        made = Splits(*made)
+    with pytest.raises(FairbloomError) as refusal:
+        task_with(made).splits("site")
+    assert str(refusal.value).startswith("task = 'hers:task': ")
+    for word in words:
+        assert word in str(refusal.value)
+
+
+def test_float64_is_right_for_a_model_in_float64_and_whole_numbers_are_inputs_too() -> None:
+    made = Splits(Examples(X.double(), Y), Examples(X.double(), Y))
+    assert task_with(made, model=lambda: torch.nn.Linear(3, 2).double()).splits("site") == made
+    tokens = Splits(Examples(Y, Y), Examples(Y, Y))
+    assert task_with(tokens).splits("site") == tokens
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [(cross_entropy, "()"), (lambda outputs, targets: (outputs[:, :1] - targets) ** 2, "(6, 6)")],
+)
+def test_a_loss_that_is_not_of_each_example_is_said(loss: Any, shape: str) -> None:
+    task = task_with(Splits(GOOD, GOOD), loss=loss)
+    with pytest.raises(FairbloomError) as refusal:
+        task.loss(torch.zeros(6, 2), Y)
+    for word in (f"its loss returns shape {shape} for 6 examples", "shape (6,)", "reduction='none'"):
+        assert word in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("clients", "words"), [((), "has no clients"), (("a", "a"), "'a'"), (("a", 3), "3"), (("",), "''")]
+)
+def test_clients_need_names(clients: Any, words: str) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        task_with(Splits(GOOD, GOOD), clients=clients)
+
+
+def test_one_bad_client_of_a_task_of_ones_own_is_named_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: mine.Wards, client: str) -> Splits:
+        made = splits(self, client)
+        return (
+            made if client != "west" else Splits(made.train, Examples(made.test.inputs * torch.nan, made.test.targets))
+        )
+
+    splits = mine.Wards.splits
+    monkeypatch.setattr(mine.Wards, "splits", broken)
+    run = simulate(settings(task=WARDS, seed=5, fraction=1.0, num_rounds=2, out=str(tmp_path / "run")))
+    assert {row["client"] for row in rows_of(run) if row["test_examples"]} == {"east", "north"}
+    assert "the test examples of client west: inputs hold NaN" in caplog.text
+
+
+# Tasks without agreement ---------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_a_task_or_anything_with_its_attributes() -> None:
+    made = mine.Wards(Setup("", 3, "iid", 2, 0.5, seed=1))
+    task = Task.of(made)
+    assert task.clients == ("east", "north", "west")
+    assert task.score.name == "recall"
+    assert Task.of(task) is task
+    plain = Task(("a",), made.model, made.loss, made.splits)
+    assert list(plain.scores.values()) == [is_highest]
+    assert TaskInfo.of(WARDS).own_clients is False
+    assert np.isfinite(mine.recall(torch.zeros(2, 2), torch.tensor([1, 0])))
