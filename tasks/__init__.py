@@ -47,7 +47,7 @@ TASKS = {
             "csv",
             summary="your own CSV files: one for each client, or one with a column that names the client",
             source="the folder, or file, that --data-dir names",
-            loader="fairbloom.tasks.tables:load",
+            loader="fairbloom.tasks.files.tables:load",
             models=("logistic", "mlp"),
             settings=(
                 TaskSetting("target", "", "Column that is to be told; by default the one called target, label or y"),
@@ -71,13 +71,13 @@ TASKS = {
             ),
             reads_folder=True,
             own_clients=True,
-            agree="fairbloom.tasks.columns:agree",
+            agree="fairbloom.tasks.files.columns:agree",
         ),
         TaskInfo(
             "image-folder",
             summary="your own images: CLIENT/CLASS/IMAGE.png, or .jpg",
             source="the folder that --data-dir names",
-            loader="fairbloom.tasks.images:load",
+            loader="fairbloom.tasks.files.images:load",
             models=("cnn", "logistic", "mlp"),
             settings=(
                 TaskSetting("size", 0, "Pixels each way that images are resized to; 0 keeps their size", lowest=0),
@@ -86,18 +86,18 @@ TASKS = {
             ),
             reads_folder=True,
             own_clients=True,
-            agree="fairbloom.tasks.shapes:agree_on_images",
+            agree="fairbloom.tasks.files.shapes:agree_on_images",
         ),
         TaskInfo(
             "npz",
             summary="your own NumPy arrays: CLIENT.npz with x and y, or x_train, y_train, x_test and y_test",
             source="the folder that --data-dir names",
-            loader="fairbloom.tasks.arrays:load",
+            loader="fairbloom.tasks.files.arrays:load",
             models=("logistic", "mlp", "cnn"),
             settings=(TaskSetting("classes", "", "All classes, as '0,1,2'; a client may then lack some"),),
             reads_folder=True,
             own_clients=True,
-            agree="fairbloom.tasks.shapes:agree_on_arrays",
+            agree="fairbloom.tasks.files.shapes:agree_on_arrays",
         ),
     )
 }

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from fairbloom.experiments.check import PROPERTIES, Verdict, check
+from fairbloom.experiments.battery.check import PROPERTIES, Verdict, check
 from fairbloom.rounds.method import Cohort, Method
 
 ROOT = Path(__file__).parents[2]

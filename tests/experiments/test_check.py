@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.check import PROPERTIES, Report, Verdict, arguments_of, check, show_report
+from fairbloom.experiments.battery.check import PROPERTIES, Report, Verdict, arguments_of, check, show_report
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import at_least

@@ -14,10 +14,10 @@ from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import Examples, check_data, describe_data, load_task
-from fairbloom.tasks.columns import agree
+from fairbloom.tasks.files.columns import agree
+from fairbloom.tasks.files.targets import in_order
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE
 from fairbloom.tasks.partition import split
-from fairbloom.tasks.targets import in_order
 
 from .tables import Folder, agreed, config, csv_of, told_by
 

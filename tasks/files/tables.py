@@ -11,13 +11,13 @@ import torch
 
 from fairbloom.errors import FairbloomError
 
-from . import models
+from .. import models
+from ..task import Described, Setup, Task
 from .columns import EMPTY, Agreed
 from .folders import files_in
 from .reading import Column, Table, read
 from .rows import Options, Part, column_called, kind_of
 from .targets import Target, in_order, named, words
-from .task import Described, Setup, Task
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 

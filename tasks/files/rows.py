@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 
+from ..partition import FEWEST, split
+from ..task import Examples, Splits
 from .agreement import MOST_CATEGORIES, MOST_NUMBERED_CLASSES, Aim, Moments
 from .columns import CATEGORIES, EMPTY, NUMBERS, Agreed, Input, differs
-from .partition import FEWEST, split
 from .reading import LARGEST, MISSING_WORDS, Column, Reading, Rows, Table, looks_like_data, no_names, number
 from .targets import as_targets, in_order, named
-from .task import Examples, Splits
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 

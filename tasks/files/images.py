@@ -13,13 +13,13 @@ from PIL import Image, UnidentifiedImageError
 
 from fairbloom.errors import FairbloomError
 
-from . import models
+from .. import models
+from ..partition import FEWEST, split
+from ..task import Described, Examples, Setup, Splits, Task
 from .agreement import Aim
 from .folders import folders_in
-from .partition import FEWEST, split
 from .shapes import Agreed, about
 from .targets import Target, as_targets, in_order, named, words
-from .task import Described, Examples, Setup, Splits, Task
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom.protocol.scores import ACCURACY, Score
 
-from .measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE, absolute_error, auc, balanced_accuracy, r2, rmse
+from ..measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE, absolute_error, auc, balanced_accuracy, r2, rmse
+from ..task import is_highest
 from .reading import number
-from .task import is_highest
 
 Measure = Callable[[Tensor, Tensor], Tensor | float]
 

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 
-from . import models
+from .. import models
+from ..partition import FEWEST, split
+from ..task import Described, Examples, Setup, Splits, Task
 from .agreement import MOST_CLASSES, Aim
 from .folders import files_in
-from .partition import FEWEST, split
 from .rows import moments
 from .shapes import Agreed, about
 from .targets import Target, as_targets, in_order, named, words
-from .task import Described, Examples, Setup, Splits, Task
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
