@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.server.checkpoint import load_last
-from fairbloom.server.rows import client_columns, append, as_csv
+from fairbloom.server.rows import append, as_csv, client_columns
 from fairbloom.simulation.run import simulate
 from tests.simulation.disturbed import LONG, STEP
 from tests.simulation.helpers import ROOT, Outcome, assert_whole, drafts, run, small, table

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.server.files import RunFolderError
-from fairbloom.server.rows import client_columns, as_csv, read_table
+from fairbloom.server.rows import as_csv, client_columns, read_table
 
 ROWS = [{"round": number, "client": name} for number in (1, 2) for name in ("a", 'b, "the second"\nof two')]
 

@@ -18,6 +18,7 @@ from fairbloom.server.settings import Settings, SettingsError, check_used, defau
 from fairbloom.strategies import METHODS, FedAvg, FedFV, Options
 from fairbloom.tasks import TASKS, TaskInfo, load_task
 
+
 def typed(*keys: str) -> dict[str, Value]:
     """Return settings that somebody has typed, whatever their values."""
     return dict.fromkeys(keys, 1)
@@ -407,7 +408,9 @@ def test_another_tasks_setting_is_refused_where_somebody_typed_it(monkeypatch: p
         check_used(typed("digits.rotated-clients"), ["fedavg"], "ones")
     for key in ("model", "partition"):
         check_used(typed(key), ["fedavg"], "digits")
-        with pytest.raises(SettingsError, match=f"{key} has no effect with task = 'ones', which leaves no choice: leave"):
+        with pytest.raises(
+            SettingsError, match=f"{key} has no effect with task = 'ones', which leaves no choice: leave"
+        ):
             check_used(typed(key), ["fedavg"], "ones")
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import percent_improved, summarize
-from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.rows import MEASURES, client_columns, round_columns
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
