@@ -178,8 +178,17 @@ def status(
 
 @app.command(epilog="Example: fairbloom deploy submit --set method=fedfv --set clients=4 --set num-rounds=50")
 def submit(
-    settings: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any of fairbloom settings.")] = [],  # noqa: B006
-    app_folder: Annotated[Path | None, typer.Option("--app", help="Checkout of the app; default: this one.")] = None,
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Any of fairbloom settings, or of your own app's run config."),
+    ] = [],  # noqa: B006
+    app_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--app",
+            help="Folder of a Flower app; default: the current one, or, if that is none, the installed Fairbloom.",
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and leave it.")] = False,
     folder: DirOption = HERE,
 ) -> None:
@@ -193,9 +202,9 @@ def submit(
     from .operator.federation import Federation
 
     federation = Federation(folder)
-    app, ours = runs.app_folder(app_folder)
-    config = runs.prepared(federation, assigned(settings)) if ours else assigned(settings)
-    run_id = runs.submit(federation, app, config)
+    with runs.chosen_app(app_folder) as chosen:
+        config = chosen.prepared(federation, assigned(settings))
+        run_id = runs.submit(federation, chosen.folder, config)
     print(f"run {run_id}", flush=True)
     if not detach:
         final = runs.watch(federation, run_id)

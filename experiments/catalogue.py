@@ -4,9 +4,14 @@ import inspect
 import re
 from dataclasses import dataclass
 
-from fairbloom.protocol.settings import key_of
-from fairbloom.server.settings import described
-from fairbloom.strategies import METHODS, FromTorchJD
+from fairbloom.imports import is_import_string
+from fairbloom.protocol.parameters import described, parameters_of
+from fairbloom.protocol.settings import Value, key_of
+from fairbloom.strategies import METHODS, FairStrategy, FromTorchJD, canonical, find_method
+from fairbloom.strategies.torchjd import TORCHJD
+
+REQUIRED = "required"
+"""What is said in place of a default where there is none."""
 
 LABELS = ("Source", "Reductions", "Departures", "Objective", "Good for", "Hurts when", "Memory", "Cost")
 """The words, followed by a colon, that a paragraph of a method's docstring may begin with."""
@@ -48,22 +53,34 @@ class Method:
 
 
 def title(name: str) -> str:
-    """Return a method's name in tables and figures: that of its class, with (personal) for personal models.
+    """Return a method's name in tables and figures: that of its class.
 
-    Names that are not among our methods, as TorchJD's, stay as they are.
+    Names that are neither among our methods nor import strings, as TorchJD's, stay as they are.
     """
-    method, _, rest = name.partition(":")
-    if method in METHODS:
-        return f"{METHODS[method].__name__} ({rest})" if rest else METHODS[method].__name__
-    return name
+    if canonical(name) in METHODS:
+        return METHODS[canonical(name)].__name__
+    return name.rpartition(":")[2] if is_import_string(name) and not name.startswith(TORCHJD) else name
+
+
+def in_words(value: Value | None) -> str:
+    """Return a parameter's value as a user writes it: 5 for 5.0, true for True."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def describe(name: str) -> Method:
-    """Return what the docstring of the method `name` says; "torchjd" stands for all of TorchJD's weightings."""
-    method = FromTorchJD if name == "torchjd" else METHODS[name]
+    """Return what the docstring of a method says; "torchjd" stands for all of TorchJD's weightings.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such method.
+    """
+    method = FromTorchJD if name == "torchjd" else find_method(name)
     text = inspect.getdoc(method) or ""
     return Method(
-        name=name,
+        name=canonical(name),
         title=method.__name__,
         summary=_one_line(text.partition("\n\n")[0]),
         explanation=text.partition("\n\nSource: ")[0],
@@ -71,7 +88,7 @@ def describe(name: str) -> Method:
         source=_paragraph(text, "Source"),
         needs=tuple(sorted(method.needs)),
         weighting=method.default_weighting or "no prior",
-        parameters=tuple(_parameters(name, text)),
+        parameters=tuple(_documented(name, text) if method is FromTorchJD else _declared(method)),
         reductions=_paragraph(text, "Reductions"),
         departures=_paragraph(text, "Departures"),
         objective=_paragraph(text, "Objective"),
@@ -82,13 +99,23 @@ def describe(name: str) -> Method:
     )
 
 
-def _parameters(name: str, text: str) -> list[Parameter]:
+def _declared(method: type[FairStrategy]) -> list[Parameter]:
+    """Return the parameters that a class declares by its signature; its docstring need not describe them."""
+    return [
+        Parameter(
+            each.key, each.range, in_words(each.default) if each.default is not None else REQUIRED, each.description
+        )
+        for each in parameters_of(method.__name__.lower(), method)
+    ]
+
+
+def _documented(name: str, text: str) -> list[Parameter]:
     """Return the entries of the docstring's Parameters section, written `name : range, default value`."""
     return [
         Parameter(
             key=f"{name}.{key_of(argument)}",
             range=what.partition(", default ")[0],
-            default=what.partition(", default ")[2] or "required",
+            default=what.partition(", default ")[2] or REQUIRED,
             description=meaning,
         )
         for argument, (what, meaning) in described(text).items()

@@ -1,43 +1,74 @@
-"""Figures of runs, written as PNG and SVG."""
+"""Figures of runs and comparisons. Colours are Okabe and Ito's, which colour-blind people tell apart."""
 
 import io
+import math
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
+from fairbloom.protocol.scores import Score
 from fairbloom.server.files import write_whole, written
 
-from .catalogue import title
-from .compare import Comparison
+if TYPE_CHECKING:
+    from .comparison import Comparison, Values
+    from .runs import Run
+
+BASELINE = "#666666"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+MARKERS = ("s", "^", "D", "v", "P")
+TOGETHER = 1 + len(COLOURS)
+"""The most lines that one panel has; more methods have a panel each, with the baseline in it."""
+
+WIDTH = 7.2
+"""Of a figure, in inches: that of a page's text."""
+
+MANY = 40
+"""From so many clients on, single ones are not marked."""
 
 
-def sorted_clients(comparison: Comparison, path: Path) -> list[Path]:
-    """Draw each method's client accuracies from the worst client to the best, mean and range over the seeds.
+def sorted_clients(comparison: "Comparison") -> Figure:
+    """Return each method's clients from the worst served to the best: mean and range of their score over the seeds."""
+    with matplotlib.rc_context({"font.size": 9}):
+        return _together(comparison) if len(comparison.methods) <= TOGETHER else _apart(comparison)
+
+
+def over_rounds(run: "Run") -> Figure:
+    """Return the score of a run after each evaluated round: of the worst tenth of clients, their mean, the best."""
+    score, lines = run.score, (("best_10", "best 10 %"), ("mean", "mean"), ("worst_10", "worst 10 %"))
+    rows = [row for row in run.rows_of_rounds() if row.get(f"{score.column()}_mean")]
+    with matplotlib.rc_context({"font.size": 9}):
+        figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
+        axes = _axes(figure.subplots(), score)
+        rounds = [int(row["round"]) for row in rows]
+        last = {}
+        for (measure, label), colour, marker in zip(lines, COLOURS, MARKERS, strict=False):
+            values = np.array([float(row[f"{score.column()}_{measure}"]) for row in rows])
+            axes.plot(rounds, values, color=colour, marker=marker, markersize=3.5, markevery=max(1, len(rounds) // 12))
+            if rounds:
+                last[label] = (values[-1], colour)
+        axes.set_xlabel(f"round, {run.label}")
+        _label_lines(axes, last, at=rounds[-1] if rounds else 0.0, left=False)
+    return figure
+
+
+def write_figure(figure: Figure, path: Path) -> list[Path]:
+    """Write a figure as PNG and SVG, the same figure as the same bytes.
 
     Returns
     -------
     list
         The files written: `path` with the endings .png and .svg.
     """
-    with matplotlib.rc_context({"svg.hashsalt": "fairbloom"}):  # the same figure twice is the same file
-        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-        axes = figure.subplots()
-        for number, (method, seeds) in enumerate(comparison.accuracies.items()):
-            ascending = np.array([sorted(accuracies.values()) for accuracies in seeds])
-            rank = np.arange(1, ascending.shape[1] + 1)
-            label = title(method)
-            axes.plot(rank, ascending.mean(axis=0), marker="o", markersize=3, label=label, color=f"C{number}")
-            axes.fill_between(rank, ascending.min(axis=0), ascending.max(axis=0), alpha=0.12, color=f"C{number}")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("clients, from the worst served to the best")
-        axes.set_ylabel("test accuracy of the global model, %")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-        axes.legend(frameon=False, loc="lower right")
-        files = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    files = [path.with_name(f"{path.name}{ending}") for ending in (".png", ".svg")]
+    with matplotlib.rc_context({"svg.hashsalt": "fairbloom"}):
         for file in files:
             drawn = io.BytesIO()
             metadata = {"Date": None} if file.suffix == ".svg" else {}
@@ -45,3 +76,161 @@ def sorted_clients(comparison: Comparison, path: Path) -> list[Path]:
             with written("the figure", path.parent):
                 write_whole(file, drawn.getvalue())
     return files
+
+
+def _together(comparison: "Comparison") -> Figure:
+    """Return a figure with all lines in one panel, each named where it begins."""
+    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    axes = _axes(figure.subplots(), comparison.score)
+    others = [method for method in comparison.methods if method != comparison.baseline]
+    styles = dict(zip(others, zip(COLOURS, MARKERS, strict=True), strict=False))
+    first = {}
+    for number, method in enumerate((comparison.baseline, *others)):
+        colour, marker = styles.get(method, (BASELINE, "o"))
+        lines = _worst_first(comparison.values[method], comparison.score)
+        rank, mean = np.arange(1, lines.shape[1] + 1), lines.mean(axis=0)
+        axes.fill_between(rank, lines.min(axis=0), lines.max(axis=0), alpha=0.1, color=colour, linewidth=0.0)
+        # Where lines coincide, the wider one below shows at both sides of the one above, and markers take turns.
+        axes.plot(
+            rank,
+            mean,
+            color=colour,
+            linestyle="--" if method in comparison.personal else "-",
+            linewidth=2.8 - 1.6 * number / max(1, len(others)),
+            marker=marker if len(rank) < MANY else "none",
+            markersize=4.5,
+            markerfacecolor="white" if method in comparison.personal else colour,
+            markevery=(number % 2 if len(rank) > 2 else 0, 2) if len(others) > 1 and len(rank) > 8 else None,
+        )
+        first[method] = (float(mean[0]), colour)
+    axes.set_xlabel("clients, from the worst served to the best")
+    _label_lines(axes, first, at=1.0, left=True)
+    return figure
+
+
+def _apart(comparison: "Comparison") -> Figure:
+    """Return a figure with a panel for each method, and the baseline's line in each."""
+    others = [method for method in comparison.methods if method != comparison.baseline]
+    across = 3 if len(others) <= 6 else 4 if len(others) <= 16 else 5
+    down = math.ceil(len(others) / across)
+    titles = {method: textwrap.fill(method, 96 // across, break_on_hyphens=False) for method in others}
+    tallest = max(title.count("\n") + 1 for title in titles.values())
+    figure = Figure(figsize=(WIDTH, 0.75 + down * (1.8 - 0.16 * across + 0.16 * tallest)), layout="constrained")
+    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    base = _worst_first(comparison.values[comparison.baseline], comparison.score)
+    rank = np.arange(1, base.shape[1] + 1)
+    for panel, method in zip(panels.flat, others, strict=False):
+        lines = _worst_first(comparison.values[method], comparison.score)
+        axes = _axes(panel, None)
+        personal = method in comparison.personal
+        colour = COLOURS[1] if personal else COLOURS[0]
+        axes.plot(rank, base.mean(axis=0), color=BASELINE, linewidth=2.6, alpha=0.55, solid_capstyle="butt")
+        axes.fill_between(rank, lines.min(axis=0), lines.max(axis=0), alpha=0.18, color=colour, linewidth=0.0)
+        axes.plot(rank, lines.mean(axis=0), color=colour, linewidth=1.3, linestyle="--" if personal else "-")
+        axes.set_title(titles[method], fontsize=8, loc="left", color=colour)
+    for panel in panels.flat[len(others) :]:
+        panel.set_visible(False)
+    for column in range(across):  # the lowest panel of a column may stand above the last row
+        lowest = max(row for row in range(down) if row * across + column < len(others) or row == 0)
+        panels[lowest, column].tick_params(labelbottom=True)
+    figure.supylabel(_axis_label(comparison.score), fontsize=9)
+    figure.supxlabel(
+        f"clients, from the worst served to the best; grey: {comparison.baseline}"
+        + ("; dashed: personal models" if comparison.personal else ""),
+        fontsize=9,
+    )
+    return figure
+
+
+def _axes(axes: Axes, score: Score | None) -> Axes:
+    """Return axes in our style."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=4 if score is None else 10, steps=[1, 2, 5, 10]))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    if score is not None:
+        axes.set_ylabel(_axis_label(score))
+    return axes
+
+
+def _axis_label(score: Score) -> str:
+    """Return what an axis says of a score: its name, unit and direction."""
+    unit = " in %" if score.percent else ""
+    return f"test {score.name}{unit} ({'higher' if score.higher_is_better else 'lower'} is better)"
+
+
+def _worst_first(by_seed: "Sequence[Values]", score: Score) -> NDArray[np.float64]:
+    """Return the scores of each seed from the worst client to the best, shape (seeds, clients).
+
+    A seed with fewer clients than another, some of which have no score, is stretched to as many.
+    """
+    rows = [np.sort(list(values.values())) for values in by_seed]
+    rows = [row if score.higher_is_better else row[::-1] for row in rows]
+    most = max(len(row) for row in rows)
+    places = np.linspace(0.0, 1.0, most)
+    return np.array(
+        [row if len(row) == most else np.interp(places, np.linspace(0.0, 1.0, len(row)), row) for row in rows]
+    )
+
+
+def _label_lines(axes: Axes, ends: dict[str, tuple[float, str]], *, at: float, left: bool) -> None:
+    """Write each line's name beside its end, in its colour; names that would meet are moved apart."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high)
+    names = sorted(ends, key=lambda name: ends[name][0])
+    lines = {name: textwrap.wrap(name, 24, break_on_hyphens=False) for name in names}
+    places = _apart_from_each_other(
+        [ends[name][0] for name in names], [(high - low) * 0.06 * len(lines[name]) for name in names], low, high
+    )
+    begin, end = axes.get_xlim()
+    room = (end - begin) * (0.0155 * max((len(line) for each in lines.values() for line in each), default=0) + 0.07)
+    axes.set_xlim(*((at - room, end) if left else (begin, at + room)))
+    away = (end - begin) * 0.05 * (-1 if left else 1)
+    for name, place in zip(names, places, strict=True):
+        value, colour = ends[name]
+        axes.annotate(
+            "\n".join(lines[name]),
+            xy=(at, value),
+            xytext=(at + away, place),
+            color=colour,
+            ha="right" if left else "left",
+            va="center",
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.6,
+                "relpos": (1.0 if left else 0.0, 0.5),
+                "shrinkA": 1,
+                "shrinkB": 4,
+            },
+        )
+    axes.set_xticks([tick for tick in axes.get_xticks() if (1 <= tick <= end if left else begin <= tick <= at)])
+
+
+def _apart_from_each_other(wanted: list[float], heights: list[float], low: float, high: float) -> list[float]:
+    """Return where labels are put that want to be at ascending places: near them, between bounds, none over another.
+
+    Those that would meet stand together as one block, whose middle is the mean of where they want to be.
+    """
+    blocks: list[tuple[list[float], list[float]]] = []
+    for place, height in zip(wanted, heights, strict=True):
+        blocks.append(([place], [height]))
+        while len(blocks) > 1 and _bottom(*blocks[-1], low, high) < sum(_span(*blocks[-2], low, high)):
+            places, own = blocks.pop()
+            blocks[-1] = (blocks[-1][0] + places, blocks[-1][1] + own)
+    found = []
+    for places, own in blocks:
+        floor = _bottom(places, own, low, high)
+        for height in own:
+            found.append(floor + height / 2)
+            floor += height
+    return found
+
+
+def _bottom(places: list[float], heights: list[float], low: float, high: float) -> float:
+    """Return where a block of labels begins."""
+    middle, height = sum(places) / len(places), sum(heights)
+    return max(low, min(middle - height / 2, high - height))
+
+
+def _span(places: list[float], heights: list[float], low: float, high: float) -> tuple[float, float]:
+    return _bottom(places, heights, low, high), sum(heights)

@@ -1,11 +1,13 @@
 """Federated learning on Flower that leaves no client behind.
 
 `from fairbloom.strategies import FedFV` works wherever Fairbloom is installed, in a checkout, and in the bundle that
-`flwr run` makes of one.
+`flwr run` makes of one. What is exported here is imported when it is first asked for.
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 _here = Path(__file__).parent
 if not (_here / "strategies").is_dir():
@@ -16,3 +18,47 @@ try:
     __version__ = version("fairbloom")
 except PackageNotFoundError:  # a checkout on the path that nobody installed
     __version__ = "0+unknown"
+
+if TYPE_CHECKING:
+    from fairbloom.errors import FairbloomError
+    from fairbloom.experiments.api import compare, run
+    from fairbloom.experiments.comparison import Comparison, load_comparison
+    from fairbloom.experiments.runs import Run, load
+    from fairbloom.protocol.scores import Score
+    from fairbloom.server.own import RunFolder
+else:
+    _PLACES = {
+        "Comparison": "fairbloom.experiments.comparison",
+        "FairbloomError": "fairbloom.errors",
+        "Run": "fairbloom.experiments.runs",
+        "RunFolder": "fairbloom.server.own",
+        "Score": "fairbloom.protocol.scores",
+        "compare": "fairbloom.experiments.api",
+        "load": "fairbloom.experiments.runs",
+        "load_comparison": "fairbloom.experiments.comparison",
+        "run": "fairbloom.experiments.api",
+    }
+
+    def __getattr__(name: str) -> Any:
+        """Return what is exported, from where it lies."""
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_PLACES[name]), name)
+
+    def __dir__() -> list[str]:
+        """Return the names that are exported, for completion."""
+        return sorted({*globals(), *_PLACES})
+
+
+__all__ = [
+    "Comparison",
+    "FairbloomError",
+    "Run",
+    "RunFolder",
+    "Score",
+    "__version__",
+    "compare",
+    "load",
+    "load_comparison",
+    "run",
+]

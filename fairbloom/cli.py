@@ -5,26 +5,37 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fairbloom import __version__
 from fairbloom.deploy import cli as deployment
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.catalogue import describe, title
-from fairbloom.experiments.tables import show_comparison, show_methods, show_run, show_settings, show_tasks
-from fairbloom.server.rows import ACCURACY
-from fairbloom.server.settings import Settings, SettingsError, Value, assigned, check_used, default_config
-from fairbloom.strategies import METHODS
-from fairbloom.tasks import TASKS
+from fairbloom.experiments import api
+from fairbloom.experiments.catalogue import describe
+from fairbloom.experiments.comparison import Comparison, Plan, load_comparison
+from fairbloom.experiments.listing import listed, rows_of
+from fairbloom.experiments.runs import COMPARISON, Run, load
+from fairbloom.experiments.tables import (
+    console,
+    show_data,
+    show_details,
+    show_methods,
+    show_runs,
+    show_settings,
+    show_tasks,
+)
+from fairbloom.protocol.settings import SettingsError, Value, assigned
+from fairbloom.scaffold.new import new
+from fairbloom.server.settings import Settings, check_used, default_config, parameters
+from fairbloom.strategies import METHODS, find_method
+from fairbloom.tasks import TASKS, describe_data, find_task
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,11 +52,24 @@ SetOption = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Set any setting; fairbloom settings lists them. May be repeated."),
 ]
-TaskOption = Annotated[str | None, typer.Option(help="The task to learn; fairbloom tasks lists them.")]
+TaskOption = Annotated[
+    str | None, typer.Option(help="The task to learn: fairbloom tasks lists them; or your own as my_module:task.")
+]
 DataOption = Annotated[str | None, typer.Option("--data-dir", help="The folder that the task reads its data from.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="One of the task's models; or your own as my_module:Net."),
+]
+PartitionOption = Annotated[
+    str | None, typer.Option(help="How the data is split among the clients: shards, dirichlet or iid, say.")
+]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="The number of rounds of a run.")]
 FractionOption = Annotated[float | None, typer.Option(help="The share of the clients that train in a round.")]
 ClientsOption = Annotated[int | None, typer.Option(help="The number of clients that the data is split into.")]
+DeviceOption = Annotated[str | None, typer.Option(help="What the clients compute on: auto, cpu, cuda or mps.")]
+FigureOption = Annotated[
+    Path | None, typer.Option("--figure", metavar="PATH", help="Draw a figure into PATH.png and PATH.svg as well.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -69,19 +93,19 @@ def common(
 def run(
     task: TaskOption = None,
     data_dir: DataOption = None,
-    method: Annotated[str | None, typer.Option(help="The method; fairbloom methods lists them.")] = None,
-    model: Annotated[str | None, typer.Option(help="One of the task's models; fairbloom tasks lists them.")] = None,
-    clients: ClientsOption = None,
-    partition: Annotated[
-        str | None, typer.Option(help="How the data is split among the clients: shards, dirichlet or iid, say.")
+    method: Annotated[
+        str | None, typer.Option(help="The method: fairbloom methods lists them; or your own as my_module:Mine.")
     ] = None,
+    model: ModelOption = None,
+    clients: ClientsOption = None,
+    partition: PartitionOption = None,
     rounds: RoundsOption = None,
     fraction: FractionOption = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of the data split, initial model, client sampling and batch order.")
     ] = None,
     engine: Annotated[str | None, typer.Option(help="How the clients are computed in this process: loop.")] = None,
-    device: Annotated[str | None, typer.Option(help="What the clients compute on: auto, cpu, cuda or mps.")] = None,
+    device: DeviceOption = None,
     out: Annotated[
         str | None, typer.Option(help="The run folder; by default one under runs/ that the settings name.")
     ] = None,
@@ -89,44 +113,48 @@ def run(
 ) -> None:
     """Train with one method, all clients in this process.
 
-    The same command continues a run that was interrupted; a finished run is shown, not run again.
+    The same command continues a run that was interrupted; a finished run is shown, or extended by higher --rounds.
     """
-    from fairbloom.simulation.run import simulate
-
-    options: dict[str, Value | None] = {"task": task, "data-dir": data_dir, "method": method, "model": model}
-    options |= {"clients": clients, "partition": partition, "num-rounds": rounds, "fraction": fraction, "seed": seed}
-    options |= {"engine": engine, "device": device, "out": out}
-    config = merged(options, settings)
-    chosen = Settings.of(config)
-    check_used(config, [chosen.method], chosen.task)
-    with progress("mean [b]{task.fields[mean]}[/] %  worst 10 % [b]{task.fields[worst]}[/] %") as bar:
-        shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, mean="–", worst="–")
-
-        def on_row(row: Any) -> None:
-            bar.update(shown, completed=row["round"])
-            if f"{ACCURACY}_mean" in row:
-                mean, worst = row[f"{ACCURACY}_mean"], row[f"{ACCURACY}_worst_10"]
-                bar.update(shown, mean=f"{mean:.1f}", worst=f"{worst:.1f}")
-
-        folder = simulate(chosen, on_row)
-        bar.update(shown, completed=chosen.num_rounds)
-    show_run(folder)
+    api.run(
+        task,
+        data_dir=data_dir,
+        method=method,
+        model=model,
+        clients=clients,
+        partition=partition,
+        rounds=rounds,
+        fraction=fraction,
+        seed=seed,
+        engine=engine,
+        device=device,
+        out=out,
+        settings=settings_of(settings),
+    ).show()
 
 
-@app.command(epilog="Example: fairbloom compare --methods fedavg,fedmgdaplus,fedfv --seeds 3 --out runs/cmp")
+@app.command(epilog="Example: fairbloom compare --methods 'fedavg,qfedavg(q=1),fedfv' --seeds 3 --out runs/cmp")
 def compare(
     task: TaskOption = None,
     data_dir: DataOption = None,
     methods: Annotated[
-        str, typer.Option(help="The methods, separated by commas; fairbloom methods lists them.")
-    ] = "fedavg,qfedavg,fedmgdaplus,fedfv",
-    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds, counted from 0.")] = 3,
+        str,
+        typer.Option(
+            help="The methods with commas between them, each with parameters of its own where you like: "
+            "'fedavg,qfedavg(q=1),my_module:Mine'."
+        ),
+    ] = api.METHODS,
+    baseline: Annotated[
+        str | None, typer.Option(help="The method that the others are compared with; by default FedAvg, or the first.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed; the others count on from there.")] = 0,
+    model: ModelOption = None,
     clients: ClientsOption = None,
+    partition: PartitionOption = None,
     rounds: RoundsOption = None,
     fraction: FractionOption = None,
-    out: Annotated[Path, typer.Option(help="The folder of the tables, the figure and the runs.")] = Path(
-        "runs/comparison"
-    ),
+    device: DeviceOption = None,
+    out: Annotated[str, typer.Option(help="The folder of the tables, the figure and the runs.")] = "runs/comparison",
     jobs: Annotated[int, typer.Option(min=1, help="The number of runs at a time.")] = os.cpu_count() or 1,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
@@ -134,26 +162,98 @@ def compare(
 
     All methods meet the same clients, draws and batches at the same seed, so differences are paired.
     """
-    from fairbloom.experiments.compare import compare as run_all
-    from fairbloom.experiments.figures import sorted_clients
+    api.compare(
+        task,
+        data_dir=data_dir,
+        methods=methods,
+        baseline=baseline,
+        seeds=seeds,
+        seed=seed,
+        model=model,
+        clients=clients,
+        partition=partition,
+        rounds=rounds,
+        fraction=fraction,
+        device=device,
+        out=out,
+        jobs=jobs,
+        settings=settings_of(settings),
+    ).show()
 
-    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
-    if not names:
-        raise SettingsError(f"methods = {methods!r} names no method; there are {', '.join(METHODS)}")
-    options: dict[str, Value | None] = {"task": task, "data-dir": data_dir, "clients": clients}
-    options |= {"num-rounds": rounds, "fraction": fraction}
-    config = merged(options, settings)
-    with progress("runs done") as bar:
-        shown = bar.add_task("comparing", total=len(names) * seeds)
-        comparison = run_all(config, names, range(seeds), out, jobs, lambda: bar.advance(shown))
-    figures = sorted_clients(comparison, out / "clients")
-    show_comparison(comparison, figures, out)
+
+@app.command(epilog="Example: fairbloom show runs/a")
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
+    figure: FigureOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a run, finished or not, or a comparison: its tables, how far it is, who was absent, its settings."""
+    if (folder / COMPARISON).exists():
+        show_compared(folder, figure, as_json)
+        return
+    chosen = load(folder)
+    if as_json:
+        about = {**chosen.summary, "settings": dict(chosen.settings), **chosen.absences()}
+        about["clients"] = {score.name: chosen.final(score) for score in chosen.scores}
+        print(json.dumps(about, indent=2))
+    else:
+        show_details(chosen)
+    if figure is not None:
+        draw(chosen, figure)
+
+
+def show_compared(folder: Path, figure: Path | None, as_json: bool) -> None:
+    """Show a comparison, or how far its runs are."""
+    plan = Plan.read(folder)
+    unfinished = plan.unfinished(folder)
+    if unfinished:
+        runs = listed(folder)
+        if as_json:
+            print(json.dumps({"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs}, indent=2))
+        else:
+            show_runs(rows_of(runs), folder)
+            done = f"{plan.count - len(unfinished)} of {plan.count} runs of this comparison are finished"
+            console.print(f"{done}: the same fairbloom compare continues", soft_wrap=True)
+        return
+    comparison = load_comparison(folder)
+    if as_json:
+        about = {"baseline": comparison.baseline, "seeds": list(comparison.seeds), "score": asdict(comparison.score)}
+        print(json.dumps({**about, "methods": comparison.rows(), "clients": comparison.client_rows()}, indent=2))
+    else:
+        comparison.show()
+    if figure is not None:
+        draw(comparison, figure)
+
+
+def draw(what: Run | Comparison, path: Path) -> None:
+    """Write the figure of a run or a comparison."""
+    from fairbloom.experiments.figures import write_figure  # imported late: it takes a second
+
+    write_figure(what.figure(), path)
+
+
+@app.command("list")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the run folders lie.")] = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs in a folder: what each is, how far it is, and how its model serves the clients."""
+    runs = listed(folder)
+    if as_json:
+        print(json.dumps(runs, indent=2))
+    else:
+        show_runs(rows_of(runs), folder)
+
+
+NamesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME]...", help="Describe these alone; yours too, as my_module:Mine.")
+]
 
 
 @app.command()
-def methods(as_json: JsonOption = False) -> None:
+def methods(names: NamesArgument = None, as_json: JsonOption = False) -> None:
     """List the methods with their parameters, ranges, defaults and source."""
-    described = [describe(name) for name in METHODS]
+    described = [describe(name) for name in names or METHODS]
     if as_json:
         print(json.dumps([asdict(method) for method in described], indent=2))
     else:
@@ -161,12 +261,32 @@ def methods(as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def tasks(as_json: JsonOption = False) -> None:
-    """List the tasks with their models and partitions."""
+def tasks(names: NamesArgument = None, as_json: JsonOption = False) -> None:
+    """List the tasks with their models, partitions and settings."""
+    described = [find_task(name) for name in names or TASKS]
     if as_json:
-        print(json.dumps([asdict(task) for task in TASKS.values()], indent=2))
+        print(json.dumps([asdict(task) for task in described], indent=2))
     else:
-        show_tasks(TASKS.values())
+        show_tasks(described)
+
+
+@app.command(epilog="Example: fairbloom data hospitals --set csv.target=outcome")
+def data(
+    folder: Annotated[
+        str | None, typer.Argument(metavar="[DIR]", help="The folder or file that the task reads its data from.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="The task; or your own as my_module:task.")] = "csv",
+    settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+    as_json: JsonOption = False,
+) -> None:
+    """Show what the data of a task hold, client by client, and what is wrong with them; nothing is trained."""
+    config = api.merged({"task": task, "data-dir": folder}, settings_of(settings))
+    check_used(config, ["fedavg"], task)
+    described = describe_data(Settings.of(config).run_config())
+    if as_json:
+        print(json.dumps(described, indent=2))
+    else:
+        show_data(described)
 
 
 @app.command()
@@ -179,49 +299,58 @@ def settings(as_json: JsonOption = False) -> None:
         show_settings(defaults)
 
 
+@app.command(epilog="Example: fairbloom check my_module:Mine --set mine.share=0.3")
+def check(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="Yours as my_module:Mine, or one of ours.")],
+    settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+) -> None:
+    """Try a method in made-up cohorts and real rounds, and say in words what is wrong with it.
+
+    The exit code is 1 where something is.
+    """
+    from fairbloom.experiments.battery.check import check as tried
+    from fairbloom.experiments.battery.check import show_report
+
+    report = tried(find_method(method), arguments_of(method, settings_of(settings)))
+    show_report(report, console)
+    if not report.passed:
+        raise typer.Exit(1)
+
+
 app.add_typer(deployment.client, name="client")
 app.command()(deployment.server)
 app.add_typer(deployment.app, name="deploy")
+app.command(epilog="Example: fairbloom new my-app")(new)
 
 
-def merged(options: Mapping[str, Value | None], assignments: Iterable[str]) -> dict[str, Value]:
-    """Return the settings of the options that were given and of the KEY=VALUE assignments.
+def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
+    """Return the settings of KEY=VALUE assignments.
 
     Raises
     ------
-    SettingsError
-        When an assignment is none, or a setting is given two values.
+    FairbloomError
+        When one is none, or a setting is given two values.
     """
-    config = {key: value for key, value in options.items() if value is not None}
+    config: dict[str, Value] = {}
     for assignment in assignments:
-        for key, value in assigned([assignment]).items():
-            if key in config and config[key] != value:
-                raise SettingsError(f"{key} is given two values, {config[key]!r} and {value!r}: give it one")
-            config[key] = value
+        config = api.merged(config, assigned([assignment]))
     return config
 
 
-@contextmanager
-def progress(measures: str) -> Iterator[Progress]:
-    """Show a progress bar with `measures` beside the count; nothing is drawn where nobody watches.
+def arguments_of(method: str, config: dict[str, Value]) -> dict[str, Value]:
+    """Return settings of a method as the keyword arguments of its class.
 
-    An error that the user can mend takes the bar away, so that its line stands alone.
+    Raises
+    ------
+    FairbloomError
+        When one is none of the method's.
     """
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(measures),
-        TimeElapsedColumn(),
-        console=errors,
-        disable=not errors.is_terminal,
-    )
-    with bar:
-        try:
-            yield bar
-        except FairbloomError:
-            bar.live.transient = True
-            raise
+    owner = find_method(method).__name__.lower()
+    known = {key: each for key, each in parameters(methods=[method]).items() if each.owner == owner}
+    for key, value in config.items():
+        if key not in known:
+            raise SettingsError(f"{key} = {value!r}: {method} has {', '.join(known) or 'no parameters'}")
+    return {known[key].argument: known[key].checked(value) for key, value in config.items()}
 
 
 class Interrupted(BaseException):

@@ -174,7 +174,8 @@ def run_folder(settings: Settings) -> Path:
     free = {*may_differ(finished=False), *may_grow()}
     config = {key: value for key, value in settings.run_config().items() if key not in free}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
-    return Path("runs", f"{settings.task}-{settings.method}-seed{settings.seed}-{digest}").absolute()
+    named = f"{settings.task}-{settings.method}".replace(":", ".")  # a colon is no part of a name everywhere
+    return Path("runs", f"{named}-seed{settings.seed}-{digest}").absolute()
 
 
 def wait_for_clients(grid: Grid, clients: int) -> None:

@@ -159,7 +159,12 @@ class Records:
 
 def rounds_in(path: Path) -> int:
     """Return how many rounds the run in a folder has by its settings."""
-    return int(_read(path)[1].get("num-rounds", 0))
+    return int(recorded_settings(path).get("num-rounds", 0))
+
+
+def recorded_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of the run in a folder; raise RunFolderError when they cannot be read."""
+    return _read(path)[1]
 
 
 def agreed_in(path: Path) -> str:

@@ -83,18 +83,6 @@ class Settings(RunSettings):
         except ValidationError as error:
             raise SettingsError("; ".join(map(_in_words, error.errors()))) from error
 
-    @field_validator("task")
-    @classmethod
-    def _check_task(cls, name: str) -> str:
-        find_task(name)
-        return name
-
-    @field_validator("method")
-    @classmethod
-    def _check_method(cls, name: str) -> str:
-        find_method(name)
-        return name
-
     @field_validator("engine")
     @classmethod
     def _check_engine(cls, name: str) -> str:

@@ -1,6 +1,7 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch are imported: tests run side by side
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and what is printed would have another width in its workers
 
 import sys
 import tomllib

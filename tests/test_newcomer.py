@@ -17,7 +17,7 @@ from benchmarks.flower import flower
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fairbloom", "protocol", "tasks", "rounds", "strategies", "client", "server", "simulation", "deploy")
-OTHERS = ("experiments", "docs")
+OTHERS = ("experiments", "scaffold", "docs")
 
 METHOD = '''
 """The newcomer's method."""
@@ -203,7 +203,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"clouds.noise": -1}, "clouds.noise = -1: allowed is float at least 0"),
     ({"task": "digits"}, "clouds.noise has no effect with task = 'digits': leave it out, or set task=clouds"),
     ({"method": "fedavg"}, "mine.strength has no effect with method = 'fedavg': leave it out, or set method=mine"),
-    ({"model": "mlp"}, "model has no effect with task = 'clouds', which has but one: leave it out"),
+    ({"model": "mlp"}, "model has no effect with task = 'clouds', which leaves no choice: leave it out"),
 ]
 
 

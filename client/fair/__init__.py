@@ -58,6 +58,15 @@ def fair(train: Callable[P, R], test: Function, *, mods: Sequence[Mod] = ()) -> 
     return FairClientApp(train, test, list(mods))
 
 
+def _on_terms(train: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a training function on the terms of the message that is being answered, if there is one."""
+    session = _SESSION.get()
+    if session is None:
+        return train(*args, **kwargs)
+    outcome: R = session(args, kwargs)
+    return outcome
+
+
 class FairClientApp(ClientApp, Generic[P, R]):
     """A ClientApp that answers QUERY, and whose other handlers keep the server's terms; made by `fair`.
 
@@ -70,16 +79,8 @@ class FairClientApp(ClientApp, Generic[P, R]):
 
     def __init__(self, train: Callable[P, R], test: Function, mods: list[Mod]) -> None:
         super().__init__(mods=mods)
-
-        @functools.wraps(train)
-        def on_terms(*args: P.args, **kwargs: P.kwargs) -> R:
-            session = _SESSION.get()
-            if session is None:
-                return train(*args, **kwargs)
-            outcome: R = session(args, kwargs)
-            return outcome
-
-        self.train_fn: Callable[P, R] = on_terms
+        # Not a function of this scope: Ray would pickle it with all it refers to, and a ContextVar cannot be pickled.
+        self.train_fn: Callable[P, R] = functools.update_wrapper(functools.partial(_on_terms, train), train)
         self._functions = train, test
         self._train_handlers: dict[str, ClientAppCallable] = {}
         self.query()(introduce)

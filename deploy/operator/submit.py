@@ -1,19 +1,29 @@
 """A run on a federation: submitted, watched to its end, with an exit code that tells the truth."""
 
 import contextlib
+import difflib
 import json
+import shlex
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
-from fairbloom.server.settings import Settings, SettingsError, Value, check_used
+import tomli_w
+
+from fairbloom.protocol.settings import OWN_SETTINGS, SettingsError, Value, of_kind, parsed, spread
+from fairbloom.server.settings import Settings, check_used, default_config
 
 from ..errors import DeployError, RefusedError
+from . import run_bundle
 from .federation import CONNECTION, Federation
 from .flower_commands import environment, flwr_command, flwr_json
 
@@ -30,24 +40,112 @@ ON_DEVICES = ("state-dir", "data-dir")
 SIZES = "enrolled-sizes"
 
 
-def app_folder(given: Path | None) -> tuple[Path, bool]:
-    """Return the folder of the app, and whether it is Fairbloom's own.
+@dataclass(frozen=True)
+class App:
+    """What is submitted: the folder of a Flower app.
 
-    It is the folder that is given; else the current one, or the one this package lies in.
+    Attributes
+    ----------
+    folder
+        Where it lies.
+    config
+        Its run config's defaults, by flat keys.
+    ours
+        Whether it is Fairbloom's own.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    ours: bool
+
+    def prepared(self, federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the settings of a run, checked before anything is sent.
+
+        Raises
+        ------
+        FairbloomError
+            When one is unknown, impossible, or has no effect on a federation of devices; or the federation's secrets
+            would travel with the run.
+        """
+        self._check_secrets_stay(federation)
+        return prepared(federation, given) if self.ours else self._checked(given)
+
+    def _check_secrets_stay(self, federation: Federation) -> None:
+        """Raise DeployError when Flower would pack files of the federation's folder, which every client then gets."""
+        folder, place = self.folder.resolve(), federation.path.resolve()
+        if not place.is_relative_to(folder):
+            return
+        from flwr.cli.build import build_fab_from_disk
+
+        try:
+            packed = ZipFile(BytesIO(build_fab_from_disk(folder))).namelist()
+        except ValueError as error:
+            raise DeployError(f"{self.folder} cannot be packed: {error}") from error
+        if any(Path(name).is_relative_to(place.relative_to(folder)) for name in packed):
+            raise DeployError(
+                f"{federation.path} lies in the app's folder, and its secrets would go to every client with the run: "
+                f"move it, or name in {self.folder / 'pyproject.toml'} what travels, "
+                'fab-include = ["my_app/*.py"] under [tool.flwr.app]'
+            )
+
+    def _checked(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        """Return settings of somebody's own app, each with the type of its default."""
+        checked: dict[str, Value] = {}
+        where = f"[tool.flwr.app.config] in {self.folder / 'pyproject.toml'}"
+        for key, value in given.items():
+            if key not in self.config:
+                close = difflib.get_close_matches(key, self.config, n=1)
+                hint = f"did you mean {close[0]}? " if close else ""
+                there = ", ".join(self.config) or "no key"
+                raise SettingsError(f"unknown setting {key} = {value!r}: {hint}{where} has {there}")
+            kind = type(self.config[key])
+            if not of_kind(value, kind):
+                raise SettingsError(
+                    f"{key} = {value!r}: it must be of type {kind.__name__}, as its default in {where} is"
+                )
+            checked[key] = kind(value)
+        return checked
+
+
+@contextlib.contextmanager
+def chosen_app(given: Path | None) -> Iterator[App]:
+    """Give the app in a folder; without one, that in the current directory, or else the Fairbloom that is installed.
 
     Raises
     ------
     DeployError
-        When there is no app in it.
+        When there is none in the folder, or a pyproject.toml cannot be read.
     """
-    candidates = [given] if given else [Path.cwd(), Path(__file__).parents[2]]
-    for folder in candidates:
-        with contextlib.suppress(OSError, tomllib.TOMLDecodeError, KeyError):
-            about = tomllib.loads((folder / "pyproject.toml").read_text())
-            return folder, about["tool"]["flwr"]["app"]["publisher"] == about["project"]["name"] == "fairbloom"
-    raise DeployError(
-        f"{candidates[0]} holds no Flower app (a pyproject.toml with [tool.flwr.app]): name the checkout by --app"
-    )
+    app = app_in(given or Path.cwd())
+    if app is not None:
+        yield app
+    elif given is not None:
+        raise DeployError(f"--app {given} holds no Flower app: name a folder whose pyproject.toml has [tool.flwr.app]")
+    else:
+        with run_bundle.made() as folder:
+            yield App(folder, default_config(), ours=True)
+
+
+def app_in(folder: Path) -> App | None:
+    """Return the app in a folder, None where there is none.
+
+    Raises
+    ------
+    DeployError
+        When its pyproject.toml cannot be read.
+    """
+    file = folder / "pyproject.toml"
+    try:
+        project = tomllib.loads(file.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise DeployError(f"{file} cannot be read: {error}") from error
+    app = project.get("tool", {}).get("flwr", {}).get("app")
+    if app is None:
+        return None
+    ours = app.get("publisher") == project.get("project", {}).get("name") == "fairbloom"
+    return App(folder, run_bundle.flat(app.get("config", {})), ours)
 
 
 def prepared(federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
@@ -55,7 +153,7 @@ def prepared(federation: Federation, given: Mapping[str, Value]) -> dict[str, Va
 
     Raises
     ------
-    SettingsError
+    FairbloomError
         When one is unknown, impossible, or has no effect on a federation of devices.
     """
     for key in ON_DEVICES:
@@ -68,11 +166,29 @@ def prepared(federation: Federation, given: Mapping[str, Value]) -> dict[str, Va
     ]
     config = {SIZES: " ".join(sizes), **given} if sizes else dict(given)
     settings = Settings.of(config)
-    check_used(config, [settings.method], settings.task)
-    return config
+    check_used(spread(config), [settings.method], settings.task, deployed=True)
+    return packed(config)
 
 
-def submit(federation: Federation, app: Path, run_config: Mapping[str, object]) -> str:
+def packed(config: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a run config with the settings that Flower knows no key for, a user's own, in `own-settings`."""
+    known = default_config()
+    own = [f"{key}={written(value)}" for key, value in config.items() if key not in known]
+    if not own:
+        return dict(config)
+    words = [str(config[OWN_SETTINGS])] if config.get(OWN_SETTINGS) else []
+    rest = {key: value for key, value in config.items() if key in known}
+    return {**rest, OWN_SETTINGS: " ".join([*words, *map(shlex.quote, own)])}
+
+
+def written(value: Value) -> str:
+    """Return a setting's value as a user would write it, so that it is read as the same again."""
+    if isinstance(value, str) and parsed(value.strip()) == value:
+        return value
+    return tomli_w.dumps({"": value}).removeprefix('"" = ').rstrip("\n")
+
+
+def submit(federation: Federation, app: Path, run_config: Mapping[str, Value]) -> str:
     """Submit a run; return its id.
 
     Raises
@@ -81,8 +197,13 @@ def submit(federation: Federation, app: Path, run_config: Mapping[str, object]) 
         When the SuperLink does not take it.
     """
     config = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
-    with federation.noted("submit", method=str(run_config.get("method", "")), settings=config) as about:
-        answer = flwr_json(federation, "run", str(app), CONNECTION, *(["--run-config", config] if config else []))
+    with (
+        tempfile.TemporaryDirectory(prefix="fairbloom-") as folder,
+        federation.noted("submit", method=str(run_config.get("method", "")), settings=config) as about,
+    ):
+        file = Path(folder, "run.toml")  # on a command line, Flower takes no text that has quotes in it
+        file.write_bytes(tomli_w.dumps(run_config).encode())
+        answer = flwr_json(federation, "run", str(app), CONNECTION, "--run-config", str(file))
         about["run-id"] = str(answer["run-id"])
     return str(answer["run-id"])
 

@@ -17,6 +17,9 @@ MACHINE = """#!{python} -SE
 import json, os, sys, time
 from pathlib import Path
 words = sys.argv[1:]
+if words[0] == "run":
+    settings = words.index("--run-config") + 1
+    words[settings] = Path(words[settings]).read_text()
 here = Path({folder!r})
 with (here / "asked.jsonl").open("a") as asked:
     asked.write(json.dumps(words) + "\\n")

@@ -350,15 +350,22 @@ def test_the_installed_app_gets_the_short_list_and_the_devices_own_places(instal
     assert settings["data-dir"] == "/of/the/device"
 
 
-def test_a_runs_import_string_is_refused_unless_the_devices_owner_allows_it() -> None:
+def test_a_runs_import_string_is_refused_unless_the_devices_owner_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without her leave the module is not even imported; with it, its settings are known."""
+    (tmp_path / "hers_on_device.py").write_text("def load(setup, *, noise: float = 0.1): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
     fab = fab_of(packed({"pyproject.toml": PROJECT}))
-    run = run_of(fab, task="mylab.hearts:load")
-    with pytest.raises(
-        BundleRefusedError, match=r"the run sets task = 'mylab\.hearts:load', and this client allows no"
-    ):
+    task = "hers_on_device:load"
+    run = run_of(fab, task=task, **{"own-settings": "load.noise=0.3"})
+    with pytest.raises(BundleRefusedError, match=f"the run sets task = '{task}', and this client allows no"):
         Installed.of(APP, ())(fab, run, context())
-    _, settings = Installed.of(APP, ("mylab.hearts:load",))(fab, run, context())
-    assert settings["task"] == "mylab.hearts:load"
+    assert "hers_on_device" not in sys.modules
+    _, settings = Installed.of(APP, (task,))(fab, run, context())
+    assert settings["task"] == task
+    assert settings["load.noise"] == 0.3
+    del sys.modules["hers_on_device"]
 
 
 # The app that is installed ------------------------------------------------------------------------------------------

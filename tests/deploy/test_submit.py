@@ -1,18 +1,38 @@
 """Runs on a federation: submitted, watched, stopped; with an answering machine in place of Flower."""
 
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flwr.app import Context, RecordDict
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.config_utils import get_fab_metadata, load_and_validate
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fairbloom.deploy.errors import DeployError
+from fairbloom.client.app import app as client_app
+from fairbloom.deploy.device.bundles import Installed, config_of
+from fairbloom.deploy.device.client import APP
+from fairbloom.deploy.operator import run_bundle
 from fairbloom.deploy.operator import submit as runs
-from fairbloom.deploy.operator.submit import app_folder
+from fairbloom.protocol.settings import OWN_SETTINGS, Value, spread
+from fairbloom.server.settings import Settings, default_config
 from tests.experiments.helpers import ROOT, fairbloom
 
 from .commands import Machine, noted
 
 # Runs ---------------------------------------------------------------------------------------------------------------
+
+
+def submitted_settings(machine: Machine) -> dict[str, Any]:
+    """Return the settings of the run that was submitted last, as Flower reads their file."""
+    last = [words for words in machine.asked if words[0] == "run"][-1]
+    return tomllib.loads(last[last.index("--run-config") + 1])
 
 
 def listed(status: str) -> dict[str, Any]:
@@ -34,19 +54,23 @@ def test_submit_streams_the_log_once_and_tells_the_truth(
     capsys.readouterr()
     assert fairbloom("deploy", "submit", "--set", "method=fedfv", "--set", "num-rounds=2") == code
     assert capsys.readouterr().out == f"run 9\nround 1\nround 2\nrun 9: finished:{status}\n"
-    submitted = machine.asked[0]
-    assert submitted[0] == "run"
-    assert submitted[4] == 'method="fedfv" num-rounds=2'
+    assert machine.asked[0][0] == "run"
+    assert submitted_settings(machine) == {"method": "fedfv", "num-rounds": 2}
 
 
-def test_a_submission_is_noted_and_so_is_one_that_was_refused(made: Path, machine: Machine) -> None:
+def test_a_submission_is_noted_and_so_is_one_that_was_refused(made: Path, machine: Machine, hers: Path) -> None:
     machine.answers(run=[{"success": True, "run-id": "9"}, {"success": False, "error-message": "[code: 14] no"}])
     assert fairbloom("deploy", "submit", "--detach", "--set", "method=fedfv") == 0
-    assert fairbloom("deploy", "submit", "--detach", "--set", "method=fedfv") == 2
-    settings = {"method": "fedfv", "settings": 'method="fedfv"'}
+    assert fairbloom("deploy", "submit", "--detach", "--app", "hers", "--set", "rounds=4") == 2
     assert noted(made) == [
-        {"event": "submit", **settings, "run-id": "9"},
-        {"event": "refused", "command": "submit", **settings, "reason": f"flwr run {ROOT}: [code: 14] no"},
+        {"event": "submit", "method": "fedfv", "settings": 'method="fedfv"', "run-id": "9"},
+        {
+            "event": "refused",
+            "command": "submit",
+            "method": "",
+            "settings": "rounds=4",
+            "reason": "flwr run hers: [code: 14] no",
+        },
     ]
 
 
@@ -69,18 +93,254 @@ def test_sizes_that_clients_were_enrolled_with_go_along(made: Path, machine: Mac
     assert fairbloom("deploy", "enroll", "gone", "--examples", "7") == 0
     assert fairbloom("deploy", "revoke", "gone") == 0
     assert fairbloom("deploy", "submit", "--detach") == 0
-    assert machine.asked[-1][4] == 'enrolled-sizes="a=1200 b=300"'
+    assert submitted_settings(machine) == {"enrolled-sizes": "a=1200 b=300"}
     assert fairbloom("deploy", "submit", "--detach", "--set", "enrolled-sizes=a=5") == 0
-    assert machine.asked[-1][4] == 'enrolled-sizes="a=5"'
+    assert submitted_settings(machine) == {"enrolled-sizes": "a=5"}
 
 
-def test_sizes_do_not_go_into_an_app_of_somebody_else(made: Path, machine: Machine, tmp_path: Path) -> None:
+# Which app -----------------------------------------------------------------------------------------------------------
+
+flower_warns = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+
+HERS = """
+[project]
+name = "hers"
+version = "1.0"
+[tool.flwr.app]
+publisher = "she"
+[tool.flwr.app.components]
+serverapp = "hers:app"
+clientapp = "hers:app"
+[tool.flwr.app.config]
+rounds = 3
+name = "first"
+net.rate = 0.5
+"""
+
+
+@pytest.fixture
+def hers(tmp_path: Path, machine: Machine) -> Path:
+    """Somebody's own app, in a folder of the current directory."""
+    folder = tmp_path / "hers"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(HERS)
+    return folder
+
+
+@pytest.mark.parametrize("options", [["--app", "hers"], []])
+def test_an_app_of_somebody_else_is_submitted_with_the_settings_of_its_own(
+    made: Path, machine: Machine, hers: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine.answers(run={"success": True, "run-id": "9"}, register={"success": True, "node-id": "77"})
-    app = '[project]\nname = "mine"\n[tool.flwr.app]\npublisher = "me"\n'
-    (tmp_path / "pyproject.toml").write_text(app)
     assert fairbloom("deploy", "enroll", "a", "--examples", "1200") == 0
-    assert fairbloom("deploy", "submit", "--detach", "--app", tmp_path, "--set", "state-dir=x") == 0
-    assert machine.asked[-1][4] == 'state-dir="x"'
+    if not options:  # it is the current directory's
+        monkeypatch.chdir(hers)
+        options = ["--dir", str(made)]
+    words = ("--set", "rounds=5", "--set", "net.rate=1", "--set", "name=second")
+    assert fairbloom("deploy", "submit", "--detach", *options, *words) == 0
+    assert Path(machine.asked[-1][1]).resolve() == hers
+    assert submitted_settings(machine) == {"rounds": 5, "net.rate": 1.0, "name": "second"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "round=5",
+            "unknown setting round = 5: did you mean rounds? [tool.flwr.app.config] in hers/pyproject.toml has",
+        ),
+        ("fraction=1", "unknown setting fraction = 1: [tool.flwr.app.config] in hers/pyproject.toml has rounds, name"),
+        ("state-dir=x", "unknown setting state-dir = 'x': "),
+        ("rounds=many", "rounds = 'many': it must be of type int, as its default in [tool.flwr.app.config] in"),
+        ("rounds=true", "rounds = True: it must be of type int"),
+        ("name=5", "name = 5: it must be of type str"),
+    ],
+)
+def test_a_setting_that_an_app_of_somebody_else_does_not_take_is_named(
+    made: Path, machine: Machine, hers: Path, setting: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("deploy", "submit", "--app", "hers", "--set", setting) == 2
+    assert said in capsys.readouterr().err
+    assert machine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("line", "travels"),
+    [
+        ("", True),
+        ('fab-include = ["hers/*.py"]', False),
+        ('fab-exclude = ["federation"]', False),
+        ('fab-include = ["**/*.yaml"]', True),
+    ],
+)
+@flower_warns
+def test_a_federation_in_the_apps_folder_does_not_travel_with_its_secrets(
+    made: Path, machine: Machine, line: str, travels: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.answers(run={"success": True, "run-id": "9"})
+    Path("pyproject.toml").write_text(HERS.replace("[tool.flwr.app]\n", f"[tool.flwr.app]\n{line}\n"))
+    Path("hers").mkdir()
+    Path("hers", "__init__.py").touch()
+    assert fairbloom("deploy", "submit", "--detach") == (2 if travels else 0)
+    said = "federation lies in the app's folder, and its secrets would go to every client with the run: move it"
+    assert (said in capsys.readouterr().err) is travels
+    assert bool(machine.asked) is not travels
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "--app other holds no Flower app: name a folder whose pyproject.toml has [tool.flwr.app]"),
+        ('[project]\nname = "other"\n', "--app other holds no Flower app"),
+        ("[project\n", "other/pyproject.toml cannot be read: "),
+    ],
+)
+def test_a_folder_without_an_app_is_named(
+    made: Path, machine: Machine, text: str | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        Path("other").mkdir()
+        Path("other", "pyproject.toml").write_text(text)
+    assert fairbloom("deploy", "submit", "--app", "other") == 2
+    assert said in capsys.readouterr().err
+    assert machine.asked == []
+
+
+def test_a_project_in_the_current_directory_that_is_no_app_is_no_obstacle(made: Path, machine: Machine) -> None:
+    machine.answers(run={"success": True, "run-id": "9"})
+    Path("pyproject.toml").write_text('[project]\nname = "analysis"\n')
+    assert fairbloom("deploy", "submit", "--detach", "--set", "clients=2") == 0
+    folder = Path(machine.asked[-1][1])
+    assert folder.name.startswith("fairbloom-")
+    assert not folder.exists()  # it was made for this run
+
+
+# The installed Fairbloom as a bundle ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ours() -> Iterator[Path]:
+    with run_bundle.made() as folder:
+        yield folder
+
+
+@flower_warns
+def test_flower_takes_the_bundle_of_the_installed_fairbloom(ours: Path) -> None:
+    _, warnings = load_and_validate(ours / "pyproject.toml")  # finds both apps
+    assert warnings == []
+    fab = build_fab_from_disk(ours)
+    assert dict(config_of(fab)) == default_config()
+    chosen = runs.app_in(ours)
+    assert chosen is not None
+    assert chosen.ours
+    assert chosen.config == default_config()
+
+
+def test_a_bundle_of_the_installed_fairbloom_has_none_of_its_modules(ours: Path) -> None:
+    names = {str(file.relative_to(ours)) for file in ours.rglob("*") if file.is_file()}
+    assert names == {"pyproject.toml", *(f"fairbloom_run/{name}.py" for name in ("__init__", "server", "client"))}
+    for name in ("server", "client"):
+        tree = ast.parse((ours / "fairbloom_run" / f"{name}.py").read_text())
+        (imported,) = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        assert imported == f"fairbloom.{name}app"
+
+
+@flower_warns
+def test_a_client_takes_the_bundle_of_the_installed_fairbloom(ours: Path) -> None:
+    fab = build_fab_from_disk(ours)
+    fab_id, version = get_fab_metadata(fab)
+    run = SimpleNamespace(fab_id=fab_id, fab_version=version, override_config={"batch-size": 7})
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    bundles = Installed.of(APP, ())
+    assert bundles.distribution is not None
+    app, settings = bundles(SimpleNamespace(content=fab), run, context)
+    assert app is client_app
+    assert settings["batch-size"] == 7
+
+
+@flower_warns
+def test_a_checkout_and_the_bundle_of_it_installed_are_of_one_app(ours: Path) -> None:
+    assert get_fab_metadata(build_fab_from_disk(ours)) == get_fab_metadata(build_fab_from_disk(ROOT))
+
+
+# Settings of a user's own --------------------------------------------------------------------------------------------
+
+OWN = """
+from fairbloom.strategies import FairStrategy
+from fairbloom.tasks import Task
+
+class WorstHalf(FairStrategy):
+    def __init__(self, *, share: float = 0.5, words: str = "", **options):
+        super().__init__(**options)
+        self.share, self.words = share, words
+
+    def weigh(self, cohort):
+        return cohort.prior
+
+def points(setup, *, noise: float = 0.1, kind: str = "flat"):
+    raise NotImplementedError("nobody loads data to submit a run")
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module of hers in the current directory."""
+    (tmp_path / "hers_alone.py").write_text(OWN)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield "hers_alone"
+    sys.modules.pop("hers_alone", None)
+
+
+def test_settings_of_her_method_and_task_go_where_flower_takes_them(made: Path, machine: Machine, own: str) -> None:
+    machine.answers(run={"success": True, "run-id": "9"})
+    words = ["method=hers_alone:WorstHalf", "worsthalf.share=0.25", 'worsthalf.words=it\'s "two words"']
+    words += ["task=hers_alone:points", "points.noise=0.3", 'points.kind="5"', "max-growth=inf", "batch-size=4"]
+    assert fairbloom("deploy", "submit", "--detach", *(each for word in words for each in ("--set", word))) == 0
+    sent = submitted_settings(machine)
+    assert set(sent) == {"method", "task", "batch-size", "max-growth", OWN_SETTINGS}
+    assert set(sent) <= set(default_config())
+    received = Settings.of({**default_config(), **sent})
+    assert received.parameters == {
+        "worsthalf.share": 0.25,
+        "worsthalf.words": 'it\'s "two words"',
+        "points.noise": 0.3,
+        "points.kind": "5",
+    } | {key: value for key, value in received.parameters.items() if key in default_config()}
+    assert received.max_growth == float("inf")
+
+
+def test_her_own_settings_go_beside_words_of_own_settings(own: str) -> None:
+    packed = runs.packed({OWN_SETTINGS: "points.noise=0.3", "worsthalf.share": 0.5})
+    assert packed == {OWN_SETTINGS: "points.noise=0.3 worsthalf.share=0.5"}
+
+
+VALUES = st.booleans() | st.integers() | st.floats() | st.text()
+
+
+@given(st.dictionaries(st.sampled_from(["own.a", "own.b-c"]), VALUES))
+def test_any_value_of_her_own_setting_arrives(settings: dict[str, Value]) -> None:
+    arrived = spread(runs.packed(settings))
+    assert {key: repr(value) for key, value in arrived.items()} == {key: repr(value) for key, value in settings.items()}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["method=hers_alone:WorstHalf", "worsthalf.shere=0.5"], "unknown setting worsthalf.shere = 0.5; did you mean"),
+        (["worsthalf.share=0.5"], "unknown setting worsthalf.share = 0.5"),
+        (["task=hers_alone:point"], "hers_alone has no point"),
+        (["task=hers_gone:points"], "there is no module hers_gone"),
+    ],
+)
+def test_a_mistake_about_her_own_is_said_before_anything_is_sent(
+    made: Path, machine: Machine, own: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("deploy", "submit", *(each for word in words for each in ("--set", word))) == 2
+    assert said in capsys.readouterr().err
+    assert machine.asked == []
+
+
+# Watching ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_nobody_starts_is_said_once_and_waited_for(
@@ -168,9 +428,3 @@ def test_an_impossible_setting_is_named_before_anything_is_sent(
     assert fairbloom("deploy", "submit", "--set", "fedfv.alpha=0.2") == 2
     assert "fedfv.alpha has no effect with method = 'fedavg'" in capsys.readouterr().err
     assert not (machine.folder / "asked.jsonl").exists()
-
-
-def test_a_folder_without_an_app_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DeployError, match="holds no Flower app"):
-        app_folder(tmp_path)
-    assert app_folder(None)[1]

@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from fairbloom.cli import main
+from fairbloom.experiments.comparison import Comparison
+from fairbloom.protocol.scores import ACCURACY, Score
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,3 +32,10 @@ def start(*words: object, start_new_session: bool = False) -> subprocess.Popen[s
     command = [sys.executable, "-c", "from fairbloom.cli import main; main()", *map(str, words)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=start_new_session)
+
+
+def compared_by_hand(score: Score = ACCURACY, **methods: Sequence[Mapping[str, float]]) -> Comparison:
+    """Return the comparison of these scores: by method one entry a seed, by client."""
+    finals = {method: [{score.name: values} for values in by_seed] for method, by_seed in methods.items()}
+    seeds = tuple(range(len(next(iter(finals.values())))))
+    return Comparison(finals, "FedAvg", (score,), seeds)

@@ -17,9 +17,11 @@ import pytest
 import typer
 
 from fairbloom import __version__
-from fairbloom.cli import app, merged
+from fairbloom.cli import app, settings_of
+from fairbloom.experiments.api import merged
+from fairbloom.protocol.settings import Value, parsed
 from fairbloom.server.checkpoint import checkpoints
-from fairbloom.server.settings import Settings, SettingsError, Value, default_config, parameters, parsed
+from fairbloom.server.settings import Settings, SettingsError, default_config, parameters
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
@@ -96,7 +98,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["run", "--set", "learning-rte=0.1"], ("did you mean learning-rate?",)),
     (["run", "--set", "clients=many"], ("clients = 'many'",)),
     (["run", "--set", "clients=[5]"], ("clients = ", "[5]")),
-    (["run", "--set", "clients"], ("--set clients", "KEY=VALUE")),
+    (["run", "--set", "clients"], ("'clients'", "KEY=VALUE")),
     (["run", "--device", "cuda:99"], ("device = 'cuda:99' is not available",)),
     (["run", "--clients", "few"], ("few",)),
     (["run", "--no-such-option"], ("--no-such-option",)),
@@ -108,13 +110,20 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["compare", "--methods", ","], ("methods = ','", "fedavg")),
     (["compare", "--rounds", "5", "--set", "num-rounds=7"], ("num-rounds is given two values, 5 and 7: give it one",)),
     (["compare", "--set", "fraction=0.1", "--set", "fraction=1"], ("fraction is given two values, 0.1 and 1: give",)),
-    (["compare", "--set", "seed=7"], ("seed = 7: a comparison sets seed run by run: give --seeds instead",)),
+    (["compare", "--set", "seed=7"], ("seed = 7: a comparison sets seed run by run: give --seed and --seeds instead",)),
     (["compare", "--set", "method=fedfv"], ("method = 'fedfv': a comparison sets method", "give --methods instead")),
     (["compare", "--set", "out=elsewhere"], ("out = 'elsewhere': a comparison sets out", "give --out instead")),
     (["compare", "--set", "adafed.gamma=2"], ("adafed.gamma has no effect with method = 'fedavg'", "'fedfv'")),
     (["compare", "--methods", "fedavg", "--set", "fedfv.alpha=0.2"], ("fedfv.alpha has no effect",)),
     (["compare", "--set", "learning-rte=0.1"], ("did you mean learning-rate?",)),
     (["compare", "--seeds", "0"], ("seeds",)),
+    (["compare", "--methods", "fedavg,qfedavg(r=1)"], ("qfedavg(r=1): QFedAvg has no parameter r; there are q, lip",)),
+    (["compare", "--methods", "qfedavg(q=many)"], ("qfedavg.q = 'many'", "of type float")),
+    (["compare", "--methods", "fedfv(alpha=2)"], ("fedfv.alpha = 2", "[0, 1]")),
+    (["compare", "--methods", "fedavg,qfedavg(q=1"], ("a parenthesis or quote is open",)),
+    (["compare", "--methods", "qfedavg(q=1)", "--set", "qfedavg.q=1"], ("qfedavg.q is given twice, in qfedavg(q=1)",)),
+    (["compare", "--methods", "fedavg,fedfv", "--baseline", "term"], ("baseline = 'term' is not among the methods",)),
+    (["compare", "--methods", "__main__:Mine"], ("method = '__main__:Mine'",)),
     (["compare", "--set", "fedfv.alpha=2"], ("fedfv.alpha = 2", "[0, 1]")),
 ]
 
@@ -196,7 +205,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: (run / "clients.csv").write_text(
             re.sub(r"(?m)^(3,client-1,(?:[^,]*,){3})[^,]*", r"\1many", (run / "clients.csv").read_text())
         ),
-        "clients.csv has 'many' for an accuracy in percent",
+        "clients.csv has 'many' for accuracy in percent",
     ),
     "a torn model": (lambda run: cut(run / "model.safetensors"), "model.safetensors is damaged: it is no whole file"),
     "torn settings": (lambda run: cut(run / "config.toml", 20), "config.toml is no valid TOML: "),
@@ -351,6 +360,22 @@ def test_tasks_lists_every_task(capsys: pytest.CaptureFixture[str]) -> None:
             assert word in printed
 
 
+def test_data_are_shown_client_by_client_with_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "h").mkdir()
+    (tmp_path / "h" / "basel.csv").write_text("age,bmi,target\n" + "50,20,1\n40,30,0\n" * 5)
+    (tmp_path / "h" / "lund.csv").write_text("age,bmi\n50,20\n")
+    assert fairbloom("data", "h") == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^lund +.*no column called target", printed, re.MULTILINE)
+    assert re.search(r"^age +numbers +40 to 50", printed, re.MULTILINE)
+    assert fairbloom("data", "h", "--json") == 0
+    assert [row["client"] for row in json.loads(capsys.readouterr().out)["clients"]] == ["basel", "lund"]
+    assert fairbloom("data", "--task", "digits", "--set", "clients=3") == 0
+    assert re.search(r"^client-0 +480 +119$", capsys.readouterr().out, re.MULTILINE)
+    assert "no such folder" in refusal(capsys, "data", "nowhere")
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "h"]
+
+
 def test_settings_lists_every_key_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert as_json(capsys, "settings") == default_config()
     assert fairbloom("settings") == 0
@@ -384,7 +409,8 @@ def test_the_help_of_commands_that_work_has_an_example_that_is_taken(
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("--help") == 0
     printed = capsys.readouterr().out
-    assert set(GROUP.commands) == {"run", "compare", "methods", "tasks", "settings", "client", "server", "deploy"}
+    commands = {"run", "compare", "show", "list", "methods", "tasks", "data", "settings", "check", "new"}
+    assert set(GROUP.commands) == commands | {"client", "server", "deploy"}
     assert all(command in printed for command in GROUP.commands)
 
 
@@ -392,7 +418,8 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_options_and_assignments_that_agree_are_one_setting() -> None:
-    assert merged({"clients": 5, "seed": None}, ["clients = 5", "fedfv.alpha=0.2", "fedfv.alpha=0.20"]) == {
+    given = settings_of(["clients = 5", "fedfv.alpha=0.2", "fedfv.alpha=0.20"])
+    assert merged({"clients": 5, "seed": None}, given) == {
         "clients": 5,
         "fedfv.alpha": 0.2,
     }
@@ -409,4 +436,4 @@ def test_options_and_assignments_that_agree_are_one_setting() -> None:
 )
 def test_two_values_of_a_setting_are_refused(options: dict[str, Value], assignments: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(message)):
-        merged(options, assignments)
+        merged(options, settings_of(assignments))

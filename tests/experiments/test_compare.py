@@ -8,25 +8,26 @@ import shutil
 import signal
 import socket
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from fairbloom.experiments.compare import Comparison, final_accuracies, run_path
-from fairbloom.experiments.figures import sorted_clients
 from fairbloom.experiments.tables import sentence
+from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import summarize
 from fairbloom.server.settings import Settings, Value
 from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import Outcome, table
 
-from .helpers import fairbloom, start
+from .helpers import compared_by_hand, fairbloom, start
 
 COLUMN = "test_accuracy_of_global_model"
 SMALL = ("--seeds", 2, "--clients", 5, "--rounds", 2, "--jobs", 2, "--set", "device=cpu")
-WRITTEN = {"comparison.csv", "clients.csv", "clients.png", "clients.svg"}
+WRITTEN = {"comparison.json", "comparison.csv", "clients.csv", "clients.png", "clients.svg"}
 WORDS = ("compare", "--methods", "fedavg,fedfv", *SMALL)
 
 
@@ -46,24 +47,25 @@ def last_round(folder: Path) -> dict[str, float]:
 def test_the_table_has_a_row_a_method_and_seed_and_the_documented_columns(compared: Path) -> None:
     with (compared / "comparison.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
-    assert header == ["method", "seed", *summarize({"anyone": 1.0})]
-    assert [row[:2] for row in rows] == [["fedavg", "0"], ["fedavg", "1"], ["fedfv", "0"], ["fedfv", "1"]]
+    assert header == ["method", "seed", "score", *summarize({"anyone": 1.0})]
+    expected = [[method, seed, "accuracy, %"] for method in ("FedAvg", "FedFV") for seed in ("0", "1")]
+    assert [row[:3] for row in rows] == expected
 
 
 def test_the_numbers_are_those_of_the_runs_last_round(compared: Path) -> None:
     for row in table(compared / "comparison.csv"):
-        accuracies = last_round(compared / "runs" / f"{row['method']}-seed{row['seed']}")
+        accuracies = last_round(compared / "runs" / f"{row['method'].lower()}-seed{row['seed']}")
         assert len(accuracies) == 5
         assert {key: float(row[key]) for key in summarize(accuracies)} == summarize(accuracies)
 
 
 def test_the_clients_table_has_every_client_under_every_method(compared: Path) -> None:
     rows = table(compared / "clients.csv")
-    assert list(rows[0]) == ["seed", "client", "fedavg", "fedfv"]
-    assert len(rows) == 2 * 5
+    assert list(rows[0]) == ["method", "seed", "client", "accuracy"]
+    assert len(rows) == 2 * 2 * 5
     for row in rows:
-        for method in ("fedavg", "fedfv"):
-            assert float(row[method]) == last_round(compared / "runs" / f"{method}-seed{row['seed']}")[row["client"]]
+        run = last_round(compared / "runs" / f"{row['method'].lower()}-seed{row['seed']}")
+        assert float(row["accuracy"]) == run[row["client"]]
 
 
 def test_the_figure_is_there_as_png_and_svg(compared: Path) -> None:
@@ -109,11 +111,42 @@ def test_a_run_folder_of_other_settings_is_refused_before_any_run_starts(
 ) -> None:
     out = tmp_path / "cmp"
     common = ("--seeds", 1, "--clients", 5, "--jobs", 1, "--set", "device=cpu", "--out", out)
-    assert fairbloom("compare", "--methods", "fedavg", "--rounds", 1, *common) == 0
+    assert fairbloom("compare", "--methods", "fedavg", "--rounds", 2, *common) == 0
     capsys.readouterr()
-    assert fairbloom("compare", "--methods", "fedavg,fedfv", "--rounds", 2, *common) == 2
-    assert "num-rounds = 1 there and 2 here" in capsys.readouterr().err
+    assert fairbloom("compare", "--methods", "fedavg,fedfv", "--rounds", 1, *common) == 2
+    assert "num-rounds = 2 there and 1 here" in capsys.readouterr().err
     assert [path.name for path in (out / "runs").iterdir()] == ["fedavg-seed0"]
+
+
+def test_more_rounds_extend_the_runs_of_a_comparison_to_the_bits_of_a_longer_one(tmp_path: Path) -> None:
+    words = ("compare", "--methods", "fedavg,fedfv", "--seeds", 1, "--clients", 5, "--jobs", 2, "--set", "device=cpu")
+    assert fairbloom(*words, "--rounds", 2, "--out", tmp_path / "grown") == 0
+    for out in ("grown", "whole"):
+        assert fairbloom(*words, "--rounds", 4, "--out", tmp_path / out) == 0
+    assert (tmp_path / "grown" / "clients.csv").read_bytes() == (tmp_path / "whole" / "clients.csv").read_bytes()
+    for run in ("fedavg-seed0", "fedfv-seed0"):
+        grown, whole = (Outcome.of(tmp_path / out / "runs" / run) for out in ("grown", "whole"))
+        assert not grown.differences(whole)
+
+
+def test_seeds_count_from_the_first_one(tmp_path: Path) -> None:
+    words = ("compare", "--methods", "fedavg", "--seeds", 2, "--seed", 7, "--clients", 5, "--rounds", 1, "--jobs", 1)
+    assert fairbloom(*words, "--model", "mlp", "--partition", "iid", "--out", tmp_path) == 0
+    assert [row["seed"] for row in table(tmp_path / "comparison.csv")] == ["7", "8"]
+    settings = (tmp_path / "runs" / "fedavg-seed8" / "config.toml").read_text()
+    assert 'model = "mlp"' in settings
+    assert 'partition = "iid"' in settings
+
+
+def test_a_script_that_compares_is_not_run_once_more_by_the_processes_of_its_runs(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('begun')\nimport fairbloom\n"
+        "told = fairbloom.compare(methods='fedavg', seeds=1, clients=5, rounds=1, jobs=1, out='cmp')\nprint(told)\n"
+    )
+    ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == f"begun\nComparison('{tmp_path}/cmp': FedAvg; 1 seed, accuracy, %)\n"
 
 
 def test_too_many_clients_are_refused_and_nothing_is_written(
@@ -179,7 +212,7 @@ def test_a_method_that_lacks_a_client_of_another_is_refused_by_name(
     path = tmp_path / "runs" / "fedfv-seed1" / "clients.csv"
     path.write_text(re.sub(r"(?m)^2,client-3,.*\n", "", path.read_text()))
     assert fairbloom(*WORDS, "--out", tmp_path) == 2
-    expected = "fedfv with seed 1 has no test accuracy of client-3 after the last round, as other methods have"
+    expected = "FedFV with seed 1 has no test accuracy of client-3 after the last round, as other methods have"
     assert expected in capsys.readouterr().err
 
 
@@ -189,65 +222,65 @@ def test_a_run_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
         port = taken.getsockname()[1]
         words = ("--methods", "fedfv", "--seeds", 1, "--clients", 5, "--jobs", 1, "--set", f"metrics-port={port}")
         assert fairbloom("compare", *words, "--out", tmp_path) == 2
-    assert f"error: fedfv with seed 0: metrics-port = {port} cannot be served" in capsys.readouterr().err
+    assert f"error: FedFV with seed 0: metrics-port = {port} cannot be served" in capsys.readouterr().err
 
 
 def test_a_method_given_twice_is_compared_once(tmp_path: Path) -> None:
     words = ("compare", "--methods", "fedavg, fedavg", "--seeds", 1, "--clients", 5, "--rounds", 1, "--jobs", 1)
     assert fairbloom(*words, "--out", tmp_path) == 0
-    assert [row["method"] for row in table(tmp_path / "comparison.csv")] == ["fedavg"]
+    assert [row["method"] for row in table(tmp_path / "comparison.csv")] == ["FedAvg"]
 
 
 # Numbers of a comparison, by hand -----------------------------------------------------------------------------------
 
-BY_HAND = Comparison(
-    {
-        "fedavg": [{"a": 10.0, "b": 50.0, "c": 90.0}, {"a": 20.0, "b": 50.0, "c": 80.0}],
-        "fedfv": [{"a": 40.0, "b": 50.0, "c": 90.0}, {"a": 30.0, "b": 60.0, "c": 70.0}],
-    },
-    baseline="fedavg",
+BY_HAND = compared_by_hand(
+    FedAvg=[{"a": 10.0, "b": 50.0, "c": 90.0}, {"a": 20.0, "b": 50.0, "c": 80.0}],
+    FedFV=[{"a": 40.0, "b": 50.0, "c": 90.0}, {"a": 30.0, "b": 60.0, "c": 70.0}],
 )
+AN_ERROR = compared_by_hand(
+    Score("mae", higher_is_better=False), FedAvg=BY_HAND.values["FedAvg"], FedFV=BY_HAND.values["FedFV"]
+)
+"""The same numbers, of which the lower is the better."""
 
 
 def test_spreads_and_gains_by_hand() -> None:
-    assert BY_HAND.spread("fedavg", "worst") == pytest.approx((15.0, math.sqrt(50.0)))
-    assert BY_HAND.gain("fedfv", "worst") == pytest.approx((20.0, math.sqrt(200.0)))
-    assert BY_HAND.gain("fedavg", "worst") == (0.0, 0.0)
+    assert BY_HAND.spread("FedAvg", "worst") == pytest.approx((15.0, math.sqrt(50.0)))
+    assert BY_HAND.gain("FedFV", "worst") == pytest.approx((20.0, math.sqrt(200.0)))
+    assert BY_HAND.gain("FedAvg", "worst") == (0.0, 0.0)
     better = [100 / 3, 200 / 3]  # a client that keeps its accuracy is not better off
-    assert BY_HAND.percent_better("fedfv") == pytest.approx((50.0, statistics.stdev(better)))
+    assert BY_HAND.percent_better("FedFV") == pytest.approx((50.0, statistics.stdev(better)))
 
 
 def test_one_seed_has_no_deviation() -> None:
-    one = Comparison({"fedavg": [{"a": 10.0, "b": 20.0}]}, baseline="fedavg")
-    assert one.spread("fedavg", "mean") == (15.0, 0.0)
+    assert compared_by_hand(FedAvg=[{"a": 10.0, "b": 20.0}]).spread("FedAvg", "mean") == (15.0, 0.0)
+
+
+def test_with_an_error_a_gain_is_a_fall() -> None:
+    assert AN_ERROR.spread("FedAvg", "worst") == pytest.approx((85.0, math.sqrt(50.0)))
+    assert AN_ERROR.gain("FedFV", "worst") == pytest.approx((5.0, math.sqrt(50.0)))
+    assert AN_ERROR.gain("FedFV", "best") == pytest.approx((-20.0, math.sqrt(200.0)))
+    better = [0.0, 100 / 3]
+    assert AN_ERROR.percent_better("FedFV") == pytest.approx((100 / 6, statistics.stdev(better)))
+    assert AN_ERROR.kindest == "FedFV"
+    told = sentence(AN_ERROR)
+    assert told == (
+        "FedAvg leaves its worst tenth of clients at mae 85 while the mean is 50 (lower is better); "
+        "FedFV brings its worst tenth to 80, with a mean of 56.7."
+    )
+
+
+def test_of_methods_that_are_as_kind_as_the_baseline_the_baseline_is_named() -> None:
+    values = BY_HAND.values["FedAvg"]
+    assert compared_by_hand(TERM=values, FedAvg=values).kindest == "FedAvg"
 
 
 def test_the_kindest_method_is_the_one_whose_worst_tenth_does_best() -> None:
-    assert BY_HAND.kindest == "fedfv"
+    assert BY_HAND.kindest == "FedFV"
     told = sentence(BY_HAND)
     assert "FedAvg leaves its worst tenth of clients at 15 %" in told
     assert "FedFV lifts its worst tenth to 35 %" in told
 
 
 def test_the_sentence_claims_nothing_where_nothing_is_gained() -> None:
-    turned = Comparison({"fedavg": BY_HAND.accuracies["fedfv"], "fedfv": BY_HAND.accuracies["fedavg"]}, "fedavg")
+    turned = compared_by_hand(FedAvg=BY_HAND.values["FedFV"], FedFV=BY_HAND.values["FedAvg"])
     assert "no other method here lifts them" in sentence(turned)
-
-
-def test_the_same_figure_twice_is_the_same_file(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        sorted_clients(BY_HAND, tmp_path / name)
-    for suffix in (".png", ".svg"):
-        assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
-
-
-def test_the_figure_is_written_where_it_is_told(tmp_path: Path) -> None:
-    files = sorted_clients(BY_HAND, tmp_path / "clients")
-    assert files == [tmp_path / "clients.png", tmp_path / "clients.svg"]
-    assert all(file.stat().st_size > 1000 for file in files)
-
-
-def test_final_accuracies_are_those_of_the_last_evaluated_round(compared: Path) -> None:
-    folder = run_path(compared, "fedavg", 0)
-    assert folder == compared / "runs" / "fedavg-seed0"
-    assert final_accuracies(folder) == last_round(folder)

@@ -1,0 +1,66 @@
+"""Fairbloom's own app as a bundle that holds no code of Fairbloom: it refers to what is installed.
+
+Flower submits a folder. A checkout is one; where Fairbloom is installed there is none, and this one is made.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fairbloom import __version__
+from fairbloom.protocol.settings import Value
+from fairbloom.server.settings import default_config
+
+PACKAGE = "fairbloom_run"
+"""Not fairbloom, which would hide the installed package wherever the bundle is unpacked."""
+
+APPS = {"server": "serverapp", "client": "clientapp"}
+MODULE = "from fairbloom.{app} import app as installed\n\napp = installed  # Flower looks for an assignment\n"
+
+
+@contextlib.contextmanager
+def made() -> Iterator[Path]:
+    """Give the bundle's folder, as long as it is needed."""
+    with tempfile.TemporaryDirectory(prefix="fairbloom-") as folder:
+        package = Path(folder, PACKAGE)
+        package.mkdir()
+        (package / "__init__.py").write_text('"""The installed Fairbloom, where Flower looks for a run\'s apps."""\n')
+        for module, app in APPS.items():
+            (package / f"{module}.py").write_text(MODULE.format(app=app))
+        Path(folder, "pyproject.toml").write_text(tomli_w.dumps(_project()))
+        yield Path(folder)
+
+
+def _project() -> dict[str, Any]:
+    """Return the bundle's pyproject.toml; clients compare its name and version with what they have installed."""
+    app = {
+        "publisher": "fairbloom",
+        "components": {app: f"{PACKAGE}.{module}:app" for module, app in APPS.items()},
+        "config": _nested(default_config()),
+    }
+    about = {"description": "The installed Fairbloom", "license": "Apache-2.0", "dependencies": []}
+    return {"project": {"name": "fairbloom", "version": __version__, **about}, "tool": {"flwr": {"app": app}}}
+
+
+def _nested(config: Mapping[str, Value]) -> dict[str, Any]:
+    """Return settings with dotted keys as tables of tables, as TOML has them."""
+    nested: dict[str, Any] = {}
+    for key, value in config.items():
+        *tables, last = key.split(".")
+        inner = nested
+        for table in tables:
+            inner = inner.setdefault(table, {})
+        inner[last] = value
+    return nested
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return tables of tables as settings with dotted keys, as Flower reads them."""
+    settings: dict[str, Any] = {}
+    for key, value in config.items():
+        settings |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return settings

@@ -1,0 +1,79 @@
+"""`fairbloom new`: a small Flower app that runs, for its user to go on from."""
+
+import importlib.util
+import keyword
+import re
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairbloom.errors import FairbloomError
+
+TEMPLATE = Path(__file__).parent / "template"
+"""The app as it is written, under the name my-app."""
+
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+LONGEST_NAME = 32
+"""Flower takes no longer name."""
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the app, and of its folder: my-app, say.")],
+) -> None:
+    """Write a small Flower app that runs: own model and data, a fair method, a run folder, and how to deploy it."""
+    folder = Path(name)
+    package = package_of(name)
+    if folder.exists():
+        raise FairbloomError(f"{folder} exists already: choose another name, or go to another directory")
+    write_app(folder, name, package)
+    print(f"{folder} is written; its README.md explains it. Begin with")
+    print(f"  cd {folder}")
+    print(f"  python -m {package}")
+
+
+def package_of(name: str) -> str:
+    """Return the name of an app's Python package.
+
+    Raises
+    ------
+    FairbloomError
+        When Flower or Python takes no such name, or the package would hide one that is installed.
+    """
+    if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+        raise FairbloomError(
+            f"{name!r} is no name for an app: write up to {LONGEST_NAME} small letters and digits, words joined by "
+            "hyphens, as in my-app"
+        )
+    package = name.replace("-", "_")
+    if keyword.iskeyword(package):
+        raise FairbloomError(f"{name!r} is a word of Python's own, which no package can be called: my-{name} would do")
+    if importlib.util.find_spec(package) is not None:
+        raise FairbloomError(
+            f"{name!r}: a module {package} is installed already, and your app would hide it: my-{name} would do"
+        )
+    return package
+
+
+def write_app(folder: Path, name: str, package: str) -> None:
+    """Write the template's files under other names; the folder appears when all of them are there.
+
+    Raises
+    ------
+    FairbloomError
+        When the disk does not take them.
+    """
+    draft = folder.with_name(f".{name}.draft")
+    try:
+        for file in sorted(TEMPLATE.rglob("*")):
+            if file.is_dir() or "__pycache__" in file.parts:
+                continue
+            target = draft / str(file.relative_to(TEMPLATE)).replace("my_app", package)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(file.read_text().replace("my_app", package).replace("my-app", name))
+        draft.rename(folder)
+    except OSError as error:
+        raise FairbloomError(f"{folder} cannot be written in this directory: {error.strerror}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

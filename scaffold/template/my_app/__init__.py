@@ -1,0 +1,1 @@
+"""my-app: a Flower app that leaves no client behind."""

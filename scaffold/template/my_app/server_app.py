@@ -1,0 +1,22 @@
+"""The server's side: the method that combines the clients' models, and the folder that holds the run."""
+
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+
+from fairbloom import RunFolder
+from fairbloom.strategies import FedMGDAPlus
+from my_app.task import Net
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train one model for all clients; started again, the run goes on where it was."""
+    config = context.run_config
+    torch.manual_seed(config["seed"])
+    arrays = ArrayRecord(Net().state_dict())
+
+    strategy = FedMGDAPlus(min_available_nodes=config["clients"], seed=config["seed"])
+    RunFolder(config["out"]).start(strategy, grid, arrays, num_rounds=config["num-rounds"])

@@ -1,0 +1,27 @@
+"""A method as a user writes one."""
+
+from math import ceil
+
+import numpy as np
+
+from fairbloom.strategies import FairStrategy
+
+
+class WorstHalf(FairStrategy):
+    """The mean of the clients with the highest losses.
+
+    Parameters
+    ----------
+    share : float in (0, 1], default 0.5
+        Share of the clients that count.
+    """
+
+    needs = frozenset({"loss-before"})
+
+    def __init__(self, *, share: float = 0.5, **options):
+        super().__init__(**options)
+        self.share = share
+
+    def weigh(self, cohort):
+        worst = np.argsort(cohort.losses)[-ceil(self.share * cohort.size) :]
+        return np.isin(np.arange(cohort.size), worst) / len(worst)

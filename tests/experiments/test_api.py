@@ -1,0 +1,214 @@
+"""The Python functions: what they return, in scripts and in notebooks."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fairbloom as api
+from fairbloom.experiments.runs import frame
+from fairbloom.server.checkpoint import load_model
+from fairbloom.server.fairness import summarize
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from tests.simulation.helpers import Outcome, table
+
+from .helpers import ROOT
+
+SMALL = {"clients": 5, "device": "cpu", "progress": False}
+
+
+@pytest.fixture(autouse=True)
+def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
+    out = tmp_path_factory.mktemp("ran") / "a"
+    return api.run(
+        method="fedfv", rounds=3, out=out, settings={"fedfv.tau": 2}, clients=5, device="cpu", progress=False
+    )
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> api.Comparison:
+    out = tmp_path_factory.mktemp("compared") / "cmp"
+    return api.compare(methods=["fedavg", "ditto"], seeds=2, rounds=2, clients=5, jobs=2, out=out, progress=False)
+
+
+# Importing ----------------------------------------------------------------------------------------------------------
+
+
+def test_importing_fairbloom_imports_nothing_heavy() -> None:
+    heavy = "('torch', 'flwr', 'numpy', 'matplotlib', 'pydantic', 'rich', 'pandas')"
+    code = f"import sys, fairbloom; fairbloom.Score; print([name for name in {heavy} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", api.__all__)
+def test_what_is_exported_is_there(name: str) -> None:
+    assert getattr(api, name) is not None
+    assert name in dir(api)
+
+
+def test_what_is_not_exported_is_refused_as_of_any_module() -> None:
+    with pytest.raises(AttributeError, match="module 'fairbloom' has no attribute 'nonsense'"):
+        api.nonsense  # type: ignore[attr-defined] # noqa: B018
+
+
+# A run --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_that_of_the_settings(ran: api.Run, tmp_path: Path) -> None:
+    settings = {"method": "fedfv", "num-rounds": 3, "clients": 5, "device": "cpu", "fedfv.tau": 2, "out": "b"}
+    there = simulate(Settings.of(settings))
+    assert not Outcome.of(ran.folder).differences(Outcome.of(there))
+    assert ran.settings["fedfv.tau"] == 2
+    assert (ran.finished, ran.rounds_done, ran.num_rounds, ran.state) == (True, 3, 3, "finished")
+    assert ran.label == "FedFV (tau=2)"
+
+
+def test_a_run_has_its_final_scores_and_their_measures(ran: api.Run) -> None:
+    last = [row for row in table(ran.folder / "clients.csv") if row["round"] == "3"]
+    expected = {row["client"]: float(row["test_accuracy_of_global_model"]) for row in last}
+    assert ran.final() == expected
+    assert {key: ran.summary[key] for key in summarize(expected)} == summarize(expected)
+    assert json.loads(json.dumps(ran.summary))["score"] == "accuracy"
+
+
+def test_the_model_of_a_run_is_its_final_one(ran: api.Run) -> None:
+    expected, _ = load_model(ran.folder / "model.safetensors")
+    model = ran.model()
+    assert {name: array.tobytes() for name, array in model.items()} == {k: v.tobytes() for k, v in expected.items()}
+
+
+def test_a_loaded_run_is_the_same(ran: api.Run) -> None:
+    again = api.load(str(ran.folder))
+    assert (again.folder, again.settings, again.scores, again.summary) == (
+        ran.folder,
+        ran.settings,
+        ran.scores,
+        ran.summary,
+    )
+
+
+def test_a_finished_run_is_extended_and_a_finished_one_is_only_returned(tmp_path: Path) -> None:
+    api.run(rounds=2, out="a", **SMALL)  # type: ignore[arg-type]
+    grown = api.run(rounds=4, out="a", **SMALL)  # type: ignore[arg-type]
+    assert (grown.rounds_done, grown.finished) == (4, True)
+    whole = api.run(rounds=4, out="b", **SMALL)  # type: ignore[arg-type]
+    assert not Outcome.of(grown.folder).differences(Outcome.of(whole.folder))
+    written = (grown.folder / "model.safetensors").stat().st_mtime_ns
+    assert api.run(rounds=4, out="a", **SMALL).final() == grown.final()  # type: ignore[arg-type]
+    assert (grown.folder / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_an_unfinished_run_is_loaded_as_far_as_it_is(ran: api.Run, tmp_path: Path) -> None:
+    shutil.copytree(ran.folder, tmp_path / "cut")
+    (tmp_path / "cut" / "model.safetensors").unlink()
+    with (tmp_path / "cut" / "clients.csv").open("a") as file:
+        file.write("4,client-0,1,")  # a line that is being written
+    cut = api.load("cut")
+    assert (cut.finished, cut.state, cut.rounds_done) == (False, "interrupted", 3)
+    assert cut.final() == ran.final()
+    assert {name: array.tobytes() for name, array in cut.model().items()} == {
+        name: array.tobytes() for name, array in ran.model().items()
+    }
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, compared: api.Comparison) -> None:
+    with pytest.raises(api.FairbloomError, match=r"is no run folder: it has no config\.toml"):
+        api.load(tmp_path)
+    with pytest.raises(api.FairbloomError, match=r"holds a comparison: load it with fairbloom\.load_comparison"):
+        api.load(compared.folder)
+    with pytest.raises(api.FairbloomError, match="holds no comparison"):
+        api.load_comparison(tmp_path)
+
+
+def test_an_option_and_a_setting_that_disagree_are_refused() -> None:
+    with pytest.raises(api.FairbloomError, match="num-rounds is given two values, 3 and 4: give it one"):
+        api.run(rounds=3, settings={"num-rounds": 4}, progress=False)
+    with pytest.raises(api.FairbloomError, match="seeds = 0: a comparison takes at least one"):
+        api.compare(seeds=0)
+
+
+def test_a_run_is_quiet_and_leaves_the_log_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
+    level = logging.getLogger("flwr").level
+    api.run(rounds=1, out="a", clients=5, device="cpu")
+    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("flwr").level == level
+
+
+def test_a_run_draws_its_score_over_the_rounds(ran: api.Run) -> None:
+    (axes,) = ran.figure().axes
+    assert axes.get_ylabel() == "test accuracy in % (higher is better)"
+    assert [text.get_text() for text in axes.texts] == ["worst 10 %", "mean", "best 10 %"]
+    for line, measure in zip(axes.get_lines(), ("best_10", "mean", "worst_10"), strict=True):
+        expected = [float(row[f"test_accuracy_of_global_model_{measure}"]) for row in table(ran.folder / "rounds.csv")]
+        assert np.asarray(line.get_ydata()).tolist() == expected
+
+
+# Notebooks ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_notebook_shows_tables_and_figures(ran: api.Run, compared: api.Comparison) -> None:
+    shown = ran._repr_html_()
+    assert "3 of 3 rounds, finished" in shown
+    for part in (shown, compared._repr_html_()):
+        assert part.count("<table>") == part.count("</table>") >= 1
+        assert 'src="data:image/png;base64,iVBOR' in part
+    assert "<td>Ditto (personal)</td>" in compared._repr_html_()
+    assert "[green]" not in compared._repr_html_()
+
+
+def test_a_line_tells_what_an_object_is(ran: api.Run, compared: api.Comparison) -> None:
+    measured = ran.summary
+    assert repr(ran) == (
+        f"Run('{ran.folder}': FedFV (tau=2), 3 of 3 rounds, finished, accuracy: mean {measured['mean']:.1f} %, "
+        f"worst 10 % {measured['worst_10']:.1f} %)"
+    )
+    assert repr(compared) == f"Comparison('{compared.folder}': FedAvg, Ditto, Ditto (personal); 2 seeds, accuracy, %)"
+
+
+# Data frames --------------------------------------------------------------------------------------------------------
+
+
+def test_without_pandas_a_data_frame_is_refused_with_what_to_install(
+    ran: api.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(api.FairbloomError, match=r"data frames need pandas: pip install 'fairbloom\[pandas\]'"):
+        _ = api.load(ran.folder).rounds
+
+
+def test_the_tables_of_a_run_are_data_frames(ran: api.Run) -> None:
+    pandas = pytest.importorskip("pandas")
+    assert isinstance(ran.rounds, pandas.DataFrame)
+    assert ran.rounds["round"].tolist() == [1, 2, 3]
+    assert ran.rounds["test_accuracy_of_global_model_mean"].dtype == float
+    last = ran.clients[ran.clients["round"] == 3].set_index("client")["test_accuracy_of_global_model"]
+    assert last.to_dict() == ran.final()
+
+
+def test_the_tables_of_a_comparison_are_data_frames(compared: api.Comparison) -> None:
+    pytest.importorskip("pandas")
+    assert compared.table.index.tolist() == ["FedAvg", "Ditto", "Ditto (personal)"]
+    assert compared.table.loc["Ditto", "worst_10"] == compared.spread("Ditto", "worst_10")[0]
+    assert (
+        compared.table.loc["Ditto (personal)", "gain_of_worst_10"] == compared.gain("Ditto (personal)", "worst_10")[0]
+    )
+    clients = compared.clients
+    chosen = clients[(clients["method"] == "FedAvg") & (clients["seed"] == 1)].set_index("client")["accuracy"]
+    assert chosen.to_dict() == compared.values["FedAvg"][1]
+
+
+def test_clients_that_are_called_by_numbers_keep_their_names() -> None:
+    pytest.importorskip("pandas")
+    assert frame([{"client": "007", "round": "1", "x": ""}])["client"].tolist() == ["007"]

@@ -1,0 +1,139 @@
+"""A user's own task and method, by import path from the directory that she stands in, beside ours."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import fairbloom as api
+from fairbloom.errors import FairbloomError
+from fairbloom.server.fairness import summarize
+from tests.simulation.helpers import table
+
+from .helpers import fairbloom
+
+OWN = Path(__file__).parent / "own"
+METHODS = "fedavg,my_method:WorstHalf(share=0.4),my_method:WorstHalf,qfedavg(q=1)"
+WORDS = ("compare", "--task", "my_task:prices", "--methods", METHODS, "--rounds", 2, "--fraction", 1)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's directory, with a comparison over four seeds by two processes."""
+    here = tmp_path_factory.mktemp("user")
+    for file in OWN.glob("*.py"):
+        shutil.copy(file, here)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(here)
+        words = (*WORDS, "--seeds", 4, "--jobs", 2, "--set", "prices.noise=0.2", "--set", "device=cpu", "--out", "cmp")
+        assert fairbloom(*words) == 0
+    return here
+
+
+@pytest.fixture(autouse=True)
+def there(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def test_a_method_and_a_task_by_import_path_are_compared_with_ours_over_seeds_by_two_processes(here: Path) -> None:
+    rows = table(here / "cmp" / "comparison.csv")
+    labels = ["FedAvg", "WorstHalf (share=0.4)", "WorstHalf", "QFedAvg (q=1)"]
+    assert [(row["method"], row["seed"]) for row in rows] == [
+        (label, str(seed)) for label in labels for seed in range(4)
+    ]
+    assert {row["score"] for row in rows} == {"mae, lower is better"}
+    assert all((here / "cmp" / "runs" / f"my_method-WorstHalf-share=0.4-seed{seed}").is_dir() for seed in range(4))
+    assert 'prices.noise" = 0.2' in (here / "cmp" / "runs" / "qfedavg-q=1-seed3" / "config.toml").read_text()
+    by_method = {label: [float(row["mean"]) for row in rows if row["method"] == label] for label in labels}
+    assert by_method["WorstHalf"] != by_method["FedAvg"]
+
+
+def test_measures_are_of_the_first_score_and_its_worst_is_the_highest(here: Path) -> None:
+    row = next(row for row in table(here / "cmp" / "comparison.csv") if row["method"] == "FedAvg")
+    clients = [r for r in table(here / "cmp" / "clients.csv") if (r["method"], r["seed"]) == ("FedAvg", "0")]
+    values = {client["client"]: float(client["mae"]) for client in clients}
+    assert {key: float(row[key]) for key in summarize(values)} == summarize(values, lower_is_better=True)
+    assert float(row["worst"]) == max(values.values())
+    assert all(client["r2"] for client in clients)
+
+
+def test_a_run_shows_all_scores_and_says_which_way_is_better(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("show", "cmp/runs/my_method-WorstHalf-seed0") == 0
+    printed = capsys.readouterr().out
+    assert "WorstHalf (share=0.5) on my_task:prices: 2 of 2 rounds, finished" in printed
+    assert "mae, lower is better" in printed
+    assert "\nr2 " in printed
+    final = api.load("cmp/runs/my_method-WorstHalf-seed0").final()
+    worst = max(final, key=lambda town: final[town])
+    assert f"worst served: {worst} {final[worst]:.3g}," in printed
+
+
+def test_a_comparison_gains_where_an_error_falls(capsys: pytest.CaptureFixture[str]) -> None:
+    comparison = api.load_comparison("cmp")
+    for method in comparison.methods:
+        worst = {m: comparison.spread(m, "worst_10")[0] for m in (method, "FedAvg")}
+        assert comparison.gain(method, "worst_10")[0] == pytest.approx(worst["FedAvg"] - worst[method])
+    assert fairbloom("show", "cmp") == 0
+    printed = capsys.readouterr().out
+    assert "Final model over clients: test mae, lower is better" in printed
+    assert "(lower is better)" in printed
+
+
+def test_a_client_without_a_score_is_named_and_left_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("compare", "--task", "my_task:unmeasured", "--methods", "fedavg,fedfv", "--seeds", 1, "--rounds", 1)
+    assert fairbloom(*words, "--jobs", 1, "--out", "some") == 0
+    printed = capsys.readouterr().out
+    assert "left out, without a test mae under any method with seed 0: town-1" in printed
+    rows = table(here / "some" / "clients.csv")
+    assert len(rows) == 10
+    assert {row["client"] for row in rows if not row["mae"]} == {"town-1"}
+    assert fairbloom("show", "some/runs/fedavg-seed0") == 0
+    assert "without a test mae: town-1" in capsys.readouterr().out
+
+
+def test_a_method_of_ones_own_is_described_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("methods", "my_method:WorstHalf") == 0
+    printed = capsys.readouterr().out
+    assert "worsthalf.share (float in (0, 1], default 0.5) Share of the clients that count." in printed
+    assert "needs of clients: loss-before" in printed
+    assert fairbloom("methods", "my_method:WorstHalf", "--json") == 0
+    (described,) = json.loads(capsys.readouterr().out)
+    assert described["parameters"][0]["key"] == "worsthalf.share"
+
+
+def test_a_task_of_ones_own_is_described_with_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("tasks", "my_task:prices") == 0
+    printed = capsys.readouterr().out
+    assert "Prices of houses in five towns." in printed
+    assert "prices.noise (float at least 0, default 0.1) How much the price of a house varies." in printed
+
+
+def test_a_parameter_of_a_method_of_ones_own_may_be_set_for_all(here: Path) -> None:
+    words = ("compare", "--methods", "fedavg,my_method:WorstHalf", "--set", "worsthalf.share=1.0", "--seeds", 1)
+    assert fairbloom(*words, "--clients", 4, "--rounds", 1, "--jobs", 1, "--out", "shared") == 0
+    settings = (here / "shared" / "runs" / "my_method-WorstHalf-seed0" / "config.toml").read_text()
+    assert '"worsthalf.share" = 1.0' in settings
+
+
+def test_a_module_that_raises_keeps_its_traceback_and_a_missing_one_is_a_line(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "broken.py").write_text("limit = int('a bug')\n")
+    with pytest.raises(ValueError, match="a bug") as raised:
+        fairbloom("compare", "--methods", "fedavg,broken:Mine", "--out", "never")
+    assert not isinstance(raised.value, FairbloomError)
+    capsys.readouterr()
+    assert fairbloom("run", "--method", "not_there:Mine", "--out", "never") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "method = 'not_there:Mine': there is no module not_there" in line
+    assert not (here / "never").exists()
+
+
+def test_a_method_of_ones_own_is_checked_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("check", "my_method:WorstHalf", "--set", "worsthalf.share=0.3") == 1
+    assert "share = nan is taken" in capsys.readouterr().out
+    assert fairbloom("check", "my_method:WorstHalf", "--set", "worsthalf.size=0.3") == 2
+    assert "worsthalf.size = 0.3: my_method:WorstHalf has worsthalf.share" in capsys.readouterr().err

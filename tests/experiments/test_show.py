@@ -1,0 +1,215 @@
+"""`fairbloom show` and `fairbloom list`: runs of any state, and damaged ones, as text and as JSON."""
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulation.helpers import table
+
+from .helpers import SMALL, fairbloom
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run and a comparison."""
+    folder = tmp_path_factory.mktemp("made")
+    assert fairbloom("run", *SMALL, "--method", "fedfv", "--set", "fedfv.tau=2", "--out", folder / "runs" / "a") == 0
+    words = ("--methods", "fedavg,qfedavg(q=1)", "--seeds", 1, "--clients", 5, "--rounds", 2, "--jobs", 1)
+    assert fairbloom("compare", *words, "--out", folder / "runs" / "cmp") == 0
+    return folder
+
+
+@pytest.fixture
+def there(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A copy of that folder, which is the current one."""
+    shutil.copytree(made / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    capsys.readouterr()
+    return tmp_path
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    assert fairbloom(*words, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# show ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("there")
+def test_a_run_is_shown_as_it_was_when_it_ended_with_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("show", "runs/a") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("FedFV (tau=2) on digits: 3 of 3 rounds, finished\n")
+    settings = "method = 'fedfv', num-rounds = 3, device = 'cpu', fedfv.tau = 2"
+    assert f"settings other than the defaults: clients = 5, {settings}\n" in shown
+    assert fairbloom("run", *SMALL, "--method", "fedfv", "--set", "fedfv.tau=2", "--out", "runs/a") == 0
+    assert capsys.readouterr().out in shown
+
+
+def test_a_run_as_json_has_its_measures_settings_and_clients(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = as_json(capsys, "show", "runs/a")
+    last = [row for row in table(there / "runs" / "a" / "clients.csv") if row["round"] == "3"]
+    assert shown["clients"]["accuracy"] == {r["client"]: float(r["test_accuracy_of_global_model"]) for r in last}
+    assert (shown["state"], shown["rounds"], shown["of_rounds"]) == ("finished", 3, 3)
+    assert shown["settings"]["fedfv.tau"] == 2
+    assert shown["refused"] == shown["missing"] == []
+
+
+def test_who_was_refused_or_missing_is_counted(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = there / "runs" / "a" / "rounds.csv"
+    header, *rows = path.read_text().splitlines()
+    at = {name: header.split(",").index(name) for name in ("refused", "missing")}
+    cells = [row.split(",") for row in rows]
+    cells[0][at["refused"]] = "client-1: its loss is inf: no finite number | client-2: RuntimeError: out of memory"
+    cells[2][at["refused"]] = "client-1: its loss is inf: no finite number"
+    cells[1][at["missing"]] = "client-3 client-4"
+    path.write_text("\n".join([header, *(",".join(row) for row in cells)]) + "\n")
+    assert fairbloom("show", "runs/a") == 0
+    shown = capsys.readouterr().out
+    assert "refused: client-1 in 2 rounds, client-2 in 1 round\n" in shown
+    assert "missing: client-3 in 1 round, client-4 in 1 round\n" in shown
+
+
+def test_a_run_before_its_first_evaluation_is_shown_as_far_as_it_is(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = there / "runs" / "a"
+    for name in ("model.safetensors", "rounds.csv", "clients.csv"):
+        (run / name).unlink()
+    assert fairbloom("show", "runs/a") == 0
+    shown = capsys.readouterr().out
+    assert "FedFV (tau=2) on digits: 0 of 3 rounds, interrupted\n" in shown
+    assert f"run folder: {run}" in shown
+
+
+@pytest.mark.usefixtures("there")
+def test_a_comparison_is_shown_as_when_it_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--methods", "fedavg,qfedavg(q=1)", "--seeds", 1, "--clients", 5, "--rounds", 2, "--jobs", 1)
+    assert fairbloom("compare", *words, "--out", "runs/cmp") == 0
+    compared = capsys.readouterr().out
+    assert fairbloom("show", "runs/cmp") == 0
+    assert capsys.readouterr().out == compared
+    shown = as_json(capsys, "show", "runs/cmp")
+    assert [row["method"] for row in shown["methods"]] == ["FedAvg", "QFedAvg (q=1)"]
+    assert len(shown["clients"]) == 2 * 5
+
+
+def test_a_comparison_that_is_under_way_is_shown_run_by_run(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (there / "runs" / "cmp" / "runs" / "fedavg-seed0" / "model.safetensors").unlink()
+    assert fairbloom("show", "runs/cmp") == 0
+    shown = capsys.readouterr().out
+    assert "1 of 2 runs of this comparison are finished" in shown
+    assert "interrupted" in shown
+    assert len(as_json(capsys, "show", "runs/cmp")["unfinished"]) == 1
+
+
+def test_figures_are_drawn_where_one_asks_for_them_and_nothing_else_is_written(there: Path) -> None:
+    before = sorted(there.rglob("*"))
+    for run in ("runs/a", "runs/cmp"):
+        assert fairbloom("show", run, "--figure", there / "drawn") == 0
+        for ending in ("png", "svg"):
+            (there / f"drawn.{ending}").unlink()
+    assert sorted(there.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("place", "words"), [(".", "is no run folder: it has no config.toml"), ("no-where", "is no run folder")]
+)
+@pytest.mark.usefixtures("there")
+def test_what_is_no_run_is_refused_in_a_line(place: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("show", place) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_a_damaged_comparison_is_refused_in_a_line(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for content in ("", "[]", '{"runs": {}, "seeds": [], "baseline": "x"}'):
+        (there / "runs" / "cmp" / "comparison.json").write_text(content)
+        assert fairbloom("show", "runs/cmp") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "comparison.json cannot be read" in line
+
+
+# list ---------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_listed_with_what_they_are_and_how_far(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = as_json(capsys, "list")
+    assert [run["name"] for run in listed] == ["a", "cmp/runs/fedavg-seed0", "cmp/runs/qfedavg-q=1-seed0"]
+    assert [(run["method"], run["rounds"], run["of_rounds"], run["state"]) for run in listed] == [
+        ("FedFV (tau=2)", 3, 3, "finished"),
+        ("FedAvg", 2, 2, "finished"),
+        ("QFedAvg (q=1)", 2, 2, "finished"),
+    ]
+    summary = as_json(capsys, "show", "runs/a")
+    assert listed[0]["score"]["worst_10"] == summary["worst_10"]
+    assert fairbloom("list") == 0
+    printed = capsys.readouterr().out
+    for run in listed:
+        row = next(line for line in printed.splitlines() if line.startswith(run["name"]))
+        for word in (run["method"], "digits", f"{run['rounds']}/{run['of_rounds']}", "finished", run["when"]):
+            assert word in row
+        assert f"{run['score']['mean']:.1f} %" in row
+
+
+def test_an_interrupted_run_and_one_that_is_running_are_told_apart(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = there / "runs" / "a"
+    (run / "model.safetensors").unlink()
+    assert as_json(capsys, "list")[0]["state"] == "interrupted"
+    (run / ".lock").write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    assert as_json(capsys, "list")[0]["state"] == "running"
+    (run / ".lock").write_text("process 4194305 on " + socket.gethostname())  # beyond any process's number
+    assert as_json(capsys, "list")[0]["state"] == "interrupted"
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "torn settings": (lambda run: (run / "config.toml").write_text("task = "), "config.toml is no valid TOML"),
+    "settings of words": (lambda run: (run / "config.toml").write_bytes(b"\xff\xfe"), "config.toml is no valid TOML"),
+    "a table of words": (lambda run: (run / "rounds.csv").write_text("round\nmany\n"), "rounds.csv cannot be read"),
+    "no clients": (lambda run: (run / "clients.csv").unlink(), "clients.csv cannot be read"),
+    "no scores": (lambda run: (run / "scores.json").write_text("{"), "scores.json cannot be read"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
+def test_a_damaged_run_is_listed_with_its_fault_beside_the_others(
+    fault: str, finished: bool, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = there / "runs" / "a"
+    if not finished:
+        (run / "model.safetensors").unlink()
+    damage, words = FAULTS[fault]
+    damage(run)
+    damaged, *others = as_json(capsys, "list")
+    assert len(others) == 2
+    if fault == "no clients" and not finished:  # it is begun anew when the run goes on
+        assert (damaged["state"], "score" in damaged) == ("interrupted", False)
+        return
+    assert damaged["state"] == "damaged"
+    assert words in damaged["fault"]
+    assert fairbloom("list") == 0
+    assert "damaged: " in capsys.readouterr().out
+    assert fairbloom("show", "runs/a") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_a_folder_without_runs_says_so(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in ("no-where", "runs/a/checkpoint"):
+        assert fairbloom("list", place) == 0
+        assert capsys.readouterr().out == f"there are no runs in {place}\n"
+    (there / "runs" / "other").mkdir()
+    (there / "runs" / "other" / "config.toml").write_text("of = 'another program'")
+    assert len(as_json(capsys, "list")) == 3

@@ -1,0 +1,64 @@
+"""The app that `fairbloom new` writes, on Ray and between real processes; killed there, it goes on."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.federation import Deployment, federation, names, rounds, wait_for_rounds
+from benchmarks.flower import flower
+from tests.experiments.helpers import fairbloom
+from tests.simulation.helpers import table
+
+pytestmark = pytest.mark.runtimes
+
+ROUNDS = 8
+APP = 'app = "hearts.client_app:app"\n'
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    assert fairbloom("new", "hearts") == 0
+    return tmp_path / "hearts"
+
+
+def test_flwr_run_runs_it_with_all_clients(app: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with flower(tmp_path / "home") as runtime:
+        options = "num-supernodes=8 client-resources-num-cpus=1"
+        status = runtime.run("local", {"out": str(out), "num-rounds": 2}, options, app)
+        assert status == "finished:completed", (tmp_path / "home" / "run.log").read_text()[-3000:]
+    assert [row["replies_used"] for row in rounds(out)] == ["8", "8"]
+    assert {row["client"] for row in table(out / "clients.csv")} == {f"client-{i}" for i in range(8)}
+
+
+@pytest.fixture
+def there(app: Path, tmp_path: Path) -> Iterator[Deployment]:
+    """A federation of two clients on which the app is installed."""
+    clients = names(2)
+    with federation(tmp_path / "home", 2) as runtime:
+        before = runtime.environment.get("PYTHONPATH", "")
+        runtime.environment["PYTHONPATH"] = f"{app}{os.pathsep}{before}"
+        for name in clients:
+            with (runtime.bundle(name) / "client.toml").open("a") as settings:
+                settings.write(APP)
+            runtime.start_client(name)
+        runtime.environment["PYTHONPATH"] = before
+        runtime.wait_for_clients(*clients)
+        yield runtime
+
+
+def test_deployed_and_killed_in_mid_run_it_goes_on(there: Deployment, app: Path) -> None:
+    """The server starts the killed process again, which continues from the run folder."""
+    out = there.home / "run"
+    settings = {"clients": 2, "num-rounds": ROUNDS, "out": str(out)}
+    submitted = there.submitting(settings, app)
+    wait_for_rounds(out, 3)
+    there.kill_serverapps()
+    assert submitted.wait(timeout=200) == 0, there.log(submitted)[-3000:]
+    done = rounds(out)
+    assert [int(row["round"]) for row in done] == list(range(1, ROUNDS + 1))
+    assert {row["client"] for row in table(out / "clients.csv")} == set(names(2))
+    assert done[-1]["replies_used"] == "2"

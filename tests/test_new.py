@@ -1,0 +1,222 @@
+"""`fairbloom new` writes an app that runs: its names, its dependencies, what travels with it, and what it promises."""
+
+import csv
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from types import ModuleType
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.config_utils import load_and_validate
+from packaging.requirements import Requirement
+
+from fairbloom import __version__
+from fairbloom.protocol.settings import Mark, marked
+from fairbloom.rounds.round import Round
+from fairbloom.scaffold.new import TEMPLATE
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import FairStrategy, FedAvg, FedMGDAPlus
+from tests.experiments.helpers import ROOT, fairbloom
+
+OURS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+@pytest.fixture
+def app(here: Path) -> Iterator[Path]:
+    assert fairbloom("new", "my-hearts") == 0
+    yield here / "my-hearts"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_hearts"]:
+        del sys.modules[name]
+
+
+def project(app: Path) -> dict:
+    return tomllib.loads((app / "pyproject.toml").read_text())
+
+
+# Names ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_app_has_its_name_and_nothing_of_the_templates(app: Path) -> None:
+    files = {str(file.relative_to(app)) for file in app.rglob("*") if file.is_file()}
+    assert files == {
+        *("pyproject.toml", "README.md", ".gitignore", "tests/test_app.py"),
+        *(f"my_hearts/{name}.py" for name in ("__init__", "__main__", "task", "client_app", "server_app")),
+    }
+    for file in files:
+        assert "my_app" not in (app / file).read_text()
+        assert "my-app" not in (app / file).read_text()
+    assert [entry.name for entry in app.parent.iterdir()] == ["my-hearts"]
+
+
+def test_the_next_commands_are_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("new", "hearts") == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["  cd hearts", "  python -m hearts"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "",
+            "'' is no name for an app: write up to 32 small letters and digits, words joined by hyphens, as in",
+        ),
+        ("../app", "'../app' is no name for an app"),
+        ("My-App", "'My-App' is no name for an app"),
+        ("my_app", "'my_app' is no name for an app"),
+        ("2-apps", "'2-apps' is no name for an app"),
+        ("app-", "'app-' is no name for an app"),
+        ("a" * 33, "is no name for an app"),
+        ("class", "'class' is a word of Python's own, which no package can be called: my-class would do"),
+        ("torch", "'torch': a module torch is installed already, and your app would hide it: my-torch would do"),
+        ("fairbloom", "a module fairbloom is installed already"),
+        ("flwr", "a module flwr is installed already"),
+        ("test", "a module test is installed already"),
+    ],
+)
+def test_a_name_that_will_not_do_is_said_and_nothing_is_written(
+    here: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("new", name) == 2
+    assert said in capsys.readouterr().err
+    assert not list(here.iterdir())
+
+
+def test_what_is_there_already_stays(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "hearts").write_text("years of work")
+    assert fairbloom("new", "hearts") == 2
+    assert "hearts exists already: choose another name" in capsys.readouterr().err
+    assert (here / "hearts").read_text() == "years of work"
+
+
+def test_a_directory_that_takes_no_files_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "gone").mkdir()
+    os.chdir(here / "gone")
+    (here / "gone").rmdir()
+    assert fairbloom("new", "hearts") == 2
+    assert "hearts cannot be written in this directory: No such file or directory" in capsys.readouterr().err
+    os.chdir(here)
+
+
+# What it asks for, and what travels -----------------------------------------------------------------------------------
+
+
+def test_its_dependencies_are_pinned_as_ours() -> None:
+    ours = {Requirement(each).name: Requirement(each) for each in OURS}
+    theirs = {each.name: each for each in map(Requirement, project(TEMPLATE)["project"]["dependencies"])}
+    assert theirs.pop("fairbloom").specifier.contains(__version__)
+    assert set(theirs) <= set(ours)
+    for name, requirement in theirs.items():
+        assert requirement == ours[name]
+
+
+def test_flower_takes_it_as_it_is(app: Path) -> None:
+    _, warnings = load_and_validate(app / "pyproject.toml")
+    assert warnings == []
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+def test_a_federation_and_runs_in_its_folder_do_not_travel_with_it(app: Path) -> None:
+    for place in ("federation/operators.toml", "operators/operators.toml", "runs/my-hearts/config.toml"):
+        (app / place).parent.mkdir(parents=True, exist_ok=True)
+        (app / place).write_text('secret = "secret"\n')
+    names = ZipFile(BytesIO(build_fab_from_disk(app))).namelist()
+    assert {name for name in names if not name.startswith("my_hearts/")} == {"pyproject.toml", ".info/CONTENT"}
+
+
+def test_the_settings_that_a_deployed_client_takes_are_those_that_it_says() -> None:
+    settings = list(project(TEMPLATE)["tool"]["flwr"]["app"]["config"])
+    assert "the last five" in (TEMPLATE / "pyproject.toml").read_text()
+    assert [key for key in settings if key in marked(Mark.WORK)] == settings[-5:]
+
+
+# What it promises ----------------------------------------------------------------------------------------------------
+
+
+def test_the_apps_own_test_passes(app: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
+        cwd=app,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+@pytest.fixture
+def modules(app: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    """The app's client_app and task, imported."""
+    monkeypatch.syspath_prepend(app)
+    return importlib.import_module("my_hearts.client_app"), importlib.import_module("my_hearts.task")
+
+
+def accuracies(app: Path, modules: tuple[ModuleType, ModuleType], strategy: FairStrategy) -> list[float]:
+    """Return the clients' accuracies in percent after the app's number of rounds with another method."""
+    import torch
+    from flwr.app import ArrayRecord
+
+    client_app, task = modules
+    config = project(app)["tool"]["flwr"]["app"]["config"]
+    finished: list[Round] = []
+    torch.manual_seed(config["seed"])
+    grid = InProcessGrid(client_app.app, config, config["clients"])
+    strategy.start(grid, ArrayRecord(task.Net().state_dict()), config["num-rounds"], on_round=finished.append)
+    return [100 * metrics["accuracy"] for metrics in finished[-1].evaluations.values()]
+
+
+@pytest.mark.parametrize(("strategy", "mean", "worst"), [(FedAvg(), 75, 40), (FedMGDAPlus(), 87, 79)])
+def test_its_readme_tells_what_it_shows(
+    app: Path, modules: tuple[ModuleType, ModuleType], strategy: FairStrategy, mean: int, worst: int
+) -> None:
+    words = " ".join((app / "README.md").read_text().split())
+    assert {"FedAvg": f"in {mean} % of a client's", "FedMGDAPlus": f"to {mean} % and {worst} %"}[
+        type(strategy).__name__
+    ] in words
+    found = accuracies(app, modules, strategy)
+    assert np.mean(found) == pytest.approx(mean, abs=2)
+    assert np.min(found) == pytest.approx(worst, abs=4)
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    if not file.exists():
+        return []
+    with file.open(newline="") as table:
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(table)]
+
+
+def test_killed_in_mid_run_it_goes_on_to_the_same_numbers(app: Path) -> None:
+    def start(out: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "my_hearts", "num-rounds=6", f"out={out}"]
+        return subprocess.Popen(command, cwd=app, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
+
+    whole, killed = start("whole"), start("killed")
+    while len(rows(app / "killed" / "rounds.csv")) < 2:
+        assert killed.poll() is None
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (app / "killed" / "model.safetensors").exists()
+    assert start("killed").wait(timeout=120) == 0
+    assert whole.wait(timeout=120) == 0
+    for table in ("rounds.csv", "clients.csv"):
+        assert rows(app / "killed" / table) == rows(app / "whole" / table)
+    assert (app / "killed" / "model.safetensors").read_bytes() == (app / "whole" / "model.safetensors").read_bytes()
