@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 
-from .. import models
 from ..partition import FEWEST, split
-from ..task import Described, Examples, Setup, Splits, Task
+from ..task import Examples, Setup, Splits, Task
 from .agreement import MOST_CLASSES, Aim
 from .folders import files_in
 from .rows import moments
-from .shapes import Agreed, about
-from .targets import Target, as_targets, in_order, named, words
+from .shapes import Agreed, about, task_of
+from .targets import as_targets, in_order, named, words
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -34,30 +33,7 @@ def load(setup: Setup, *, classes: str) -> Task:
     """Return the clients of a folder of .npz files."""
     files = files_in(setup.data_dir, (".npz",))
     stated = words(classes)
-    agreed = Agreed.of(setup.agreed) if setup.agreed else None
-    aim = agreed.target if agreed else Target()
-
-    def client(name: str) -> Arrays:
-        return Arrays(files[name], name, setup.seed, stated)
-
-    def describe() -> Described:
-        rows: list[Mapping[str, str | int]] = []
-        for name in files:
-            try:
-                rows.append({"client": name, **client(name).in_short()})
-            except FairbloomError as error:
-                rows.append({"client": name, "problem": str(error)})
-        return {"clients": rows}
-
-    return Task(
-        clients=tuple(files),
-        model=lambda: models.build(setup.model, Agreed.of(setup.agreed).shape, aim.outputs, setup.seed),
-        loss=aim.loss,
-        splits=lambda name: client(name).splits(Agreed.of(setup.agreed)),
-        scores=aim.scores(),
-        about=lambda name: client(name).about(),
-        describe=describe,
-    )
+    return task_of(setup, tuple(files), lambda name: Arrays(files[name], name, setup.seed, stated))
 
 
 class Arrays:

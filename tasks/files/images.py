@@ -13,13 +13,12 @@ from PIL import Image, UnidentifiedImageError
 
 from fairbloom.errors import FairbloomError
 
-from .. import models
 from ..partition import FEWEST, split
-from ..task import Described, Examples, Setup, Splits, Task
+from ..task import Examples, Setup, Splits, Task
 from .agreement import Aim
 from .folders import folders_in
-from .shapes import Agreed, about
-from .targets import Target, as_targets, in_order, named, words
+from .shapes import Agreed, about, task_of
+from .targets import as_targets, in_order, named, words
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 
@@ -33,30 +32,7 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
         own = Path(setup.data_dir).expanduser()
         folders = {own.resolve().name: own}
     stated = words(classes)
-    agreed = Agreed.of(setup.agreed) if setup.agreed else None
-    aim = agreed.target if agreed else Target()
-
-    def client(name: str) -> Images:
-        return Images(folders[name], name, setup.seed, size, grey, stated)
-
-    def describe() -> Described:
-        rows: list[Mapping[str, str | int]] = []
-        for name in folders:
-            try:
-                rows.append({"client": name, **client(name).in_short()})
-            except FairbloomError as error:
-                rows.append({"client": name, "problem": str(error)})
-        return {"clients": rows}
-
-    return Task(
-        clients=tuple(folders),
-        model=lambda: models.build(setup.model, Agreed.of(setup.agreed).shape, aim.outputs, setup.seed),
-        loss=aim.loss,
-        splits=lambda name: client(name).splits(Agreed.of(setup.agreed)),
-        scores=aim.scores(),
-        about=lambda name: client(name).about(),
-        describe=describe,
-    )
+    return task_of(setup, tuple(folders), lambda name: Images(folders[name], name, setup.seed, size, grey, stated))
 
 
 def images_in(folder: Path) -> list[Path]:

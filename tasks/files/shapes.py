@@ -1,12 +1,14 @@
 """What clients with arrays or images of their own agree on: the shape of an example, and the target."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from fairbloom.errors import FairbloomError
 
+from .. import models
+from ..task import Described, Setup, Splits, Task
 from .agreement import (
     Aim,
     agree_on_target,
@@ -42,6 +44,43 @@ class Agreed:
         """Raise FairbloomError where a client's examples have another shape."""
         if as_image(shape) != self.shape:
             raise FairbloomError(f"{whose}: {_differs(as_image(shape), self.shape, size=False)}")
+
+
+class Part(Protocol):
+    """The data of one client."""
+
+    def about(self) -> Mapping[str, Any]:
+        """Return what this client tells of its data."""
+
+    def in_short(self) -> Mapping[str, str | int]:
+        """Return what is shown of the client."""
+
+    def splits(self, agreed: Agreed) -> Splits:
+        """Return inputs and targets as the clients have agreed."""
+
+
+def task_of(setup: Setup, clients: tuple[str, ...], part: Callable[[str], Part]) -> Task:
+    """Return the task of clients whose data are read when they are asked for."""
+    target = Agreed.of(setup.agreed).target if setup.agreed else Target()
+
+    def describe() -> Described:
+        rows: list[Mapping[str, str | int]] = []
+        for name in clients:
+            try:
+                rows.append({"client": name, **part(name).in_short()})
+            except FairbloomError as error:
+                rows.append({"client": name, "problem": str(error)})
+        return {"clients": rows}
+
+    return Task(
+        clients=clients,
+        model=lambda: models.build(setup.model, Agreed.of(setup.agreed).shape, target.outputs, setup.seed),
+        loss=target.loss,
+        splits=lambda name: part(name).splits(Agreed.of(setup.agreed)),
+        scores=target.scores(),
+        about=lambda name: part(name).about(),
+        describe=describe,
+    )
 
 
 def about(examples: int, shape: Shape, aim: Aim) -> Mapping[str, Any]:
