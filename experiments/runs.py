@@ -24,9 +24,11 @@ from fairbloom.server.checkpoint import load_last, load_model
 from fairbloom.server.fairness import summarize
 from fairbloom.server.files import RunFolderError
 from fairbloom.server.lock import LOCK
+from fairbloom.server.own import options_of
 from fairbloom.server.records import MODEL, is_finished, recorded_settings, scores_in
 from fairbloom.server.rows import read_table
 from fairbloom.server.settings import default_config
+from fairbloom.strategies import find_method
 from fairbloom.tasks import find_task
 
 from .catalogue import title
@@ -182,11 +184,14 @@ class Run:
         return {"refused": refused.most_common(), "missing": missing.most_common()}
 
     def differing(self) -> dict[str, Value]:
-        """Return the settings that are not at their defaults, a task's own choice of model and clients included."""
+        """Return the settings that are not at their defaults: a task's own choice is one, and so is a strategy's."""
         usual = dict(default_config())
-        with contextlib.suppress(FairbloomError):  # a task that cannot be imported from here
-            setup = find_task(str(self.settings["task"])).setup({}) if "task" in self.settings else None
-            usual |= {"model": setup.model, "clients": setup.clients} if setup else {}
+        with contextlib.suppress(FairbloomError, TypeError):  # what cannot be imported from here, or has no defaults
+            if "task" in self.settings:
+                setup = find_task(str(self.settings["task"])).setup({})
+                usual |= {"model": setup.model, "clients": setup.clients}
+            else:
+                usual = {**options_of(find_method(str(self.settings["method"]))()), "method": ""}
         return {key: value for key, value in self.settings.items() if key != "out" and value != usual.get(key)}
 
     def model(self) -> dict[str, NDArray[Any]]:
@@ -350,5 +355,7 @@ def _number(text: str, score: Score, path: Path) -> float:
         value = math.nan
     if not np.isfinite(value) or (score.percent and not 0.0 <= value <= 100.0):
         what = f"{score.name} in percent" if score.percent else score.name
-        raise RunFolderError(f"{path} has {text!r} for {what}: restore it from a copy, or run again with another --out")
+        raise RunFolderError(
+            f"{path} has {text!r} for {what}: restore it from a copy, or run again with another folder (--out)"
+        )
     return value

@@ -58,7 +58,7 @@ TaskOption = Annotated[
 DataOption = Annotated[str | None, typer.Option("--data-dir", help="The folder that the task reads its data from.")]
 ModelOption = Annotated[
     str | None,
-    typer.Option(help="One of the task's models; or your own as my_module:Net."),
+    typer.Option(help="One of the task's models; one of torchvision's, as resnet18; or your own as my_module:Net."),
 ]
 PartitionOption = Annotated[
     str | None, typer.Option(help="How the data is split among the clients: shards, dirichlet or iid, say.")

@@ -49,7 +49,8 @@ def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | 
         return loaded
     if faults:
         raise RunFolderError(
-            f"the run cannot be continued: {'; '.join(faults)}. Put back a copy, or choose another --out to begin again"
+            f"the run cannot be continued: {'; '.join(faults)}. Put back a copy, or choose another folder (--out) to "
+            "begin again"
         )
     return None
 

@@ -34,7 +34,7 @@ def written(what: str, folder: Path) -> Iterator[None]:
     except OSError as error:
         raise RunFolderError(
             f"{what} cannot be written to {folder}: {error.strerror}. What was written before is intact: make room "
-            "there, or mend its permissions, and run the same command again; or choose another --out"
+            "there, or mend its permissions, and run the same command again; or choose another folder (--out)"
         ) from error
 
 
@@ -44,7 +44,7 @@ def usable(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunFolderError(f"{folder} cannot be used: {error.strerror}. Choose another --out") from error
+        raise RunFolderError(f"{folder} cannot be used: {error.strerror}. Choose another folder (--out)") from error
 
 
 def check_place(folder: Path) -> None:
@@ -52,4 +52,4 @@ def check_place(folder: Path) -> None:
     with usable(folder):
         nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if not nearest.is_dir():
-        raise RunFolderError(f"{nearest} is a file, not a folder: choose another --out")
+        raise RunFolderError(f"{nearest} is a file, not a folder: choose another folder (--out)")

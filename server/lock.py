@@ -70,7 +70,9 @@ def _held(path: Path, deadline: float) -> int:
         holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
         os.close(descriptor)
         if time.monotonic() >= deadline:
-            raise RunFolderError(f"{path.parent} is written by {holder}: wait for it to end, or choose another --out")
+            raise RunFolderError(
+                f"{path.parent} is written by {holder}: wait for it to end, or choose another folder (--out)"
+            )
         if not told:
             log.warning("%s is written by %s: waiting up to a minute for it to end", path.parent, holder)
             told = True

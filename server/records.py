@@ -78,7 +78,7 @@ class Records:
         if _extends(there, config) and method.paced:
             raise RunFolderError(
                 f"{path} holds a run whose steps decay over {there['num-rounds']} rounds, so it cannot be extended to "
-                f"{config['num-rounds']}: choose another --out for a run of that length"
+                f"{config['num-rounds']}: choose another folder (--out) for a run of that length"
             )
         if self.finished and _extends(there, config):
             with written("the run folder", path):
@@ -174,7 +174,7 @@ def agreed_in(path: Path) -> str:
         return file.read_text() if file.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(
-            f"{file} cannot be read: {error}. Restore it from a copy, or choose another --out"
+            f"{file} cannot be read: {error}. Restore it from a copy, or choose another folder (--out)"
         ) from error
 
 
@@ -215,7 +215,7 @@ def check_folder(path: Path, config: Mapping[str, object]) -> None:
     if begun:
         _check_same_run(path, config)
     elif any(name not in FIRST_LAID for name in entries):
-        raise RunFolderError(f"{path} is there already and is no run folder: choose another --out")
+        raise RunFolderError(f"{path} is there already and is no run folder: choose another folder (--out)")
 
 
 def _check_same_run(path: Path, config: Mapping[str, object]) -> None:
@@ -225,13 +225,13 @@ def _check_same_run(path: Path, config: Mapping[str, object]) -> None:
     if number > FORMAT:
         raise RunFolderError(
             f"{path} was written by a newer version (run-folder-format = {number}, this version knows {FORMAT}): "
-            "upgrade fairbloom or choose another --out"
+            "upgrade fairbloom or choose another folder (--out)"
         )
     if number < FORMAT:
         remedy = "read its tables and models as they are" if finished else "continue it with that version"
         raise RunFolderError(
             f"{path} was written by an older version (run-folder-format = {number}, this version knows {FORMAT}): "
-            f"{remedy}, or choose another --out for a new run"
+            f"{remedy}, or choose another folder (--out) for a new run"
         )
     # A setting that is newer than the folder had its default.
     there = {key: value for key, value in default_config().items() if key in config} | there
@@ -240,7 +240,7 @@ def _check_same_run(path: Path, config: Mapping[str, object]) -> None:
     differing = sorted(key for key in keys if config.get(key) != there.get(key))
     if differing:
         shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in differing)
-        raise RunFolderError(f"{path} belongs to a run with other settings ({shown}): choose another --out")
+        raise RunFolderError(f"{path} belongs to a run with other settings ({shown}): choose another folder (--out)")
     if finished:
         _check_model(path / MODEL)
 
@@ -274,7 +274,7 @@ def _read(path: Path) -> tuple[int, dict[str, Any]]:
         When config.toml is not as a run has written it.
     """
     file = path / "config.toml"
-    remedy = "mend it, restore it from a copy, or choose another --out"
+    remedy = "mend it, restore it from a copy, or choose another folder (--out)"
     try:
         there = tomllib.loads(file.read_bytes().decode())
     except OSError as error:

@@ -104,7 +104,7 @@ def read_table(path: Path, columns: Collection[str]) -> list[dict[str, str]]:
     RunFolderError
         When the file is missing, torn or something else, or lacks one of `columns`.
     """
-    with _readable(path, "Restore it from a copy, or run again with another --out"):
+    with _readable(path, "Restore it from a copy, or run again with another folder (--out)"):
         content = path.read_bytes()
         if not content.endswith(b"\n"):
             raise ValueError("its last line is torn")

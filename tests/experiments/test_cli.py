@@ -155,9 +155,9 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 COMMANDS = [("run",), ("compare", "--methods", "fedavg", "--seeds", 1)]
 
 PLACES = {
-    "x" * 300: "cannot be used: File name too long. Choose another --out",
-    "file": "file is a file, not a folder: choose another --out",
-    "file/a/b": "file is a file, not a folder: choose another --out",
+    "x" * 300: "cannot be used: File name too long. Choose another folder (--out)",
+    "file": "file is a file, not a folder: choose another folder (--out)",
+    "file/a/b": "file is a file, not a folder: choose another folder (--out)",
 }
 
 
@@ -248,7 +248,7 @@ def test_a_run_whose_checkpoints_are_damaged_is_refused_in_one_line(
         path.write_bytes(b"")
     line = refusal(capsys, "run", *SMALL, "--out", "a")
     assert "3.safetensors is damaged: it is empty; " in line
-    assert "2.safetensors is damaged: it is empty. Put back a copy, or choose another --out" in line
+    assert "2.safetensors is damaged: it is empty. Put back a copy, or choose another folder (--out)" in line
 
 
 def test_two_runs_into_one_folder_at_once_are_one_run_and_a_refusal_that_names_it(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_two_runs_into_one_folder_at_once_are_one_run_and_a_refusal_that_names_i
     first.send_signal(signal.SIGCONT)
     who = f"process {first.pid} on {socket.gethostname()}"
     assert (second.returncode, printed) == (2, "")
-    assert f"error: {tmp_path}/a is written by {who}: wait for it to end, or choose another --out" in told
+    assert f"error: {tmp_path}/a is written by {who}: wait for it to end, or choose another folder (--out)" in told
     assert "Traceback" not in told
     first.communicate()
     assert first.returncode == 0

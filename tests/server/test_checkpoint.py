@@ -308,7 +308,7 @@ def test_a_folder_in_which_all_checkpoints_are_damaged_is_refused_with_every_fau
     with pytest.raises(RunFolderError) as refusal:
         load_last(tmp_path)
     faults = [f"{tmp_path}/{number}.safetensors is damaged: it is no whole file" for number in (5, 4)]
-    remedy = "Put back a copy, or choose another --out to begin again"
+    remedy = "Put back a copy, or choose another folder (--out) to begin again"
     assert str(refusal.value) == f"the run cannot be continued: {'; '.join(faults)}. {remedy}"
 
 

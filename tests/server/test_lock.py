@@ -60,7 +60,7 @@ def test_the_second_process_names_the_first_and_changes_nothing(
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
     who = f"process {holder.pid} on {socket.gethostname()}"
-    assert str(refusal.value) == f"{folder} is written by {who}: wait for it to end, or choose another --out"
+    assert str(refusal.value) == f"{folder} is written by {who}: wait for it to end, or choose another folder (--out)"
     said = list(dict.fromkeys(r.getMessage() for r in caplog.records if "written by" in r.getMessage()))
     assert said == [f"{folder} is written by {who}: waiting up to a minute for it to end"]
     assert [path.name for path in folder.iterdir()] == [".lock"]

@@ -17,6 +17,7 @@ from flwr.serverapp import strategy as flowers
 from flwr.serverapp.strategy import Result
 from safetensors.numpy import load_file
 
+import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
@@ -208,3 +209,13 @@ def test_a_method_with_probes_is_recorded_as_the_others(tmp_path: Path) -> None:
     """DRFA's clients must reply snapshots; these don't, so every reply is refused, and the run says so."""
     with pytest.raises(FairbloomError, match="snapshot"):
         start(tmp_path / "run", DRFA(gamma=0.1))
+
+
+def test_what_is_shown_of_its_settings_are_those_that_somebody_chose(tmp_path: Path) -> None:
+    start(tmp_path / "run", FedFV(alpha=0.3, fraction_train=0.5), rounds=2)
+    assert fairbloom.load(tmp_path / "run").differing() == {
+        "method": "FedFV",
+        "alpha": 0.3,
+        "fraction-train": 0.5,
+        "num-rounds": 2,
+    }

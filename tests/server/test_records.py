@@ -125,7 +125,7 @@ def test_the_same_settings_and_another_place_are_the_same_run(tmp_path: Path) ->
 @pytest.mark.parametrize("content", ["thesis.tex", ".hidden", "rounds.csv"])
 def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
     (tmp_path / content).write_text("precious")
-    with pytest.raises(RunFolderError, match="no run folder: choose another --out"):
+    with pytest.raises(RunFolderError, match="no run folder: choose another folder"):
         records(tmp_path, settings())
     assert [path.name for path in tmp_path.iterdir()] == [content]
     assert (tmp_path / content).read_text() == "precious"
@@ -133,7 +133,7 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, co
 
 def test_a_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("precious")
-    with pytest.raises(RunFolderError, match="run is a file, not a folder: choose another --out"):
+    with pytest.raises(RunFolderError, match="run is a file, not a folder: choose another folder"):
         records(tmp_path / "run", settings())
     assert (tmp_path / "run").read_text() == "precious"
 
@@ -163,7 +163,7 @@ def test_an_unfinished_folder_of_an_older_version_is_refused_and_left_alone(tmp_
     record(folder, 1)
     begun_before(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(RunFolderError, match=r"older version.*continue it with that version, or choose another --out"):
+    with pytest.raises(RunFolderError, match=r"older version.*continue it with that version, or choose another folder"):
         records(tmp_path, settings())
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -214,13 +214,13 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match=r"/file is a file, not a folder: choose another --out"):
+    with pytest.raises(RunFolderError, match=r"/file is a file, not a folder: choose another folder"):
         records(tmp_path / "file" / "runs" / "run", settings())
 
 
 @pytest.mark.parametrize("place", ["x" * 300, "/".join(["x" * 200] * 30)], ids=["name", "path"])
 def test_a_place_with_too_long_a_name_is_refused(tmp_path: Path, place: str) -> None:
-    with pytest.raises(RunFolderError, match=r"x cannot be used: File name too long. Choose another --out"):
+    with pytest.raises(RunFolderError, match=r"x cannot be used: File name too long. Choose another folder"):
         records(tmp_path / place, settings())
 
 

@@ -37,7 +37,7 @@ def test_a_damaged_table_is_refused_with_its_fault_and_a_remedy(tmp_path: Path, 
         read_table(path, ("client",))
     assert str(refusal.value).startswith(f"{path} cannot be read: ")
     assert fault in str(refusal.value)
-    assert str(refusal.value).endswith(". Restore it from a copy, or run again with another --out")
+    assert str(refusal.value).endswith(". Restore it from a copy, or run again with another folder (--out)")
 
 
 def test_a_missing_table_is_refused(tmp_path: Path) -> None:
