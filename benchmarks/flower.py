@@ -115,7 +115,8 @@ def deployment(home: Path, clients: int) -> Iterator[Flower]:
         wait_for_port(control)
         wait_for_port(fleet)
         for partition in range(clients):
-            node = ["--superlink", address, "--node-config", f"partition-id={partition}", "--port", str(free_port())]
+            place = f"partition-id={partition} num-partitions={clients}"
+            node = ["--superlink", address, "--node-config", place, "--port", str(free_port())]
             runtime.start("flower-supernode", "--insecure", *node)
         yield runtime
 

@@ -9,7 +9,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,10 @@ APP = "fairbloom.client.app:app"
 
 PATHS = ("ca", "key", "data-dir", "state-dir")
 BUNDLES = ("ours", "any")
+NODE_CONFIG = ("partition-id", "name", "data-dir", "state-dir")
+"""Keys of Flower's node config that are settings of their own."""
+
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -54,6 +58,8 @@ class Client:
         Import string of the installed app, with bundles = "ours".
     allow
         Values that a run may give to its settings although they are paths or import strings, with bundles = "ours".
+    node_config
+        What else an app of one's own finds in Flower's node config: num-partitions, say.
     host, port
         Where the API for app processes listens when the node goes in Flower's own way; a warm node has none.
     """
@@ -70,6 +76,7 @@ class Client:
     bundles: str = "ours"
     app: str = APP
     allow: tuple[str, ...] = ()
+    node_config: Mapping[str, Any] = field(default_factory=dict)
     port: int = 0
     host: str = "127.0.0.1"
 
@@ -83,6 +90,7 @@ class Client:
             raise ClientError(f"app = {self.app!r}: write it as module:attribute, {APP} say")
         if self.bundles == "any" and (self.app != APP or self.allow):
             raise ClientError('app or allow with bundles = "any": the run brings its app then; leave them or it out')
+        self._check_node_config()
         if self.partition_id < 0:
             raise ClientError(f"partition-id = {self.partition_id}: it is counted from 0")
         if self.insecure and (self.ca or self.key):
@@ -97,6 +105,18 @@ class Client:
                 f"--out {Path(self.key).parent}; the federation's operator enrolls the request that it prints"
             )
 
+    def _check_node_config(self) -> None:
+        if self.node_config and self.bundles == "ours" and self.app == APP:
+            raise ClientError("node-config is for an app of your own: name it by app, or leave node-config out")
+        for key, value in self.node_config.items():
+            setting = f"node-config has {key} = {value!r}"
+            if key in NODE_CONFIG:
+                raise ClientError(f"{setting}: write {key} beside node-config, not into it")
+            if not BARE_KEY.fullmatch(key):
+                raise ClientError(f"{setting}: a key has letters, digits, hyphens and underscores alone")
+            if not isinstance(value, bool | int | float | str) or '"' in str(value):
+                raise ClientError(f'{setting}: it must be a number, true, false, or a text without "')
+
     @classmethod
     def of(cls, given: Mapping[str, Any], file: Path | None = None) -> Client:
         """Return the settings of `file`, in client.toml's form, with those given beside it, which win.
@@ -109,8 +129,8 @@ class Client:
             When the file, its certificate or its key cannot be used, or a setting is unknown or impossible.
         """
         merged = (_read(file) if file else {}) | {key: value for key, value in given.items() if value is not None}
-        kinds = {field.name.replace("_", "-"): type(field.default) for field in fields(cls)}
-        kinds |= {"superlink": str, "allow": list}
+        kinds = {each.name.replace("_", "-"): type(each.default) for each in fields(cls)}
+        kinds |= {"superlink": str, "allow": list, "node-config": dict}
         for key, value in merged.items():
             if key not in kinds:
                 raise ClientError(f"unknown setting {key} = {value!r}: there are {', '.join(sorted(kinds))}")
@@ -147,8 +167,8 @@ class Client:
         safety = ["--insecure"] if self.insecure else ["--root-certificates", self.ca]
         if self.key:
             safety += ["--auth-supernode-private-key", self.key]
-        node: dict[str, Any] = {"partition-id": self.partition_id, "name": self.name}
-        node |= {"data-dir": self.data_dir, "state-dir": self.state_dir}
+        own = (self.partition_id, self.name, self.data_dir, self.state_dir)
+        node = {**dict(zip(NODE_CONFIG, own, strict=True)), **self.node_config}
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items() if value != "")
         place = ["--host", self.host, "--port", str(self.port or free_port())]
         # Not by -m: children of the fork server would import the module once more, as their main one.

@@ -12,8 +12,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from flwr.app import Context, RecordDict
 from torch.nn.functional import cross_entropy
 
+from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.tasks import Examples, Setup, Splits, Task
 from tests.docs.pages import blocks
 
@@ -42,11 +44,32 @@ def change(folder: Path) -> None:
     shutil.copytree(QUICKSTART, folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name, pairs in changes().items():
         path = folder / "mydigits" / name
-        source = path.read_text()
         for before, after in pairs:
-            assert source.count(before) == 1, before
-            source = source.replace(before, after)
-        path.write_text(source)
+            edit(path, before, after)
+
+
+def edit(file: Path, before: str, after: str) -> None:
+    """Replace the one place of a file that says `before`."""
+    source = file.read_text()
+    assert source.count(before) == 1, before
+    file.write_text(source.replace(before, after))
+
+
+def aim(folder: Path, out: Path) -> None:
+    """Let the changed app in a folder start from the same model each time, and name a whole path for its files."""
+    server = folder / "mydigits" / "server_app.py"
+    edit(server, "runs/a", str(out))
+    edit(server, '"final_model.pt"', f'"{out}.pt"')
+    edit(server, "Net().state_dict()", "seeded().state_dict()")
+    server.write_text(server.read_text() + "\n\ndef seeded() -> Net:\n    torch.manual_seed(0)\n    return Net()\n")
+
+
+def run_in_process(folder: Path, config: dict[str, Any], clients: int) -> None:
+    """Run the app in a folder on clients in this process."""
+    with imported(folder) as (client, _):
+        server = importlib.import_module("mydigits.server_app")
+        context = Context(run_id=1, node_id=77, node_config={}, state=RecordDict(), run_config=config)
+        server.app(InProcessGrid(client.app, config, clients), context)
 
 
 @contextmanager

@@ -1,16 +1,14 @@
 """The app in quickstart/ on Flower's simulation, as `flwr run` starts it."""
 
-import csv
 import shutil
 from pathlib import Path
 
 import pytest
 
 from benchmarks.flower import flower
-from fairbloom.simulation.grid import InProcessGrid
+from tests.simulation.helpers import table
 
 from . import changed
-from .test_fair import context
 
 pytestmark = pytest.mark.runtimes
 
@@ -24,33 +22,16 @@ CONFIG = {
 }
 
 
-def edit(file: Path, before: str, after: str) -> None:
-    source = file.read_text()
-    assert before in source
-    file.write_text(source.replace(before, after))
-
-
-def rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "clients.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 def test_flwr_run_of_the_changed_app_gives_the_run_in_process(tmp_path: Path) -> None:
     """Her loader shuffles by the global generator, and every worker of the simulation draws the same."""
     for name in ("simulated", "in-process"):
         changed.change(tmp_path / name)
-        server = tmp_path / name / "mydigits" / "server_app.py"
-        edit(server, "runs/a", str(tmp_path / name / "run"))
-        edit(server, "Net().state_dict()", "seeded().state_dict()")
-        edit(server, '"final_model.pt"', f'"{tmp_path / name}.pt"')
-        server.write_text(server.read_text() + "\n\ndef seeded() -> Net:\n    torch.manual_seed(0)\n    return Net()\n")
-    with changed.imported(tmp_path / "in-process") as (client, _):
-        app = __import__("mydigits.server_app").server_app.app
-        app(InProcessGrid(client.app, CONFIG, CLIENTS), context(CONFIG))
+        changed.aim(tmp_path / name, tmp_path / name / "run")
+    changed.run_in_process(tmp_path / "in-process", CONFIG, CLIENTS)
     with flower(tmp_path / "home") as runtime:
         federation = f"num-supernodes={CLIENTS} client-resources-num-cpus=1"
         assert runtime.run("local", CONFIG, federation, tmp_path / "simulated") == "finished:completed"
-    simulated, expected = (rows(tmp_path / name / "run") for name in ("simulated", "in-process"))
+    simulated, expected = (table(tmp_path / name / "run" / "clients.csv") for name in ("simulated", "in-process"))
     assert [row["client"] for row in simulated] == ["client-0", "client-1"] * 2
     for row, other in zip(simulated, expected, strict=True):
         for column in ("test_eval_acc_of_global_model", "loss_before"):
@@ -61,7 +42,7 @@ def test_flwr_run_of_the_changed_app_gives_the_run_in_process(tmp_path: Path) ->
 def test_an_app_without_a_query_function_leaves_no_traceback_in_the_log(tmp_path: Path) -> None:
     shutil.copytree(changed.QUICKSTART, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
     server = tmp_path / "app" / "mydigits" / "server_app.py"
-    edit(server, "flwr.serverapp.strategy import FedAvg", "fairbloom.strategies import FedAvg")
+    changed.edit(server, "flwr.serverapp.strategy import FedAvg", "fairbloom.strategies import FedAvg")
     with flower(tmp_path / "home") as runtime:
         federation = f"num-supernodes={CLIENTS} client-resources-num-cpus=1"
         assert runtime.run("local", CONFIG, federation, tmp_path / "app") == "finished:completed"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from flwr.common.config import parse_config_args
 
 from fairbloom.deploy.device import supervisor
 from fairbloom.deploy.device.client import APP, Client
@@ -17,6 +18,8 @@ from fairbloom.deploy.device.obstacle import obstacle
 from fairbloom.deploy.errors import ClientError
 
 from .commands import client_command
+
+OWN = {"superlink": "a:1", "insecure": True, "app": "json.tool:main"}
 
 # Settings -----------------------------------------------------------------------------------------------------------
 
@@ -45,6 +48,14 @@ def test_paths_of_the_file_are_relative_to_it_and_options_win(bundle: Path, monk
         ({"superlink": "a:1", "insecure": True, "app": "a:b", "bundles": "any"}, "the run brings its app then"),
         ({"superlink": "a:1", "insecure": True, "allow": "x:y"}, "allow = 'x:y': it must be of type list"),
         ({"superlink": "a:1", "insecure": True, "allow": [3]}, "allow = [3]: it must be a list of texts"),
+        ({"superlink": "a:1", "insecure": True, "node-config": {"a": 1}}, "node-config is for an app of your own"),
+        (
+            OWN | {"node-config": {"name": "x"}},
+            "node-config has name = 'x': write name beside node-config",
+        ),
+        (OWN | {"node-config": {"a b": 1}}, "node-config has a b = 1: a key has letters, digits"),
+        (OWN | {"node-config": {"a": [1]}}, "node-config has a = [1]: it must be a number, true, false, or a text"),
+        (OWN | {"node-config": {"a": 'x" b="y'}}, 'or a text without "'),
     ],
 )
 def test_what_cannot_be_is_named_with_its_value_and_what_would_do(given: dict[str, Any], words: str) -> None:
@@ -89,8 +100,20 @@ def test_a_client_runs_the_installed_app_unless_it_is_told_to_run_any(bundle: Pa
     assert command[4 : command.index("--")] == ["--app=json.tool:main", "--allow=x:y"]
 
 
+def test_an_app_of_ones_own_finds_the_node_config_of_the_file_as_flower_reads_it(bundle: Path) -> None:
+    with (bundle / "client.toml").open("a") as file:
+        file.write(
+            'app = "json.tool:main"\nnode-config = { num-partitions = 2, path = "/my data", on = true, a = 0.5 }\n'
+        )
+    command = Client.of({}, bundle / "client.toml").command()
+    written = command[command.index("--node-config") + 1]
+    expected = {"partition-id": 3, "num-partitions": 2, "path": "/my data", "on": True}
+    assert parse_config_args([written]) == expected
+
+
 def test_settings_reach_the_small_process_whole(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, there = Client.of({"allow": ["x:y"]}, bundle / "client.toml"), list[Client]()
+    given = {"allow": ["x:y"], "app": "json.tool:main", "node-config": {"num-partitions": 2}}
+    client, there = Client.of(given, bundle / "client.toml"), list[Client]()
     monkeypatch.setattr(supervisor, "Supervisor", lambda settings: there.append(settings) or SimpleNamespace(run=int))
     monkeypatch.setattr(os, "execv", lambda program, words: monkeypatch.setattr(sys, "argv", words[3:]))
     supervisor.replace_process(client)

@@ -1,0 +1,143 @@
+"""The app in the shape of Flower's quickstart, with the lines changed that docs/flower.md counts, between processes."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.federation import Deployment, federation, names, rounds, wait_for_rounds
+from benchmarks.flower import Flower, deployment
+from tests.client import changed
+from tests.simulation.helpers import table
+
+pytestmark = pytest.mark.runtimes
+
+CLIENTS = 2
+CONFIG = {
+    "num-server-rounds": 5,
+    "fraction-evaluate": 1.0,
+    "local-epochs": 1,
+    "learning-rate": 0.1,
+    "batch-size": 32,
+}
+SETTINGS = 'app = "mydigits.client_app:app"\nnode-config = { num-partitions = 2 }\n'
+"""What docs/flower.md lets a device's owner add to client.toml."""
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A federation of two clients on which the app is installed."""
+    installed = tmp_path_factory.mktemp("installed") / "app"
+    changed.change(installed)
+    with federation(tmp_path_factory.mktemp("there") / "home", CLIENTS) as runtime:
+        before = runtime.environment.get("PYTHONPATH", "")
+        runtime.environment["PYTHONPATH"] = f"{installed}{os.pathsep}{before}"
+        for name in names(CLIENTS):
+            with (runtime.bundle(name) / "client.toml").open("a") as settings:
+                settings.write(SETTINGS)
+            runtime.start_client(name)
+        runtime.environment["PYTHONPATH"] = before
+        runtime.wait_for_clients(*names(CLIENTS))
+        yield runtime
+
+
+@pytest.fixture
+def apps(tmp_path: Path) -> tuple[Path, Path]:
+    """Return the folders of two such apps, which write their run beside them: deployed, and in process."""
+    for name in ("deployed", "in-process"):
+        changed.change(tmp_path / name)
+        changed.aim(tmp_path / name, tmp_path / f"{name}-run")
+    return tmp_path / "deployed", tmp_path / "in-process"
+
+
+def with_method(folder: Path, method: str, arguments: str = "") -> None:
+    """Let the server of the app in a folder take another method."""
+    server = folder / "mydigits" / "server_app.py"
+    changed.edit(server, "import FedFV", f"import {method}")
+    changed.edit(server, "FedFV(", f"{method}({arguments}")
+
+
+def run_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-run")
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    """Assert that the runs of two apps have the same rows per client, and the same weights."""
+    left, right = (torch.load(f"{run_of(each)}.pt") for each in (folder, other))
+    for name, weights in right.items():
+        torch.testing.assert_close(left[name], weights, rtol=1e-5, atol=1e-6)
+    for row, expected in zip(*(table(run_of(each) / "clients.csv") for each in (folder, other)), strict=True):
+        assert row.keys() == expected.keys()
+        for column, value in expected.items():
+            if column == "client" or not value:
+                assert row[column] == value
+            else:
+                assert float(row[column]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), column
+
+
+def test_killed_in_mid_run_it_goes_on_and_ends_as_the_run_in_process(
+    there: Deployment, apps: tuple[Path, Path]
+) -> None:
+    deployed, in_process = apps
+    changed.run_in_process(in_process, CONFIG, CLIENTS)
+    submitted = there.submitting(CONFIG, deployed)
+    wait_for_rounds(run_of(deployed), 2)
+    there.kill_serverapps()
+    assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
+    log = there.log(submitted)
+    assert log.count("run folder: ") == 2, "the run was over before its process was killed"
+    assert "Traceback" not in log
+    assert_same_run(deployed, in_process)
+
+
+def test_personal_models_and_a_model_in_mid_work_come_from_devices_too(
+    there: Deployment, apps: tuple[Path, Path]
+) -> None:
+    config = {**CONFIG, "num-server-rounds": 3}
+    for folder in apps:
+        with_method(folder, "DRFA", "local_steps=3, personal_lambda=1.0, ")
+    deployed, in_process = apps
+    changed.run_in_process(in_process, config, CLIENTS)
+    submitted = there.submitting(config, deployed)
+    assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
+    assert_same_run(deployed, in_process)
+    assert [row["replies_refused"] for row in rounds(run_of(deployed))] == ["0"] * 3
+    assert all(row["test_eval_acc_of_personal_model"] for row in table(run_of(deployed) / "clients.csv"))
+    for name in names(CLIENTS):
+        assert list((there.home / f"state-{name}").glob(f"*/{name}/*.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
+    """Flower's own processes, none of ours."""
+    with deployment(tmp_path_factory.mktemp("plain") / "home", CLIENTS) as runtime:
+        yield runtime
+
+
+def tracebacks(runtime: Flower) -> int:
+    return sum(log.read_text().count("Traceback") for log in runtime.home.glob("*.log"))
+
+
+def run_on_flower(runtime: Flower, folder: Path) -> int:
+    """Run the app in a folder; return how many tracebacks its processes logged."""
+    before = tracebacks(runtime)
+    status = runtime.run("real", {**CONFIG, "num-server-rounds": 2}, app=folder)
+    assert status == "finished:completed", (runtime.home / "run.log").read_text()[-3000:]
+    assert [row["replies_used"] for row in rounds(run_of(folder))] == ["2", "2"]
+    return tracebacks(runtime) - before
+
+
+def test_on_flowers_own_processes_it_leaves_no_traceback(plain: Flower, apps: tuple[Path, Path]) -> None:
+    assert run_on_flower(plain, apps[0]) == 0
+    assert {row["client"] for row in table(run_of(apps[0]) / "clients.csv")} == set(names(CLIENTS))
+
+
+def test_an_unchanged_client_is_asked_for_its_name_once_in_all(plain: Flower, apps: tuple[Path, Path]) -> None:
+    """Its answer, that it has no query function, is an error with a traceback in that node's log."""
+    folder = apps[0]
+    shutil.copy(changed.QUICKSTART / "mydigits" / "client_app.py", folder / "mydigits")
+    with_method(folder, "FedMGDAPlus")
+    assert run_on_flower(plain, folder) <= 1
