@@ -20,6 +20,7 @@ from fairbloom.strategies import FairStrategy
 from .checkpoint import load_model
 from .lock import alone
 from .observability import in_short
+from .polling import PollingGrid
 from .records import MODEL, Records
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -65,6 +66,8 @@ class RunFolder:
     ) -> Result:
         """Run, continue or extend what the strategy says; arguments and result are those of `strategy.start`.
 
+        Replies are looked for often, in place of every three seconds, and the run outlives a SuperLink that falls.
+
         The result of a continued run has the metrics of the rounds that ran now, and the arrays after the last one. A
         finished run is not run again: its result has the final arrays alone.
 
@@ -90,7 +93,7 @@ class RunFolder:
             arrays, state = (initial_arrays, None) if continued is None else (record_of(continued[0]), continued[1])
             recorder = Recorder(records, strategy, self.score, on_round)
             result = strategy.start(
-                grid,
+                PollingGrid(grid),
                 arrays,
                 num_rounds,
                 timeout,
