@@ -45,9 +45,9 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the received model on the local training set; reply with it and the metrics that were asked for."""
-    received, terms = _told(message)
+    terms = _terms(message)
     local = local_of(context, terms.agreed)
-    update = local.train(received, terms)
+    update = local.train(_model(message), terms)
     content = RecordDict({wire.ARRAYS: _record(update.arrays), wire.METRICS: MetricRecord({**update.metrics})})
     if update.snapshot:
         content[wire.SNAPSHOT] = _record(update.snapshot)
@@ -61,8 +61,9 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Measure the received model on the local test set, and on the training set where that is asked for."""
-    received, terms = _told(message)
-    metrics = local_of(context, terms.agreed).evaluate(received, terms)
+    terms = _terms(message)
+    local = local_of(context, terms.agreed)
+    metrics = local.evaluate(_model(message), terms)
     return Message(RecordDict({wire.METRICS: MetricRecord({**metrics})}), reply_to=message)
 
 
@@ -94,11 +95,13 @@ def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
     return config, partition, None if name is None else str(name)
 
 
-def _told(message: Message) -> tuple[StateDict, Terms]:
-    """Return the model and the terms of a message."""
-    content = message.content
-    received = dict(content.array_records[wire.ARRAYS].to_torch_state_dict())
-    return received, Terms.of(content.config_records[wire.CONFIG])
+def _terms(message: Message) -> Terms:
+    return Terms.of(message.content.config_records[wire.CONFIG])
+
+
+def _model(message: Message) -> StateDict:
+    """Return the model of a message; Flower refuses to make it before somebody has imported PyTorch."""
+    return dict(message.content.array_records[wire.ARRAYS].to_torch_state_dict())
 
 
 def _record(state: StateDict) -> ArrayRecord:

@@ -107,7 +107,7 @@ def test_an_app_of_ones_own_finds_the_node_config_of_the_file_as_flower_reads_it
         )
     command = Client.of({}, bundle / "client.toml").command()
     written = command[command.index("--node-config") + 1]
-    expected = {"partition-id": 3, "num-partitions": 2, "path": "/my data", "on": True}
+    expected = {"partition-id": 3, "num-partitions": 2, "path": "/my data", "on": True, "a": 0.5}
     assert parse_config_args([written]) == expected
 
 

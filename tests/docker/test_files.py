@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from fairbloom.deploy.processes import free_port
+from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.observability import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +124,7 @@ def test_the_gpu_twins_reserve_devices() -> None:
 def test_the_dashboard_shows_what_a_run_tells() -> None:
     dashboard = json.loads((DOCKER / "monitoring" / "dashboards" / "fairbloom.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    metrics = Metrics(port := free_port())
+    metrics = Metrics(port := free_port(), ACCURACY)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
             told = {line.split()[2] for line in page.read().decode().splitlines() if line.startswith("# TYPE")}
@@ -153,8 +154,8 @@ def test_wheel_bundle_and_images_have_every_package() -> None:
     packages = {folder.parent.name for folder in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks", "docs", "docker"}
     assert set(wheel["only-include"]) == packages
     assert wheel["sources"] == {name: f"fairbloom/{name}" for name in packages - {"fairbloom"}}
-    bundled = packages - {"simulation", "deploy", "experiments"}  # those that server and clients of a run need
-    assert set(tool["flwr"]["app"]["fab-include"]) == {f"{name}/*.py" for name in bundled}
+    bundled = packages - {"simulation", "deploy", "experiments", "scaffold"}  # those that server and clients of a run need
+    assert set(tool["flwr"]["app"]["fab-include"]) == {f"{name}/**/*.py" for name in bundled}
     dockerfile = (DOCKER / "Dockerfile").read_text()
     assert set(re.findall(r"^COPY (\w+) \1$", dockerfile, re.M)) == packages
     assert set(re.findall(r"^COPY (\w+) /app/\1$", dockerfile, re.M)) == bundled

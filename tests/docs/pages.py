@@ -16,7 +16,10 @@ QUICKSTART = (
     "tests/client/test_fair.py::"
     "test_the_page_says_how_many_lines_change_in_the_quickstart_and_the_changed_app_leaves_a_run_folder"
 )
-OWN_DATA = "tests/deploy/test_own_data.py::test_four_nodes_give_the_weights_of_the_run_in_process"
+QUICKSTART_DEPLOYED = (
+    "tests/runtimes/test_quickstart_deployed.py::test_killed_in_mid_run_it_goes_on_and_ends_as_in_process"
+)
+OWN_DATA = "tests/deploy/test_own_data.py::test_four_nodes_with_a_file_each_give_the_run_in_process"
 ELSEWHERE = {
     "README.md#Real nodes": FEDERATION,
     "docs/deployment.md#A federation in six steps": FEDERATION,
@@ -32,6 +35,7 @@ ELSEWHERE = {
     "docs/tutorial.md#Deployed": OWN_DATA,
     "docs/flower.md#The client: two lines change, one is new": QUICKSTART,
     "docs/flower.md#The server: three lines change, two are new": QUICKSTART,
+    "docs/flower.md#Deployed": QUICKSTART_DEPLOYED,
     "docs/your-method.md": "tests/docs/test_your_method.py::test_every_block_of_python_is_run_by_a_test",
 }
 """The sections, and pages, whose blocks need more than a folder, each with the test that does what they say."""

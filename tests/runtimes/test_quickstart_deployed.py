@@ -11,6 +11,7 @@ import torch
 from benchmarks.federation import Deployment, federation, names, rounds, wait_for_rounds
 from benchmarks.flower import Flower, deployment
 from tests.client import changed
+from tests.docs.pages import blocks
 from tests.simulation.helpers import table
 
 pytestmark = pytest.mark.runtimes
@@ -23,13 +24,12 @@ CONFIG = {
     "learning-rate": 0.1,
     "batch-size": 32,
 }
-SETTINGS = 'app = "mydigits.client_app:app"\nnode-config = { num-partitions = 2 }\n'
-"""What docs/flower.md lets a device's owner add to client.toml."""
 
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A federation of two clients on which the app is installed."""
+    (lines,) = (block for block in blocks("docs/flower.md") if block.file == "client.toml")
     installed = tmp_path_factory.mktemp("installed") / "app"
     changed.change(installed)
     with federation(tmp_path_factory.mktemp("there") / "home", CLIENTS) as runtime:
@@ -37,7 +37,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         runtime.environment["PYTHONPATH"] = f"{installed}{os.pathsep}{before}"
         for name in names(CLIENTS):
             with (runtime.bundle(name) / "client.toml").open("a") as settings:
-                settings.write(SETTINGS)
+                settings.write(lines.text)
             runtime.start_client(name)
         runtime.environment["PYTHONPATH"] = before
         runtime.wait_for_clients(*names(CLIENTS))
@@ -91,6 +91,16 @@ def test_killed_in_mid_run_it_goes_on_and_ends_as_in_process(there: Deployment, 
     assert_same_run(deployed, in_process)
 
 
+def test_a_run_in_a_run_folder_outlives_the_superlink(there: Deployment, apps: tuple[Path, Path]) -> None:
+    folder = apps[0]
+    submitted = there.submitting(CONFIG, folder)
+    wait_for_rounds(run_of(folder), 1)
+    there.kill_part("superlink")
+    assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
+    assert there.log(submitted).count("run folder: ") == 1, "the run's process was started again"
+    assert [row["replies_used"] for row in rounds(run_of(folder))] == ["2"] * 5
+
+
 def test_personal_models_and_a_model_in_mid_work_come_from_devices_too(
     there: Deployment, apps: tuple[Path, Path]
 ) -> None:
@@ -122,20 +132,22 @@ def tracebacks(runtime: Flower) -> int:
 def run_on_flower(runtime: Flower, folder: Path) -> int:
     """Run the app in a folder; return how many tracebacks its processes logged."""
     before = tracebacks(runtime)
-    status = runtime.run("real", {**CONFIG, "num-server-rounds": 2}, app=folder)
+    status = runtime.run("real", {**CONFIG, "num-server-rounds": 1}, app=folder)
     assert status == "finished:completed", (runtime.home / "run.log").read_text()[-3000:]
-    assert [row["replies_used"] for row in rounds(run_of(folder))] == ["2", "2"]
+    assert [row["replies_used"] for row in rounds(run_of(folder))] == ["2"]
     return tracebacks(runtime) - before
 
 
 def test_on_flowers_own_processes_it_leaves_no_traceback(plain: Flower, apps: tuple[Path, Path]) -> None:
-    assert run_on_flower(plain, apps[0]) == 0
-    assert {row["client"] for row in table(run_of(apps[0]) / "clients.csv")} == set(names(CLIENTS))
+    folder = apps[0]
+    with_method(folder, "FedFV", f"min_available_nodes={CLIENTS}, ")
+    assert run_on_flower(plain, folder) == 0
+    assert {row["client"] for row in table(run_of(folder) / "clients.csv")} == set(names(CLIENTS))
 
 
 def test_an_unchanged_client_is_asked_for_its_name_once_in_all(plain: Flower, apps: tuple[Path, Path]) -> None:
     """Its answer, that it has no query function, is an error with a traceback in that node's log."""
     folder = apps[0]
     shutil.copy(changed.QUICKSTART / "mydigits" / "client_app.py", folder / "mydigits")
-    with_method(folder, "FedMGDAPlus")
+    with_method(folder, "FedMGDAPlus", f"min_available_nodes={CLIENTS}, ")
     assert run_on_flower(plain, folder) <= 1
