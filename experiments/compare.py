@@ -2,8 +2,10 @@
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -132,7 +134,7 @@ def held(out: Path) -> Iterator[None]:
 def run_all(runs: Runs, jobs: int, on_run: Callable[[], None]) -> None:
     """Run everything that is not finished, `jobs` at a time; the first failure ends all."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=end_when_interrupted) as pool:
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=end_with_the_command) as pool:
         started = {}
         with main_unseen():
             for key, run in runs.items():
@@ -171,9 +173,19 @@ def main_unseen() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def end_when_interrupted() -> None:
-    """Let Ctrl-C end a worker at once and in silence; the parent says what there is to say."""
+def end_with_the_command() -> None:
+    """Let Ctrl-C end a worker at once and in silence, and let it end when the command is killed.
+
+    The parent says what there is to say. Without it the worker would wait for another run for ever.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)  # a run that is cut off continues with the same command
 
 
 def run_quietly(settings: Settings) -> None:

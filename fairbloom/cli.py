@@ -199,7 +199,7 @@ def show(
     else:
         show_details(chosen)
     if figure is not None:
-        draw(chosen, figure)
+        draw(chosen, figure, as_json)
 
 
 def show_compared(folder: Path, figure: Path | None, as_json: bool) -> None:
@@ -222,14 +222,16 @@ def show_compared(folder: Path, figure: Path | None, as_json: bool) -> None:
     else:
         comparison.show()
     if figure is not None:
-        draw(comparison, figure)
+        draw(comparison, figure, as_json)
 
 
-def draw(what: Run | Comparison, path: Path) -> None:
-    """Write the figure of a run or a comparison."""
+def draw(what: Run | Comparison, path: Path, as_json: bool) -> None:
+    """Write the figure of a run or a comparison, and say where it lies, but for what is to be JSON alone."""
     from fairbloom.experiments.figures import write_figure  # imported late: it takes a second
 
-    write_figure(what.figure(), path)
+    files = write_figure(what.figure(), path.with_suffix("") if path.suffix in (".png", ".svg") else path)
+    if not as_json:
+        console.print(f"figure: {escape(', '.join(map(str, files)))}", soft_wrap=True)
 
 
 @app.command("list")
@@ -276,17 +278,24 @@ def data(
         str | None, typer.Argument(metavar="[DIR]", help="The folder or file that the task reads its data from.")
     ] = None,
     task: Annotated[str, typer.Option(help="The task; or your own as my_module:task.")] = "csv",
+    data_dir: DataOption = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
-    """Show what the data of a task hold, client by client, and what is wrong with them; nothing is trained."""
-    config = api.merged({"task": task, "data-dir": folder}, settings_of(settings))
+    """Show what the data of a task hold, client by client, and what is wrong with them; nothing is trained.
+
+    The exit code is 1 where something is.
+    """
+    named = {} if data_dir is None else {"data-dir": data_dir}
+    config = api.merged({"task": task, "data-dir": folder}, api.merged(named, settings_of(settings)))
     check_used(config, ["fedavg"], task)
     described = describe_data(Settings.of(config).run_config())
     if as_json:
         print(json.dumps(described, indent=2))
     else:
         show_data(described)
+    if any("problem" in row for row in described["clients"]):
+        raise typer.Exit(1)
 
 
 @app.command()

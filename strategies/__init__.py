@@ -59,7 +59,7 @@ def find_method(name: str) -> type[FairStrategy]:
         close = difflib.get_close_matches(name.lower(), METHODS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise FairbloomError(
-            f"method = {name!r} is not known here: {hint}there are {', '.join(METHODS)}, {TORCHJD}upgrad and its like, "
+            f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, {TORCHJD}upgrad and its like, "
             "and your own as my_module:Mine"
         )
     found = imported("method", name)

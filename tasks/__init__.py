@@ -1,7 +1,8 @@
 """What is learned: data split into clients, a model and a loss. One file a data set."""
 
 import difflib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def find_task(name: str) -> TaskInfo:
         close = difflib.get_close_matches(name, TASKS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise FairbloomError(
-            f"task = {name!r} is not known here: {hint}there are {', '.join(TASKS)}, and your own as my_module:task"
+            f"task = {name!r}: unknown task: {hint}there are {', '.join(TASKS)}, and your own as my_module:task"
         )
     return TASKS[name]
 
@@ -164,12 +165,24 @@ def describe_data(config: Mapping[str, Any]) -> Described:
     info.check_readable(info.setup(config).data_dir)
     task = load_task(config)
     if task.describe is not None:
-        return task.describe()
+        described = task.describe()
+        return {**described, "clients": _compared(info, task, described["clients"])}
     rows: list[Mapping[str, str | int]] = []
     for client in task.clients:
         train, test = task.splits(client)
         rows.append({"client": client, "train": len(train), "test": len(test)})
     return {"clients": rows}
+
+
+def _compared(
+    info: TaskInfo, task: Task, clients: Sequence[Mapping[str, str | int]]
+) -> Sequence[Mapping[str, str | int]]:
+    """Return the rows of clients, with the reason under `problem` for those whose data differ from the others'."""
+    usable = [str(row["client"]) for row in clients if "problem" not in row]
+    if task.about is None or not usable:
+        return clients
+    _, reasons = info.agreement({client: json.loads(json.dumps(task.about(client))) for client in usable})
+    return [{**row, "problem": reasons[name]} if (name := str(row["client"])) in reasons else row for row in clients]
 
 
 @cache

@@ -3,6 +3,7 @@
 import csv
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -194,6 +195,13 @@ def test_its_readme_tells_what_it_shows(
     found = accuracies(app, modules, strategy)
     assert np.mean(found) == pytest.approx(mean, abs=2)
     assert np.min(found) == pytest.approx(worst, abs=4)
+
+
+def test_its_readme_gives_each_runtime_a_run_folder_of_its_own(app: Path) -> None:
+    words = (app / "README.md").read_text()
+    (simulated,) = re.findall(r"flwr run .* 'out=\"(.+?)\"'", words)
+    (deployed,) = re.findall(r"fairbloom deploy submit .*--set out=(\S+)", words)
+    assert len({project(app)["tool"]["flwr"]["app"]["config"]["out"], simulated, deployed}) == 3
 
 
 def rows(file: Path) -> list[dict[str, str]]:

@@ -22,6 +22,9 @@ MOST_COLUMNS, MOST_CATEGORIES, MOST_INPUTS, MOST_CLASSES = 10_000, 1_000, 20_000
 MOST_NUMBERED_CLASSES = 100
 """A target of more different whole numbers is a quantity, unless csv.kind says otherwise."""
 
+FEW_NUMBERED_CLASSES = 20
+"""More whole numbers look like a quantity, and nobody states them one by one."""
+
 T = TypeVar("T", bound=Hashable)
 Moments = tuple[float, float]
 """Mean and standard deviation."""
@@ -91,6 +94,8 @@ def agree_on_target(aims: Mapping[str, Aim], reasons: dict[str, str], remedies: 
         return Target(center=center, scale=scale or 1.0)
     classes = majority({client: aim.classes for client, aim in left.items()})
     every = in_order({each for aim in left.values() for each in aim.classes})
+    if len(every) > FEW_NUMBERED_CLASSES and any(aim.kind == "either" for aim in left.values()):
+        every = [*every[:3], "…"]
     for client, aim in left.items():
         if aim.classes != classes:
             reasons[client] = (

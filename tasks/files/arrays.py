@@ -117,8 +117,8 @@ class Arrays:
     def _check_finite(self, name: str, values: NDArray[Any]) -> None:
         if len(strange := np.flatnonzero(~np.isfinite(values))):
             raise FairbloomError(
-                f"{self._path}: {name} holds NaN, or a number that float32 cannot hold, first in example {strange[0]} "
-                f"of {len(strange)}: fill them in, or leave such examples out"
+                f"{self._path}: {name} holds NaN, or a number that float32 cannot hold, in {len(strange)} of "
+                f"{len(values)} examples, first in example {strange[0]}: fill them in, or leave such examples out"
             )
 
     def aim(self) -> Aim:

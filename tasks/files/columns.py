@@ -28,7 +28,8 @@ KINDS = NUMBERS, CATEGORIES, EMPTY = "numbers", "categories", "empty"
 
 REMEDIES = {
     "kind": "mend it, name the right column by csv.target, or say csv.kind=classification or csv.kind=regression",
-    "classes": "state all classes by csv.classes={}, so that a client may lack some (csv.kind=regression: no classes)",
+    "classes": "say csv.kind=regression if it is a quantity, or state all classes by csv.classes={}, so that a client "
+    "may lack some",
 }
 
 

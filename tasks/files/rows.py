@@ -86,7 +86,7 @@ class Part:
         needed = columns if self._options.missing == "drop" else [self.target]
         kept: Rows = rows[~np.any([column.missing[rows] > 0 for column in needed], axis=0)]
         if len(kept) < FEWEST:
-            dropped = f", of which {len(kept)} lack no value (csv.missing=fill keeps the others)"
+            dropped = f", {len(kept)} of them without a missing value (csv.missing=fill keeps the others)"
             raise FairbloomError(
                 f"{self._whose} has {len(rows)} rows{dropped if len(kept) < len(rows) else ''}: at least {FEWEST} are "
                 "needed, four fifths for training and one for testing: add rows, or leave this client out"
@@ -132,7 +132,7 @@ class Part:
         counts = np.bincount(self.target.codes[self.rows], minlength=len(self.target.texts))
         of_classes = dict(zip(self.target.texts, counts.tolist(), strict=True))
         numbers = self.quantity()[self.rows] if aim.kind == "quantity" else np.zeros(0)
-        classes = ", ".join(f"{name}: {of_classes.get(name, 0)}" for name in aim.classes[:12])
+        classes = named([f"{name}: {of_classes.get(name, 0)}" for name in aim.classes])
         return {
             "train": len(self.train),
             "test": len(self.test),

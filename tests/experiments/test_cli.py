@@ -364,16 +364,36 @@ def test_data_are_shown_client_by_client_with_what_is_wrong(tmp_path: Path, caps
     (tmp_path / "h").mkdir()
     (tmp_path / "h" / "basel.csv").write_text("age,bmi,target\n" + "50,20,1\n40,30,0\n" * 5)
     (tmp_path / "h" / "lund.csv").write_text("age,bmi\n50,20\n")
-    assert fairbloom("data", "h") == 0
+    assert fairbloom("data", "h") == 1
     printed = capsys.readouterr().out
     assert re.search(r"^lund +.*no column called target", printed, re.MULTILINE)
     assert re.search(r"^age +numbers +40 to 50", printed, re.MULTILINE)
-    assert fairbloom("data", "h", "--json") == 0
+    assert fairbloom("data", "h", "--json") == 1
     assert [row["client"] for row in json.loads(capsys.readouterr().out)["clients"]] == ["basel", "lund"]
     assert fairbloom("data", "--task", "digits", "--set", "clients=3") == 0
     assert re.search(r"^client-0 +480 +119$", capsys.readouterr().out, re.MULTILINE)
     assert "no such folder" in refusal(capsys, "data", "nowhere")
     assert sorted(tmp_path.iterdir()) == [tmp_path / "h"]
+
+
+def test_data_name_the_clients_that_differ_from_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, columns in (("basel", "age,bmi"), ("lund", "age,BMI"), ("turku", "bmi,age")):
+        (tmp_path / f"{name}.csv").write_text(f"{columns},target\n" + "50,20,1\n40,30,0\n" * 5)
+    assert fairbloom("data", tmp_path) == 1
+    printed = capsys.readouterr().out
+    assert re.search(r"^lund +8 +2 +0: 5, 1: 5 +it lacks the columns bmi and it has the columns BMI", printed, re.M)
+    assert len(re.findall("lacks the columns", printed)) == 1
+    (tmp_path / "lund.csv").unlink()
+    assert fairbloom("data", tmp_path) == 0
+    assert "problem" not in capsys.readouterr().out
+
+
+def test_data_take_the_folder_as_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("basel", "turku"):
+        (tmp_path / f"{name}.csv").write_text("age,target\n" + "50,1\n40,0\n" * 5)
+    assert fairbloom("data", "--task", "csv", "--data-dir", tmp_path) == 0
+    assert "basel" in capsys.readouterr().out
+    assert "data-dir is given two values" in refusal(capsys, "data", tmp_path, "--data-dir", "other")
 
 
 def test_settings_lists_every_key_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:

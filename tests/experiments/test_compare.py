@@ -1,5 +1,6 @@
 """Comparisons: tables, figures, and the numbers in them."""
 
+import contextlib
 import csv
 import math
 import os
@@ -16,9 +17,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fairbloom.errors import FairbloomError
 from fairbloom.experiments.tables import sentence
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import summarize
+from fairbloom.server.lock import alone
 from fairbloom.server.settings import Settings, Value
 from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import Outcome, table
@@ -203,6 +206,34 @@ def test_a_run_whose_process_is_killed_is_told_in_one_line(tmp_path: Path) -> No
     assert process.returncode == 2
     assert told.startswith("error: the system has ended the process of a run")
     assert told.endswith("lower --jobs, and run the same command again, which continues\n")
+
+
+def is_free(folder: Path) -> bool:
+    """Return whether no process holds the folder."""
+    try:
+        with alone(folder, wait=False):
+            return True
+    except FairbloomError:
+        return False
+
+
+def test_a_comparison_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 100_000, "--jobs", 1)
+    run = tmp_path / "runs" / "fedavg-seed0"
+    command = start(*words, "--out", tmp_path, start_new_session=True)
+    try:
+        while command.poll() is None and not (run / "rounds.csv").exists():
+            time.sleep(0.005)
+        command.kill()
+        command.wait()
+        deadline = time.monotonic() + 20
+        while not is_free(run) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert is_free(run)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(command.pid, signal.SIGKILL)
+        command.communicate()
 
 
 def test_a_method_that_lacks_a_client_of_another_is_refused_by_name(

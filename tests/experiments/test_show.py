@@ -121,6 +121,17 @@ def test_figures_are_drawn_where_one_asks_for_them_and_nothing_else_is_written(t
     assert sorted(there.rglob("*")) == before
 
 
+@pytest.mark.parametrize("name", ["drawn", "drawn.png", "drawn.svg", "drawn.v2"])
+def test_a_figure_is_called_as_asked_and_where_it_lies_is_said(
+    there: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stem = "drawn.v2" if name == "drawn.v2" else "drawn"
+    assert fairbloom("show", "runs/a", "--figure", name) == 0
+    assert capsys.readouterr().out.endswith(f"figure: {stem}.png, {stem}.svg\n")
+    for file in (there / f"{stem}.png", there / f"{stem}.svg"):
+        file.unlink()
+
+
 @pytest.mark.parametrize(
     ("place", "words"), [(".", "is no run folder: it has no config.toml"), ("no-where", "is no run folder")]
 )

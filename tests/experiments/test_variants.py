@@ -89,7 +89,7 @@ WRONG = {
     "fedfv(order='random)": "a parenthesis or quote is open at one end",
     "(q=1)": "methods: '(q=1)' is no method with parameters: write it as in qfedavg(q=1)",
     "fedavg fedfv": "methods: 'fedavg fedfv' is no method with parameters",
-    "fedvf": "method = 'fedvf' is not known here: did you mean fedfv?",
+    "fedvf": "method = 'fedvf': unknown method: did you mean fedfv?",
     " , ": "methods = ' , ' names no method",
 }
 

@@ -51,7 +51,7 @@ WRONG: dict[str, tuple[str | bytes, dict[str, Any], tuple[str, ...]]] = {
     "rows that all lack something": (
         "x,z,y\n" + "1,,0\n" * 30 + "1,2,0\n2,3,1\n",
         {"missing": "drop"},
-        ("b.csv has 32 rows, of which 2 lack no value", "csv.missing=fill"),
+        ("b.csv has 32 rows, 2 of them without a missing value", "csv.missing=fill"),
     ),
     "text among numbers": (
         line(GOOD, 7, "forty,0.1,north,1"),
@@ -151,6 +151,17 @@ def test_a_client_that_differs_from_the_others_is_told_in_what(
     assert list(reasons) == ["odd"]
     for word in words:
         assert word in reasons["odd"]
+
+
+def test_clients_whose_many_whole_numbers_differ_are_told_of_quantities_and_not_of_all_numbers(folder: Folder) -> None:
+    """As blood pressure, or days: hardly two clients have the same values."""
+    files = {name: "age,y\n" + "".join(f"{k},{k + shift}\n" for k in range(60)) for shift, name in enumerate("abc")}
+    _, reasons = find_task("csv").agreement(told_by(config(folder(**files))))
+    assert list(reasons) == ["b", "c"]
+    for said in reasons.values():
+        assert "csv.kind=regression if it is a quantity" in said
+        assert "csv.classes=0,1,2,…" in said
+        assert len(said) < 400
 
 
 def test_a_client_that_was_not_there_when_the_others_agreed_is_told_the_same(folder: Folder) -> None:

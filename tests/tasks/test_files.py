@@ -105,8 +105,11 @@ WRONG_ARRAYS: dict[str, tuple[dict[str, Any] | bytes, tuple[str, ...]]] = {
     "no dimension of examples": ({"x": X[:, 0], "y": Y}, ("x has shape (20,)", "first dimension")),
     "several targets": ({"x": X, "y": X}, ("y (20, 3)", "one value in y")),
     "texts": ({"x": X.astype(str), "y": Y}, ("x is <U", "numbers are due")),
-    "NaN": ({"x": np.where(X[7] == X, np.nan, X), "y": Y}, ("x holds NaN", "example 7 of 1")),
-    "NaN in targets": ({"x": X, "y": np.where(Y == 1, np.nan, 0.5)}, ("y holds NaN", "example 1 of 10")),
+    "NaN": ({"x": np.where(X[7] == X, np.nan, X), "y": Y}, ("x holds NaN", "in 1 of 20 examples, first in example 7")),
+    "NaN in targets": (
+        {"x": X, "y": np.where(Y == 1, np.nan, 0.5)},
+        ("y holds NaN", "in 10 of 20 examples, first in example 1"),
+    ),
     "too few": ({"x": X[:4], "y": Y[:4]}, ("x has 4 examples, and at least 5",)),
     "none to test on": (
         {"x_train": X, "y_train": Y, "x_test": X[:0], "y_test": Y[:0]},

@@ -93,7 +93,7 @@ def test_every_registered_task_loads_under_its_name(name: str) -> None:
 
 def test_a_task_that_is_not_installed_is_refused_by_name() -> None:
     with pytest.raises(
-        FairbloomError, match=r"task = 'hearts' is not known here: there are digits, .*, ones, files, and your own"
+        FairbloomError, match=r"task = 'hearts': unknown task: there are digits, .*, ones, files, and your own"
     ):
         load_task({**config(), "task": "hearts"})
 
