@@ -124,8 +124,6 @@ class Arrays:
     def aim(self) -> Aim:
         """Return what this client tells of the target."""
         if self.y.dtype.kind == "f":
-            if len(found := np.unique(self.y)) <= FEW_WHOLE and (found == np.round(found)).all():
-                log.warning("%s: y holds few numbers, as floats: a quantity; classes are y.astype(int)", self._path)
             return Aim("quantity", moments=moments(self.y, self.train))
         if self._stated:
             self._places(self._stated)
@@ -149,7 +147,9 @@ class Arrays:
         return np.array([order[value] for value in self.y.tolist()], np.int64)
 
     def about(self) -> Mapping[str, Any]:
-        """Return what this client tells of its data."""
+        """Return what this client tells of its data, and warn where its quantity looks like classes."""
+        if self.y.dtype.kind == "f" and len(found := np.unique(self.y)) <= FEW_WHOLE and (found == found.round()).all():
+            log.warning("%s: y holds few numbers, as floats: a quantity; classes are y.astype(int)", self._path)
         return about(len(self.train), self.x.shape[1:], self.aim())
 
     def in_short(self) -> Mapping[str, str | int]:

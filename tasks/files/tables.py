@@ -60,18 +60,13 @@ def load(
     def model() -> torch.nn.Module:
         return models.build(setup.model, (agreed().width,), aim.outputs, setup.seed)
 
-    def about(client: str) -> Mapping[str, Any]:
-        part = data.part(client)
-        log.info("%s", part.in_words())
-        return part.about()
-
     return Task(
         clients=data.clients,
         model=model,
         loss=aim.loss,
         splits=lambda name: data.part(name).splits(agreed()),
         scores=aim.scores(),
-        about=about,
+        about=data.about,
         describe=data.describe,
     )
 
@@ -81,6 +76,7 @@ class Data:
 
     def __init__(self, setup: Setup, options: Options) -> None:
         self._setup, self._options = setup, options
+        self.about = cache(self._about)
         if len(options.classes) == 1 or len(set(options.classes)) < len(options.classes):
             raise FairbloomError(
                 f"csv.classes = {','.join(options.classes)!r}: name two or more different classes, with commas"
@@ -124,14 +120,20 @@ class Data:
         rows = np.flatnonzero(column.codes == column.texts.index(client))
         return Part(client, table, rows, self._setup.seed, self._options)
 
+    def _about(self, client: str) -> Mapping[str, Any]:
+        """Return what a client tells of its data; its warnings are given once, since `about` keeps this."""
+        part = self.part(client)
+        log.info("%s", part.in_words())
+        return part.about()
+
     def describe(self) -> Described:
         """Return a row of each client, with what is wrong with it, and a row of each column."""
         clients: list[Mapping[str, str | int]] = []
         parts: list[Part] = []
         for name in self.clients:
             try:
+                self.about(name)
                 part = self.part(name)
-                part.about()
             except FairbloomError as error:
                 clients.append({"client": name, "problem": str(error)})
                 continue

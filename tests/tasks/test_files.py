@@ -94,6 +94,9 @@ def test_targets_are_texts_numbers_of_classes_or_a_quantity_in_floats(tmp_path: 
 def test_floats_that_look_like_classes_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     told_by(config("npz", arrays(tmp_path, a={"x": X, "y": Y.astype(float)}, b={"x": X, "y": Y.astype(float)})))
     assert "a.npz: y holds few numbers, as floats: a quantity; classes are y.astype(int)" in caplog.messages[0]
+    caplog.clear()
+    describe_data(config("npz", tmp_path))
+    assert len(caplog.messages) == 2
 
 
 WRONG_ARRAYS: dict[str, tuple[dict[str, Any] | bytes, tuple[str, ...]]] = {
