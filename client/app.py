@@ -7,12 +7,17 @@ every message.
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import find_task
@@ -27,7 +32,27 @@ PERSONAL_MODEL, ABOUT_PERSONAL, ROUND = "personal-model", "personal", "round"
 OWN_PLACES = ("state-dir", "data-dir")
 """Where this device keeps things: its owner says it in the node config, which wins over a run's settings."""
 
+QUOTED = re.compile(r"(column )?('[^']*'|\"[^\"]*\")")
+"""In an error about a client's files, what is in quotes is a cell's content, except behind the word column."""
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
 app = ClientApp()
+
+
+@contextmanager
+def discreet(context: Context) -> Iterator[None]:
+    """Keep what a device's own files hold from being told: an error's values and paths stay in its own log."""
+    try:
+        yield
+    except FairbloomError as error:
+        config, _, _ = _who(context)
+        if "num-partitions" in context.node_config or not find_task(str(config["task"])).own_clients:
+            raise
+        log.error("the data of this client cannot be used: %s", error)
+        place = str(config.get("data-dir", ""))
+        told = str(error).replace(place, "…") if place else str(error)
+        raise FairbloomError(QUOTED.sub(lambda found: found[0] if found[1] else "'…'", told)) from None
 
 
 @app.query()
@@ -35,7 +60,8 @@ def query(message: Message, context: Context) -> Message:
     """Say who this is and how many training examples it has."""
     from .local import about
 
-    name, told = about(*_who(context))
+    with discreet(context):
+        name, told = about(*_who(context))
     answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(told["examples"])})
     if message.content.config_records.get(wire.CONFIG, ConfigRecord()).get(wire.ABOUT):
         answer[wire.ABOUT] = json.dumps(told)
@@ -46,7 +72,8 @@ def query(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Train the received model on the local training set; reply with it and the metrics that were asked for."""
     terms = _terms(message)
-    local = local_of(context, terms.agreed)
+    with discreet(context):
+        local = local_of(context, terms.agreed)
     update = local.train(_model(message), terms)
     content = RecordDict({wire.ARRAYS: _record(update.arrays), wire.METRICS: MetricRecord({**update.metrics})})
     if update.snapshot:
@@ -62,7 +89,8 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Measure the received model on the local test set, and on the training set where that is asked for."""
     terms = _terms(message)
-    local = local_of(context, terms.agreed)
+    with discreet(context):
+        local = local_of(context, terms.agreed)
     metrics = local.evaluate(_model(message), terms)
     return Message(RecordDict({wire.METRICS: MetricRecord({**metrics})}), reply_to=message)
 

@@ -180,6 +180,7 @@ def part_of(settings: Mapping[str, Any], task: Task, partition: object, name: st
     """
     info = find_task(settings["task"])
     if info.own_clients or info.is_own:
+        info.check_readable(str(settings["data-dir"]))
         if name in task.clients:
             return name
         if len(task.clients) == 1:

@@ -16,9 +16,9 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.files import check_place
 from fairbloom.server.lock import alone
-from fairbloom.server.records import check_folder, is_finished, rounds_in
+from fairbloom.server.records import check_folder, check_same_data, is_finished, rounds_in
 from fairbloom.server.settings import Settings, check_used
-from fairbloom.tasks import check_data
+from fairbloom.tasks import check_data, digests
 
 from .comparison import Comparison, Plan, read_comparison
 from .runs import COMPARISON
@@ -85,6 +85,7 @@ def compare_all(
         check_importable(run)
         check_data(run.run_config())
         check_folder(Path(run.out), run.run_config())
+        check_same_data(Path(run.out), digests(run.run_config()))
     with held(out):
         plan.write(out)
         run_all(runs, jobs, on_run)

@@ -5,10 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fairbloom.errors import FairbloomError
-
 from .clients import Trained
-from .method import Cohort, Method
+from .method import Cohort, Method, MethodError, Needed
 from .updates import FloatArray, Vectors, gram_matrix, squared_norms
 
 DECIDING_SHARE = 0.9
@@ -17,10 +15,6 @@ DECIDING_SHARE = 0.9
 
 class NoStepError(Exception):
     """A round whose step cannot be taken, because it is beyond the range of numbers."""
-
-
-class MethodError(FairbloomError):
-    """A method whose `weigh` returns what cannot be a round's coefficients."""
 
 
 def cohort_of(
@@ -48,7 +42,7 @@ def cohort_of(
         counts=counts,
         prior=counts / counts.sum() if method.weighting == "examples" else np.full(size, 1.0 / size),
         draws=np.array([draws[name] for name in trained.names], np.float64),
-        metrics={metric: trained.column(metric) for metric in method.needs},
+        metrics=Needed(type(method).__name__, {metric: trained.column(metric) for metric in method.needs}),
         memory=tuple(kept),
         gram_of=lambda: _finite(gram_matrix(vectors, exact=method.exact_gram)),
         squared_norms_of=lambda: _finite(squared_norms(updates)),

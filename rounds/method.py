@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, TypedDict, Unpack
 
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import ARRAYS, CONFIG, LOSS_BEFORE, NUM_EXAMPLES
 from fairbloom.protocol.terms import Terms
 
@@ -21,6 +22,39 @@ class Kept:
 
     key: str
     round: int
+
+
+class MethodError(FairbloomError):
+    """A method whose `weigh` returns what cannot be a round's coefficients."""
+
+
+class UnneededMetricError(FairbloomError):
+    """A method that reads a metric which its needs do not name."""
+
+    def __init__(self, method: str, metric: str) -> None:
+        super().__init__(
+            f"{method} reads the metric {metric!r}, which its needs do not name: write "
+            f"needs = frozenset({{{metric!r}}}) in the class"
+        )
+        self.metric = metric
+
+
+class Needed(dict[str, FloatArray]):
+    """The metrics that a method needs, by their name on the wire; another one is an error that says how to ask for it.
+
+    Parameters
+    ----------
+    method
+        The name of the method's class.
+    """
+
+    def __init__(self, method: str, metrics: Mapping[str, FloatArray]) -> None:
+        super().__init__(metrics)
+        self._method = method
+
+    def __missing__(self, metric: str) -> FloatArray:
+        """Raise UnneededMetricError."""
+        raise UnneededMetricError(self._method, metric)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameter
 from .lock import alone
 from .observability import Metrics, in_short, log_as_json, worst_served
 from .polling import PollingGrid
-from .records import Records, agreed_in, check_folder, is_finished, rounds_in
+from .records import Records, agreed_in, check_folder, check_same_data, is_finished, rounds_in
 from .rows import Row
 from .settings import Settings, may_differ, may_grow
 
@@ -57,6 +57,7 @@ def federate(
     on_row: Callable[[Row], None] = lambda row: None,
     *,
     deployed: bool = False,
+    data: Mapping[str, str] | None = None,
 ) -> Path:
     """Run, or continue, or find finished, what `settings` say; return the run folder.
 
@@ -72,6 +73,8 @@ def federate(
         Whether the clients are others' machines. Then one whose data cannot be used is left out, where in one process
         that is an error; and another process that writes the same folder is waited for, up to a minute, because a run
         whose process was lost is handed out again before the lost one may have noticed that.
+    data
+        Checksums of the files that the clients read in this process; a run is not continued with others.
 
     Raises
     ------
@@ -80,6 +83,7 @@ def federate(
     """
     config, path = settings.run_config(), run_folder(settings)
     check_folder(path, config)
+    check_same_data(path, data or {})
     if not is_finished(path) or rounds_in(path) < settings.num_rounds:
         method = settings.strategy()
         clients = clients_of(method)
@@ -90,12 +94,14 @@ def federate(
             records = Records(path, config, method, tuple(task.scores))
             if not records.finished:  # by the process that was waited for
                 records.keep_agreed(agreed)
+                records.keep_data(data or {})
                 check_arrays(module)
                 method.buffers, method.shared = float_buffers(module), shared_parameters(module)
                 rounds = Rounds(method, clients, settings.num_rounds, agreed)
                 _federate(settings, module, task.score, records, method, rounds, on_row)
                 return path
-    log.info("%s is finished; nothing to run", path)
+    words = "%s is finished; nothing to run: more num-rounds extend it, and another folder (out) begins a new run"
+    log.info(words, path)
     return path
 
 

@@ -27,8 +27,9 @@ from .settings import default_config, may_differ, may_grow
 FORMAT = 2
 """The number of the run folder's format; it is raised when a folder of before can no longer be continued."""
 
-MODEL, SCORES, AGREED = "model.safetensors", "scores.json", "agreed.json"
-"""Files of a run folder: the final model, what clients measured, and what they have agreed on about their data."""
+MODEL, SCORES, AGREED, DATA = "model.safetensors", "scores.json", "agreed.json", "data.json"
+"""Files of a run folder: the final model, what clients measured, what they have agreed on about their data, and the
+checksums of the files that they read where all of them are in one process."""
 
 FIRST_LAID = (
     LOCK,
@@ -140,6 +141,12 @@ class Records:
         with written("what the clients agreed on", self.path):
             write_whole(self.path / AGREED, agreed.encode())
 
+    def keep_data(self, digests: Mapping[str, str]) -> None:
+        """Write the checksums of the files that the clients read, if they read any here."""
+        if digests and not (self.path / DATA).exists():
+            with written("the checksums of the data", self.path):
+                write_whole(self.path / DATA, json.dumps(digests, indent=2).encode())
+
     def _lay_out(self, config: Mapping[str, object]) -> None:
         with written("the run folder", self.path):
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
@@ -155,6 +162,24 @@ class Records:
     def _write_settings(self, config: Mapping[str, object]) -> None:
         with written("the run folder", self.path):
             write_whole(self.path / "config.toml", tomli_w.dumps({"run-folder-format": FORMAT, **config}).encode())
+
+
+def check_same_data(path: Path, digests: Mapping[str, str]) -> None:
+    """Raise RunFolderError when the run in a folder was begun with other data than those with these checksums."""
+    file = path / DATA
+    if not digests or not file.exists():
+        return
+    try:
+        there = dict(json.loads(file.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunFolderError(f"{file} cannot be read: {error}. Restore it from a copy") from error
+    if there != digests:
+        changed = sorted(name for name in {*there, *digests} if there.get(name) != digests.get(name))
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        raise RunFolderError(
+            f"the data have changed since the run in {path} was begun ({', '.join(changed[:5])}{more}): put them back, "
+            "or choose another folder (--out) for a run with the new data"
+        )
 
 
 def rounds_in(path: Path) -> int:

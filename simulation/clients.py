@@ -1,5 +1,6 @@
 """Clients in this process, one after the other: nothing travels, so nothing is written into messages."""
 
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -110,8 +111,11 @@ class LocalClients:
 
 
 def in_words(error: Exception) -> str:
-    """Return what is told of a client's failure."""
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    """Return what is told of a client's failure; of what nobody has foreseen, the file and line too."""
+    if isinstance(error, ValueError):
+        return str(error)
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
 
 
 def _arrays(state: StateDict) -> Model:

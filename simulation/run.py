@@ -9,7 +9,7 @@ from fairbloom.client.device import choose
 from fairbloom.server.app import federate, run_folder
 from fairbloom.server.rows import Row
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import check_data
+from fairbloom.tasks import check_data, digests
 
 from .clients import LocalClients
 
@@ -32,6 +32,6 @@ def simulate(settings: Settings, on_row: Callable[[Row], None] = lambda row: Non
         config = settings.run_config()
         if not settings.state_dir:
             config["state-dir"] = str(run_folder(settings) / "clients")
-        return federate(settings, lambda method: LocalClients(method, config), on_row)
+        return federate(settings, lambda method: LocalClients(method, config), on_row, data=digests(config))
     finally:
         torch.set_num_threads(threads)

@@ -4,6 +4,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = [
     "TaskSetting",
     "check_data",
     "describe_data",
+    "digests",
     "find_task",
     "load_task",
 ]
@@ -154,6 +156,30 @@ def check_data(config: Mapping[str, Any]) -> None:
         alone = f"data-dir = {setup.data_dir!r} holds the data of one client alone, {clients[0]}"
         one_file = ", or, for a single file, name the column that says whose a row is by csv.client"
         raise FairbloomError(f"{alone}: give a file or folder for each client{one_file if info.name == 'csv' else ''}")
+
+
+def digests(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return a checksum of each file that a run's clients read in this process; none where no folder is named.
+
+    By them a run that is continued, or compared with others, knows whether the data are still the same.
+    """
+    place = find_task(config["task"]).setup(config).data_dir
+    if not place:
+        return {}
+    path = Path(place).expanduser()
+    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    stamped = tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+    return _digests(path if path.is_dir() else path.parent, stamped)
+
+
+@lru_cache(maxsize=4)
+def _digests(place: Path, files: tuple[tuple[Path, int, int], ...]) -> dict[str, str]:
+    """Return the checksums of files, by their paths in a folder; they are made anew when a time or size is another."""
+    found = {}
+    for file, _, _ in files:
+        with file.open("rb") as content:
+            found[file.relative_to(place).as_posix()] = file_digest(content, "sha256").hexdigest()
+    return found
 
 
 def describe_data(config: Mapping[str, Any]) -> Described:

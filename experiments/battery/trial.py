@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Value
-from fairbloom.rounds.aggregation import MethodError, cohort_of, weighed
+from fairbloom.rounds.aggregation import cohort_of, weighed
 from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.method import Cohort, FloatArray, Kept
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, MethodError, UnneededMetricError
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model, Vectors, combine
@@ -295,8 +295,8 @@ class Trial:
             where, line = ("", "")
             if hers:
                 where, line = hers[0].name, hers[-1].line or ""
-            missing = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
-            if method and missing not in {"", *method.needs} and (missing in MEASURED or "metrics[" in line):
+            missing = error.metric if isinstance(error, UnneededMetricError) else ""
+            if method and missing:
                 raise Wrong(
                     f"{where} reads the metric {missing!r} (`{line}`), which `needs` does not ask for: write needs = "
                     f"{{{', '.join(map(repr, sorted({*method.needs, missing})))}}}.",

@@ -154,7 +154,8 @@ def test_wheel_bundle_and_images_have_every_package() -> None:
     packages = {folder.parent.name for folder in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks", "docs", "docker"}
     assert set(wheel["only-include"]) == packages
     assert wheel["sources"] == {name: f"fairbloom/{name}" for name in packages - {"fairbloom"}}
-    bundled = packages - {"simulation", "deploy", "experiments", "scaffold"}  # those that server and clients of a run need
+    # Those that server and clients of a run need.
+    bundled = packages - {"simulation", "deploy", "experiments", "scaffold"}
     assert set(tool["flwr"]["app"]["fab-include"]) == {f"{name}/**/*.py" for name in bundled}
     dockerfile = (DOCKER / "Dockerfile").read_text()
     assert set(re.findall(r"^COPY (\w+) \1$", dockerfile, re.M)) == packages

@@ -9,9 +9,8 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds import flower
-from fairbloom.rounds.aggregation import MethodError
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.rounds.method import Cohort, FloatArray
+from fairbloom.rounds.method import Cohort, FloatArray, MethodError, UnneededMetricError
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV
 from tests.strategies.helpers import (
@@ -332,3 +331,16 @@ def test_updates_without_inner_products_skip_the_round_with_the_reason(monkeypat
     monkeypatch.setattr("fairbloom.rounds.updates.LARGEST", 1e300)
     with np.errstate(all="ignore"), pytest.raises(NothingLearnedError, match="inner products of the updates are not f"):
         run(FedFV(), grid_of(huge(1e200)), rounds=5, initial_arrays=in_float64())
+
+
+class Forgetful(FairStrategy):
+    """Reads what it has not asked for."""
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.losses / cohort.losses.sum()
+
+
+def test_a_method_that_reads_a_metric_which_it_does_not_need_is_told_how_to_ask_for_it() -> None:
+    words = r"Forgetful reads the metric 'loss-before', .* needs = frozenset\(\{'loss-before'\}\) in the class"
+    with pytest.raises(UnneededMetricError, match=words):
+        run(Forgetful(), grid_of(None))

@@ -6,12 +6,20 @@ from pathlib import Path
 
 from flwr.app import Context, RecordDict
 
+from fairbloom.errors import FairbloomError
 from fairbloom.simulation.grid import InProcessGrid
 from my_app import client_app, server_app
 
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
 config = project["tool"]["flwr"]["app"]["config"]
-for key, text in (word.split("=", 1) for word in sys.argv[1:]):
-    config[key] = type(config[key])(text)
+for word in sys.argv[1:]:
+    key, _, text = word.partition("=")
+    try:
+        config[key] = type(config[key])(text)
+    except (KeyError, ValueError):
+        sys.exit(f"{word}: write it as KEY=VALUE, with one of {config}")
 grid = InProcessGrid(client_app.app, config, config["clients"])
-server_app.app(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config))
+try:
+    server_app.app(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config))
+except FairbloomError as error:
+    sys.exit(f"error: {error}")

@@ -1,0 +1,53 @@
+"""A device whose data are its own tells what is wrong with them, and nothing of what they hold."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+
+from fairbloom.client.app import app
+from fairbloom.errors import FairbloomError
+from tests.tasks.tables import config, csv_of
+
+
+def device(folder: Path, **node: int) -> Context:
+    """Return the context of a deployed client; one of a simulation has num-partitions."""
+    run_config = {key: value for key, value in config(folder).items() if key != "data-dir"}
+    where = {"partition-id": 3, "data-dir": str(folder), **node}
+    return Context(run_id=1, node_id=2, node_config=where, state=RecordDict(), run_config=run_config)
+
+
+def asked(context: Context) -> Message:
+    content = RecordDict({"config": ConfigRecord({"about": True})})
+    return app(Message(content, dst_node_id=2, message_type=MessageType.QUERY), context)
+
+
+def test_the_only_file_of_a_device_is_its_own_whatever_number_it_was_enrolled_with(tmp_path: Path) -> None:
+    (tmp_path / "lund.csv").write_text(csv_of(20))
+    assert asked(device(tmp_path)).content["client"]["name"] == "lund"
+    (tmp_path / "oslo.csv").write_text(csv_of(20))
+    with pytest.raises(FairbloomError, match=r"holds the data of lund, oslo: say which are this client's, by name"):
+        asked(device(tmp_path))
+
+
+def test_a_device_without_a_folder_says_where_to_name_it(tmp_path: Path) -> None:
+    context = device(tmp_path)
+    context.node_config = {"partition-id": 0}
+    with pytest.raises(FairbloomError, match=r"task csv reads its data from a folder: .* data-dir in its client\.toml"):
+        asked(context)
+
+
+def test_what_a_cell_holds_and_where_files_lie_stays_in_the_devices_own_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = csv_of(20).splitlines()
+    (tmp_path / "lund.csv").write_text("\n".join([lines[0], "Anna Svensson,0.2,north,1", *lines[1:]]) + "\n")
+    with caplog.at_level(logging.ERROR, "flwr"), pytest.raises(FairbloomError) as refusal:
+        asked(device(tmp_path))
+    told = str(refusal.value)
+    assert "lund.csv, line 2, column 'age' holds '…'" in told
+    assert "Svensson" not in told
+    assert str(tmp_path) not in told
+    with pytest.raises(FairbloomError, match="Svensson"):  # a simulation's data are its user's
+        asked(device(tmp_path, **{"num-partitions": 4}))

@@ -1,0 +1,46 @@
+"""A run knows its data: with other files it is neither continued, nor shown as theirs, nor compared with newer runs."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tasks.tables import csv_of
+
+from .helpers import fairbloom
+
+FILES = {"lund": csv_of(30, 1), "oslo": csv_of(30, 2)}
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    monkeypatch.chdir(tmp_path)
+    Path("sites").mkdir()
+    for name, text in FILES.items():
+        Path("sites", f"{name}.csv").write_text(text)
+    return ("--task", "csv", "--data-dir", "sites", "--rounds", "2", "--set", "device=cpu")
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_is_not_continued_or_shown_with_other_data(
+    words: tuple[str, ...], finished: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("run", *words, "--out", "a") == 0
+    if not finished:
+        Path("a", "model.safetensors").unlink()
+    Path("sites", "oslo.csv").write_text(csv_of(31, 3))
+    capsys.readouterr()
+    assert fairbloom("run", *words, "--out", "a") == 2
+    assert "the data have changed since the run in" in (told := capsys.readouterr().err)
+    assert "(oslo.csv): put them back, or choose another folder (--out)" in " ".join(told.split())
+    Path("sites", "oslo.csv").write_text(FILES["oslo"])
+    assert fairbloom("run", *words, "--out", "a") == 0
+
+
+def test_methods_on_new_data_are_not_compared_with_those_on_old(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("compare", *words, "--methods", "fedavg", "--seeds", "1", "--jobs", "1", "--out", "cmp") == 0
+    Path("sites", "bern.csv").write_text(csv_of(30, 4))
+    assert fairbloom("compare", *words, "--methods", "fedavg,term", "--seeds", "1", "--jobs", "1", "--out", "cmp") == 2
+    assert "(bern.csv)" in capsys.readouterr().err
+    assert not Path("cmp", "runs", "term-seed0").exists()
