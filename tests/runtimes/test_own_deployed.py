@@ -10,7 +10,7 @@ from benchmarks.federation import Deployment, federation, names, rounds
 from tests.simulation.helpers import table
 from tests.test_import_strings import THEIRS
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.federation
 
 ALLOWED, OTHER = names(2)
 SETTINGS = ("clients=2", "num-rounds=2", "fraction=1.0")

@@ -14,7 +14,7 @@ from tests.client import changed
 from tests.docs.pages import blocks
 from tests.simulation.helpers import table
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.federation
 
 CLIENTS = 2
 CONFIG = {
