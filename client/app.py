@@ -78,10 +78,7 @@ def train(message: Message, context: Context) -> Message:
     content = RecordDict({wire.ARRAYS: _record(update.arrays), wire.METRICS: MetricRecord({**update.metrics})})
     if update.snapshot:
         content[wire.SNAPSHOT] = _record(update.snapshot)
-    if local.personal.last is not None:
-        number, model = local.personal.last
-        context.state[PERSONAL_MODEL] = _record(model)
-        context.state[ABOUT_PERSONAL] = ConfigRecord({ROUND: number})
+    keep_personal(context, local.personal.last)
     return Message(content, reply_to=message)
 
 
@@ -106,11 +103,23 @@ def local_of(context: Context, agreed: str = "") -> Local:
     from .local import Local
 
     config, partition, name = _who(context)
-    last = None
-    if ABOUT_PERSONAL in context.state.config_records:
-        made = int(str(context.state.config_records[ABOUT_PERSONAL][ROUND]))
-        last = (made, dict(context.state.array_records[PERSONAL_MODEL].to_torch_state_dict()))
-    return Local.of({**config, wire.AGREED: agreed}, partition, name, last)
+    return Local.of({**config, wire.AGREED: agreed}, partition, name, last_personal(context))
+
+
+def last_personal(context: Context) -> tuple[int, StateDict] | None:
+    """Return the round that made a client's last personal model, and the model, where its context has one."""
+    if ABOUT_PERSONAL not in context.state.config_records:
+        return None
+    made = int(str(context.state.config_records[ABOUT_PERSONAL][ROUND]))
+    return made, dict(context.state.array_records[PERSONAL_MODEL].to_torch_state_dict())
+
+
+def keep_personal(context: Context, last: tuple[int, StateDict] | None) -> None:
+    """Keep a client's last personal model, if there is one, in its context."""
+    if last is not None:
+        number, model = last
+        context.state[PERSONAL_MODEL] = _record(model)
+        context.state[ABOUT_PERSONAL] = ConfigRecord({ROUND: number})
 
 
 def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:

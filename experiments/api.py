@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
+from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.records import scores_in
 from fairbloom.server.rows import Row
@@ -95,8 +97,12 @@ def run(
     with progress_bar("mean [b]{task.fields[mean]}[/]  worst 10 % [b]{task.fields[worst]}[/]", shown=progress) as bar:
         shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, mean="–", worst="–")
 
+        @cache
+        def run_score() -> Score:
+            return scores_in(folder)[0]  # which is there once a round is
+
         def on_row(row: Row) -> None:
-            score = scores_in(folder)[0]
+            score = run_score()
             mean, worst = (row.get(f"{score.column()}_{measure}") for measure in ("mean", "worst_10"))
             bar.update(shown, completed=float(str(row["round"])))
             if isinstance(mean, float) and isinstance(worst, float):

@@ -1,11 +1,11 @@
 """The settings of a run, checked once before any client works."""
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
+from fairbloom.errors import did_you_mean
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import OWN_SETTINGS, Mark, RunSettings, SettingsError, Value, key_of, marked, spread
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
@@ -61,7 +61,10 @@ class Settings(RunSettings):
             config["method"] = canonical(config["method"])
         general = {key_of(name) for name in RunSettings.model_fields}
         chosen = {key: value for key, value in config.items() if key in general}
-        settings = cls._validated(chosen)
+        try:
+            settings = cls.model_validate(chosen)
+        except ValidationError as error:
+            raise SettingsError("; ".join(map(_in_words, error.errors()))) from error
         own = parameters(task=settings.task, methods=[settings.method])
         for key, value in config.items():
             if key not in general and key not in own:
@@ -72,16 +75,9 @@ class Settings(RunSettings):
         info.check(setup)
         info.own(given)
         clients = setup.clients or settings.clients  # clients that come with the data may still be waited for
-        settings = cls._validated(chosen | {"model": setup.model, "clients": clients, "parameters": given})
+        settings = settings.model_copy(update={"model": setup.model, "clients": clients, "parameters": given})
         settings.strategy()
         return settings
-
-    @classmethod
-    def _validated(cls, config: Mapping[str, Any]) -> "Settings":
-        try:
-            return cls.model_validate(config)
-        except ValidationError as error:
-            raise SettingsError("; ".join(map(_in_words, error.errors()))) from error
 
     @field_validator("engine")
     @classmethod
@@ -157,9 +153,7 @@ class Settings(RunSettings):
 def check_known(what: str, value: str, choices: Collection[str]) -> str:
     """Return `value` if it is among `choices`; else say so and suggest the nearest."""
     if value not in choices:
-        close = difflib.get_close_matches(value, choices, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise ValueError(f"unknown {what}: {hint}there are {', '.join(choices)}")
+        raise ValueError(f"unknown {what}: {did_you_mean(value, choices)}there are {', '.join(choices)}")
     return value
 
 
@@ -231,8 +225,7 @@ def _is_unset(parameter: Parameter, value: object) -> bool:
 def _hint(key: str, known: Collection[str]) -> str:
     """Return what was probably meant by an unknown key: a setting of a task or method by that name, or the nearest."""
     same = [each for each in known if each.endswith(f".{key}")]
-    close = same or difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {close[0]}?" if close else "fairbloom settings lists them"
+    return f"did you mean {same[0]}?" if same else did_you_mean(key, known).strip() or "fairbloom settings lists them"
 
 
 def _in_words(error: Mapping[str, Any]) -> str:

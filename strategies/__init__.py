@@ -1,8 +1,6 @@
 """Fair federated methods as Flower strategies; each is one file that reads like its paper."""
 
-import difflib
-
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import imported, is_import_string
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options
 from fairbloom.rounds.round import Round
@@ -56,8 +54,7 @@ def find_method(name: str) -> type[FairStrategy]:
     if name.startswith(TORCHJD):
         return FromTorchJD
     if not is_import_string(name):
-        close = difflib.get_close_matches(name.lower(), METHODS, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = did_you_mean(name.lower(), METHODS)
         raise FairbloomError(
             f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, {TORCHJD}upgrad and its like, "
             "and your own as my_module:Mine"

@@ -1,14 +1,13 @@
 """What is learned: data split into clients, a model and a loss. One file a data set."""
 
-import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import Value, spread
@@ -107,6 +106,10 @@ TASKS = {
 """Every task by its name on the command line."""
 
 
+Stamps = tuple[tuple[Path, int, int], ...]
+"""Files, each with the time of its last change in nanoseconds and its size in bytes."""
+
+
 def find_task(name: str) -> TaskInfo:
     """Return what is known of a task: one of ours by its name, or a user's by its import string.
 
@@ -118,8 +121,7 @@ def find_task(name: str) -> TaskInfo:
     if is_import_string(name):
         return _own(name)
     if name not in TASKS:
-        close = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = did_you_mean(name, TASKS)
         raise FairbloomError(
             f"task = {name!r}: unknown task: {hint}there are {', '.join(TASKS)}, and your own as my_module:task"
         )
@@ -167,13 +169,13 @@ def digests(config: Mapping[str, Any]) -> dict[str, str]:
     if not place:
         return {}
     path = Path(place).expanduser()
-    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-    stamped = tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-    return _digests(path if path.is_dir() else path.parent, stamped)
+    if path.is_dir():
+        return _digests(path, _stamped(each for each in path.rglob("*") if each.is_file()))
+    return _digests(path.parent, _stamped([path]))
 
 
 @lru_cache(maxsize=4)
-def _digests(place: Path, files: tuple[tuple[Path, int, int], ...]) -> dict[str, str]:
+def _digests(place: Path, files: Stamps) -> dict[str, str]:
     """Return the checksums of files, by their paths in a folder; they are made anew when a time or size is another."""
     found = {}
     for file, _, _ in files:
@@ -217,14 +219,18 @@ def _own(name: str) -> TaskInfo:
 
 
 @lru_cache(maxsize=4)
-def _loaded(
-    info: TaskInfo, setup: Setup, own: tuple[tuple[str, Value], ...], stamps: tuple[tuple[str, int, int], ...]
-) -> Task:
+def _loaded(info: TaskInfo, setup: Setup, own: tuple[tuple[str, Value], ...], stamps: Stamps) -> Task:
     return info.load(setup, dict(own))
 
 
-def _stamps(place: str) -> tuple[tuple[str, int, int], ...]:
-    """Return what tells whether files have changed since they were read."""
+def _stamps(place: str) -> Stamps:
+    """Return what tells whether the files of a folder, or a file, have changed since they were read."""
     path = Path(place).expanduser()
-    files = [] if not place or not path.exists() else sorted(path.iterdir()) if path.is_dir() else [path]
-    return tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+    if not place or not path.exists():
+        return ()
+    return _stamped(path.iterdir() if path.is_dir() else [path])
+
+
+def _stamped(files: Iterable[Path]) -> Stamps:
+    """Return files in order, each with the time of its last change and its size."""
+    return tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in sorted(files))

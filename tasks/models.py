@@ -1,6 +1,5 @@
 """Models by name: small ones for vectors and images, a user's own, and those of torchvision."""
 
-import difflib
 import inspect
 import math
 import warnings
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import imported, is_import_string
 
 Shape = tuple[int, ...]
@@ -232,8 +231,7 @@ def check_known(name: str, ours: tuple[str, ...]) -> None:
         cause, hint = error, f"torchvision, installed here, is made for another torch than {torch.__version__}: {error}"
     if name in theirs:
         return
-    close = difflib.get_close_matches(name, [*ours, *theirs], n=1)
-    meant = f"did you mean {close[0]}? " if close else ""
+    meant = did_you_mean(name, [*ours, *theirs])
     raise FairbloomError(
         f"model = {name!r} is not known here: {meant}there are {', '.join(ours)}; your own, as my_models:Net; {hint}"
     ) from cause

@@ -25,7 +25,7 @@ from fairbloom.protocol import names as wire
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 
-from ..app import ABOUT_PERSONAL, PERSONAL_MODEL, ROUND
+from ..app import keep_personal, last_personal
 from ..personal import PersonalModels, StateDict, folder_of
 from . import randomness
 from .functions import Function, Measured, Session
@@ -124,10 +124,8 @@ class FairClientApp(ClientApp, Generic[P, R]):
         metrics_of(reply).update(session.metrics)
         if session.snapshot:
             reply.content[wire.SNAPSHOT] = _like_received(session.snapshot, message)
-        if terms.personal_lambda is not None and personal.last is not None:
-            number, model = personal.last
-            context.state[PERSONAL_MODEL] = ArrayRecord(OrderedDict(model))
-            context.state[ABOUT_PERSONAL] = ConfigRecord({ROUND: number})
+        if terms.personal_lambda is not None:
+            keep_personal(context, personal.last)
         return reply
 
     def _answer_evaluate(self, handler: ClientAppCallable, message: Message, context: Context) -> Message:
@@ -249,12 +247,8 @@ def metrics_of(reply: Message) -> MetricRecord:
 
 def personal_models(context: Context) -> PersonalModels:
     """Return a client's personal models: the last one in its context, others in its folder if there is one."""
-    last = None
-    if ABOUT_PERSONAL in context.state.config_records:
-        made = int(str(context.state.config_records[ABOUT_PERSONAL][ROUND]))
-        last = (made, dict(context.state.array_records[PERSONAL_MODEL].to_torch_state_dict()))
     own = {key: context.node_config[key] for key in ("state-dir",) if key in context.node_config}
-    return PersonalModels(folder_of({**context.run_config, **own}, name_of(context)), last)
+    return PersonalModels(folder_of({**context.run_config, **own}, name_of(context)), last_personal(context))
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """A run on a federation: submitted, watched to its end, with an exit code that tells the truth."""
 
 import contextlib
-import difflib
 import json
 import shlex
 import subprocess
@@ -19,6 +18,7 @@ from zipfile import ZipFile
 
 import tomli_w
 
+from fairbloom.errors import did_you_mean
 from fairbloom.protocol.settings import OWN_SETTINGS, SettingsError, Value, of_kind, parsed, spread
 from fairbloom.server.settings import Settings, check_used, default_config
 
@@ -94,8 +94,7 @@ class App:
         where = f"[tool.flwr.app.config] in {self.folder / 'pyproject.toml'}"
         for key, value in given.items():
             if key not in self.config:
-                close = difflib.get_close_matches(key, self.config, n=1)
-                hint = f"did you mean {close[0]}? " if close else ""
+                hint = did_you_mean(key, self.config)
                 there = ", ".join(self.config) or "no key"
                 raise SettingsError(f"unknown setting {key} = {value!r}: {hint}{where} has {there}")
             kind = type(self.config[key])
