@@ -1,8 +1,8 @@
 """Personal models of a client: the last one in memory, and a few on disk where it has a folder.
 
-Each is stored with the round that made it, and up to two earlier ones are kept. So the last two rounds start from the
-same personal models as the first time when they are run again, because the server went down and had to go back to the
-checkpoint before its last.
+Each is stored with the round that made it, and up to two earlier ones are kept. So the rounds since the server's last
+two checkpoints start from the same personal models as the first time when they are run again, because the server went
+down and had to go back to the checkpoint before its last.
 """
 
 from collections.abc import Mapping
@@ -26,11 +26,17 @@ class PersonalModels:
         Where they are stored; None: nowhere but in memory.
     last
         The round that made the last one, and the model; None: there is none in memory.
+    stored_at_once
+        Whether each is stored when it is made. Where not, `store` does it, and is called with every checkpoint.
     """
 
-    def __init__(self, folder: Path | None, last: tuple[int, StateDict] | None = None) -> None:
+    def __init__(
+        self, folder: Path | None, last: tuple[int, StateDict] | None = None, *, stored_at_once: bool = True
+    ) -> None:
         self.last = last
         self._folder = folder
+        self._at_once = stored_at_once
+        self._stored = last is not None
 
     def before(self, number: int) -> StateDict | None:
         """Return the model of the last round before round `number`, None where there is none."""
@@ -41,17 +47,25 @@ class PersonalModels:
         return load_file(files[max(earlier)]) if earlier else None
 
     def keep(self, number: int, model: StateDict) -> None:
-        """Keep the model of round `number`, and those that this round and the one before it start from."""
+        """Keep the model of round `number` in memory, and on disk where each is stored at once."""
         self.last = (number, {name: tensor.detach().clone() for name, tensor in model.items()})
-        if self._folder is None:
+        self._stored = False
+        if self._at_once:
+            self.store(since=number - 1)
+
+    def store(self, since: int) -> None:
+        """Write the last model, if it is not on disk, and remove those that no round after `since` starts from."""
+        if self.last is None or self._folder is None or self._stored:
             return
+        number, model = self.last
         self._folder.mkdir(parents=True, exist_ok=True)
-        earlier = [int(path.stem) for path in self._files() if int(path.stem) < number - 1]
+        earlier = [int(path.stem) for path in self._files() if int(path.stem) < since]
         draft = self._folder / ".draft"
-        save_file({name: tensor.contiguous() for name, tensor in self.last[1].items()}, draft)
+        save_file({name: tensor.contiguous() for name, tensor in model.items()}, draft)
         draft.replace(self._folder / f"{number}.safetensors")
+        self._stored = True
         for path in self._files():
-            if int(path.stem) not in (number, number - 1, max(earlier, default=number)):
+            if int(path.stem) not in range(since, number + 1) and int(path.stem) != max(earlier, default=number):
                 path.unlink()
 
     def _files(self) -> list[Path]:

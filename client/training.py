@@ -1,7 +1,6 @@
 """Local work of one client: stochastic gradient descent from the received model, and its measures."""
 
 import copy
-import hashlib
 import itertools
 import math
 import time
@@ -17,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import LOSS
-from fairbloom.protocol.streams import generator
+from fairbloom.protocol.streams import generator, seed_of
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Task
 
@@ -93,7 +92,7 @@ def global_work(run_config: Mapping[str, Any], terms: Terms, client: str) -> Loc
         snapshot_step=terms.snapshot_step,
         seconds=run_config.get("time-budget", 0.0) or math.inf,
         transform=transform_of(terms),
-        draws=_seed_of(seed, "dropout", number, client),
+        draws=seed_of(seed, "dropout", number, client),
     )
 
 
@@ -107,13 +106,8 @@ def personal_work(run_config: Mapping[str, Any], terms: Terms, client: str) -> L
         weight_decay=0.0,
         pull=terms.personal_lambda or 0.0,
         random=generator(run_config["seed"], "personal batches", terms.server_round, client),
-        draws=_seed_of(run_config["seed"], "personal dropout", terms.server_round, client),
+        draws=seed_of(run_config["seed"], "personal dropout", terms.server_round, client),
     )
-
-
-def _seed_of(seed: int, purpose: str, *where: int | str) -> int:
-    """Return the seed of one purpose at one place, for PyTorch: a hash, since a generator takes 20 times as long."""
-    return int.from_bytes(hashlib.blake2b(repr((seed, purpose, *where)).encode(), digest_size=8).digest())
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from .lock import LOCK
 from .rows import Row, append, client_columns, client_rows, keep_rows, round_columns, round_row
 from .settings import default_config, may_differ, may_grow
 
-FORMAT = 2
+FORMAT = 3
 """The number of the run folder's format; it is raised when a folder of before can no longer be continued."""
 
 MODEL, SCORES, AGREED, DATA = "model.safetensors", "scores.json", "agreed.json", "data.json"
