@@ -15,7 +15,7 @@ from fairbloom.tasks import Examples, Splits, Task, find_task, load_task
 
 from .device import choose
 from .personal import PersonalModels, StateDict, folder_of
-from .training import global_work, measure, personal_work, train
+from .training import global_work, measure, of_client, personal_work, train
 
 Metrics = dict[str, int | float]
 
@@ -108,7 +108,7 @@ class Local:
             When this client is a straggler in this round and stragglers are dropped.
         """
         examples = self.splits.train
-        work = global_work(self.settings, terms, self.key)
+        work = of_client(global_work(self.settings, terms), self.settings, terms, self.key)
         self.model.load_state_dict(received)
         available: dict[str, float] = {wire.LEARNING_RATE: work.learning_rate}
         if _asks(terms, wire.LOSS_BEFORE, wire.ACCURACY_BEFORE):
@@ -150,7 +150,7 @@ class Local:
         self.model.load_state_dict(received)
         anchor = [parameter.detach().clone() for parameter in self.model.parameters() if parameter.requires_grad]
         self._load_personal(before=terms.server_round)
-        work = personal_work(self.settings, terms, self.key)
+        work = of_client(personal_work(self.settings, terms), self.settings, terms, self.key, personal=True)
         train(self.model, self.task, self.splits.train, work, anchor)
         self.personal.keep(terms.server_round, self.model.state_dict())
 

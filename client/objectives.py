@@ -13,7 +13,7 @@ Transform = Callable[[Tensor], Tensor]
 
 
 def transform_of(terms: Terms) -> Transform:
-    """Return what the terms make of the mean loss of a minibatch.
+    """Return what the terms make of the mean loss of a minibatch, or of several, each by itself.
 
     Raises
     ------
@@ -30,14 +30,14 @@ def transform_of(terms: Terms) -> Transform:
 
 
 def propfair(loss: Tensor, baseline: float, epsilon: float) -> Tensor:
-    """Return −log(M − f), continued below M − f = ε by its tangent; M is `baseline`.
+    """Return −log(M − f) of each mean loss, continued below M − f = ε by its tangent; M is `baseline`.
 
     Source: Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023.
     """
     utility = baseline - loss
-    if utility >= epsilon:
-        return -torch.log(utility)
-    return -math.log(epsilon) - (utility - epsilon) / epsilon
+    tangent = -math.log(epsilon) - (utility - epsilon) / epsilon
+    # Where the tangent is taken, the logarithm must still have a finite gradient, which is multiplied by zero.
+    return torch.where(utility >= epsilon, -torch.log(utility.clamp(min=epsilon)), tangent)
 
 
 def unchanged(loss: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,6 @@ class LocalWork:
         Of SGD as PyTorch defines it; momentum starts afresh in every round.
     pull
         Strength of (pull/2)‖x − w‖², w the received model.
-    random
-        Draws the order of batches.
     steps
         How many steps are taken, whatever the epochs; None: as many as the epochs have.
     snapshot_step
@@ -52,6 +50,8 @@ class LocalWork:
         Time after which no further step begins.
     transform
         What becomes of the mean loss of a minibatch.
+    random
+        Draws the order of the examples in each epoch; a step that takes all of them needs none.
     draws
         Seed of what the model itself draws: dropout.
     """
@@ -62,41 +62,32 @@ class LocalWork:
     momentum: float
     weight_decay: float
     pull: float
-    random: np.random.Generator
     steps: int | None = None
     snapshot_step: int | None = None
     seconds: float = math.inf
     transform: Transform = unchanged
+    random: np.random.Generator | None = None
     draws: int = 0
 
 
-def global_work(run_config: Mapping[str, Any], terms: Terms, client: str) -> LocalWork:
-    """Return the work on the global model that the run config sets and the server's terms add to.
-
-    Raises
-    ------
-    StragglerError
-        When this client is a straggler in this round and stragglers are dropped.
-    """
-    seed, number = run_config["seed"], terms.server_round
+def global_work(run_config: Mapping[str, Any], terms: Terms) -> LocalWork:
+    """Return the work on the global model that the run config sets and the server's terms add to, as for any client."""
     whole = terms.full_batch_step
     return LocalWork(
-        epochs=1 if whole else epochs_in_time(run_config, number, client),
+        epochs=1 if whole else run_config["local-epochs"],
         batch_size=0 if whole else run_config["batch-size"],
         learning_rate=run_config["learning-rate"],
         momentum=run_config["momentum"] if terms.client_momentum is None else terms.client_momentum,
         weight_decay=run_config["weight-decay"],
         pull=terms.proximal_mu,
-        random=generator(seed, "batches", number, client),
         steps=terms.local_steps,
         snapshot_step=terms.snapshot_step,
         seconds=run_config.get("time-budget", 0.0) or math.inf,
         transform=transform_of(terms),
-        draws=seed_of(seed, "dropout", number, client),
     )
 
 
-def personal_work(run_config: Mapping[str, Any], terms: Terms, client: str) -> LocalWork:
+def personal_work(run_config: Mapping[str, Any], terms: Terms) -> LocalWork:
     """Return the work on the personal model: plain SGD on the plain loss, pulled to the received model."""
     return LocalWork(
         epochs=terms.personal_epochs or 1,
@@ -105,8 +96,31 @@ def personal_work(run_config: Mapping[str, Any], terms: Terms, client: str) -> L
         momentum=0.0,
         weight_decay=0.0,
         pull=terms.personal_lambda or 0.0,
-        random=generator(run_config["seed"], "personal batches", terms.server_round, client),
-        draws=seed_of(run_config["seed"], "personal dropout", terms.server_round, client),
+    )
+
+
+def order_of(run_config: Mapping[str, Any], number: int, client: str, *, personal: bool = False) -> np.random.Generator:
+    """Return the stream that draws the order of a client's examples in round `number`."""
+    return generator(run_config["seed"], "personal batches" if personal else "batches", number, client)
+
+
+def of_client(
+    work: LocalWork, run_config: Mapping[str, Any], terms: Terms, client: str, *, personal: bool = False
+) -> LocalWork:
+    """Return the work as one client does it: in its own order, and for fewer epochs where it is a straggler.
+
+    Raises
+    ------
+    StragglerError
+        When this client is a straggler in this round and stragglers are dropped.
+    """
+    number = terms.server_round
+    in_full = personal or terms.full_batch_step
+    return replace(
+        work,
+        epochs=work.epochs if in_full else epochs_in_time(run_config, number, client),
+        random=order_of(run_config, number, client, personal=personal),
+        draws=seed_of(run_config["seed"], "personal dropout" if personal else "dropout", number, client),
     )
 
 
@@ -138,12 +152,15 @@ def epochs_in_time(run_config: Mapping[str, Any], number: int, client: str) -> i
 
     Source: Li et al., MLSys 2020 (FedProx), section 5.2: systems heterogeneity.
     """
+    epochs, share = int(run_config["local-epochs"]), run_config.get("stragglers", 0.0)
+    if share == 0.0:
+        return epochs
     random = generator(run_config["seed"], "stragglers", number, client)
-    if random.random() >= run_config.get("stragglers", 0.0):
-        return int(run_config["local-epochs"])
+    if random.random() >= share:
+        return epochs
     if run_config["drop-stragglers"]:
         raise StragglerError(f"{client} is a straggler in round {number}, and drop-stragglers is on")
-    return int(random.integers(1, run_config["local-epochs"] + 1))
+    return int(random.integers(1, epochs + 1))
 
 
 def train(
@@ -231,7 +248,7 @@ def descend(
 
 
 def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:
-    """Yield the indices of each step's examples: a new random order in every epoch.
+    """Yield the indices of each step's examples: a new random order in every epoch, none where a step takes all.
 
     A last batch of fewer than `fewest` is left out; other examples are in it in the next epoch.
 
@@ -250,12 +267,17 @@ def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:
         )
     epochs = range(work.epochs) if work.steps is None else itertools.count()
     steps = (
-        batch
-        for _ in epochs
-        for batch in torch.split(torch.from_numpy(work.random.permutation(count)), size)
-        if len(batch) >= fewest
+        batch for _ in epochs for batch in torch.split(_order(count, size, work), size) if len(batch) >= fewest
     )
     return itertools.islice(steps, work.steps)
+
+
+def _order(count: int, size: int, work: LocalWork) -> Tensor:
+    if size == count:
+        return torch.arange(count)
+    if work.random is None:
+        raise ValueError(f"batches of {size} of {count} examples need an order: give the work a random generator")
+    return torch.from_numpy(work.random.permutation(count))
 
 
 def fewest_examples(model: nn.Module) -> int:

@@ -19,6 +19,7 @@ from fairbloom.client.training import (
     drawing_from,
     global_work,
     measure,
+    of_client,
     personal_work,
     train,
 )
@@ -303,7 +304,8 @@ def test_what_dropout_draws_depends_on_nothing_else(change: dict[str, Any]) -> N
 
 def test_the_personal_model_draws_by_itself() -> None:
     config, terms = run_config(), Terms(server_round=1, personal_lambda=1.0)
-    assert personal_work(config, terms, "client-0").draws != global_work(config, terms, "client-0").draws
+    personal = of_client(personal_work(config, terms), config, terms, "client-0", personal=True)
+    assert personal.draws != of_client(global_work(config, terms), config, terms, "client-0").draws
 
 
 def test_every_step_of_dropout_draws_anew() -> None:
