@@ -72,10 +72,18 @@ class PersonalModels:
         return [] if self._folder is None else list(self._folder.glob("[0-9]*.safetensors"))
 
 
-def folder_of(settings: Mapping[str, Any], client: str) -> Path | None:
-    """Return where a client keeps its personal models in runs with these settings, None where it keeps none."""
+def state_folder(settings: Mapping[str, Any]) -> Path | None:
+    """Return where clients keep their personal models in runs with these settings, each in a folder of its name.
+
+    None where they keep none.
+    """
     state_dir = settings.get("state-dir", "")
     if not state_dir:
         return None
-    run = settings.get(FINGERPRINT) or fingerprint(settings)
-    return Path(str(state_dir)) / str(run) / client
+    return Path(str(state_dir)) / str(settings.get(FINGERPRINT) or fingerprint(settings))
+
+
+def folder_of(settings: Mapping[str, Any], client: str) -> Path | None:
+    """Return where a client keeps its personal models in runs with these settings, None where it keeps none."""
+    folder = state_folder(settings)
+    return None if folder is None else folder / client

@@ -266,9 +266,7 @@ def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:
             "batch-size, leave out clients with a single example, or put GroupNorm or LayerNorm in its place"
         )
     epochs = range(work.epochs) if work.steps is None else itertools.count()
-    steps = (
-        batch for _ in epochs for batch in torch.split(_order(count, size, work), size) if len(batch) >= fewest
-    )
+    steps = (batch for _ in epochs for batch in torch.split(_order(count, size, work), size) if len(batch) >= fewest)
     return itertools.islice(steps, work.steps)
 
 

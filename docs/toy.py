@@ -22,7 +22,7 @@ from fairbloom.protocol.scores import ACCURACY
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import FloatArray
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.clients import LocalClients
+from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import by_name
 from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task, TaskInfo
@@ -201,7 +201,7 @@ def run(name: str, start: tuple[float, float]) -> Course:
     with registered(), silenced():
         config = Settings.of({"task": TASK.name, "clients": len(CLIENTS), **work}).run_config()
         method = strategy(name)
-        clients = LocalClients(method, config)
+        clients = LoopClients(method, config)
         rounds = Rounds(method, clients, ROUNDS).run({"w": first}, measure=lambda number: (), measure_after=())
         for finished in rounds:
             course.append(finished.arrays["w"])

@@ -1,6 +1,7 @@
-"""Clients in this process, one after the other: nothing travels, so nothing is written into messages."""
+"""What the engines have in common: all clients of a run in this process, where nothing travels."""
 
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,20 +9,24 @@ from typing import Any
 import torch
 
 from fairbloom.client.device import choose
-from fairbloom.client.local import Local, Update, about
-from fairbloom.client.personal import StateDict
+from fairbloom.client.local import Local, about, loaded
+from fairbloom.client.personal import PersonalModels, StateDict, state_folder
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import AGREED
+from fairbloom.protocol.settings import complete
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Reports, Trained
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.screening import Refusals, usable_evaluation, usable_metrics
+from fairbloom.rounds.screening import Refusals, usable_evaluation
 from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import load_task
 
+REMEMBERED = 1024
+"""So many clients are remembered from round to round with their data, or as many as a round asks where that is more."""
+
 
 class LocalClients:
-    """All clients of a run, computed in this process.
+    """All clients of a run, computed on this machine; each engine says how, by `train` and `evaluate`.
 
     A client that raises is one whose reply is refused, with its error as the reason.
 
@@ -35,15 +40,19 @@ class LocalClients:
     Raises
     ------
     FairbloomError
-        When the task cannot be loaded.
+        When the task cannot be loaded, or this machine has no such device.
     """
 
     def __init__(self, method: Method, settings: Mapping[str, Any]) -> None:
-        self._method = method
-        self._names = load_task(settings).clients
-        self._device = choose(str(settings["device"]))
-        self._settings = settings
-        self._locals: dict[str, Local] = {}
+        self.method = method
+        self.settings: Mapping[str, Any] = complete(settings)
+        self.device = choose(str(settings["device"]))
+        self._names = load_task(self.settings).clients
+        self._state_folder = state_folder(self.settings)
+        self._locals: OrderedDict[str, Local] = OrderedDict()
+        self._personal: OrderedDict[str, PersonalModels] = OrderedDict()
+
+    # The seam, but for train and evaluate -----------------------------------------------------------------------------
 
     def online(self, fewest: int) -> Collection[str]:
         """Return the names of all clients: they are always there."""
@@ -57,57 +66,80 @@ class LocalClients:
         """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
         told: dict[str, Mapping[str, Any]] = {}
         reasons: dict[str, str] = {}
+        places = {name: place for place, name in enumerate(self._names)}
         for name in names:
             try:
-                _, told[name] = about(self._settings, self._names.index(name))
+                _, told[name] = about(self.settings, places[name])
             except FairbloomError as error:
                 reasons[name] = str(error)
         return told, reasons
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
-        """Let these clients train the model on the terms, each on its own data."""
-        method, refused = self._method, Refusals(terms.server_round)
-        layout, received = Layout(model, method.buffers, method.shared), self._on_device(model)
-        trained = Trained.none(layout, len(names), refused=refused, missing=(), snapshots=method.snapshots)
+    def keep(self, since: int) -> None:
+        """Store the personal models, before the run's checkpoint is written; the run may go back to round `since`."""
+        for personal in self._personal.values():
+            personal.store(since)
+        while len(self._personal) > max(REMEMBERED, len(self._locals)):
+            self._personal.popitem(last=False)  # it is on disk
 
-        def work(client: Local) -> None:
-            update: Update = client.train(received, terms)
-            report = usable_metrics(update.metrics, method.weighted_by_key, method.needs)
-            trained.add(client.name, report, _arrays(update.arrays), _arrays(update.snapshot))
+    def close(self) -> None:
+        """End what the engine has started: nothing here."""
 
-        self._each(names, terms, work, refused)
-        return trained
-
-    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
-        """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
-        received, refused = self._on_device(model), Refusals(terms.server_round)
-        reports: Reports = {}
-        plain = replace(terms, measure=())
-
-        def work(client: Local) -> None:
-            metrics = client.evaluate(received, terms if client.name in participants else plain)
-            reports[client.name] = usable_evaluation(metrics, self._method.weighted_by_key)
-
-        self._each(names, terms, work, refused)
-        return Replies(metrics=reports, refused=refused)
-
-    def _each(self, names: Sequence[str], terms: Terms, work: Callable[[Local], None], refused: Refusals) -> None:
-        if terms.agreed != self._settings.get(AGREED, ""):
-            self._settings, self._locals = {**self._settings, AGREED: terms.agreed}, {}
-        for name in names:
-            try:
-                work(self.local(name))
-            except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(name, in_words(error))
+    # For engines ------------------------------------------------------------------------------------------------------
 
     def local(self, name: str) -> Local:
         """Return one of the clients."""
         if name not in self._locals:
-            self._locals[name] = Local.of(self._settings, self._names.index(name))
+            task, model = loaded(self.settings)
+            personal = self.personal(name)
+            self._locals[name] = Local(name, name, self.settings, task, task.splits(name), model, personal)
+        self._locals.move_to_end(name)
         return self._locals[name]
 
-    def _on_device(self, model: Model) -> StateDict:
-        return {name: torch.tensor(array, device=self._device) for name, array in model.items()}
+    def personal(self, name: str) -> PersonalModels:
+        """Return the personal models of a client."""
+        if name not in self._personal:
+            folder = None if self._state_folder is None else self._state_folder / name
+            self._personal[name] = PersonalModels(folder, stored_at_once=False)
+        self._personal.move_to_end(name)
+        return self._personal[name]
+
+    def begin(self, names: Sequence[str], terms: Terms) -> None:
+        """Take in what the clients have agreed on, and forget those that have not been asked for long."""
+        if terms.agreed != self.settings.get(AGREED, ""):
+            self.settings = {**self.settings, AGREED: terms.agreed}
+            self._locals.clear()
+        while len(self._locals) > max(REMEMBERED, len(names)):
+            self._locals.popitem(last=False)
+
+    def none_trained(self, names: Sequence[str], model: Model, terms: Terms, refused: Refusals) -> Trained:
+        """Return an object for the replies of a round's training."""
+        layout = Layout(model, self.method.buffers, self.method.shared)
+        return Trained.none(layout, len(names), refused=refused, missing=(), snapshots=self.method.snapshots)
+
+    def evaluate_each(
+        self,
+        names: Sequence[str],
+        terms: Terms,
+        participants: Collection[str],
+        evaluate: Callable[[Local, Terms], Mapping[str, int | float]],
+    ) -> Replies:
+        """Let these clients evaluate one by one; of `participants` alone is asked what the terms ask to measure."""
+        refused = Refusals(terms.server_round)
+        reports: Reports = {}
+        plain = replace(terms, measure=())
+        asked = set(participants)
+        self.begin(names, terms)
+        for name in names:
+            try:
+                metrics = evaluate(self.local(name), terms if name in asked else plain)
+                reports[name] = usable_evaluation(metrics, self.method.weighted_by_key)
+            except Exception as error:  # one client's failure is one refused reply, whatever it is
+                refused.add(name, in_words(error))
+        return Replies(metrics=reports, refused=refused)
+
+    def on_device(self, model: Model) -> StateDict:
+        """Return a copy of a model as tensors on the device."""
+        return {name: torch.tensor(array, device=self.device) for name, array in model.items()}
 
 
 def in_words(error: Exception) -> str:
@@ -118,5 +150,6 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
 
 
-def _arrays(state: StateDict) -> Model:
+def arrays_of(state: StateDict) -> Model:
+    """Return a model's tensors as NumPy arrays, which share their memory where that is the processor's."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}

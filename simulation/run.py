@@ -11,7 +11,7 @@ from fairbloom.server.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import check_data, digests
 
-from .clients import LocalClients
+from .loop import LoopClients
 
 
 def simulate(settings: Settings, on_row: Callable[[Row], None] = lambda row: None) -> Path:
@@ -32,6 +32,6 @@ def simulate(settings: Settings, on_row: Callable[[Row], None] = lambda row: Non
         config = settings.run_config()
         if not settings.state_dir:
             config["state-dir"] = str(run_folder(settings) / "clients")
-        return federate(settings, lambda method: LocalClients(method, config), on_row, data=digests(config))
+        return federate(settings, lambda method: LoopClients(method, config), on_row, data=digests(config))
     finally:
         torch.set_num_threads(threads)

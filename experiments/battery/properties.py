@@ -20,7 +20,7 @@ from fairbloom.rounds.method import FloatArray
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model, Vectors, gram_matrix, weighted_sum
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
-from fairbloom.simulation.clients import LocalClients
+from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy
 
 from .trial import (
@@ -640,7 +640,7 @@ def _sign(coefficients: FloatArray) -> int:
 
 def _losses(method: FairStrategy, model: Model) -> FloatArray:
     """Return each client's loss of a model on its test set."""
-    clients = LocalClients(method, run_config())
+    clients = LoopClients(method, run_config())
     names = sorted(clients.online(1))
     replies = clients.evaluate(names, model, Terms(server_round=1), ())
     return np.array([report[LOSS] for report in replies.metrics.values()])

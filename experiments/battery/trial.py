@@ -27,7 +27,7 @@ from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model, Vectors, combine
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.clients import LocalClients
+from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import load_task
 
@@ -267,7 +267,7 @@ class Trial:
         unknown = unknown_metrics(method)
         if unknown:
             raise Untried(f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them.")
-        loop = Rounds(method, LocalClients(method, run_config(**settings)), ROUNDS)
+        loop = Rounds(method, LoopClients(method, run_config(**settings)), ROUNDS)
         first = initial_model() if model is None else model
         hang_on = ("needs", "shape", "memory")
         with self.in_words("In rounds with real clients, ", *hang_on, method=method):

@@ -23,8 +23,8 @@ from fairbloom.rounds.method import Method
 from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.simulation.loop import LoopClients
 
 from .helpers import ask, context, run_config
 from .nets import USABLE, AllFrozen, Auxiliary, BFloat, Dropping, Frozen, Net, Once, Tied
@@ -47,7 +47,7 @@ PLAIN: Config = {
 HARDEST: Config = {**PLAIN, "proximal-mu": 0.1, "personal-lambda": 0.5}
 
 IMPLEMENTATIONS: dict[str, Callable[[Method, Config], Clients]] = {
-    "local": LocalClients,
+    "local": LoopClients,
     "messages": lambda method, config: FlowerClients(method, InProcessGrid(app, config, config["clients"]), 60.0),
 }
 

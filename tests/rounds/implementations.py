@@ -17,15 +17,15 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model, Updates
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.tasks import load_task
 
 Config = dict[str, Any]
 
 IMPLEMENTATIONS: dict[str, Callable[[Method, Config], Clients]] = {
-    "local": LocalClients,
+    "local": LoopClients,
     "flower": lambda method, config: FlowerClients(method, InProcessGrid(app, config, config["clients"]), timeout=60.0),
 }
 """Each returns the clients of a method and a run config; the first is what the others are compared with."""

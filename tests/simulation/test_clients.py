@@ -9,7 +9,7 @@ from fairbloom.client.local import Local, Metrics, Update
 from fairbloom.client.personal import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
-from fairbloom.simulation.clients import LocalClients
+from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks import load_task
 
@@ -58,11 +58,11 @@ def test_a_refused_client_has_no_coefficient_in_its_round(tmp_path: Path) -> Non
     assert [row["coefficient"] != "" for row in rows] == [True, False, True]
 
 
-def clients_of(method: Method, **changes: Any) -> tuple[LocalClients, dict[str, Any]]:
+def clients_of(method: Method, **changes: Any) -> tuple[LoopClients, dict[str, Any]]:
     """Return clients, and the initial model of their task."""
     config = small("", **changes).run_config()
     state = load_task(config).model().state_dict()
-    return LocalClients(method, config), {name: tensor.numpy().copy() for name, tensor in state.items()}
+    return LoopClients(method, config), {name: tensor.numpy().copy() for name, tensor in state.items()}
 
 
 def test_the_model_that_was_handed_out_is_left_as_it_is() -> None:
