@@ -257,9 +257,7 @@ def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:
     FairbloomError
         When all batches would be left out.
     """
-    size = min(work.batch_size or count, count)
-    if not count:
-        raise FairbloomError("there is no training example here, so nothing can be trained: leave this client out")
+    size = batch_of(count, work)
     if size < fewest:
         raise FairbloomError(
             f"a batch has {size} example here, of {count} to train on, and the model's BatchNorm needs {fewest}: raise "
@@ -268,6 +266,19 @@ def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:
     epochs = range(work.epochs) if work.steps is None else itertools.count()
     steps = (batch for _ in epochs for batch in torch.split(_order(count, size, work), size) if len(batch) >= fewest)
     return itertools.islice(steps, work.steps)
+
+
+def batch_of(count: int, work: LocalWork) -> int:
+    """Return how many of `count` examples a step takes, but for the last of an epoch.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no example.
+    """
+    if not count:
+        raise FairbloomError("there is no training example here, so nothing can be trained: leave this client out")
+    return min(work.batch_size or count, count)
 
 
 def _order(count: int, size: int, work: LocalWork) -> Tensor:

@@ -4,12 +4,12 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fairbloom.client.device import choose
-from fairbloom.client.local import Local, about, loaded
+from fairbloom.client.local import Local, Metrics, about, loaded
 from fairbloom.client.personal import PersonalModels, StateDict, state_folder
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import AGREED
@@ -17,12 +17,33 @@ from fairbloom.protocol.settings import complete
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Reports, Trained
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.screening import Refusals, usable_evaluation
-from fairbloom.rounds.updates import Layout, Model
+from fairbloom.rounds.screening import Refusals, usable_evaluation, usable_reports
+from fairbloom.rounds.updates import Layout, Model, Updates
 from fairbloom.tasks import load_task
 
 REMEMBERED = 1024
 """So many clients are remembered from round to round with their data, or as many as a round asks where that is more."""
+
+
+class Reply(NamedTuple):
+    """What a client replies whose model an engine has written into the matrix of updates.
+
+    Attributes
+    ----------
+    row
+        Where its flat model lies, and the one in the midst of its work, where that was asked for.
+    metrics
+        What it reports.
+    others
+        The buffers and integer arrays of its model.
+    snapshot
+        The same of the model in the midst of its work.
+    """
+
+    row: int
+    metrics: Metrics
+    others: Model
+    snapshot: Model
 
 
 class LocalClients:
@@ -111,10 +132,24 @@ class LocalClients:
         while len(self._locals) > max(REMEMBERED, len(names)):
             self._locals.popitem(last=False)
 
-    def none_trained(self, names: Sequence[str], model: Model, terms: Terms, refused: Refusals) -> Trained:
+    def none_trained(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Return an object for the replies of a round's training."""
-        layout = Layout(model, self.method.buffers, self.method.shared)
+        layout, refused = Layout(model, self.method.buffers, self.method.shared), Refusals(terms.server_round)
         return Trained.none(layout, len(names), refused=refused, missing=(), snapshots=self.method.snapshots)
+
+    def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
+        """Take in the replies, by client in the order of names and rows; what cannot be used is refused."""
+        method = self.method
+        told = {name: reply.metrics for name, reply in replies.items()}
+        reports, reasons = usable_reports(told, method.weighted_by_key, method.needs)
+        for name, reason in reasons.items():
+            trained.refused.add(name, reason)
+        kept = [replies[name] for name in reports]
+        for updates in (trained.updates, trained.snapshots):
+            for row, reply in enumerate(kept):
+                if updates is not None and row != reply.row:
+                    updates.matrix[row] = updates.matrix[reply.row]
+        trained.add_rows(reports, [reply.others for reply in kept], [reply.snapshot for reply in kept])
 
     def evaluate_each(
         self,
@@ -148,6 +183,12 @@ def in_words(error: Exception) -> str:
         return str(error)
     *_, last = traceback.extract_tb(error.__traceback__)
     return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+
+
+def write(updates: Updates, row: int, model: Model) -> None:
+    """Write a model's arrays into a row of the matrix, one after the other."""
+    for name, place in updates.layout.slices:
+        updates.matrix[row, place] = model[name].ravel()
 
 
 def arrays_of(state: StateDict) -> Model:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
-from fairbloom.rounds.screening import Refusals, usable_metrics
+from fairbloom.rounds.screening import usable_metrics
 from fairbloom.rounds.updates import Model
 
 from .clients import LocalClients, arrays_of, in_words
@@ -15,17 +15,16 @@ class LoopClients(LocalClients):
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
-        method, refused = self.method, Refusals(terms.server_round)
+        method = self.method
         self.begin(names, terms)
-        received = self.on_device(model)
-        trained = self.none_trained(names, model, terms, refused)
+        received, trained = self.on_device(model), self.none_trained(names, model, terms)
         for name in names:
             try:
                 update = self.local(name).train(received, terms)
                 report = usable_metrics(update.metrics, method.weighted_by_key, method.needs)
                 trained.add(name, report, arrays_of(update.arrays), arrays_of(update.snapshot))
             except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(name, in_words(error))
+                trained.refused.add(name, in_words(error))
         return trained
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:

@@ -1,0 +1,167 @@
+"""Clients that train side by side: who is in a block with whom, and the examples of each of their steps."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fairbloom.client.local import Local
+from fairbloom.client.training import LocalWork, batch_of, batches
+from fairbloom.tasks import Examples
+
+from .together import Pool, pooled
+
+PADDING = 1.5
+"""The examples of a block, filled up to the longest batch of each step, are at most so many times the real ones."""
+
+
+class Member(NamedTuple):
+    """A client in a round.
+
+    Attributes
+    ----------
+    local
+        The client.
+    place
+        Its place in the order of names.
+    epochs
+        Passes over its examples.
+    batch
+        How many examples a step takes, but for the last of an epoch.
+    steps
+        How many steps it takes.
+    """
+
+    local: Local
+    place: int
+    epochs: int
+    batch: int
+    steps: int
+
+    @classmethod
+    def of(cls, local: Local, place: int, work: LocalWork, epochs: int) -> "Member":
+        """Return a client that does this work in so many epochs.
+
+        Raises
+        ------
+        FairbloomError
+            When it has no example.
+        """
+        count = len(local.splits.train)
+        batch = batch_of(count, work)
+        steps = epochs * math.ceil(count / batch) if work.steps is None else work.steps
+        return cls(local, place, epochs, batch, steps)
+
+    @property
+    def examples(self) -> Examples:
+        """Its training examples."""
+        return self.local.splits.train
+
+
+@dataclass(frozen=True)
+class Step:
+    """The examples of one step of k clients, b of each.
+
+    Attributes
+    ----------
+    inputs, targets
+        Shape (k, b, …); a short batch is filled up with an example of its own.
+    counts
+        How many of each client's examples count, shape (k,); None: all of them.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    counts: Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(k, b)."""
+        return self.inputs.shape[0], self.inputs.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the examples take."""
+        return self.inputs.nbytes + self.targets.nbytes
+
+    def means(self, values: Tensor) -> Tensor:
+        """Return each client's mean, shape (k,), of values of shape (k, b)."""
+        if self.counts is None:
+            return values.mean(1)
+        counted = torch.arange(values.shape[1], device=values.device) < self.counts.unsqueeze(1)
+        return torch.where(counted, values, 0.0).sum(1) / self.counts
+
+    def first(self, count: int) -> "Step":
+        """Return the step of the first clients alone."""
+        if count == len(self.inputs):
+            return self
+        return Step(self.inputs[:count], self.targets[:count], None if self.counts is None else self.counts[:count])
+
+
+def blocks(members: Sequence[Member], most: int) -> Iterator[list[Member]]:
+    """Yield the members in blocks of at most `most`, by their steps and sizes, the largest first.
+
+    Clients that are done drop out at the end of a block, and there is little to fill up.
+    """
+    block: list[Member] = []
+    real = 0
+    for member in sorted(members, key=lambda member: (-member.steps, -member.batch, member.place)):
+        longest = max((other.batch for other in block), default=member.batch)
+        if block and (len(block) == most or longest * (len(block) + 1) > PADDING * (real + member.batch)):
+            yield block
+            block, real = [], 0
+        block.append(member)
+        real += member.batch
+    if block:
+        yield block
+
+
+def takes_all(block: Sequence[Member]) -> bool:
+    """Return whether each step of a block takes all examples of each client."""
+    return all(member.batch == len(member.examples) for member in block)
+
+
+def steps_of(
+    block: Sequence[Member], work: LocalWork, order_of: Callable[[Member], np.random.Generator]
+) -> Iterator[Step]:
+    """Yield the steps of a block, with the clients that take them: fewer and fewer of the first ones."""
+    pool = pooled([member.examples for member in block])
+    rows = [
+        (pool.rows[place], batches(len(member.examples), replace(work, epochs=member.epochs, random=order_of(member))))
+        for place, member in enumerate(block)
+    ]
+    for number in range(block[0].steps):
+        taking = (row for row, member in zip(rows, block, strict=True) if member.steps > number)
+        yield filled_up(pool, [examples[next(order).to(examples.device)] for examples, order in taking])
+
+
+def repeated(step: Step, block: Sequence[Member]) -> Iterator[Step]:
+    """Yield a step that takes all examples as often as the block's clients take it."""
+    for number in range(block[0].steps):
+        yield step.first(sum(member.steps > number for member in block))
+
+
+def all_of(parts: Sequence[Examples]) -> Step:
+    """Return the step that takes all examples of each client."""
+    pool = pooled(parts)
+    return filled_up(pool, pool.rows)
+
+
+def filled_up(pool: Pool, rows: Sequence[Tensor]) -> Step:
+    """Return the step of clients whose batches have these rows of the pool."""
+    sizes = [len(each) for each in rows]
+    longest = max(sizes)
+    if min(sizes) == longest:
+        chosen, counts = torch.stack(list(rows)), None
+    else:
+        counts = torch.tensor(sizes, device=rows[0].device)
+        chosen = pad_sequence(list(rows), batch_first=True)
+        places = torch.arange(longest, device=rows[0].device)
+        chosen = torch.where(places < counts.unsqueeze(1), chosen, chosen[:, :1])
+    inputs, targets = (of.index_select(0, chosen.flatten()) for of in (pool.inputs, pool.targets))
+    return Step(inputs.unflatten(0, chosen.shape), targets.unflatten(0, chosen.shape), counts)

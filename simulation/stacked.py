@@ -1,0 +1,356 @@
+"""The engine `stacked`: a round's clients trained as one tensor program, a row of a matrix each.
+
+Clients are taken in blocks of similar size. Each meets its examples in the order in which it would by itself, and ends
+with the weights that it would have.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairbloom.client.local import Metrics
+from fairbloom.client.personal import StateDict
+from fairbloom.client.training import (
+    LocalWork,
+    descend,
+    epochs_in_time,
+    global_work,
+    gradients_of,
+    measure,
+    order_of,
+    personal_work,
+)
+from fairbloom.protocol import names as wire
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.clients import Replies, Trained
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.screening import Refusals, usable_evaluations
+from fairbloom.rounds.updates import Layout, Model
+from fairbloom.tasks import Examples, Task
+
+from .blocks import Member, Step, all_of, blocks, repeated, steps_of, takes_all
+from .clients import LocalClients, Reply, arrays_of, in_words, write
+from .programs import Program, UnstackableError, program_of
+from .together import Measures, in_passes, measured, scored
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+REMEMBERED_BYTES = 2**26
+"""Full batches are remembered from round to round up to this size in all."""
+
+
+class Rows:
+    """The models of k clients, a row of a matrix of shape (k, d) each; at first all of them are `received`."""
+
+    def __init__(self, layout: Layout, received: StateDict, matrix: Tensor) -> None:
+        self.matrix = matrix
+        self._received = received
+        self._places = {name: (place, layout.arrays[name].shape) for name, place in layout.slices}
+        for name, (place, _) in self._places.items():
+            matrix[:, place] = received[name].flatten()
+
+    def arrays(self, count: int) -> list[Tensor]:
+        """Return the arrays of the first `count` models, each of shape (count, *shape), in the memory of the matrix."""
+        return [self.matrix[:count, place].view(count, *shape) for place, shape in self._places.values()]
+
+    def load(self, row: int, model: StateDict) -> None:
+        """Set a row to a model."""
+        for name, (place, _) in self._places.items():
+            self.matrix[row, place] = model[name].flatten()
+
+    def model(self, row: int) -> StateDict:
+        """Return the model of a row; what is not trained is as it was received."""
+        own = {name: self.matrix[row, place].view(shape) for name, (place, shape) in self._places.items()}
+        return self._received | own
+
+    @property
+    def anchor(self) -> list[Tensor]:
+        """The received arrays, each of shape (1, *shape)."""
+        return [self._received[name].unsqueeze(0) for name in self._places]
+
+
+class StackedClients(LocalClients):
+    """All clients of a run, a block of them at once.
+
+    Parameters
+    ----------
+    method
+        Says which metrics it needs and which arrays are buffers.
+    settings
+        The run config; it sets no time budget.
+    block
+        The most clients that are computed at once.
+
+    Raises
+    ------
+    FairbloomError
+        When the task cannot be loaded, or this machine has no such device.
+    """
+
+    def __init__(self, method: Method, settings: Mapping[str, Any], block: int) -> None:
+        super().__init__(method, settings)
+        self._block = block
+        self._known: tuple[nn.Module, Program] | None = None
+        self._full: OrderedDict[tuple[str, ...], Step] = OrderedDict()
+
+    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+        """Let these clients train the model on the terms, each on its own data.
+
+        Raises
+        ------
+        UnstackableError
+            When the model cannot be computed for many clients at once.
+        """
+        self.begin(names, terms)
+        trained = self.none_trained(names, model, terms)
+        training = _Training(self, self.on_device(model), terms, trained)
+        members = self._members(names, terms, trained.refused)
+        self._in_blocks(members, training.block, training.alone, trained.refused)
+        if terms.personal_lambda is not None:
+            work = personal_work(self.settings, terms)
+            members = [Member.of(each.local, each.place, work, work.epochs) for each in members]
+            self._in_blocks(members, training.personal_block, training.personal_alone, trained.refused)
+        unfit = trained.refused.reasons
+        self.hand_over(trained, {name: training.replies[name] for name in names if name not in unfit})
+        return trained
+
+    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+        """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
+        self.begin(names, terms)
+        received, refused = self.on_device(model), Refusals(terms.server_round)
+        try:
+            told = self._measures(names, received, terms, set(participants))
+        except Exception:  # one by one it shows whose fault it is
+            return self.evaluate_each(names, terms, participants, lambda local, terms: local.evaluate(received, terms))
+        reports, reasons = usable_evaluations(told, self.method.weighted_by_key)
+        for name, reason in reasons.items():
+            refused.add(name, reason)
+        return Replies(metrics=reports, refused=refused)
+
+    # Parts ------------------------------------------------------------------------------------------------------------
+
+    def program(self, task: Task, model: nn.Module, examples: Examples) -> Program:
+        """Return how the model is computed for many clients."""
+        if self._known is None or self._known[0] is not model:
+            self._known = model, program_of(model, task, examples)
+        return self._known[1]
+
+    def steps(self, block: Sequence[Member], work: LocalWork, terms: Terms, *, personal: bool) -> Iterable[Step]:
+        """Return the steps of a block."""
+        if takes_all(block):
+            return repeated(self._full_batch(block), block)
+        number = terms.server_round
+        return steps_of(block, work, lambda m: order_of(self.settings, number, m.local.key, personal=personal))
+
+    def _full_batch(self, block: Sequence[Member]) -> Step:
+        """Return the step that takes all examples; small ones are remembered, since the next rounds take them too."""
+        names = tuple(member.local.name for member in block)
+        if names in self._full:
+            self._full.move_to_end(names)
+            return self._full[names]
+        step = all_of([member.examples for member in block])
+        self._full[names] = step
+        while sum(each.nbytes for each in self._full.values()) > REMEMBERED_BYTES:
+            self._full.popitem(last=False)
+        return step
+
+    def _members(self, names: Sequence[str], terms: Terms, refused: Refusals) -> list[Member]:
+        """Return the clients that can train; the others are refused."""
+        work, members = global_work(self.settings, terms), list[Member]()
+        for place, name in enumerate(names):
+            try:
+                in_full = terms.full_batch_step
+                epochs = work.epochs if in_full else epochs_in_time(self.settings, terms.server_round, name)
+                members.append(Member.of(self.local(name), place, work, epochs))
+            except Exception as error:  # one client's failure is one refused reply, whatever it is
+                refused.add(name, in_words(error))
+        return members
+
+    def _in_blocks(
+        self,
+        members: Sequence[Member],
+        together: Callable[[Sequence[Member]], None],
+        alone: Callable[[Member], None],
+        refused: Refusals,
+    ) -> None:
+        """Do something with blocks of clients; in halves where memory does not suffice, one by one where one fails."""
+        for block in blocks(members, self._block):
+            try:
+                together(block)
+            except UnstackableError:
+                raise
+            except torch.OutOfMemoryError:
+                self._block = max(1, len(block) // 2)
+                log.warning("%d clients at once need more memory than there is; now %d are", len(block), self._block)
+                torch.cuda.empty_cache()
+                if len(block) > 1:
+                    self._in_blocks(block, together, alone, refused)
+                else:
+                    self._one_by_one(block, alone, refused)
+            except Exception as error:
+                if not self._one_by_one(block, alone, refused):
+                    log.warning("%d clients were computed one by one, since together: %s", len(block), in_words(error))
+
+    def _one_by_one(self, block: Sequence[Member], alone: Callable[[Member], None], refused: Refusals) -> int:
+        """Do something with one client after the other; refuse those that fail, and return how many did."""
+        failed = 0
+        for member in block:
+            try:
+                alone(member)
+            except Exception as error:  # one client's failure is one refused reply, whatever it is
+                refused.add(member.local.name, in_words(error))
+                failed += 1
+        return failed
+
+    def _measures(
+        self, names: Sequence[str], received: StateDict, terms: Terms, participants: Collection[str]
+    ) -> dict[str, Metrics]:
+        """Return what each client measures of the received model, and of its personal one."""
+        locals_ = [self.local(name) for name in names]
+        task, model = locals_[0].task, locals_[0].model
+        model.load_state_dict(received)
+        tests = [local.splits.test for local in locals_]
+        told: dict[str, Metrics] = {
+            name: {wire.NUM_EXAMPLES: len(test), **found}
+            for name, test, found in zip(names, tests, measured(model, task, tests), strict=True)
+        }
+        asked = [local for local in locals_ if local.name in participants] if wire.TRAIN_LOSS in terms.measure else []
+        for local, found in zip(asked, measured(model, task, [local.splits.train for local in asked]), strict=True):
+            told[local.name][wire.TRAIN_LOSS] = found[wire.LOSS]
+        if terms.personal_lambda is not None:
+            for local in locals_:
+                model.load_state_dict(local.personal.before(terms.server_round + 1) or received)
+                found = measure(model, task, local.splits.test)
+                told[local.name] |= {f"{name}-{wire.PERSONAL}": value for name, value in found.items()}
+        return told
+
+
+class _Training:
+    """One round's training.
+
+    Parameters
+    ----------
+    engine
+        Whose clients train.
+    received
+        The global model on the device.
+    terms
+        Of the work.
+    trained
+        Takes the models, in the rows of its matrices.
+    """
+
+    def __init__(self, engine: StackedClients, received: StateDict, terms: Terms, trained: Trained) -> None:
+        self.replies: dict[str, Reply] = {}
+        self._engine, self._received, self._terms, self._trained = engine, received, terms, trained
+        self._layout = trained.updates.layout
+
+    def block(self, block: Sequence[Member]) -> None:
+        """Train the global model on a block of clients."""
+        terms, trained, wanted = self._terms, self._trained, set(self._terms.measure)
+        task, model, parts = block[0].local.task, block[0].local.model, [member.examples for member in block]
+        program = self._engine.program(task, model, parts[0])
+        rows, work = self._rows(len(block)), global_work(self._engine.settings, terms)
+        told: list[Metrics] = [{wire.NUM_EXAMPLES: len(part), wire.LEARNING_RATE: work.learning_rate} for part in parts]
+        halfway, first = rows.matrix, None
+        if not terms.local_only:
+            steps = self._engine.steps(block, work, terms, personal=False)
+            halfway, first = train_together(program, task, rows, steps, work)
+        if wanted & {wire.LOSS_BEFORE, wire.ACCURACY_BEFORE}:
+            if first is not None and takes_all(block) and wire.ACCURACY_BEFORE not in wanted:
+                _note(told, [{wire.LOSS: loss} for loss in first.tolist()], "before")
+            else:
+                model.load_state_dict(self._received)
+                _note(told, measured(model, task, parts), "before")
+        if wanted & {wire.LOSS_AFTER, wire.ACCURACY_AFTER}:
+            _note(told, measured_apart(program, task, rows, parts), "after")
+        places = [member.place for member in block]
+        trained.updates.matrix[places] = rows.matrix.cpu().numpy()
+        if trained.snapshots is not None:
+            trained.snapshots.matrix[places] = halfway.cpu().numpy()
+        others, asked = self._layout.arrays, {wire.NUM_EXAMPLES, *wanted}
+        for member, metrics in zip(block, told, strict=True):
+            chosen = {name: value for name, value in metrics.items() if name in asked}
+            self.replies[member.local.name] = Reply(member.place, chosen, others, others)
+
+    def alone(self, member: Member) -> None:
+        """Train the global model on one client, as it would by itself."""
+        update = member.local.train(self._received, replace(self._terms, personal_lambda=None))
+        arrays, snapshot = arrays_of(update.arrays), arrays_of(update.snapshot)
+        write(self._trained.updates, member.place, arrays)
+        if self._trained.snapshots is not None:
+            write(self._trained.snapshots, member.place, snapshot)
+        self.replies[member.local.name] = Reply(member.place, update.metrics, arrays, snapshot)
+
+    def personal_block(self, block: Sequence[Member]) -> None:
+        """Train the personal models of a block of clients, pulled to the received model."""
+        terms, task, model = self._terms, block[0].local.task, block[0].local.model
+        program = self._engine.program(task, model, block[0].examples)
+        rows, work = self._rows(len(block)), personal_work(self._engine.settings, terms)
+        for row, member in enumerate(block):
+            if (last := member.local.personal.before(terms.server_round)) is not None:
+                rows.load(row, last)
+        train_together(program, task, rows, self._engine.steps(block, work, terms, personal=True), work)
+        for row, member in enumerate(block):
+            member.local.personal.keep(terms.server_round, rows.model(row))
+
+    def personal_alone(self, member: Member) -> None:
+        """Train the personal model of one client, as it would by itself."""
+        member.local.train(self._received, replace(self._terms, local_only=True, measure=()))
+
+    def _rows(self, count: int) -> Rows:
+        dtype = self._received[self._layout.trainable[0]].dtype
+        device = self._engine.device
+        return Rows(self._layout, self._received, torch.empty(count, self._layout.size, dtype=dtype, device=device))
+
+
+def train_together(
+    program: Program, task: Task, rows: Rows, steps: Iterable[Step], work: LocalWork
+) -> tuple[Tensor, Tensor | None]:
+    """Take the local steps of many clients in place, as `fairbloom.client.training.train` does for one.
+
+    Returns
+    -------
+    The models after `snapshot_step`, or at the end, shape (k, d); and the mean loss of each client's first batch.
+    """
+    anchor = rows.anchor if work.pull > 0.0 else []
+    velocity = [torch.zeros_like(array) for array in rows.arrays(len(rows.matrix))] if work.momentum > 0.0 else []
+    halfway, first = rows.matrix, None
+    for number, step in enumerate(steps, start=1):
+        taking, batch = step.shape
+        weights = [array.requires_grad_() for array in rows.arrays(taking)]
+        outputs = program(weights, step.inputs)
+        losses = task.loss(outputs.flatten(0, 1), step.targets.flatten(0, 1)).view(taking, batch)
+        gradients = gradients_of(work.transform(step.means(losses)).sum(), weights)
+        if first is None:
+            first = step.means(losses.detach().double())
+        with torch.no_grad():
+            descend(weights, gradients, anchor, [array[:taking] for array in velocity], work)
+        if number == work.snapshot_step:
+            halfway = rows.matrix.clone()
+    return halfway, first
+
+
+@torch.no_grad()
+def measured_apart(program: Program, task: Task, rows: Rows, parts: Sequence[Examples]) -> list[Measures]:
+    """Return what is measured of each client's own model on its examples."""
+    found: list[Measures] = []
+    for some in in_passes(parts):
+        step = all_of(some)
+        weights = [array[len(found) : len(found) + len(some)] for array in rows.arrays(len(rows.matrix))]
+        outputs = program(weights, step.inputs)
+        counts = [len(part) for part in some]
+        real = torch.arange(step.shape[1], device=outputs.device) < torch.tensor(counts, device=outputs.device)[:, None]
+        found += scored(task, outputs[real], step.targets[real], counts)
+    return found
+
+
+def _note(told: Sequence[Metrics], found: Sequence[Measures], when: str) -> None:
+    """Add what was measured to what the clients tell, by names that end in `when`."""
+    for metrics, measures in zip(told, found, strict=True):
+        metrics.update({f"{name}-{when}": value for name, value in measures.items()})
