@@ -31,6 +31,8 @@ class Member(NamedTuple):
         Its place in the order of names.
     epochs
         Passes over its examples.
+    count
+        How many training examples it has.
     batch
         How many examples a step takes, but for the last of an epoch.
     steps
@@ -40,6 +42,7 @@ class Member(NamedTuple):
     local: Local
     place: int
     epochs: int
+    count: int
     batch: int
     steps: int
 
@@ -55,7 +58,7 @@ class Member(NamedTuple):
         count = len(local.splits.train)
         batch = batch_of(count, work)
         steps = epochs * math.ceil(count / batch) if work.steps is None else work.steps
-        return cls(local, place, epochs, batch, steps)
+        return cls(local, place, epochs, count, batch, steps)
 
     @property
     def examples(self) -> Examples:
@@ -109,21 +112,20 @@ def blocks(members: Sequence[Member], most: int) -> Iterator[list[Member]]:
     Clients that are done drop out at the end of a block, and there is little to fill up.
     """
     block: list[Member] = []
-    real = 0
+    longest = real = 0
     for member in sorted(members, key=lambda member: (-member.steps, -member.batch, member.place)):
-        longest = max((other.batch for other in block), default=member.batch)
-        if block and (len(block) == most or longest * (len(block) + 1) > PADDING * (real + member.batch)):
+        longest, real = max(longest, member.batch), real + member.batch
+        if block and (len(block) == most or longest * (len(block) + 1) > PADDING * real):
             yield block
-            block, real = [], 0
+            block, longest, real = [], member.batch, member.batch
         block.append(member)
-        real += member.batch
     if block:
         yield block
 
 
 def takes_all(block: Sequence[Member]) -> bool:
     """Return whether each step of a block takes all examples of each client."""
-    return all(member.batch == len(member.examples) for member in block)
+    return all(member.batch == member.count for member in block)
 
 
 def steps_of(
@@ -132,7 +134,7 @@ def steps_of(
     """Yield the steps of a block, with the clients that take them: fewer and fewer of the first ones."""
     pool = pooled([member.examples for member in block])
     rows = [
-        (pool.rows[place], batches(len(member.examples), replace(work, epochs=member.epochs, random=order_of(member))))
+        (pool.rows[place], batches(member.count, replace(work, epochs=member.epochs, random=order_of(member))))
         for place, member in enumerate(block)
     ]
     for number in range(block[0].steps):

@@ -16,21 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairbloom.client.training import drawing_from, outputs_of
 from fairbloom.tasks import Examples, Task
 
-ELEMENTWISE = (
-    *(
-        nn.Identity,
-        nn.ReLU,
-        nn.LeakyReLU,
-        nn.ELU,
-        nn.SELU,
-        nn.CELU,
-        nn.GELU,
-        nn.SiLU,
-        nn.Mish,
-        nn.Softplus,
-        nn.Softsign,
-    ),
-    *(nn.Softsign, nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardtanh, nn.ReLU6, nn.Hardswish, nn.Hardsigmoid, nn.Tanhshrink),
+ELEMENTWISE: tuple[type[nn.Module], ...] = (
+    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU),
+    *(nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign, nn.Sigmoid),
+    *(nn.LogSigmoid, nn.Tanh, nn.Tanhshrink, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
 )
 """Activations that map each number by itself, without parameters and without drawing."""
 

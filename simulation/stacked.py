@@ -256,7 +256,9 @@ class _Training:
         task, model, parts = block[0].local.task, block[0].local.model, [member.examples for member in block]
         program = self._engine.program(task, model, parts[0])
         rows, work = self._rows(len(block)), global_work(self._engine.settings, terms)
-        told: list[Metrics] = [{wire.NUM_EXAMPLES: len(part), wire.LEARNING_RATE: work.learning_rate} for part in parts]
+        told: list[Metrics] = [
+            {wire.NUM_EXAMPLES: each.count, wire.LEARNING_RATE: work.learning_rate} for each in block
+        ]
         halfway, first = rows.matrix, None
         if not terms.local_only:
             steps = self._engine.steps(block, work, terms, personal=False)

@@ -71,11 +71,11 @@ def measured(model: nn.Module, task: Task, parts: Sequence[Examples]) -> list[Me
 def scored(task: Task, outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[Measures]:
     """Return mean loss and scores of clients, `counts` examples each, which lie one client after the other."""
     columns = {LOSS: _means(task.loss(outputs, targets), counts)}
-    apart = list(zip(outputs.split(list(counts)), targets.split(list(counts)), strict=True))
     for score, of in task.scores.items():
         if of in ONE_BY_ONE:
             columns[score.name] = _means(torch.as_tensor(of(outputs, targets)), counts)
         else:
+            apart = zip(outputs.split(list(counts)), targets.split(list(counts)), strict=True)
             columns[score.name] = [torch.as_tensor(of(*part)).double().mean().item() for part in apart]
     return [
         {name: value for name, value in zip(columns, row, strict=True) if name == LOSS or math.isfinite(value)}
