@@ -103,6 +103,7 @@ def program_of(model: nn.Module, task: Task, examples: Examples) -> Program:
     _check_parameters(model)
     layers = _chained(model)
     program = Mapped(model, [name for name, _ in model.named_parameters()]) if layers is None else Chain(layers)
+    buffers = {buffer: buffer.clone() for buffer in model.buffers()}
     try:
         _check_same(program, model, task, examples)
     except UnstackableError:
@@ -110,6 +111,12 @@ def program_of(model: nn.Module, task: Task, examples: Examples) -> Program:
     except Exception as error:  # whatever PyTorch, or a user's model, raises on many clients
         words = " ".join(str(error).split())[:200]
         raise UnstackableError(f"PyTorch cannot map it over clients ({type(error).__name__}: {words})") from error
+    finally:
+        changed = [buffer for buffer, before in buffers.items() if not torch.equal(buffer, before)]
+        for buffer in changed:
+            buffer.copy_(buffers[buffer])
+    if changed:
+        raise UnstackableError("it changes buffers as it trains")
     return program
 
 
@@ -143,8 +150,8 @@ def _check_same(program: Program, model: nn.Module, task: Task, examples: Exampl
     """Raise UnstackableError when two clients' losses or gradients are others at once than one by one."""
     count = min(PROBED, len(examples))
     inputs, targets = examples[slice(0, count)]
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     _check_same_in_evaluation(model, inputs)
+    _check_each_by_itself(model, task, inputs, targets)
     losses = task.loss(outputs_of(model, inputs), targets)
     gradients = torch.autograd.grad(losses.mean(), tuple(model.parameters()), allow_unused=True)
     expected = losses.detach()
@@ -162,8 +169,19 @@ def _check_same(program: Program, model: nn.Module, task: Task, examples: Exampl
         same &= torch.allclose(both[1], gradient, rtol=1e-2, atol=1e-5) and not bool(both[0].any())
     if not same:
         raise UnstackableError("its loss or gradient is another for several clients at once than for each by itself")
-    if not all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers()):
-        raise UnstackableError("it changes buffers as it trains")
+
+
+@torch.no_grad()
+def _check_each_by_itself(model: nn.Module, task: Task, inputs: Tensor, targets: Tensor) -> None:
+    """Raise UnstackableError when an example's output or loss depends on the others of its batch."""
+    outputs, losses = [], []
+    for count in (len(inputs), max(1, len(inputs) - 1)):  # an odd and an even number
+        outputs.append(outputs_of(model, inputs[:count]))
+        losses.append(task.loss(outputs[-1], targets[:count]))
+    few = len(outputs[1])
+    same = torch.allclose(outputs[0][:few], outputs[1], rtol=1e-3, atol=1e-5)
+    if not (same and torch.allclose(losses[0][:few], losses[1], rtol=1e-3, atol=1e-5)):
+        raise UnstackableError("what it makes of an example depends on the others of its batch")
 
 
 @torch.no_grad()

@@ -1,37 +1,66 @@
 """A whole run in this process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from fairbloom.client.device import choose
+from fairbloom.client.device import choose as choose_device
+from fairbloom.protocol.names import AGREED
+from fairbloom.rounds.clients import Clients
+from fairbloom.rounds.method import Method
 from fairbloom.server.app import federate, run_folder
+from fairbloom.server.records import engine_in
 from fairbloom.server.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import check_data, digests
 
-from .loop import LoopClients
+from .choice import Choice, choose, processors_here
+from .clients import LocalClients
 
 
-def simulate(settings: Settings, on_row: Callable[[Row], None] = lambda row: None) -> Path:
-    """Run, or continue, what `settings` say with all clients in this process; return the run folder.
+def simulate(
+    settings: Settings, on_row: Callable[[Row], None] = lambda row: None, *, processors: int | None = None
+) -> Path:
+    """Run, or continue, what `settings` say with all clients on this machine; return the run folder.
 
-    One thread computes: small models gain nothing from more, and the sums are then the same on any number of cores.
+    Each process computes with one thread: small models gain nothing from more, and the sums are then the same on any
+    number of cores.
+
+    Parameters
+    ----------
+    settings
+        Of the run.
+    on_row
+        Called with each finished round's row of rounds.csv.
+    processors
+        How many processor cores the run may use; None: those that this process may.
 
     Raises
     ------
     FairbloomError
-        When this machine has no such device, or lacks the folder that the task reads, and as `federate` does.
+        When this machine has no such device, lacks the folder that the task reads or cannot have the engine, and as
+        `federate` does.
     """
-    choose(settings.device)
-    check_data(settings.run_config())
+    choose_device(settings.device)
+    config, folder = settings.run_config(), run_folder(settings)
+    check_data(config)
+    if not settings.state_dir:
+        config["state-dir"] = str(folder / "clients")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        config = settings.run_config()
-        if not settings.state_dir:
-            config["state-dir"] = str(run_folder(settings) / "clients")
-        return federate(settings, lambda method: LoopClients(method, config), on_row, data=digests(config))
-    finally:
-        torch.set_num_threads(threads)
+    with ExitStack() as ending:
+        ending.callback(torch.set_num_threads, threads)
+
+        def engine(method: Method, agreed: str) -> tuple[Clients, Mapping[str, object]]:
+            own = {**config, AGREED: agreed}
+            recorded = engine_in(folder)
+            choice = Choice(**recorded) if recorded else choose(own, processors or processors_here())
+            clients = ending.enter_context(closing(choice.clients(method, own)))
+            return clients, asdict(choice)
+
+        return federate(
+            settings, lambda method: LocalClients(method, config), on_row, data=digests(config), engine=engine
+        )

@@ -275,9 +275,9 @@ class _Training:
         trained.updates.matrix[places] = rows.matrix.cpu().numpy()
         if trained.snapshots is not None:
             trained.snapshots.matrix[places] = halfway.cpu().numpy()
-        others, asked = self._layout.arrays, {wire.NUM_EXAMPLES, *wanted}
+        others, asked = self._layout.arrays, (wire.NUM_EXAMPLES, *terms.measure)
         for member, metrics in zip(block, told, strict=True):
-            chosen = {name: value for name, value in metrics.items() if name in asked}
+            chosen = {name: metrics[name] for name in asked if name in metrics}
             self.replies[member.local.name] = Reply(member.place, chosen, others, others)
 
     def alone(self, member: Member) -> None:

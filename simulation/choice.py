@@ -1,0 +1,278 @@
+"""The choice of the engine that computes a run's clients: a rule over model, batch, client sizes and machine.
+
+The clock has no part in it, so that equal settings give equal numbers on equal machines. What was chosen is recorded in
+the run folder, and a run that continues keeps it.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.utils.flop_counter import FlopCounterMode
+
+from fairbloom.client.device import choose as choose_device
+from fairbloom.client.local import loaded
+from fairbloom.client.training import batch_of, global_work
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import complete
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.roster import share
+from fairbloom.tasks import Examples, Task
+
+from .clients import LocalClients
+from .loop import LoopClients
+from .programs import UnstackableError, program_of
+from .stacked import StackedClients
+
+FLOPS = 2e10
+"""Floating-point operations that one processor core makes in a second on small matrices; an estimate is enough."""
+
+CALL = 2.5e-5
+"""Seconds that PyTorch takes to call one module forwards and backwards, whatever the size."""
+
+STEP = 2e-4
+"""Seconds that a step takes beside its modules: the batch, the loss and the update."""
+
+HAND_OVER = 2e-4
+"""Seconds that it takes to hand a client to another process and its model back."""
+
+BLOCK_BYTES = 2**26
+"""What stacked clients may take of memory on the processor, beside the round's updates."""
+
+LOOKED_AT = 20
+"""So many clients, evenly spaced, stand for the sizes of all."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a run's clients are computed.
+
+    Attributes
+    ----------
+    engine
+        loop, stacked, workers or ray.
+    reason
+        Why, in words.
+    workers
+        How many processes compute.
+    threads
+        With how many threads each.
+    block
+        The most clients that are stacked at once; 0 where none are.
+    """
+
+    engine: str
+    reason: str
+    workers: int = 1
+    threads: int = 1
+    block: int = 0
+
+    def clients(self, method: Method, settings: Mapping[str, Any]) -> LocalClients:
+        """Return the clients of a run, computed this way."""
+        match self.engine:
+            case "stacked":
+                return StackedClients(method, settings, block=self.block)
+            case "workers":
+                from .workers import WorkerClients
+
+                return WorkerClients(method, settings, workers=self.workers)
+            case "ray":
+                from .ray import RayClients  # imported late: Ray takes a second
+
+                return RayClients(method, settings)
+            case _:
+                return LoopClients(method, settings)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a round takes, by the sizes of its parts.
+
+    Attributes
+    ----------
+    cohort
+        Clients a round.
+    steps
+        Local steps of a client.
+    arithmetic
+        Seconds of a step's floating-point operations.
+    calls
+        Seconds that PyTorch spends on calling them.
+    bytes
+        The memory that a client takes where many are stacked.
+    """
+
+    cohort: int
+    steps: int
+    arithmetic: float
+    calls: float
+    bytes: int
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], task: Task, model: nn.Module, cohort: int) -> "Effort":
+        """Return the effort of a round."""
+        examples = some_examples(task)
+        work = global_work(settings, Terms(server_round=1))
+        count = round(mean(map(len, examples)))
+        batch = batch_of(count, work)
+        flops, outputs = forward(model, examples[0])
+        parameters = sum(parameter.nbytes for parameter in model.parameters())
+        return cls(
+            cohort=cohort,
+            steps=work.steps or work.epochs * math.ceil(count / batch),
+            arithmetic=3 * flops * batch / FLOPS,
+            calls=STEP + CALL * sum(1 for module in model.modules() if not list(module.children())),
+            bytes=3 * (parameters + outputs * batch),
+        )
+
+    @property
+    def block(self) -> int:
+        """The most clients that are stacked at once on the processor."""
+        return max(1, min(self.cohort, BLOCK_BYTES // self.bytes))
+
+    def loop(self) -> float:
+        """Seconds of a round, one client after the other."""
+        return self.cohort * self.steps * (self.arithmetic + self.calls)
+
+    def workers(self, processes: int) -> float:
+        """Seconds of a round in several processes."""
+        return self.loop() * math.ceil(self.cohort / processes) / self.cohort + self.cohort * HAND_OVER
+
+    def stacked(self) -> float:
+        """Seconds of a round with stacked clients."""
+        return self.steps * (self.cohort * self.arithmetic + math.ceil(self.cohort / self.block) * self.calls)
+
+
+def choose(settings: Mapping[str, Any], processors: int) -> Choice:
+    """Return how a run's clients are computed.
+
+    Parameters
+    ----------
+    settings
+        The run config, with what the clients have agreed on about their data.
+    processors
+        How many processor cores this run may use.
+
+    Raises
+    ------
+    FairbloomError
+        When the data cannot be used, or the engine that the settings ask for cannot be had here.
+    """
+    settings = complete(settings)
+    task, model = loaded(settings)
+    device = choose_device(str(settings["device"]))
+    cohort = share(settings["fraction"], len(task.clients), 1)
+    match settings["engine"]:
+        case "loop":
+            return Choice("loop", "it was asked for")
+        case "workers":
+            return Choice("workers", "it was asked for", workers=max(1, min(processors, cohort)))
+        case "ray":
+            return Choice("ray", "it was asked for")
+    try:
+        effort = Effort.of(settings, task, model, cohort)
+    except FairbloomError:
+        raise
+    except Exception as error:  # whatever a user's model raises; the clients will tell
+        return Choice("loop", f"the model {type(model).__name__} could not be tried ({type(error).__name__}: {error})")
+    if settings["engine"] == "stacked":
+        if why_not := unstackable(settings, task, model):
+            return Choice("loop", f"stacked was asked for, but {why_not}")
+        return Choice("stacked", "it was asked for", block=effort.block)
+    if device.type != "cpu":
+        if (why_not := unstackable(settings, task, model)) or cohort == 1:
+            return Choice("loop", f"clients on {device} cannot be stacked: {why_not or 'a round has one'}")
+        return Choice("stacked", f"clients on {device} are fastest side by side", block=on_device(device, effort))
+    return fastest(effort, convolutional(model) or unstackable(settings, task, model), min(processors, cohort))
+
+
+def fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choice:
+    """Return the engine that the estimate says is the fastest on the processor."""
+    parts = f"of a step, {1e3 * effort.arithmetic:.2g} ms are arithmetic and {1e3 * effort.calls:.2g} ms are calls"
+    if not why_not_stacked and effort.stacked() <= min(effort.loop(), effort.workers(processes)):
+        return Choice("stacked", f"{parts}, which stacked clients share", block=effort.block)
+    because = f"{why_not_stacked}, and {parts}" if why_not_stacked else parts
+    if processes > 1 and effort.workers(processes) < effort.loop():
+        return Choice("workers", f"{because}, which {processes} processes do side by side", workers=processes)
+    return Choice("loop", f"{because}, for which one process is enough")
+
+
+def unstackable(settings: Mapping[str, Any], task: Task, model: nn.Module) -> str:
+    """Return why clients cannot be stacked, "" where they can."""
+    if settings["time-budget"]:
+        return "a time budget is for each client by itself"
+    try:
+        program_of(model, task, some_examples(task)[0])
+    except UnstackableError as reason:
+        return f"the model {type(model).__name__} cannot be stacked: {reason}"
+    return ""
+
+
+def convolutional(model: nn.Module) -> str:
+    """Return why stacking a model that can be stacked is slow on the processor, "" where it is not."""
+    if any(isinstance(module, _ConvNd | nn.RNNBase) for module in model.modules()):
+        return "stacked convolutions and recurrent layers are slow on the processor"
+    return ""
+
+
+def some_examples(task: Task) -> list[Examples]:
+    """Return the training examples of a few clients; those whose data cannot be used are left out.
+
+    Raises
+    ------
+    FairbloomError
+        When nobody's can be used.
+    """
+    found = []
+    step = max(1, len(task.clients) // LOOKED_AT)
+    for name in task.clients[::step]:
+        try:
+            examples = task.splits(name).train
+        except FairbloomError:
+            continue
+        if len(examples):
+            found.append(examples)
+    if not found:
+        raise FairbloomError("no client has an example to train on, so no engine can be chosen: look at the data")
+    return found
+
+
+def forward(model: nn.Module, examples: Examples) -> tuple[float, int]:
+    """Return the floating-point operations of one example's way through a model, and the bytes of all that comes out.
+
+    The bytes are those of every module's outputs, which are kept for the way back.
+    """
+    kept = 0
+
+    def note(_module: nn.Module, _inputs: object, outputs: object) -> None:
+        nonlocal kept
+        kept += outputs.nbytes if isinstance(outputs, torch.Tensor) else 0
+
+    hooks = [module.register_forward_hook(note) for module in model.modules() if not list(module.children())]
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model.eval()(examples[slice(0, 1)][0])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return float(counter.get_total_flops()), kept
+
+
+def on_device(device: torch.device, effort: Effort) -> int:
+    """Return how many clients fit at once into half of what a graphics card has free; on others, as on the processor."""
+    if device.type != "cuda":
+        return effort.block
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, min(effort.cohort, free // 2 // effort.bytes))
+
+
+def processors_here() -> int:
+    """Return how many processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

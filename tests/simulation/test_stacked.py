@@ -1,0 +1,309 @@
+"""Stacked clients: each ends with the weights and measures that it would have by itself."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fairbloom.client.local import Local, Update
+from fairbloom.client.personal import StateDict
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.clients import Replies, Trained
+from fairbloom.rounds.method import Method
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.blocks import PADDING, Member, blocks
+from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.programs import Chain, Mapped, UnstackableError, program_of
+from fairbloom.simulation.stacked import StackedClients
+from fairbloom.strategies import DRFA, FedAvg
+from fairbloom.tasks import load_task
+from tests.client import nets
+
+TASK = "tests.simulation.doubled:doubled"
+OWN = "tests.simulation.doubled"
+
+PLAIN: dict[str, Any] = {"task": TASK, "clients": 9, "partition": "dirichlet", "device": "cpu", "seed": 4}
+
+WORKS: dict[str, dict[str, Any]] = {
+    "minibatches": {},
+    "full batch": {"batch-size": 0},
+    "full batch, momentum, epochs": {"batch-size": 0, "local-epochs": 3, "momentum": 0.9},
+    "momentum, decay, epochs": {"momentum": 0.9, "weight-decay": 0.01, "local-epochs": 2},
+    "batches that few clients fill": {"batch-size": 64, "local-epochs": 2},
+    "stragglers": {"stragglers": 0.6, "local-epochs": 4},
+    "examples of their own": {"doubled.apart": True, "batch-size": 7},
+    "examples of their own, full batch": {"doubled.apart": True, "batch-size": 0},
+}
+
+ALL = ("loss-before", "accuracy-before", "loss-after", "accuracy-after", "learning-rate")
+
+TERMS: dict[str, Terms] = {
+    "plain": Terms(server_round=3, measure=("loss-before",)),
+    "all measures": Terms(server_round=1, measure=ALL),
+    "proximal": Terms(server_round=2, proximal_mu=0.3),
+    "propfair": Terms(server_round=1, loss_transform="propfair", propfair_baseline=2.5, propfair_epsilon=0.2),
+    "momentum of the server's": Terms(server_round=1, client_momentum=0.5),
+    "one full batch": Terms(server_round=1, full_batch_step=True, measure=("loss-before",)),
+    "so many steps": Terms(server_round=1, local_steps=5, snapshot_step=3),
+    "personal": Terms(server_round=2, personal_lambda=0.7, personal_epochs=2, measure=("loss-before",)),
+    "personal alone": Terms(server_round=2, personal_lambda=0.7, personal_epochs=1, local_only=True),
+}
+
+MODELS = ("logistic", "mlp", "cnn", f"{OWN}:Recurrent", f"{OWN}:Grouped")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def config_of(**changes: Any) -> dict[str, Any]:
+    return Settings.of(PLAIN | changes).run_config()
+
+
+def both(
+    config: dict[str, Any], method: Method | None = None, block: int = 64
+) -> tuple[LoopClients, StackedClients, dict[str, Any]]:
+    """Return the two engines, and a model that is not the initial one."""
+    chosen = method or FedAvg()
+    model = {name: tensor.numpy() for name, tensor in load_task(config).model().state_dict().items()}
+    random = np.random.default_rng(7)
+    model = {name: array + 0.05 * random.standard_normal(array.shape) for name, array in model.items()}
+    return LoopClients(chosen, config), StackedClients(chosen, config, block=block), model
+
+
+def assert_same(ours: Trained, expected: Trained, tolerance: float = 1e-12) -> None:
+    assert ours.names == expected.names
+    assert ours.refused.reasons.keys() == expected.refused.reasons.keys()
+    for updates, due in ((ours.updates, expected.updates), (ours.snapshots, expected.snapshots)):
+        assert (updates is None) == (due is None)
+        if updates is not None and due is not None:
+            np.testing.assert_allclose(updates.vectors.blocks[0], due.vectors.blocks[0], rtol=0, atol=tolerance)
+    assert_same_reports(ours, expected, tolerance)
+
+
+def assert_same_reports(ours: Replies, expected: Replies, tolerance: float = 1e-12) -> None:
+    assert {name: list(report) for name, report in ours.metrics.items()} == {
+        name: list(report) for name, report in expected.metrics.items()
+    }
+    for name, report in ours.metrics.items():
+        assert list(report.values()) == pytest.approx(
+            list(expected.metrics[name].values()), rel=tolerance, abs=tolerance
+        )
+
+
+@pytest.fixture
+def no_fallback(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where clients are computed one by one: then nothing would be compared."""
+
+    def alone(self: Local, received: StateDict, terms: Terms) -> Update:
+        raise AssertionError("a client of the stacked engine trains by itself")
+
+    monkeypatch.setattr(StackedClients, "_one_by_one", alone)
+
+
+@pytest.mark.usefixtures("no_fallback")
+@pytest.mark.parametrize("block", [2, 64])
+@pytest.mark.parametrize("terms", TERMS)
+def test_whatever_the_terms_weights_and_measures_are_those_of_each_client_by_itself(terms: str, block: int) -> None:
+    method = DRFA() if TERMS[terms].snapshot_step else FedAvg()
+    loop, stacked, model = both(config_of(model="mlp", **{"batch-size": 8}), method, block)
+    names = loop.online(1)[1:8]
+    assert_same(stacked.train(names, model, TERMS[terms]), loop.train(names, model, TERMS[terms]))
+    for name in names:
+        kept, due = (engine.personal(name).last for engine in (stacked, loop))
+        assert (kept is None) == (due is None)
+        if kept is not None and due is not None:
+            assert kept[0] == due[0]
+            assert kept[1].keys() == due[1].keys()
+            for key, tensor in kept[1].items():
+                torch.testing.assert_close(tensor, due[1][key], rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("no_fallback")
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("model", MODELS)
+def test_whatever_the_model_and_work_weights_are_those_of_each_client_by_itself(model: str, work: str) -> None:
+    loop, stacked, initial = both(config_of(model=model, **WORKS[work]))
+    names, terms = loop.online(1), TERMS["plain"]
+    assert_same(stacked.train(names, initial, terms), loop.train(names, initial, terms))
+
+
+@pytest.mark.usefixtures("no_fallback")
+def test_personal_models_go_on_from_round_to_round() -> None:
+    loop, stacked, model = both(config_of(model="mlp"))
+    for number in (1, 2, 3):
+        terms = Terms(server_round=number, personal_lambda=0.5, personal_epochs=1)
+        names = loop.online(1)[: 4 + number]
+        assert_same(stacked.train(names, model, terms), loop.train(names, model, terms))
+        told = [engine.evaluate(loop.online(1), model, terms, names) for engine in (stacked, loop)]
+        assert_same_reports(*told)
+        assert all("accuracy-personal" in report for report in told[0].metrics.values())
+
+
+@pytest.mark.parametrize("work", ["minibatches", "examples of their own"])
+@pytest.mark.parametrize("model", MODELS)
+def test_evaluation_is_that_of_each_client_by_itself(model: str, work: str) -> None:
+    loop, stacked, initial = both(config_of(model=model, **WORKS[work]))
+    names, terms = loop.online(1), Terms(server_round=2, measure=("train-loss",))
+    ours, expected = (engine.evaluate(names, initial, terms, names[2:6]) for engine in (stacked, loop))
+    assert_same_reports(ours, expected)
+    assert sum("train-loss" in report for report in ours.metrics.values()) == 4
+
+
+# What cannot be stacked -----------------------------------------------------------------------------------------------
+
+
+def program(model: str, **changes: Any) -> Any:
+    config = config_of(model=model, **changes)
+    task = load_task(config)
+    return program_of(task.model(), task, task.splits(task.clients[0]).train)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (f"{OWN}:Contrasted", "depends on the others of its batch"),
+        (f"{OWN}:Branching", "PyTorch cannot map it over clients"),
+        ("tests.client.nets:Dropping", "draws, as dropout does"),
+        ("tests.client.nets:Normed", "BatchNorm keeps statistics"),
+        ("tests.client.nets:Frozen", "some of its parameters are frozen"),
+        ("tests.client.nets:Untouched", "does not touch some of its parameters|depends on the others"),
+        ("tests.client.nets:Tied", "several of its names are one parameter"),
+        ("tests.client.nets:Moded", "computes otherwise in training"),
+        ("tests.client.nets:Masked", "changes buffers"),
+    ],
+)
+def test_a_model_that_cannot_be_stacked_is_named_with_the_reason(model: str, reason: str) -> None:
+    with pytest.raises(UnstackableError, match=reason):
+        program(model, task="digits")
+
+
+def test_a_probe_leaves_the_models_buffers_as_they_were() -> None:
+    task = load_task(config_of(task="digits", model="tests.client.nets:Masked"))
+    model = task.model()
+    with pytest.raises(UnstackableError):
+        program_of(model, task, task.splits(task.clients[0]).train)
+    assert int(model.get_buffer("steps")) == 0
+
+
+@pytest.mark.parametrize("net", nets.USABLE, ids=lambda net: net.__name__)
+def test_a_corner_of_pytorch_is_computed_right_or_refused(net: type[nn.Module]) -> None:
+    config = config_of(task="digits", model=f"tests.client.nets:{net.__name__}", **{"weight-decay": 0.01})
+    try:
+        program(config["model"], task="digits")
+    except UnstackableError:
+        return
+    loop, stacked, _ = both(config)
+    model = {name: tensor.numpy() for name, tensor in load_task(config).model().state_dict().items()}
+    names = loop.online(1)
+    ours, expected = (engine.train(names, model, TERMS["plain"]) for engine in (stacked, loop))
+    assert_same(ours, expected, 1e-2 if net in (nets.Half, nets.Autocast) else 1e-5)
+
+
+def test_chains_are_computed_by_products_and_other_models_are_mapped() -> None:
+    assert isinstance(program("mlp"), Chain)
+    assert isinstance(program("cnn"), Mapped)
+    hooked = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
+    hooked[1].register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    task = load_task(config_of())
+    assert isinstance(program_of(hooked, task, task.splits(task.clients[0]).train), Mapped)
+
+
+# One bad client, and too little memory --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [0, 8])
+def test_one_bad_client_is_refused_alone(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose labels are no classes, which fails the whole block, and one whose examples are not finite."""
+    loop, stacked, model = both(config_of(**{"doubled.apart": True, "batch-size": batch}))
+    names = loop.online(1)
+    for engine in (loop, stacked):
+        engine.local(names[2]).splits.train.targets.fill_(10)
+        engine.local(names[5]).splits.train.inputs.fill_(float("inf"))
+    ours, expected = (engine.train(names, model, TERMS["plain"]) for engine in (stacked, loop))
+    assert_same(ours, expected)
+    assert set(ours.refused.reasons) == {names[2], names[5]}
+    assert "is not finite" in ours.refused.reasons[names[5]] or "finite number" in ours.refused.reasons[names[5]]
+
+
+def test_one_bad_client_is_refused_alone_in_evaluation() -> None:
+    loop, stacked, model = both(config_of(**{"doubled.apart": True}))
+    names, terms = loop.online(1), Terms(server_round=1)
+    for engine in (loop, stacked):
+        engine.local(names[2]).splits.test.targets.fill_(10)
+    ours, expected = (engine.evaluate(names, model, terms, names) for engine in (stacked, loop))
+    assert_same_reports(ours, expected)
+    assert set(ours.refused.reasons) == {names[2]}
+
+
+def test_a_block_for_which_memory_does_not_suffice_is_computed_in_parts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import fairbloom.simulation.stacked as engine
+
+    train_together, sizes = engine.train_together, list[int]()
+
+    def short_of_memory(program: Any, task: Any, rows: Any, steps: Any, work: Any) -> Any:
+        sizes.append(len(rows.matrix))
+        if len(rows.matrix) > 2:
+            raise torch.OutOfMemoryError("a made-up card is full")
+        return train_together(program, task, rows, steps, work)
+
+    loop, stacked, model = both(config_of())
+    expected = loop.train(loop.online(1), model, TERMS["plain"])
+    monkeypatch.setattr(engine, "train_together", short_of_memory)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        assert_same(stacked.train(loop.online(1), model, TERMS["plain"]), expected)
+        first = len(sizes)
+        assert_same(stacked.train(loop.online(1), model, TERMS["plain"]), expected)
+    assert max(sizes[first:]) <= 2  # it is not tried again
+    assert "more memory than there is" in caplog.text
+
+
+def test_a_failure_that_is_no_clients_own_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*arguments: Any) -> Tensor:
+        raise RuntimeError("a fault of the engine")
+
+    monkeypatch.setattr("fairbloom.simulation.stacked.train_together", broken)
+    loop, stacked, model = both(config_of())
+    with caplog.at_level(logging.WARNING, "flwr"):
+        ours = stacked.train(loop.online(1), model, TERMS["plain"])
+    assert_same(ours, loop.train(loop.online(1), model, TERMS["plain"]))
+    assert "computed one by one" in caplog.text
+    assert "a fault of the engine" in caplog.text
+
+
+# Blocks ---------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(
+    sizes=st.lists(st.integers(1, 500), min_size=1, max_size=40),
+    batch=st.integers(0, 60),
+    most=st.integers(1, 12),
+)
+def test_blocks_hold_everybody_once_and_little_to_fill_up(sizes: list[int], batch: int, most: int) -> None:
+    members = [
+        Member(None, place, 1, count, size, -(-count // size))  # type: ignore[arg-type]
+        for place, count in enumerate(sizes)
+        for size in [min(batch or count, count)]
+    ]
+    made = list(blocks(members, most))
+    assert sorted(member.place for block in made for member in block) == list(range(len(sizes)))
+    for block in made:
+        assert 1 <= len(block) <= most
+        assert [member.steps for member in block] == sorted((member.steps for member in block), reverse=True)
+        real = sum(member.batch for member in block)
+        assert len(block) * max(member.batch for member in block) <= PADDING * real
