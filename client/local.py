@@ -15,7 +15,7 @@ from fairbloom.tasks import Examples, Splits, Task, find_task, load_task
 
 from .device import choose
 from .personal import PersonalModels, StateDict, folder_of
-from .training import global_work, measure, of_client, personal_work, train
+from .training import global_work, measure, of_client, personal_work, train, with_channels_last
 
 Metrics = dict[str, int | float]
 
@@ -209,7 +209,11 @@ def loaded(settings: Mapping[str, Any]) -> tuple[Task, torch.nn.Module]:
 @lru_cache(maxsize=2)
 def _loaded(task: Task, settings: tuple[tuple[str, Any], ...]) -> tuple[Task, torch.nn.Module]:
     device = choose(dict(settings)["device"])
-    return task.to(device), task.model().to(device)
+    there, model = task.to(device), task.model().to(device)
+    try:
+        return there, with_channels_last(model, there.splits(there.clients[0]).train)
+    except FairbloomError:  # that client's data cannot be used, of which it is told itself
+        return there, model
 
 
 def _asks(terms: Terms, *names: str) -> bool:

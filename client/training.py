@@ -302,6 +302,8 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
     FairbloomError
         When they are no tensor.
     """
+    if inputs.dim() == 4 and _has_channels_last(model):
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
     outputs = model(inputs)
     if not isinstance(outputs, Tensor):
         when = "in training" if model.training else "in evaluation"
@@ -310,6 +312,29 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
             "row for each example; an auxiliary output or a hidden state must be left out"
         )
     return outputs
+
+
+def with_channels_last(model: nn.Module, examples: Examples) -> nn.Module:
+    """Let the channels of a pixel lie side by side in a model's convolutions: the processor is faster with that.
+
+    A model that cannot take images which lie like that, since it calls `view` on them, say, stays as it is; so does one
+    on another device.
+    """
+    weights = [module.weight for module in model.modules() if isinstance(module, nn.Conv2d)]
+    if not weights or weights[0].device.type != "cpu" or not len(examples):
+        return model
+    inputs, _ = examples[slice(0, 2)]
+    try:
+        with torch.no_grad(), drawing_from(0, inputs.device):
+            tried = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            outputs_of(tried.eval(), inputs)
+    except Exception:  # whatever a model raises: training by itself tells
+        return model
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def _has_channels_last(model: nn.Module) -> bool:
+    return any(parameter.dim() == 4 and not parameter.is_contiguous() for parameter in model.parameters())
 
 
 def _type(model: nn.Module) -> str:

@@ -110,6 +110,9 @@ class RunSettings(BaseModel):
     evaluate_every: int = Field(
         1, ge=0, description="Number of rounds from one evaluation to the next; 0 evaluates after the last round only"
     )
+    fraction_evaluate: float = Field(
+        1.0, gt=0, le=1, description="Share of the clients that evaluate the model where a round is evaluated"
+    )
     round_timeout: float = Field(600.0, gt=0, description="Seconds until the replies of a round are due")
     min_replies: int = Field(
         0,
@@ -136,9 +139,18 @@ class RunSettings(BaseModel):
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
     )
-    engine: str = Field("loop", description="How clients in one process are computed: loop takes one after the other")
+    engine: str = Field(
+        "auto",
+        description="How clients on one machine are computed: auto chooses, or loop, stacked, workers, or ray on a cluster",
+    )
     device: Annotated[str, Mark.WORK, Mark.PLACE] = Field(
         "auto", description="Device that clients compute on: auto, cpu, cuda, cuda:1 or mps"
+    )
+    memory: Annotated[float, Mark.FREE] = Field(
+        0.0,
+        ge=0,
+        description="Gigabytes of memory that the updates of a round in one process may take, before they lie in a "
+        "temporary file; 0 takes half of the machine's",
     )
     log_format: Annotated[str, Mark.FREE] = Field(
         "text", description="Format of the server's log: text, or json with run, round and client in every line"

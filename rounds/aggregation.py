@@ -33,7 +33,7 @@ def cohort_of(
     updates, counts = trained.updates.vectors, trained.column(method.weighted_by_key)
     size = len(counts)
     kept = {key: row for key, row in method.progress.kept.items() if method.recalls(key, trained.names)}
-    vectors = sum(kept.values(), start=updates)
+    vectors = Vectors.below([updates, *kept.values()])
     cohort = Cohort(
         round=server_round,
         num_rounds=num_rounds,

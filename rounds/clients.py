@@ -8,11 +8,16 @@ import numpy as np
 
 from fairbloom.protocol.terms import Terms
 
-from .screening import Refusals, check_snapshot
+from .memory import Memory
+from .screening import Refusals
 from .updates import FloatArray, Layout, Model, Updates
 
 Reports = dict[str, dict[str, float]]
 """What each client reports, by its name, in the order of names: finite numbers by the metric's name on the wire."""
+
+
+SNAPSHOTS = "the snapshot"
+"""How the reasons of a refusal call a model in the midst of the local work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +60,43 @@ class Trained(Replies):
     snapshots: Updates | None = None
 
     @classmethod
-    def none(cls, layout: Layout, capacity: int, *, refused: Refusals, missing: Sequence[str], snapshots: bool) -> Self:
-        """Return an object without replies yet, for up to `capacity` of them."""
+    def none(
+        cls,
+        layout: Layout,
+        capacity: int,
+        *,
+        refused: Refusals,
+        missing: Sequence[str],
+        snapshots: bool,
+        memory: Memory | None = None,
+        lent: bool = False,
+    ) -> Self:
+        """Return an object without replies yet, for up to `capacity` of them.
+
+        Parameters
+        ----------
+        memory
+            Says where the updates are to lie; None: where half of the machine's memory is the budget.
+        lent
+            Whether the arrays that `add` is given stay as they are, as in Updates; `memory` is then not needed.
+
+        Raises
+        ------
+        FairbloomError
+            When they are to lie in a file, and its disk has no room.
+        """
+
+        def updates(of: str = "") -> Updates:
+            room = memory or Memory()
+            matrix = None if lent else room.matrix(capacity, layout.size, layout.dtype, of=1 + snapshots)
+            return Updates(layout, capacity, matrix, of, lent=lent)
+
         return cls(
             metrics={},
             refused=refused,
             missing=tuple(missing),
-            updates=Updates(layout, capacity),
-            snapshots=Updates(layout, capacity) if snapshots else None,
+            updates=updates(),
+            snapshots=updates(SNAPSHOTS) if snapshots else None,
         )
 
     def add(self, name: str, report: dict[str, float], arrays: Model, snapshot: Model) -> None:
@@ -76,12 +110,39 @@ class Trained(Replies):
         self.updates.add(arrays)
         if self.snapshots is not None:
             try:
-                check_snapshot(snapshot)
                 self.snapshots.add(snapshot)
             except ValueError:
                 self.updates.remove(len(self.metrics))
                 raise
         self.metrics[name] = report
+
+    def add_rows(self, reports: Reports, others: Sequence[Model], snapshots: Sequence[Model] = ()) -> None:
+        """Take in replies whose flat models lie in the rows of `updates.matrix` after those in use.
+
+        One with an array that is not finite is refused.
+
+        Parameters
+        ----------
+        reports
+            What each reports, by its name; names come in ascending order, those of the rows.
+        others
+            The buffers and integer arrays of each row's model.
+        snapshots
+            The same of the models in the midst of the local work, whose rows lie in `snapshots.matrix`; unused where
+            nobody asked for them.
+        """
+        first, names = len(self.metrics), list(reports)
+        wrong = self.updates.add_rows(others)
+        if self.snapshots is not None:
+            halfway = self.snapshots.add_rows(snapshots)
+            for updates, gone, others_gone in ((self.updates, wrong, halfway), (self.snapshots, halfway, wrong)):
+                left = [place for place in range(len(names)) if place not in gone]
+                updates.remove(*(first + row for row, place in enumerate(left) if place in others_gone))
+            wrong = halfway | wrong
+        self.metrics.update(reports)
+        for place, reason in sorted(wrong.items()):
+            del self.metrics[names[place]]
+            self.refused.add(names[place], reason)
 
     def column(self, metric: str) -> FloatArray:
         """Return one metric of all usable replies, shape (m,)."""
@@ -114,3 +175,9 @@ class Clients(Protocol):
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
+
+    def keep(self, since: int) -> None:
+        """Store what clients keep for themselves, before the run's checkpoint is written.
+
+        The run may go back to round `since`.
+        """

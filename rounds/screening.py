@@ -3,10 +3,8 @@
 import logging
 import math
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import (
@@ -18,8 +16,6 @@ from fairbloom.protocol.names import (
     PERSONAL,
     TRAIN_LOSS,
 )
-
-from .updates import Model
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -114,6 +110,65 @@ def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, f
     return metrics
 
 
+def usable_reports(
+    records: Mapping[str, Mapping[str, Any]], weight_key: str, needs: Collection[str] = ()
+) -> tuple[dict[str, dict[str, float]], dict[str, ValueError]]:
+    """Return what `usable_metrics` returns of each client's record, and the reasons of those that cannot be used."""
+    shares = [name for name in needs if name.startswith("accuracy")]
+    return _screened(records, weight_key, needs, shares, lambda record: usable_metrics(record, weight_key, needs))
+
+
+def usable_evaluations(
+    records: Mapping[str, Mapping[str, Any]], weight_key: str
+) -> tuple[dict[str, dict[str, float]], dict[str, ValueError]]:
+    """Return what `usable_evaluation` returns of each client's record, and the reasons of those that cannot be used."""
+    return _screened(records, weight_key, (), ACCURACIES, lambda record: usable_evaluation(record, weight_key))
+
+
+def _screened(
+    records: Mapping[str, Mapping[str, Any]],
+    weight_key: str,
+    needs: Collection[str],
+    shares: Collection[str],
+    usable: Callable[[Mapping[str, Any]], dict[str, float]],
+) -> tuple[dict[str, dict[str, float]], dict[str, ValueError]]:
+    """Look at columns first, which takes a tenth of the time; only where something is wrong, at one after the other."""
+    if _all_usable(list(records.values()), weight_key, needs, shares):
+        return {name: dict(record) for name, record in records.items()}, {}
+    reports: dict[str, dict[str, float]] = {}
+    reasons: dict[str, ValueError] = {}
+    for name, record in records.items():
+        try:
+            reports[name] = usable(record)
+        except ValueError as reason:
+            reasons[name] = reason
+    return reports, reasons
+
+
+def _all_usable(
+    rows: Sequence[Mapping[str, Any]], weight_key: str, needs: Collection[str], shares: Collection[str]
+) -> bool:
+    """Return True only where every record has the same keys, and in each column usable numbers of one type."""
+    keys = rows[0].keys() if rows else set[str]()
+    if any(row.keys() != keys for row in rows) or not keys >= {NUM_EXAMPLES, weight_key, *needs}:
+        return False
+    columns = {key: [row[key] for row in rows] for key in keys}
+    for column in columns.values():
+        kinds = set(map(type, column))
+        if kinds == {int}:
+            if not -LARGEST_COUNT <= min(column) <= max(column) <= LARGEST_COUNT:
+                return False
+        elif kinds != {float} or not math.isfinite(sum(column)):  # a sum is finite only where all of it is
+            return False
+    positive = [weight_key, NUM_EXAMPLES, *({LEARNING_RATE} & set(needs))]
+    return (
+        type(columns[NUM_EXAMPLES][0]) is int
+        and all(min(columns[key]) > 0 for key in positive)
+        and max(columns[weight_key]) <= LARGEST_COUNT
+        and all(min(columns[key]) >= 0.0 and max(columns[key]) <= 1.0 for key in shares if key in columns)
+    )
+
+
 def _check_accuracies(accuracies: Mapping[str, float]) -> None:
     for name, value in sorted(accuracies.items()):
         if not 0.0 <= value <= 1.0:
@@ -137,6 +192,27 @@ def check_counts(
         raise ValueError(f"{weight_key} {weight} is more than {growth} the {first} of its first usable reply")
 
 
+def implausible_counts(
+    reports: Mapping[str, Mapping[str, float]],
+    weight_key: str,
+    *,
+    enrolled: Mapping[str, float],
+    first: Mapping[str, float],
+    max_growth: float,
+) -> dict[str, ValueError]:
+    """Return whose counts `check_counts` refuses, with the reason; the mappings hold what is known of some clients."""
+    reasons: dict[str, ValueError] = {}
+    for name, report in reports.items():
+        if name in enrolled or report[weight_key] > max_growth * first.get(name, math.inf):
+            try:
+                check_counts(
+                    report, weight_key, enrolled=enrolled.get(name), first=first.get(name), max_growth=max_growth
+                )
+            except ValueError as reason:
+                reasons[name] = reason
+    return reasons
+
+
 def out_of_proportion(
     replies: Mapping[str, Mapping[str, float]], needs: Collection[str], limit: float
 ) -> dict[str, str]:
@@ -144,6 +220,8 @@ def out_of_proportion(
     reasons: dict[str, str] = {}
     for metric in sorted(LOSSES & set(needs)):
         losses = {name: metrics[metric] for name, metrics in replies.items() if name not in reasons}
+        if max(map(abs, losses.values()), default=0.0) <= limit * USUAL_LOSS:  # the least that the bound can be
+            continue
         most = largest_in_proportion(map(abs, losses.values()), limit, USUAL_LOSS)
         words = f"beyond {most:g}: {limit:g} times (loss_limit) the larger of the round's median and {USUAL_LOSS:g}"
         for name, loss in losses.items():
@@ -184,10 +262,3 @@ def proportionate_rates(rates: Iterable[float], limit: float) -> tuple[float, fl
         return 0.0, math.inf
     median = ascending[(len(ascending) - 1) // 2]
     return median / limit, median * limit
-
-
-def check_snapshot(arrays: Model) -> None:
-    """Raise ValueError when a model that a client had in the midst of its local work is not finite."""
-    for name, array in arrays.items():
-        if not np.isfinite(array).all():
-            raise ValueError(f"array {name!r} of the snapshot is not finite")

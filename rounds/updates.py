@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .memory import read, release
+
 FloatArray = NDArray[np.float64]
 
 Model = Mapping[str, NDArray[Any]]
@@ -17,6 +19,9 @@ Model = Mapping[str, NDArray[Any]]
 
 CHUNK = 16384
 """Columns handled at once: m rows of them fit into the processor's cache."""
+
+IN_CACHE = 262144
+"""So many numbers of whole rows are looked at, subtracted and looked at again before the next ones are read."""
 
 EXACT_NUMBERS = 2_000_000
 """Up to this many numbers (rows · columns) are multiplied in float64; beyond, in the model's own dtype within a chunk,
@@ -39,12 +44,13 @@ class Vectors:
     Attributes
     ----------
     blocks
-        Matrices in the model's dtype, each of shape (some, d), which share memory with whoever made them.
+        Matrices in the model's dtype, each of shape (some, d), which share memory with whoever made them; or models
+        whose updates are computed where they are read.
     scales
         What each row is multiplied by, shape (m,); powers of two, where entries would leave the range of products.
     """
 
-    blocks: tuple[NDArray[Any], ...]
+    blocks: tuple[NDArray[Any] | Lent, ...]
     scales: FloatArray
 
     @classmethod
@@ -56,9 +62,13 @@ class Vectors:
         """Return m, the number of vectors."""
         return len(self.scales)
 
-    def __add__(self, others: Vectors) -> Vectors:
-        """Return these vectors with others below them."""
-        return Vectors(self.blocks + others.blocks, np.concatenate([self.scales, others.scales]))
+    @classmethod
+    def below(cls, parts: Sequence[Vectors]) -> Vectors:
+        """Return the vectors of several such objects, one below the other."""
+        if len(parts) == 1:
+            return parts[0]
+        blocks = tuple(block for part in parts for block in part.blocks)
+        return cls(blocks, np.concatenate([part.scales for part in parts]))
 
     def __getitem__(self, place: int) -> Vectors:
         """Return the vector at a place as the only one."""
@@ -82,16 +92,35 @@ class Vectors:
     def chunks(self, exact: bool) -> Iterator[tuple[slice, NDArray[Any]]]:
         """Yield CHUNK columns of all rows at a time, shape (m, ≤ CHUNK), unscaled; in float64 if `exact`."""
         dtype = np.dtype(np.float64) if exact else self.blocks[0].dtype
-        as_it_is = len(self.blocks) == 1 and self.blocks[0].dtype == dtype
+        matrix = self._as_they_lie(dtype)
+        if matrix is not None:
+            for place in places(self.size):
+                yield place, matrix[:, place]
+            return
         buffer = np.empty((len(self), min(CHUNK, self.size)), dtype)
-        for start in range(0, self.size, CHUNK):
-            place = slice(start, min(start + CHUNK, self.size))
-            if as_it_is:
-                yield place, self.blocks[0][:, place]
-                continue
-            part = buffer[:, : place.stop - start]
-            np.concatenate([block[:, place] for block in self.blocks], out=part, casting="same_kind")
-            yield place, part
+        for place in places(self.size):
+            row = 0
+            for block in self.blocks:
+                part = buffer[row : row + len(block), : place.stop - place.start]
+                if isinstance(block, Lent):
+                    block.read(place, part)
+                else:
+                    read(block, place, part)
+                row += len(block)
+            yield place, buffer[:, : place.stop - place.start]
+
+    def _as_they_lie(self, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        """Return the one matrix that they are, if it lies in memory and has the dtype."""
+        (only, *more) = self.blocks
+        if more or isinstance(only, Lent | np.memmap) or only.dtype != dtype:
+            return None
+        return only
+
+
+def places(size: int) -> Iterator[slice]:
+    """Yield so many columns, CHUNK at a time."""
+    for start in range(0, size, CHUNK):
+        yield slice(start, min(start + CHUNK, size))
 
 
 class Layout:
@@ -176,57 +205,240 @@ class Layout:
         return f"array {added[0]!r} is not in the model" if added else None
 
 
-class Updates:
-    """The usable replies of one round as flat updates, added one by one in the order of client names."""
+class Lent:
+    """Updates of models that stay where they are: w − w_k is computed where it is read, and none is stored."""
 
-    def __init__(self, layout: Layout, capacity: int) -> None:
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._models: list[list[NDArray[Any]]] = []
+        self._exponents: list[int] = []
+        self._pieces: dict[int, list[tuple[int, NDArray[Any], slice, slice]]] = {}
+
+    def __len__(self) -> int:
+        """Return m, the number of updates."""
+        return len(self._models)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(m, d)."""
+        return len(self), self._layout.size
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The updates' dtype."""
+        return self._layout.dtype
+
+    def __getitem__(self, rows: slice | int) -> NDArray[Any]:
+        """Return these updates as a matrix of its own, shape (some, d); by a number, that one, shape (d,)."""
+        if isinstance(rows, int):
+            (row,) = self[rows : rows + 1]
+            return np.asarray(row)
+        matrix = np.empty((len(range(*rows.indices(len(self)))), self._layout.size), self.dtype)
+        for place in places(self._layout.size):
+            self.read(place, matrix[:, place], rows)
+        return matrix
+
+    def read(self, place: slice, out: NDArray[Any], rows: slice = slice(None)) -> None:
+        """Compute the columns `place`, one of those CHUNK wide, of some rows into `out`."""
+        pieces = self._pieces.setdefault(place.start, []) or self._cut(place)
+        rounded = None if out.dtype == self.dtype else np.empty(place.stop - place.start, self.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for model, exponent, row in zip(self._models[rows], self._exponents[rows], out, strict=True):
+                target = row if rounded is None else rounded
+                for array, received, where, to in pieces:
+                    np.subtract(received, model[array][where], out=target[to], casting="same_kind")
+                if exponent:
+                    np.ldexp(target, -exponent, out=target)
+                if rounded is not None:  # updates are of the model's dtype, whatever is made of them
+                    row[:] = rounded
+
+    def _cut(self, place: slice) -> list[tuple[int, NDArray[Any], slice, slice]]:
+        """Return which arrays have a part of these columns, the received values, where they lie, and where to."""
+        pieces = self._pieces[place.start]
+        for number, (_, lies) in enumerate(self._layout.slices):
+            start, stop = max(lies.start, place.start), min(lies.stop, place.stop)
+            if start < stop:
+                there = slice(start - lies.start, stop - lies.start)
+                to = slice(start - place.start, stop - place.start)
+                pieces.append((number, self._layout.flat[start:stop], there, to))
+        return pieces
+
+    def add(self, arrays: Model) -> float:
+        """Take in a model; return the square sum of its update, or of as much of it as tells that it is usual."""
+        model = [arrays[name].ravel() for name in self._layout.trainable]
+        self._models.append(model)
+        self._exponents.append(0)
+        part, square = np.empty((1, min(CHUNK, self._layout.size)), self.dtype), 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            # ‖w − w_k‖² ≤ 2 ‖w‖² + 2 ‖w_k‖²: where both are small, the update is finite, and not large.
+            bounded = 2.0 * (self._received + sum(float(np.dot(array, array)) for array in model)) < USUAL[1]
+            for place in places(self._layout.size):
+                (row,) = columns = part[:, : place.stop - place.start]
+                self.read(place, columns, slice(-1, None))
+                square += float(np.dot(row, row))
+                if bounded and square > USUAL[0]:
+                    break
+        return square
+
+    @cached_property
+    def _received(self) -> float:
+        return float(np.dot(self._layout.flat, self._layout.flat))
+
+    def divide_last(self, exponent: int) -> None:
+        """Divide the last update, wherever it is read, by 2^`exponent`."""
+        self._exponents[-1] = exponent
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Leave out all but these rows."""
+        self._models = [self._models[k] for k in rows]
+        self._exponents = [self._exponents[k] for k in rows]
+
+
+class Updates:
+    """The usable replies of one round as flat updates, in the order of client names.
+
+    Parameters
+    ----------
+    layout
+        Says what of a model is an update.
+    capacity
+        The most updates there will be.
+    matrix
+        Where they are to lie, of shape (capacity, d) in the layout's dtype, such as in a file; None: in memory.
+    of
+        What the models are, as the reasons for which one is refused call it, such as "the snapshot"; "": replies.
+    lent
+        Whether the arrays that `add` is given stay as they are as long as this is in use: many are then not copied,
+        and their updates are computed where they are read, to the same bits.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        capacity: int,
+        matrix: NDArray[Any] | None = None,
+        of: str = "",
+        *,
+        lent: bool = False,
+    ) -> None:
         self.layout = layout
-        self._matrix = np.empty((capacity, layout.size), layout.dtype)
+        self.capacity = capacity
+        if matrix is not None:
+            self.matrix = matrix
+        self._of = f" of {of}" if of else ""
+        self._lent = Lent(layout) if lent and capacity * layout.size > EXACT_NUMBERS else None
+        self._carried = (*layout.buffers, *layout.integers)
         self._scales: list[float] = []
         self._others: list[Model] = []
 
+    @cached_property
+    def matrix(self) -> NDArray[Any]:
+        """The rows, shape (capacity, d): those in use are updates, those after them are free."""
+        return np.empty((self.capacity, self.layout.size), self.layout.dtype)
+
     def add(self, arrays: Model) -> None:
-        """Store u = w − `arrays` as the next row, and copies of its buffers: `arrays` may be overwritten afterwards.
+        """Take in u = w − `arrays` as the next row, and copies of its buffers.
+
+        `arrays` may be overwritten afterwards, but where they are `lent`.
 
         Raises
         ------
         ValueError
-            When an entry is not finite; nothing is stored then.
+            When an entry is not finite; nothing is taken in then.
         """
-        row = self._matrix[len(self._scales)]
+        count, lent = len(self._scales), self._lent
+        square = self._subtract(arrays, self.matrix[count]) if lent is None else lent.add(arrays)
+        try:
+            if not np.isfinite(square):
+                self._check_finite({name: arrays[name] for name in self.layout.trainable})
+            self._check_finite({name: arrays[name] for name in self.layout.buffers})
+            exponent = 0
+            if not USUAL[0] < square < USUAL[1]:
+                exponent = _exponent(self.matrix[count] if lent is None else lent[count])
+        except ValueError:
+            if lent is not None:
+                lent.keep(range(count))
+            raise
+        if lent is not None:
+            lent.divide_last(exponent)
+        else:
+            if exponent:
+                np.ldexp(self.matrix[count], -exponent, out=self.matrix[count])
+            release(self.matrix)
+        self._scales.append(2.0**exponent)
+        self._others.append({name: arrays[name].copy() for name in self._carried})
+
+    def add_rows(self, others: Sequence[Model]) -> dict[int, ValueError]:
+        """Turn the rows of `matrix` after those in use, which hold flat models, into updates; all as `add` does it.
+
+        Parameters
+        ----------
+        others
+            The buffers and integer arrays of each new row's model; copies of them are stored.
+
+        Returns
+        -------
+        Why new rows are left out, by their place among the new ones; those after them move up.
+        """
+        first, wrong = len(self._scales), dict[int, ValueError]()
+        self._others += [{name: other[name].copy() for name in self._carried} for other in others]
+        self._scales += [1.0] * len(others)
+        step = max(1, IN_CACHE // max(1, self.layout.size))
+        for start in range(first, first + len(others), step):
+            places = slice(start, min(start + step, first + len(others)))
+            rows = self.matrix[places]
+            with np.errstate(over="ignore", invalid="ignore"):
+                finite = np.isfinite(np.vecdot(rows, rows))
+                suspects = {int(k): rows[k].copy() for k in np.flatnonzero(~finite)}
+                np.subtract(self.layout.flat, rows, out=rows)
+                squares = np.vecdot(rows, rows)
+            usual = finite & (squares > USUAL[0]) & (squares < USUAL[1])
+            for k in range(len(rows)) if self.layout.buffers else map(int, np.flatnonzero(~usual)):
+                try:
+                    if k in suspects:
+                        self._check_finite({name: suspects[k][place] for name, place in self.layout.slices})
+                    self._check_finite({name: self._others[start + k][name] for name in self.layout.buffers})
+                    if not usual[k]:
+                        exponent = _exponent(rows[k])
+                        np.ldexp(rows[k], -exponent, out=rows[k])
+                        self._scales[start + k] = 2.0**exponent
+                except ValueError as reason:
+                    wrong[start + k - first] = reason
+            release(self.matrix)
+        self.remove(*(first + place for place in wrong))
+        return wrong
+
+    def remove(self, *places: int) -> None:
+        """Leave out the rows at `places`; those after them move up, one at a time, so that no copy of all is made."""
+        left = [k for k in range(len(self._scales)) if k not in places]
+        if self._lent is not None:
+            self._lent.keep(left)
+        else:
+            for to, k in enumerate(left):
+                if to != k:
+                    self.matrix[to] = self.matrix[k]
+                    release(self.matrix)
+        self._scales = [self._scales[k] for k in left]
+        self._others = [self._others[k] for k in left]
+
+    def _subtract(self, arrays: Model, row: NDArray[Any]) -> float:
+        """Store u = w − `arrays` in a row; return its square sum."""
         with np.errstate(over="ignore", invalid="ignore"):
             for name, place in self.layout.slices:
                 np.subtract(self.layout.flat[place], arrays[name].ravel(), out=row[place], casting="same_kind")
-        # A square sum in the usual range tells in one pass that all is finite and not small; else look closer.
-        with np.errstate(over="ignore", invalid="ignore"):
-            square = float(np.dot(row, row))
-        usual = USUAL[0] < square < USUAL[1]
-        largest = 1.0 if usual else float(max(row.max(), -row.min())) if row.size else 0.0
-        suspects = self.layout.buffers if np.isfinite(largest) else (*self.layout.trainable, *self.layout.buffers)
-        for name in suspects:
-            if not np.isfinite(arrays[name]).all():
-                raise ValueError(f"array {name!r} is not finite")
-        if not np.isfinite(largest):
-            raise ValueError(f"its update is beyond the range of {row.dtype}")
-        if largest > LARGEST:
-            raise ValueError(f"its update has an entry of {largest:.0e}, beyond {LARGEST:.0e}: inner products overflow")
-        exponent = int(np.frexp(largest)[1])
-        if abs(exponent) > SAFE_EXPONENT:
-            np.ldexp(row, -exponent, out=row)
-        self._scales.append(2.0**exponent if abs(exponent) > SAFE_EXPONENT else 1.0)
-        self._others.append({name: arrays[name].copy() for name in (*self.layout.buffers, *self.layout.integers)})
+            return float(np.dot(row, row))
 
-    def remove(self, place: int) -> None:
-        """Leave out the row at `place`; those after it move up, one at a time, so that no copy of all is made."""
-        del self._scales[place], self._others[place]
-        for k in range(place, len(self._scales)):
-            self._matrix[k] = self._matrix[k + 1]
+    def _check_finite(self, arrays: Model) -> None:
+        for name, array in arrays.items():
+            if not np.isfinite(array).all():
+                raise ValueError(f"array {name!r}{self._of} is not finite")
 
     @property
     def vectors(self) -> Vectors:
         """The updates added so far; they share the memory of this."""
         count = len(self._scales)
-        return Vectors((self._matrix[:count],), np.array(self._scales, np.float64))
+        rows = self.matrix[:count] if self._lent is None else self._lent
+        return Vectors((rows,), np.array(self._scales, np.float64))
 
     def model_after(
         self, coefficients: FloatArray, vectors: Vectors, prior: FloatArray, counts: FloatArray
@@ -260,6 +472,23 @@ class Updates:
             if not np.isfinite(model[name]).all():
                 raise ValueError(f"array {name!r} after the step is beyond the range of {array.dtype}")
         return model
+
+
+def _exponent(row: NDArray[Any]) -> int:
+    """Return the power of two by which an update is stored divided, 0 where its largest entry is in a safe range.
+
+    Raises
+    ------
+    ValueError
+        When an entry is not finite, or its square is not.
+    """
+    largest = float(max(row.max(), -row.min())) if row.size else 0.0
+    if not np.isfinite(largest):
+        raise ValueError(f"its update is beyond the range of {row.dtype}")
+    if largest > LARGEST:
+        raise ValueError(f"its update has an entry of {largest:.0e}, beyond {LARGEST:.0e}: inner products overflow")
+    exponent = int(np.frexp(largest)[1])
+    return exponent if abs(exponent) > SAFE_EXPONENT else 0
 
 
 def gram_matrix(vectors: Vectors, *, exact: bool = False) -> FloatArray:
@@ -298,7 +527,7 @@ def weighted_sum(coefficients: FloatArray, vectors: Vectors, into: NDArray[Any])
 
 def combine(coefficients: FloatArray, vectors: Vectors) -> Vectors:
     """Return Σ_k c_k u_k as one new vector, or the very vector where one coefficient is 1 and the others 0."""
-    (used,) = np.nonzero(coefficients)
+    (used,) = coefficients.nonzero()
     if len(used) == 1 and coefficients[used[0]] == 1.0:
         return vectors[int(used[0])]
     values = np.zeros(vectors.size, vectors.blocks[0].dtype)

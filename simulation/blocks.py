@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from fairbloom.client.local import Local
 from fairbloom.client.training import LocalWork, batch_of, batches
 from fairbloom.tasks import Examples
 
-from .together import Pool, pooled
+from .together import Pool
 
 PADDING = 1.5
 """The examples of a block, filled up to the longest batch of each step, are at most so many times the real ones."""
@@ -132,14 +133,11 @@ def steps_of(
     block: Sequence[Member], work: LocalWork, order_of: Callable[[Member], np.random.Generator]
 ) -> Iterator[Step]:
     """Yield the steps of a block, with the clients that take them: fewer and fewer of the first ones."""
-    pool = pooled([member.examples for member in block])
-    rows = [
-        (pool.rows[place], batches(member.count, replace(work, epochs=member.epochs, random=order_of(member))))
-        for place, member in enumerate(block)
-    ]
+    pool = Pool.of([member.examples for member in block])
+    orders = [batches(member.count, replace(work, epochs=member.epochs, random=order_of(member))) for member in block]
     for number in range(block[0].steps):
-        taking = (row for row, member in zip(rows, block, strict=True) if member.steps > number)
-        yield filled_up(pool, [examples[next(order).to(examples.device)] for examples, order in taking])
+        taking = sum(member.steps > number for member in block)
+        yield filled_up(pool, [next(order) for order in orders[:taking]])
 
 
 def repeated(step: Step, block: Sequence[Member]) -> Iterator[Step]:
@@ -150,20 +148,18 @@ def repeated(step: Step, block: Sequence[Member]) -> Iterator[Step]:
 
 def all_of(parts: Sequence[Examples]) -> Step:
     """Return the step that takes all examples of each client."""
-    pool = pooled(parts)
-    return filled_up(pool, pool.rows)
+    pool = Pool.of(parts)
+    return filled_up(pool, [torch.arange(count) for count in pool.counts])
 
 
-def filled_up(pool: Pool, rows: Sequence[Tensor]) -> Step:
-    """Return the step of clients whose batches have these rows of the pool."""
-    sizes = [len(each) for each in rows]
-    longest = max(sizes)
-    if min(sizes) == longest:
-        chosen, counts = torch.stack(list(rows)), None
-    else:
-        counts = torch.tensor(sizes, device=rows[0].device)
-        chosen = pad_sequence(list(rows), batch_first=True)
-        places = torch.arange(longest, device=rows[0].device)
-        chosen = torch.where(places < counts.unsqueeze(1), chosen, chosen[:, :1])
-    inputs, targets = (of.index_select(0, chosen.flatten()) for of in (pool.inputs, pool.targets))
-    return Step(inputs.unflatten(0, chosen.shape), targets.unflatten(0, chosen.shape), counts)
+def filled_up(pool: Pool, chosen: Sequence[Tensor]) -> Step:
+    """Return the step of the pool's first clients, who take these of their examples."""
+    sizes = [len(each) for each in chosen]
+    starts = torch.tensor(list(accumulate(pool.counts, initial=0))[: len(chosen)]).unsqueeze(1)
+    if min(sizes) == max(sizes):
+        return Step(*pool.at(torch.stack(list(chosen)) + starts), counts=None)
+    counts = torch.tensor(sizes)
+    places = pad_sequence(list(chosen), batch_first=True)
+    real = torch.arange(places.shape[1]) < counts.unsqueeze(1)
+    inputs, targets = pool.at(torch.where(real, places, places[:, :1]) + starts)
+    return Step(inputs, targets, counts.to(targets.device))

@@ -266,7 +266,7 @@ def forward(model: nn.Module, examples: Examples) -> tuple[float, int]:
 
 
 def on_device(device: torch.device, effort: Effort) -> int:
-    """Return how many clients fit at once into half of what a graphics card has free; on others, as on the processor."""
+    """Return how many clients fit at once into half of what a graphics card has free, else as on the processor."""
     if device.type != "cuda":
         return effort.block
     free, _ = torch.cuda.mem_get_info(device)

@@ -16,6 +16,7 @@ from fairbloom.protocol.names import AGREED
 from fairbloom.protocol.settings import complete
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Reports, Trained
+from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals, usable_evaluation, usable_reports
 from fairbloom.rounds.updates import Layout, Model, Updates
@@ -135,7 +136,9 @@ class LocalClients:
     def none_trained(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Return an object for the replies of a round's training."""
         layout, refused = Layout(model, self.method.buffers, self.method.shared), Refusals(terms.server_round)
-        return Trained.none(layout, len(names), refused=refused, missing=(), snapshots=self.method.snapshots)
+        memory = Memory(float(self.settings["memory"]))
+        snapshots = self.method.snapshots
+        return Trained.none(layout, len(names), refused=refused, missing=(), snapshots=snapshots, memory=memory)
 
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
         """Take in the replies, by client in the order of names and rows; what cannot be used is refused."""

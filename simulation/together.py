@@ -29,24 +29,31 @@ class Pool(NamedTuple):
     inputs, targets
         First dimension the examples.
     rows
-        Each client's indices into them.
+        Which of them are whose: indices, one client's after the other's.
+    counts
+        How many each client has.
     """
 
     inputs: Tensor
     targets: Tensor
-    rows: list[Tensor]
+    rows: Tensor
+    counts: tuple[int, ...]
 
+    @classmethod
+    def of(cls, parts: Sequence[Examples]) -> "Pool":
+        """Return the examples of several clients in the tensors that they share, or else in a copy."""
+        counts, first = tuple(map(len, parts)), parts[0]
+        rows = [part.rows for part in parts if part.rows is not None]
+        if len(rows) == len(parts) and all(p.inputs is first.inputs and p.targets is first.targets for p in parts):
+            return cls(first.inputs, first.targets, torch.cat(rows), counts)
+        inputs, targets = (torch.cat(tensors) for tensors in zip(*(part[:] for part in parts), strict=True))
+        return cls(inputs, targets, torch.arange(len(targets), device=targets.device), counts)
 
-def pooled(parts: Sequence[Examples]) -> Pool:
-    """Return the examples of several clients in common tensors: in theirs where they share them, else in a copy."""
-    first = parts[0]
-    if all(part.inputs is first.inputs and part.targets is first.targets and part.rows is not None for part in parts):
-        return Pool(first.inputs, first.targets, [part.rows for part in parts if part.rows is not None])
-    if len(parts) == 1:
-        return Pool(*first[:], [torch.arange(len(first), device=first.targets.device)])
-    inputs, targets = (torch.cat(tensors) for tensors in zip(*(part[:] for part in parts), strict=True))
-    places = torch.arange(len(targets), device=targets.device)
-    return Pool(inputs, targets, list(places.split([len(part) for part in parts])))
+    def at(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets at places among the rows, shape (k, b): both of shape (k, b, …)."""
+        rows = self.rows.index_select(0, places.flatten().to(self.rows.device))
+        inputs, targets = (of.index_select(0, rows).unflatten(0, places.shape) for of in (self.inputs, self.targets))
+        return inputs, targets
 
 
 def measured(model: nn.Module, task: Task, parts: Sequence[Examples]) -> list[Measures]:
@@ -60,9 +67,8 @@ def measured(model: nn.Module, task: Task, parts: Sequence[Examples]) -> list[Me
         if len(some) == 1:
             found.append(measure(model, task, some[0]))
             continue
-        pool = pooled(some)
-        rows = torch.cat(pool.rows)
-        inputs, targets = pool.inputs.index_select(0, rows), pool.targets.index_select(0, rows)
+        pool = Pool.of(some)
+        inputs, targets = pool.at(torch.arange(len(pool.rows)))
         with torch.no_grad():
             found += scored(task, outputs_of(model, inputs), targets, [len(part) for part in some])
     return found

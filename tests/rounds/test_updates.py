@@ -44,7 +44,7 @@ NONE = Vectors((), np.zeros(0))
 
 def below(U: np.ndarray) -> Vectors:
     """The rows of U, each a vector that came by itself."""
-    return sum(map(Vectors.of, U[1:]), start=Vectors.of(U[0]))
+    return Vectors.below(list(map(Vectors.of, U)))
 
 
 # Gram matrix and sums -----------------------------------------------------------------------------------------------
@@ -124,7 +124,10 @@ def test_combining_with_one_coefficient_of_one_is_that_row() -> None:
 @given(seed=st.integers(0, 99), cut=st.integers(1, 4), exact=st.booleans())
 def test_rows_in_several_blocks_have_the_bits_of_those_in_one(seed: int, cut: int, exact: bool) -> None:
     U, scales = drawn(seed, 5, CHUNK + 7), 2.0 ** np.arange(5)
-    one, two = Vectors((U,), scales), Vectors((U[:cut],), scales[:cut]) + Vectors((U[cut:],), scales[cut:])
+    one, two = (
+        Vectors((U,), scales),
+        Vectors.below([Vectors((U[:cut],), scales[:cut]), Vectors((U[cut:],), scales[cut:])]),
+    )
     np.testing.assert_array_equal(gram_matrix(one, exact=exact), gram_matrix(two, exact=exact))
     np.testing.assert_array_equal(squared_norms(one), squared_norms(two))
     into = np.zeros((2, CHUNK + 7), np.float32)

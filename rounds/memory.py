@@ -1,0 +1,99 @@
+"""Where the updates of a round lie: in memory, or in a temporary file where they are more than a budget."""
+
+import mmap
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from fairbloom.errors import FairbloomError
+
+GIGABYTE = 1_000_000_000
+
+SHARE = 0.5
+"""Where no budget is set, updates may take this share of the machine's memory."""
+
+ROWS = 32
+"""Of a file, so many rows are looked at before they are given back; a look at one may hold 2 MB, a huge page."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How much memory the updates of a round may take, and where the file lies that holds more.
+
+    Attributes
+    ----------
+    gigabytes
+        The budget, at least 0; 0 is half of the machine's memory.
+    folder
+        Where the file lies; None: where temporary files do, which the environment variable TMPDIR says.
+    """
+
+    gigabytes: float = 0.0
+    folder: Path | None = None
+
+    def matrix(self, rows: int, columns: int, dtype: DTypeLike, *, of: int = 1) -> NDArray[Any]:
+        """Return an empty matrix, one `of` so many that share the budget.
+
+        The file has no name, so it is gone with the matrix, or with the process.
+
+        Raises
+        ------
+        FairbloomError
+            When the file's disk has no room for it.
+        """
+        size = rows * columns * np.dtype(dtype).itemsize
+        if size * of <= (self.gigabytes * GIGABYTE or SHARE * _of_the_machine()):
+            return np.empty((rows, columns), dtype)
+        folder = self.folder or Path(tempfile.gettempdir())
+        with tempfile.TemporaryFile(dir=folder) as file:
+            try:
+                reserve(file.fileno(), size)
+            except OSError as error:
+                free = shutil.disk_usage(folder).free / GIGABYTE
+                raise FairbloomError(
+                    f"the updates of {rows} clients take {size / GIGABYTE:.1f} GB, more than memory = "
+                    f"{self.gigabytes:g} allows, and {folder} has no room for them ({free:.1f} GB are free): raise "
+                    f"memory, lower fraction, or set TMPDIR to a folder with room"
+                ) from error
+            return np.memmap(file, dtype, mode="r+", shape=(rows, columns))
+
+
+def reserve(file: int, size: int) -> None:
+    """Make an open file so many bytes long, on blocks of its own: a full disk is met here and not when it is written.
+
+    Raises
+    ------
+    OSError
+        When the disk has no room.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.truncate(file, size)
+
+
+def release(matrix: NDArray[Any]) -> None:
+    """Give back the memory that holds parts of a matrix, if it lies in a file; what was written stays written."""
+    if isinstance(matrix, np.memmap):
+        file: mmap.mmap = vars(matrix)["_mmap"]
+        file.madvise(mmap.MADV_DONTNEED)
+
+
+def read(matrix: NDArray[Any], columns: slice, out: NDArray[Any]) -> None:
+    """Copy columns of a matrix."""
+    if not isinstance(matrix, np.memmap):
+        out[...] = matrix[:, columns]
+        return
+    for start in range(0, len(matrix), ROWS):
+        out[start : start + ROWS] = matrix[start : start + ROWS, columns]
+        release(matrix)
+
+
+def _of_the_machine() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

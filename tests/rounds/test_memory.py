@@ -1,0 +1,131 @@
+"""A round's updates lie in memory or in a file: its numbers are the same to the bit."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairbloom.errors import FairbloomError
+from fairbloom.rounds import memory, updates
+from fairbloom.rounds.clients import Trained
+from fairbloom.rounds.memory import GIGABYTE, Memory
+from fairbloom.rounds.screening import Refusals
+from fairbloom.rounds.updates import CHUNK, Layout, Updates, Vectors, combine, gram_matrix, squared_norms, weighted_sum
+
+TINY = 1e-9
+"""A budget of one byte."""
+
+
+def flat_models(seed: int, m: int, d: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(m, d)).astype(np.float32)
+
+
+def taken_in(matrix: np.ndarray, models: np.ndarray) -> Updates:
+    """Return the models as updates of zero, one added by itself and the others as rows."""
+    stored = Updates(Layout({"w": np.zeros(models.shape[1], np.float32)}), len(models), matrix)
+    stored.add({"w": models[0]})
+    matrix[1:] = models[1:]
+    assert stored.add_rows([{}] * (len(models) - 1)) == {}
+    return stored
+
+
+@given(
+    seed=st.integers(0, 99),
+    m=st.integers(2, 5),
+    d=st.sampled_from((1, CHUNK - 1, CHUNK, 3 * CHUNK + 5)),
+    few=st.booleans(),
+    rows=st.sampled_from((1, 3, 32)),
+)
+def test_updates_in_a_file_have_the_bits_of_those_in_memory(seed: int, m: int, d: int, few: bool, rows: int) -> None:
+    models, c, own = flat_models(seed, m, d), np.random.default_rng(seed).normal(size=m + 1), flat_models(7, 1, d)
+    results = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "EXACT_NUMBERS", 10**9 if few else 0)
+        patch.setattr(memory, "ROWS", rows)
+        for gigabytes in (TINY, 1.0):
+            matrix = Memory(gigabytes).matrix(m, d, np.float32)
+            assert isinstance(matrix, np.memmap) == (gigabytes == TINY)
+            stored = taken_in(matrix, models)
+            kept = Vectors.of(own[0])
+            everything = Vectors.below([stored.vectors, kept])
+            after, counts = np.ones(d, np.float32), np.arange(1.0, m + 1)
+            weighted_sum(c, everything, into=after)
+            model = stored.model_after(c[:m], stored.vectors, counts / counts.sum(), counts)
+            stored.remove(0)
+            results.append(
+                [
+                    gram_matrix(everything).tobytes(),
+                    gram_matrix(stored.vectors, exact=True).tobytes(),
+                    squared_norms(stored.vectors).tobytes(),
+                    after.tobytes(),
+                    model["w"].tobytes(),
+                    combine(np.eye(m - 1)[0], stored.vectors).blocks[0][:].tobytes(),
+                ]
+            )
+    assert results[0] == results[1]
+
+
+def test_the_budget_is_for_all_matrices_of_a_round() -> None:
+    layout = Layout({"w": np.zeros(1000, np.float32)})
+
+    def in_files(gigabytes: float, snapshots: bool) -> list[bool]:
+        none = Trained.none(layout, 5, refused=Refusals(1), missing=(), snapshots=snapshots, memory=Memory(gigabytes))
+        return [isinstance(each.matrix, np.memmap) for each in (none.updates, none.snapshots) if each is not None]
+
+    size = 5 * 1000 * 4 / GIGABYTE
+    assert in_files(size, snapshots=False) == [False]
+    assert in_files(size, snapshots=True) == [True, True]
+    assert in_files(2 * size, snapshots=True) == [False, False]
+
+
+def test_the_file_has_no_name_while_it_is_used(tmp_path: Path) -> None:
+    matrix = Memory(TINY, tmp_path).matrix(3, 5, np.float32)
+    matrix[:] = 1.0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_is_told_before_the_round_begins(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(FairbloomError, match=r"memory = 0\.5 allows.*has no room for them.*raise memory") as error:
+        Memory(0.5, tmp_path).matrix(1000, 2 * free // 4000, np.float32)
+    assert str(tmp_path) in str(error.value)
+    assert shutil.disk_usage(tmp_path).free > free // 2
+
+
+STREAMED = """
+import sys
+from pathlib import Path
+import numpy as np
+from fairbloom.rounds.memory import Memory
+from fairbloom.rounds.updates import Layout, Updates, gram_matrix, weighted_sum
+
+
+def peak():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+m, d = 40, 2_000_000
+stored = Updates(Layout({"w": np.zeros(d, np.float32)}), m, Memory(float(sys.argv[1])).matrix(m, d, np.float32))
+before = peak()
+for k in range(m):
+    stored.matrix[k] = k + 1
+    stored.add_rows([{}])
+gram_matrix(stored.vectors)
+weighted_sum(np.ones(m), stored.vectors, into=np.zeros(d, np.float32))
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read where Linux tells it")
+def test_a_round_larger_than_the_budget_stays_within_it() -> None:
+    """320 MB of updates, of which 100 MB may be held in memory at a time."""
+
+    def grown(gigabytes: str) -> float:
+        command = [sys.executable, "-c", STREAMED, gigabytes]
+        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout) / 1000
+
+    assert grown("0.1") < 100 < 300 < grown("1")

@@ -1,0 +1,201 @@
+"""Rows that are handed over together are to the bit what the same models are, added one by one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairbloom.rounds import updates
+from fairbloom.rounds.clients import Trained
+from fairbloom.rounds.screening import Refusals
+from fairbloom.rounds.updates import Layout, Model, Updates, combine, gram_matrix, squared_norms
+
+BUFFERS = ("mean",)
+TIED = {"twin": "a"}
+ODD = (1e-44, 1e-30, 1e25, 3e38, -3e38, np.nan, np.inf, -np.inf)
+
+
+def model_of(flat: Any, dtypes: tuple[str, str] = ("float32", "float32")) -> dict[str, np.ndarray]:
+    """Return a model of five numbers in two arrays, with a buffer, an integer and a name more for the first array."""
+    a, b = np.asarray(flat[:2], dtypes[0]), np.asarray(flat[2:5], dtypes[1]).reshape(3, 1)
+    return {"twin": a, "a": a, "mean": np.float32(flat[5:7]), "b": b, "steps": np.array(7 * len(flat))}
+
+
+def written(stored: Updates, models: list[dict[str, np.ndarray]], others: Any = None) -> dict[int, ValueError]:
+    """Write models into the rows after those in use, as an engine does it, and add them."""
+    first = len(stored.vectors)
+    for k, model in enumerate(models):
+        for name, place in stored.layout.slices:
+            stored.matrix[first + k, place] = model[name].ravel()
+    return stored.add_rows(others or [{name: m[name] for name in ("mean", "steps")} for m in models])
+
+
+def one_by_one(stored: Updates, models: list[dict[str, np.ndarray]]) -> dict[int, str]:
+    wrong = {}
+    for k, model in enumerate(models):
+        try:
+            stored.add(model)
+        except ValueError as reason:
+            wrong[k] = str(reason)
+    return wrong
+
+
+def contents(stored: Updates) -> list[Any]:
+    """Return all that a round sees of the updates, to the bit."""
+    vectors, m = stored.vectors, len(stored.vectors)
+    counts = np.arange(1.0, m + 1)
+    steps = []
+    for step in np.eye(m):
+        try:
+            steps.append(stored.model_after(step, vectors, counts / counts.sum(), counts))
+        except ValueError as reason:
+            steps.append({"reason": np.array(str(reason))})
+    after = [{name: (str(array.dtype), array.tobytes()) for name, array in model.items()} for model in steps]
+    return [vectors.blocks[0][:].tobytes(), vectors.scales.tobytes(), after]
+
+
+def drawn(seed: int, m: int, odd: float, dtypes: tuple[str, str]) -> tuple[Layout, list[dict[str, np.ndarray]]]:
+    """Return the layout of a random model, and models of which some have numbers out of range."""
+    rng = np.random.default_rng(seed)
+    w, flats = rng.normal(size=7), rng.normal(size=(m, 7))
+    strange = rng.random((m, 7)) < odd
+    flats[strange] = rng.choice(ODD, strange.sum())
+    if seed % 3 == 0:
+        w[0] = 3e38
+    with np.errstate(over="ignore"):
+        return Layout(model_of(w, dtypes), BUFFERS, TIED), [model_of(flat, dtypes) for flat in flats]
+
+
+DTYPES = st.sampled_from((("float32", "float32"), ("float16", "float32"), ("float64", "float32")))
+ODDS = st.sampled_from((0.0, 0.02, 0.3))
+
+
+@given(seed=st.integers(0, 300), cut=st.integers(0, 8), odd=ODDS, dtypes=DTYPES, cache=st.sampled_from((1, 12, 10**6)))
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_rows_added_together_are_those_added_one_by_one(
+    seed: int, cut: int, odd: float, dtypes: tuple[str, str], cache: int
+) -> None:
+    try:
+        layout, models = drawn(seed, 8, odd, dtypes)
+    except ValueError:  # the global model itself is beyond float16
+        return
+    expected, stored = Updates(layout, 8), Updates(layout, 8)
+    reasons = one_by_one(expected, models)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "IN_CACHE", cache)
+        wrong = written(stored, models[:cut])
+        wrong |= {cut + k: reason for k, reason in written(stored, models[cut:]).items()}
+    assert {k: str(reason) for k, reason in wrong.items()} == reasons
+    assert contents(stored) == contents(expected)
+
+
+@given(seed=st.integers(0, 300), odd=ODDS, dtypes=DTYPES, chunk=st.sampled_from((1, 2, 3, 100)), large=st.booleans())
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_lent_models_that_are_not_copied_are_to_the_bit_what_stored_ones_are(
+    seed: int, odd: float, dtypes: tuple[str, str], chunk: int, large: bool
+) -> None:
+    try:
+        layout, models = drawn(seed, 8, odd, dtypes)
+    except ValueError:  # the global model itself is beyond float16
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "CHUNK", chunk)
+        patch.setattr(
+            updates, "EXACT_NUMBERS", 0 if large else 30
+        )  # of 30, products are made in float64 once few are left
+        expected, stored = Updates(layout, 8), Updates(layout, 8, lent=True)
+        assert one_by_one(stored, models) == one_by_one(expected, models)
+        if len(expected.vectors) > 2:
+            expected.remove(0, 2)
+            stored.remove(0, 2)
+        a, b = stored.vectors, expected.vectors
+        np.testing.assert_array_equal(gram_matrix(a), gram_matrix(b))
+        np.testing.assert_array_equal(gram_matrix(a, exact=True), gram_matrix(b, exact=True))
+        np.testing.assert_array_equal(squared_norms(a), squared_norms(b))
+        assert contents(stored) == contents(expected)
+        for k in range(len(b)):
+            one_hot = np.arange(len(b)) == k
+            assert (
+                combine(one_hot.astype(float), a).blocks[0].tobytes() == combine(one_hot * 1.0, b).blocks[0].tobytes()
+            )
+
+
+def test_lent_models_are_not_copied_where_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
+    layout, (model,) = drawn(1, 1, 0.0, ("float32", "float32"))
+    stored = Updates(layout, 1, lent=True)
+    stored.add(model)
+    model["b"] += np.float32(1.0)
+    expected = np.sum((layout.flat - flat(model)).astype(np.float64) ** 2)
+    assert gram_matrix(stored.vectors, exact=True)[0, 0] == pytest.approx(expected, rel=1e-12)
+
+
+def flat(model: Model) -> np.ndarray:
+    return np.concatenate([model["a"], model["b"].ravel()])
+
+
+def test_a_given_matrix_is_where_the_updates_lie() -> None:
+    layout = Layout(model_of(np.zeros(7)))
+    matrix = np.full((3, layout.size), 5.0, np.float32)
+    stored = Updates(layout, 3, matrix)
+    stored.add_rows([{"steps": np.array(1)}])
+    assert matrix[0].tolist() == [-5.0] * layout.size
+    assert np.shares_memory(stored.vectors.blocks[0], matrix)
+    assert matrix[1].tolist() == [5.0] * layout.size
+
+
+def test_what_is_handed_over_may_be_overwritten_afterwards() -> None:
+    layout, (model,) = drawn(0, 1, 0.0, ("float32", "float32"))
+    stored, mean = Updates(layout, 1), model["mean"].copy()
+    written(stored, [{**model, "mean": mean}], [{"mean": mean, "steps": model["steps"]}])
+    before = contents(stored)
+    mean[:] = 9.0
+    assert contents(stored) == before
+
+
+def test_models_without_parameters_have_updates_without_entries() -> None:
+    stored = Updates(Layout({"steps": np.array(1)}), 2)
+    assert stored.add_rows([{"steps": np.array(4)}, {"steps": np.array(5)}]) == {}
+    assert stored.model_after(np.ones(2), stored.vectors, np.ones(2) / 2, np.array([1.0, 2.0]))["steps"] == 5
+
+
+# Replies of a round -------------------------------------------------------------------------------------------------
+
+
+def empty(layout: Layout, capacity: int, snapshots: bool) -> Trained:
+    return Trained.none(layout, capacity, refused=Refusals(1), missing=(), snapshots=snapshots)
+
+
+@given(seed=st.integers(0, 300), odd=ODDS, halfway=st.booleans())
+def test_replies_taken_in_together_are_those_taken_in_one_by_one(seed: int, odd: float, halfway: bool) -> None:
+    layout, models = drawn(seed, 12, odd, ("float32", "float32"))
+    models, snapshots = models[:6], models[6:]
+    reports = {f"client-{k}": {"num-examples": float(k + 1)} for k in range(6)}
+    expected, together = empty(layout, 6, halfway), empty(layout, 6, halfway)
+    for (name, report), model, snapshot in zip(reports.items(), models, snapshots, strict=True):
+        try:
+            expected.add(name, report, model, snapshot)
+        except ValueError as reason:
+            expected.refused.add(name, reason)
+    handed_over(together, dict(list(reports.items())[:2]), models[:2], snapshots[:2])
+    handed_over(together, dict(list(reports.items())[2:]), models[2:], snapshots[2:])
+    assert together.refused.reasons == expected.refused.reasons
+    assert list(together.metrics.items()) == list(expected.metrics.items())
+    assert contents(together.updates) == contents(expected.updates)
+    if expected.snapshots is not None and together.snapshots is not None:
+        assert contents(together.snapshots) == contents(expected.snapshots)
+
+
+def handed_over(trained: Trained, reports: Any, models: list[Any], snapshots: list[Any]) -> None:
+    for stored, rows in ((trained.updates, models), (trained.snapshots, snapshots)):
+        if stored is not None:
+            for k, model in enumerate(rows):
+                for name, place in stored.layout.slices:
+                    stored.matrix[len(stored.vectors) + k, place] = model[name].ravel()
+    trained.add_rows(reports, [others(m) for m in models], [others(m) for m in snapshots])
+
+
+def others(model: Model) -> Model:
+    return {name: model[name] for name in ("mean", "steps")}
