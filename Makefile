@@ -74,8 +74,12 @@ docs: setup ## build the documentation into docs/_build
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs docs/_build
 	@echo "open docs/_build/index.html"
 
-bench: setup ## measure simulated and deployed rounds against a plain loop and against Flower's own
+bench: setup ## measure simulated and deployed rounds against a plain loop and against Flower's own; takes an hour
+	$(BIN)/python -m benchmarks.engines
 	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.comparison
 	$(BIN)/python -m benchmarks.deployed
 
 lock: setup ## write the lock files anew; UPGRADE=--upgrade takes the newest versions

@@ -1,96 +1,91 @@
-"""A simulated round: ours in process, a hand-written PyTorch loop, and the same app under `flwr run` (Ray).
+"""A simulated round against Flower's Ray simulation with the same ClientApp, and against a plain PyTorch loop.
 
-All sides are measured in this one run, on the same data and models; prints seconds a round (median after the first)
-and how many times as long the others take.
+`flwr run` simulates one node a client, each on one CPU; its seconds are those that the run records from round 2 on, so
+the 10 to 17 s in which Ray starts are left out. Ours and the plain loop's are those of whole runs (benchmarks.engines).
 """
 
 import argparse
-import copy
 import csv
 import statistics
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
-import torch
-from rich.console import Console
-from rich.table import Table
-from torch.utils.data import DataLoader, TensorDataset
-
+from fairbloom.protocol.settings import OWN_SETTINGS
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.run import simulate
-from fairbloom.tasks import load_task
+from fairbloom.tasks import find_task
 
 from .flower import flower
+from .measuring import Cells, InProcess, Measured, Report, Side, in_turn, parser_of, times
+from .plain import plain_loop
+from .workloads import WORKLOADS
 
-SMALL: dict[str, Any] = {"clients": 20, "fraction": 0.5, "partition": "iid", "evaluate-every": 0, "device": "cpu"}
-CASES: dict[str, dict[str, Any]] = {
-    "logistic, 10 of 20 clients, batch 10": SMALL,
-    "logistic, 100 of 100 clients, full batch": SMALL | {"clients": 100, "fraction": 1.0, "batch-size": 0},
-    "MLP 64-200-200-10, 10 of 20 clients, batch 10": SMALL | {"model": "mlp"},
-}
+OURS, PLAIN = "fairbloom run", "plain loop"
 
 
 def main() -> None:
-    """Measure all cases and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    rounds = parser.parse_args().rounds
-    table = Table(title=f"seconds a round, median of rounds 2 to {rounds}")
-    for heading in ("case", "in process", "plain loop", "ratio", "flwr run", "ratio"):
-        table.add_column(heading, justify="left" if heading == "case" else "right")
-    for name, case in CASES.items():
-        with tempfile.TemporaryDirectory() as scratch:
-            settings = Settings.of({**case, "num-rounds": rounds, "out": f"{scratch}/loop"})
-            ours = seconds_a_round(simulate(settings))
-            plain = plain_loop(settings)
-            ray = seconds_a_round(under_ray(settings, Path(scratch)))
-        row = [f"{seconds:.4f}" for seconds in (ours, plain, ray)]
-        table.add_row(name, row[0], row[1], f"{plain / ours:.1f} ×", row[2], f"{ray / ours:.1f} ×")
-    Console().print(table)
+    """Measure the chosen workloads and print a table."""
+    parser = parser_of(__doc__)
+    cases = ("logistic", "mlp-all")
+    parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=cases, metavar="NAME")
+    parser.add_argument("--engine", default="auto", help="the engine of our side")
+    parser.add_argument("--rounds", type=int, default=11, help="rounds of a run under Ray")
+    parser.add_argument("--seconds", type=float, default=3.0, help="about how long one of the other runs is to last")
+    parser.add_argument("--repeats", type=int, default=3, help="how often each side is measured")
+    chosen = parser.parse_args()
+    if chosen.quick:
+        chosen.rounds, chosen.seconds, chosen.repeats = 5, 1.0, 1
+    report = Report(chosen)
+    rows: list[Cells] = []
+    for name in chosen.workloads:
+        row = compared(name, WORKLOADS[name].settings(evaluate_every=0), chosen)
+        report.tell(row)
+        rows.append(row)
+    report.add("A simulated round, under Flower's Ray simulation and in process", rows)
 
 
-def seconds_a_round(folder: Path) -> float:
-    """Return the median seconds of a run's rounds after the first."""
-    with (folder / "rounds.csv").open(newline="") as file:
-        return statistics.median(float(row["seconds"]) for row in list(csv.DictReader(file))[1:])
+def compared(name: str, settings: Settings, chosen: argparse.Namespace) -> Cells:
+    """Return the row of one workload; each repeat has all three sides."""
+    ours: list[float] = []
+    plain: list[float] = []
+    ray: list[float] = []
+    for _ in range(chosen.repeats):
+        sides: dict[str, Side] = {OURS: InProcess(chosen.engine), PLAIN: plain_loop}
+        found, refused = in_turn(sides, settings, seconds=chosen.seconds, repeats=1)
+        if refused:
+            raise SystemExit("; ".join(refused.values()))
+        ours += found[OURS].values
+        plain += found[PLAIN].values
+        ray.append(under_ray(settings.model_copy(update={"num_rounds": chosen.rounds})))
+    ours_, plain_, ray_ = (Measured(tuple(values), "s") for values in (ours, plain, ray))
+    return {
+        "workload": name,
+        "Flower's Ray simulation": ray_,
+        PLAIN: plain_,
+        OURS: ours_,
+        "times as fast as Ray": times(ray_, ours_),
+        "as the plain loop": times(plain_, ours_),
+    }
 
 
-def under_ray(settings: Settings, scratch: Path) -> Path:
-    """Run the app under `flwr run` with a client a node; return the run folder."""
-    config = settings.run_config() | {"out": str(scratch / "ray")}
-    with flower(scratch / "home") as runtime:
-        status = runtime.run("local", config, f"num-supernodes={settings.clients} client-resources-num-cpus=1")
-    if status != "finished:completed":
-        raise RuntimeError(f"flwr run ended as {status}")
-    return scratch / "ray"
+def under_ray(settings: Settings) -> float:
+    """Return the mean seconds of the rounds after the first of a run under `flwr run`, a client a node."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch, "run")
+        with flower(Path(scratch, "home")) as runtime:
+            nodes = f"num-supernodes={settings.clients} client-resources-num-cpus=1"
+            status = runtime.run("local", {**submitted(settings), "out": str(folder)}, nodes)
+        if status != "finished:completed":
+            raise RuntimeError(f"flwr run ended as {status}")
+        with (folder / "rounds.csv").open(newline="") as file:
+            return statistics.mean(float(row["seconds"]) for row in list(csv.DictReader(file))[1:])
 
 
-def plain_loop(settings: Settings) -> float:
-    """Return the median seconds a round of the loop that a tutorial would write: DataLoader, optimizer, mean."""
-    task = load_task(settings.run_config())
-    model = task.model()
-    drawn = task.clients[: max(1, round(settings.fraction * settings.clients))]
-    data = {name: TensorDataset(*task.splits(name).train[:]) for name in drawn}
-    seconds = []
-    for _ in range(settings.num_rounds):
-        started = time.perf_counter()
-        received = copy.deepcopy(model.state_dict())
-        total = {name: torch.zeros_like(array) for name, array in received.items()}
-        examples = sum(len(part) for part in data.values())
-        for part in data.values():
-            model.load_state_dict(received)
-            optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
-            for inputs, targets in DataLoader(part, batch_size=settings.batch_size or len(part), shuffle=True):
-                optimizer.zero_grad()
-                task.loss(model(inputs), targets).mean().backward()
-                optimizer.step()
-            for name, array in model.state_dict().items():
-                total[name] += array * (len(part) / examples)
-        model.load_state_dict(total)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[1:])
+def submitted(settings: Settings) -> dict[str, object]:
+    """Return the run config that `flwr run` takes: the task's own settings, which it does not know, in words."""
+    config = settings.run_config()
+    own = find_task(settings.task).own(settings.parameters)
+    words = " ".join(f"{key}={value}" for key, value in own.items())
+    return {key: value for key, value in config.items() if key not in own} | {OWN_SETTINGS: words}
 
 
 if __name__ == "__main__":

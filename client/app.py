@@ -22,6 +22,8 @@ from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import find_task
 
+from .packing import packing
+
 if TYPE_CHECKING:
     from .local import Local
     from .personal import StateDict
@@ -37,7 +39,7 @@ QUOTED = re.compile(r"(column )?('[^']*'|\"[^\"]*\")")
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
-app = ClientApp()
+app = ClientApp(mods=[packing])
 
 
 @contextmanager

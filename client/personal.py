@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from .settings import FINGERPRINT, fingerprint
@@ -61,7 +61,7 @@ class PersonalModels:
         self._folder.mkdir(parents=True, exist_ok=True)
         earlier = [int(path.stem) for path in self._files() if int(path.stem) < since]
         draft = self._folder / ".draft"
-        save_file({name: tensor.contiguous() for name, tensor in model.items()}, draft)
+        draft.write_bytes(save({name: tensor.contiguous() for name, tensor in model.items()}))
         draft.replace(self._folder / f"{number}.safetensors")
         self._stored = True
         for path in self._files():

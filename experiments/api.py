@@ -35,11 +35,12 @@ def run(
     seed: int | None = None,
     engine: str | None = None,
     device: str | None = None,
+    memory: float | None = None,
     out: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Value] | None = None,
     progress: bool = True,
 ) -> Run:
-    """Train with one method, all clients in this process.
+    """Train with one method, all clients on this machine.
 
     The same call continues a run that was interrupted, returns a finished one, and extends it where `rounds` is higher
     than before.
@@ -65,9 +66,13 @@ def run(
     seed
         Seed of the data split, initial model, client sampling and batch order.
     engine
-        How the clients are computed in this process: loop.
+        How the clients are computed: "auto" takes what is fastest here, "loop" computes one after the other, "stacked"
+        all of them at once, "workers" several in processes side by side, "ray" on a Ray cluster.
     device
         What the clients compute on: auto, cpu, cuda or mps.
+    memory
+        Gigabytes, at least 0, that the clients' updates may take in memory; more lie in a temporary file. By default,
+        and with 0, half of the machine's.
     out
         The run folder; by default one under runs/ that the settings name.
     settings
@@ -88,8 +93,8 @@ def run(
     from fairbloom.server.app import run_folder  # imported late, as PyTorch is with it
     from fairbloom.simulation.run import simulate
 
-    options = _options(task, data_dir, model, clients, partition, rounds, fraction, device)
-    options |= {"method": method, "seed": seed, "engine": engine, "out": None if out is None else os.fspath(out)}
+    options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
+    options |= {"method": method, "seed": seed, "out": None if out is None else os.fspath(out)}
     config = merged(options, settings or {})
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
@@ -126,7 +131,9 @@ def compare(
     partition: str | None = None,
     rounds: int | None = None,
     fraction: float | None = None,
+    engine: str | None = None,
     device: str | None = None,
+    memory: float | None = None,
     out: str | os.PathLike[str] = "runs/comparison",
     jobs: int | None = None,
     settings: Mapping[str, Value] | None = None,
@@ -139,7 +146,7 @@ def compare(
 
     Parameters
     ----------
-    task, data_dir, model, clients, partition, rounds, fraction, device
+    task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory
         As in `run`; all runs share them.
     methods
         The methods, with parameters of their own in parentheses: "fedavg,qfedavg(q=1),my_module:Mine(share=0.3)", or a
@@ -153,7 +160,8 @@ def compare(
     out
         The folder of the tables, the figure and the runs.
     jobs
-        The number of runs at a time, each in a process of its own; by default one a processor.
+        The number of runs at a time, each in a process of its own; by default one a processor. They share the
+        processors, and the numbers do not depend on it.
     settings
         Any other settings of all runs, by their names on the command line.
     progress
@@ -169,7 +177,8 @@ def compare(
     FairbloomError
         When a setting is unknown, impossible or unused, a folder cannot be used, or a run fails.
     """
-    config = merged(_options(task, data_dir, model, clients, partition, rounds, fraction, device), settings or {})
+    options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
+    config = merged(options, settings or {})
     among = variants(methods, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
@@ -206,7 +215,9 @@ def _options(
     partition: str | None,
     rounds: int | None,
     fraction: float | None,
+    engine: str | None,
     device: str | None,
+    memory: float | None,
 ) -> dict[str, Value | None]:
     """Return the settings of the options that runs and comparisons have in common."""
     return {
@@ -217,5 +228,7 @@ def _options(
         "partition": partition,
         "num-rounds": rounds,
         "fraction": fraction,
+        "engine": engine,
         "device": device,
+        "memory": memory,
     }

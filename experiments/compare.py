@@ -136,15 +136,16 @@ def held(out: Path) -> Iterator[None]:
 
 def run_all(runs: Runs, jobs: int, on_run: Callable[[], None]) -> None:
     """Run everything that is not finished, `jobs` at a time; the first failure ends all."""
+    unfinished = {key: run for key, run in runs.items() if not is_done(run)}
+    for _ in range(len(runs) - len(unfinished)):
+        on_run()
+    if not unfinished:
+        return
+    at_a_time = min(jobs, len(unfinished))
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=end_with_the_command) as pool:
-        started = {}
+    with ProcessPoolExecutor(max_workers=at_a_time, mp_context=context, initializer=end_with_the_command) as pool:
         with main_unseen():
-            for key, run in runs.items():
-                if is_finished(Path(run.out)) and rounds_in(Path(run.out)) == run.num_rounds:
-                    on_run()
-                else:
-                    started[pool.submit(run_quietly, run)] = key
+            started = {pool.submit(run_quietly, run, at_a_time): key for key, run in unfinished.items()}
         try:
             for done in as_completed(started):
                 method, seed = started[done]
@@ -163,6 +164,12 @@ def run_all(runs: Runs, jobs: int, on_run: Callable[[], None]) -> None:
             for worker in multiprocessing.active_children():
                 worker.terminate()  # a run that is cut off continues with the same command
             raise
+
+
+def is_done(run: Settings) -> bool:
+    """Return whether a run is finished, with as many rounds as it is to have."""
+    folder = Path(run.out)
+    return is_finished(folder) and rounds_in(folder) == run.num_rounds
 
 
 @contextlib.contextmanager
@@ -191,11 +198,12 @@ def _end_with_the_parent() -> None:
         os._exit(1)  # a run that is cut off continues with the same command
 
 
-def run_quietly(settings: Settings) -> None:
-    """Run in a worker process, without Flower's log lines."""
+def run_quietly(settings: Settings, at_a_time: int) -> None:
+    """Run in a worker process, beside others, without Flower's log lines."""
     import logging
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
+    from fairbloom.simulation.choice import processors_here  # imported late, as PyTorch is with it
     from fairbloom.simulation.run import simulate
 
-    simulate(settings)
+    simulate(settings, processors=max(1, processors_here() // at_a_time))

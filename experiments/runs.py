@@ -25,7 +25,7 @@ from fairbloom.server.fairness import summarize
 from fairbloom.server.files import RunFolderError
 from fairbloom.server.lock import LOCK
 from fairbloom.server.own import options_of
-from fairbloom.server.records import MODEL, is_finished, recorded_settings, scores_in
+from fairbloom.server.records import MODEL, engine_in, is_finished, recorded_settings, scores_in
 from fairbloom.server.rows import read_table
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method
@@ -110,6 +110,14 @@ class Run:
     def rounds_done(self) -> int:
         """The number of rounds that are recorded."""
         return max((int(row["round"]) for row in self._rounds), default=0)
+
+    @property
+    def engine(self) -> Mapping[str, Any] | None:
+        """How the clients are computed: the engine, the reason of its choice, and how many processes compute.
+
+        It is None where the clients are other machines.
+        """
+        return engine_in(self.folder)
 
     @property
     def num_rounds(self) -> int:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
@@ -23,6 +24,9 @@ from fairbloom.tasks.task import Described
 from .catalogue import REQUIRED, Method, in_words
 from .comparison import Comparison
 from .runs import Run, final_of, measures
+
+if TYPE_CHECKING:
+    from fairbloom.simulation.tune import Tuned
 
 NEGLECTED, SERVED = 6, 3
 """Number of clients that are shown of those that the baseline serves worst, and best."""
@@ -205,10 +209,36 @@ def show_details(run: Run) -> None:
         if names:
             told = ", ".join(f"{name} in {count} round{'s' if count > 1 else ''}" for name, count in names)
             console.print(f"{what}: {escape(told)}", soft_wrap=True)
+    if run.engine is not None:
+        console.print(f"computed by {escape(in_short(run.engine))}", soft_wrap=True)
     differing = run.differing()
     if differing:
         told = ", ".join(f"{key} = {value!r}" for key, value in differing.items())
         console.print(f"settings other than the defaults: {escape(told)}", soft_wrap=True)
+
+
+def show_tuned(tuned: "Tuned") -> None:
+    """Print how fast each engine is, what auto chooses, and what to set."""
+    rows = []
+    for timing in tuned.timings:
+        speed = tuned.speed(timing)
+        numbers = ["–", "–"] if speed is None else [f"{1e3 * timing.of_a_round:.3g}", f"{speed:.2g}"]
+        rows.append([timing.engine, *numbers, escape(timing.why_not)])
+    headings = ["engine", "ms a round", "× loop", *(["why it cannot be had"] if len(tuned.had) < len(rows) else [])]
+    cells = [row[: len(headings)] for row in rows]
+    told = "ms a round: median, with the evaluation; × loop: times as fast as the loop"
+    show_grid(Grid(headings, cells, caption=told, words=headings[3:]))
+    console.print(f"auto chooses {tuned.auto.engine}: {escape(tuned.auto.reason)}", soft_wrap=True)
+    if tuned.better:
+        console.print(f"{tuned.better} is faster here: set --engine {tuned.better}", soft_wrap=True)
+    else:
+        console.print("no engine is more than a tenth faster here: leave --engine at auto", soft_wrap=True)
+
+
+def in_short(engine: Mapping[str, Any]) -> str:
+    """Return in words how the clients of a run are computed, as its engine.json has it."""
+    processes = f" in {engine['workers']} processes" if engine.get("workers", 1) > 1 else ""
+    return f"the engine {engine.get('engine')}{processes}: {engine.get('reason')}"
 
 
 # Comparisons --------------------------------------------------------------------------------------------------------

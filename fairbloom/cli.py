@@ -17,7 +17,7 @@ from rich.markup import escape
 from fairbloom import __version__
 from fairbloom.deploy import cli as deployment
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments import api
+from fairbloom.experiments import api, progress
 from fairbloom.experiments.catalogue import describe
 from fairbloom.experiments.comparison import Comparison, Plan, load_comparison
 from fairbloom.experiments.listing import listed, rows_of
@@ -30,6 +30,7 @@ from fairbloom.experiments.tables import (
     show_runs,
     show_settings,
     show_tasks,
+    show_tuned,
 )
 from fairbloom.protocol.settings import SettingsError, Value, assigned
 from fairbloom.scaffold.new import new
@@ -56,6 +57,9 @@ TaskOption = Annotated[
     str | None, typer.Option(help="The task to learn: fairbloom tasks lists them; or your own as my_module:task.")
 ]
 DataOption = Annotated[str | None, typer.Option("--data-dir", help="The folder that the task reads its data from.")]
+MethodOption = Annotated[
+    str | None, typer.Option(help="The method: fairbloom methods lists them; or your own as my_module:Mine.")
+]
 ModelOption = Annotated[
     str | None,
     typer.Option(help="One of the task's models; one of torchvision's, as resnet18; or your own as my_module:Net."),
@@ -66,7 +70,23 @@ PartitionOption = Annotated[
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="The number of rounds of a run.")]
 FractionOption = Annotated[float | None, typer.Option(help="The share of the clients that train in a round.")]
 ClientsOption = Annotated[int | None, typer.Option(help="The number of clients that the data is split into.")]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        help="How the clients are computed: auto takes what should be fastest here; loop computes one after the other, "
+        "stacked many at once, workers several processes side by side, ray a Ray cluster. All give the same numbers, "
+        "up to rounding; fairbloom tune measures them."
+    ),
+]
 DeviceOption = Annotated[str | None, typer.Option(help="What the clients compute on: auto, cpu, cuda or mps.")]
+MemoryOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GB",
+        help="Gigabytes that the clients' updates may take in memory; more lie in a temporary file. "
+        "By default half of the machine's.",
+    ),
+]
 FigureOption = Annotated[
     Path | None, typer.Option("--figure", metavar="PATH", help="Draw a figure into PATH.png and PATH.svg as well.")
 ]
@@ -93,9 +113,7 @@ def common(
 def run(
     task: TaskOption = None,
     data_dir: DataOption = None,
-    method: Annotated[
-        str | None, typer.Option(help="The method: fairbloom methods lists them; or your own as my_module:Mine.")
-    ] = None,
+    method: MethodOption = None,
     model: ModelOption = None,
     clients: ClientsOption = None,
     partition: PartitionOption = None,
@@ -104,14 +122,15 @@ def run(
     seed: Annotated[
         int | None, typer.Option(help="Seed of the data split, initial model, client sampling and batch order.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="How the clients are computed in this process: loop.")] = None,
+    engine: EngineOption = None,
     device: DeviceOption = None,
+    memory: MemoryOption = None,
     out: Annotated[
         str | None, typer.Option(help="The run folder; by default one under runs/ that the settings name.")
     ] = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
-    """Train with one method, all clients in this process.
+    """Train with one method, all clients on this machine.
 
     The same command continues a run that was interrupted; a finished run is shown, or extended by higher --rounds.
     """
@@ -127,6 +146,7 @@ def run(
         seed=seed,
         engine=engine,
         device=device,
+        memory=memory,
         out=out,
         settings=settings_of(settings),
     ).show()
@@ -153,9 +173,13 @@ def compare(
     partition: PartitionOption = None,
     rounds: RoundsOption = None,
     fraction: FractionOption = None,
+    engine: EngineOption = None,
     device: DeviceOption = None,
+    memory: MemoryOption = None,
     out: Annotated[str, typer.Option(help="The folder of the tables, the figure and the runs.")] = "runs/comparison",
-    jobs: Annotated[int, typer.Option(min=1, help="The number of runs at a time.")] = os.cpu_count() or 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="The number of runs at a time; they share the processors.")
+    ] = os.cpu_count() or 1,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Train with several methods over several seeds and see who gains and who loses.
@@ -174,7 +198,9 @@ def compare(
         partition=partition,
         rounds=rounds,
         fraction=fraction,
+        engine=engine,
         device=device,
+        memory=memory,
         out=out,
         jobs=jobs,
         settings=settings_of(settings),
@@ -193,7 +219,7 @@ def show(
         return
     chosen = load(folder)
     if as_json:
-        about = {**chosen.summary, "settings": dict(chosen.settings), **chosen.absences()}
+        about = {**chosen.summary, "settings": dict(chosen.settings), **chosen.absences(), "engine": chosen.engine}
         about["clients"] = {score.name: chosen.final(score) for score in chosen.scores}
         print(json.dumps(about, indent=2))
     else:
@@ -306,6 +332,45 @@ def settings(as_json: JsonOption = False) -> None:
         print(json.dumps(defaults, indent=2))
     else:
         show_settings(defaults)
+
+
+@app.command(epilog="Example: fairbloom tune --model mlp --clients 100 --set batch-size=20")
+def tune(
+    task: TaskOption = None,
+    data_dir: DataOption = None,
+    method: MethodOption = None,
+    model: ModelOption = None,
+    clients: ClientsOption = None,
+    partition: PartitionOption = None,
+    fraction: FractionOption = None,
+    device: DeviceOption = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.0, help="How long each engine is measured; at least three rounds are.")
+    ] = 3.0,
+    ray: Annotated[bool, typer.Option("--ray", help="Measure Ray too, which takes ten seconds to start.")] = False,
+    settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how fast each engine computes the clients of a task here, and say which one to set.
+
+    Each computes a few rounds of real training on the real data, in turn; nothing is written.
+    """
+    from fairbloom.simulation.tune import tune as measured  # imported late, as PyTorch is with it
+
+    options: dict[str, Value | None] = {"task": task, "data-dir": data_dir, "method": method, "model": model}
+    options |= {"clients": clients, "partition": partition, "fraction": fraction, "device": device}
+    config = api.merged(options, settings_of(settings))
+    if "engine" in config:
+        raise SettingsError(f"engine = {config['engine']!r}: fairbloom tune measures all engines: leave it out")
+    chosen = Settings.of(config)
+    check_used(config, [chosen.method], chosen.task)
+    with progress.quiet(), errors.status("measuring rounds"):
+        tuned = measured(chosen, ("loop", "stacked", "workers", *(("ray",) if ray else ())), seconds)
+    if as_json:
+        engines = [{**asdict(timing), "times_as_fast_as_loop": tuned.speed(timing)} for timing in tuned.timings]
+        print(json.dumps({"engines": engines, "auto": asdict(tuned.auto), "set": tuned.better or "auto"}, indent=2))
+    else:
+        show_tuned(tuned)
 
 
 @app.command(epilog="Example: fairbloom check my_module:Mine --set mine.share=0.3")

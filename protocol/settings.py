@@ -141,7 +141,7 @@ class RunSettings(BaseModel):
     )
     engine: str = Field(
         "auto",
-        description="How clients on one machine are computed: auto chooses, or loop, stacked, workers, or ray on a cluster",
+        description="How clients on one machine are computed: auto, loop, stacked, workers, or ray on a cluster",
     )
     device: Annotated[str, Mark.WORK, Mark.PLACE] = Field(
         "auto", description="Device that clients compute on: auto, cpu, cuda, cuda:1 or mps"
@@ -149,8 +149,7 @@ class RunSettings(BaseModel):
     memory: Annotated[float, Mark.FREE] = Field(
         0.0,
         ge=0,
-        description="Gigabytes of memory that the updates of a round in one process may take, before they lie in a "
-        "temporary file; 0 takes half of the machine's",
+        description="Gigabytes of memory for a round's updates, more lie in a file; 0 is half of the machine's",
     )
     log_format: Annotated[str, Mark.FREE] = Field(
         "text", description="Format of the server's log: text, or json with run, round and client in every line"

@@ -161,11 +161,11 @@ class Trained(Replies):
 class Clients(Protocol):
     """Those who train and evaluate."""
 
-    def online(self, fewest: int) -> Collection[str]:
-        """Return the names of the clients that are online, after waiting a while for so many."""
+    def online(self, fewest: int) -> Sequence[str]:
+        """Return the names of the clients that are online, in ascending order, after waiting a while for so many."""
 
-    def free(self) -> Collection[str]:
-        """Return the names of those online that can be asked now, since they owe no earlier reply."""
+    def free(self) -> Sequence[str]:
+        """Return the names of those online, in ascending order, that can be asked now: they owe no earlier reply."""
 
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
         """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""

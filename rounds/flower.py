@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import ABOUT, CLIENT, CONFIG, METRICS, NAME, SNAPSHOT, TRAIN_LOSS
+from fairbloom.protocol.packing import MOST_BYTES, PACKED, PACKS, joined, pieces
 from fairbloom.protocol.terms import Terms
 
 from .clients import Replies, Reports, Trained
@@ -71,21 +74,22 @@ class FlowerClients:
         self._sent: tuple[Model, ArrayRecord] | None = None
         self._told_to_train: Mapping[str, Any] = {}
         self._answers_query: bool | None = None  # not known before a node has answered
+        self._packing = set[int]()  # the nodes whose apps take packed messages
 
     # Who is there ---------------------------------------------------------------------------------------------------
 
-    def online(self, fewest: int) -> Collection[str]:
-        """Return the names of the clients that are online, after waiting for so many until the timeout."""
+    def online(self, fewest: int) -> Sequence[str]:
+        """Return the names of the clients that are online, in order, after waiting for so many until the timeout."""
         deadline = time.monotonic() + (math.inf if self._timeout is None else self._timeout)
         self._look()
         while (online := len(self._roster.online)) < fewest and time.monotonic() < deadline:
             log.info("waiting for clients: %d of %d are online", online, fewest)
             time.sleep(WAIT_SECONDS)
             self._look()
-        return self._roster.online
+        return list(self._roster.online)
 
-    def free(self) -> Collection[str]:
-        """Return the names of those online that owe no reply; late replies are looked for first."""
+    def free(self) -> Sequence[str]:
+        """Return the names of those online that owe no reply, in order; late replies are looked for first."""
         if self._roster.debts:
             try:
                 late = self._grid().pull_messages(self._roster.debts)
@@ -157,7 +161,7 @@ class FlowerClients:
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
-        return self.trained(self.deliver(self.ask_to_train(names, self._record(model), terms)))
+        return self.trained(self.deliver(self._packed(self.ask_to_train(names, self._record(model), terms))))
 
     def ask_to_train(self, names: Sequence[str], arrays: ArrayRecord, terms: Terms) -> list[Message]:
         """Return a message to each of the clients.
@@ -203,7 +207,8 @@ class FlowerClients:
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
-        return self.evaluated(self.deliver(self.ask_to_evaluate(names, self._record(model), terms, participants)))
+        messages = self.ask_to_evaluate(names, self._record(model), terms, participants)
+        return self.evaluated(self.deliver(self._packed(messages)))
 
     def ask_to_evaluate(
         self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, participants: Collection[str]
@@ -235,6 +240,9 @@ class FlowerClients:
         self._note_debts(asked)
         return Replies(metrics=reports, refused=refused, missing=tuple(asked.missing))
 
+    def keep(self, since: int) -> None:
+        """Do nothing: deployed clients store what they keep before they reply."""
+
     # Messages -------------------------------------------------------------------------------------------------------
 
     def contents(self, replies: Iterable[Message], names: Collection[str]) -> list[RecordDict]:
@@ -256,7 +264,28 @@ class FlowerClients:
     def deliver(self, messages: Iterable[Message]) -> list[Message]:
         """Send messages and return the replies that come in time; no messages need no grid."""
         messages = list(messages)
-        return list(self._grid().send_and_receive(messages, timeout=self._timeout)) if messages else []
+        if not messages:
+            return []
+        replies = list(self._grid().send_and_receive(messages, timeout=self._timeout))
+        for reply in replies:
+            if reply.has_error():  # the node may have been given another app
+                self._packing.discard(reply.metadata.src_node_id)
+            elif packs(reply.content):
+                self._packing.add(reply.metadata.src_node_id)
+        return replies
+
+    def _packed(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Pack the messages to those nodes whose apps say that they unpack them; equal contents are packed once."""
+        made: list[tuple[RecordDict, RecordDict]] = []
+        for message in messages:
+            if message.metadata.dst_node_id in self._packing:
+                content = message.content
+                packed = next((after for before, after in made if before == content), None)
+                if packed is None:
+                    packed = packed_content(content)
+                    made.append((content, packed))
+                message.content = RecordDict({**packed})
+        return messages
 
     def _record(self, model: Model) -> ArrayRecord:
         """Return a model as Flower sends it; the one that was evaluated is the one that trains next."""
@@ -313,10 +342,13 @@ class Exchange:
                 refused.add(name, "a second reply to the same message")
             else:
                 self.answered.add(name)
-                if reply.has_content():
-                    contents[name] = reply.content
-                else:
+                if reply.has_error():
                     refused.add(name, f"error {reply.error.code}: {reply.error.reason}")
+                    continue
+                try:
+                    contents[name] = reply.content = unpacked_content(reply.content)
+                except ValueError as reason:
+                    refused.add(name, reason)
         return sorted(contents.items())
 
     def senders(self) -> Callable[[Message], str | None]:
@@ -370,6 +402,30 @@ def quiet_simulation() -> Iterator[Hidden]:
         yield hidden
     finally:
         FLOWER.removeFilter(hidden)
+
+
+def packs(content: RecordDict) -> bool:
+    """Return whether a reply says that the app takes packed messages."""
+    return content.config_records.get(CLIENT, ConfigRecord()).get(PACKS) is True
+
+
+def packed_content(content: RecordDict) -> RecordDict:
+    """Return a content in few parts; one that is too large stays as it is."""
+    arrays = (array for record in content.array_records.values() for array in record.values())
+    if sum(len(array.data) for array in arrays) > MOST_BYTES:
+        return content
+    records = pieces(recorddict_to_proto(content).SerializeToString())
+    return RecordDict({name: ConfigRecord({**record}) for name, record in records.items()})
+
+
+def unpacked_content(content: RecordDict) -> RecordDict:
+    """Return the content of a reply that came packed, of any other as it is; raise ValueError where it is damaged."""
+    if PACKED not in content.config_records:
+        return content
+    try:
+        return recorddict_from_proto(ProtoRecordDict.FromString(joined(content.config_records)))
+    except Exception as error:  # nothing bounds what a client's bytes make protobuf and Flower raise
+        raise ValueError(f"its packed content can't be read: {error}") from error
 
 
 def record_of(model: Model) -> ArrayRecord:

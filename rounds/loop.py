@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import TRAIN_LOSS
@@ -16,7 +18,7 @@ from .clients import Clients, Replies, Reports, Trained
 from .method import Cohort, Method, Probed
 from .roster import sample, share
 from .round import Round, size_on_the_wire
-from .screening import check_counts, out_of_proportion
+from .screening import implausible_counts, out_of_proportion
 from .updates import FloatArray, Model, combine
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -66,7 +68,7 @@ class Rounds:
 
     def __init__(self, method: Method, clients: Clients, num_rounds: int | None = None, agreed: str = "") -> None:
         self.clients = clients
-        self.online: list[str] = []
+        self.online: Sequence[str] = ()
         """The names of the clients that were online when some were drawn last, in order."""
         self._method = method
         self._num_rounds = num_rounds
@@ -129,10 +131,10 @@ class Rounds:
         self._begin()
         free = self._free(method.min_train_nodes)
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
-        self._draws = Counter(method.choose(free, wanted, number) if free else [])
+        self._draws = Counter(sorted(method.choose(free, wanted, number)) if free else [])
         measured = tuple(sorted(method.needs.union(measure)))
         terms = replace(method.terms(number), measure=measured, agreed=self._agreed, others=others or {})
-        return sorted(self._draws), terms
+        return list(self._draws), terms
 
     def step(self, number: int, trained: Trained) -> tuple[Model | None, Metrics]:
         """Screen the replies, weigh the updates and take the step; no model is returned where it stays as it is.
@@ -178,7 +180,7 @@ class Rounds:
             others=others or {},
         )
         self._asked_to_evaluate = []
-        if method.fraction_evaluate > 0.0 and self.evaluates(number):
+        if self.evaluates(number):
             free = self._free(method.min_evaluate_nodes)
             wanted = share(method.fraction_evaluate, len(free), method.min_evaluate_nodes)
             self._asked_to_evaluate = sample(free, wanted, method.seed, "evaluate", number)
@@ -199,8 +201,8 @@ class Rounds:
 
     def evaluates(self, number: int) -> bool:
         """Return whether a round is one after which clients evaluate."""
-        every = self._method.evaluate_every
-        return number == self._num_rounds or (every > 0 and number % every == 0)
+        every, due = self._method.evaluate_every, number == self._num_rounds
+        return self._method.fraction_evaluate > 0.0 and (due or (every > 0 and number % every == 0))
 
     @property
     def participants(self) -> tuple[str, ...]:
@@ -218,7 +220,7 @@ class Rounds:
         size = sum(map(size_on_the_wire, model.values()))
         return Round(
             number=number,
-            participants=tuple(sorted(self._draws)),
+            participants=tuple(self._draws),
             refused=dict(sorted(reasons.items())),
             missing=trained.missing,
             coefficients=self._coefficients,
@@ -233,30 +235,28 @@ class Rounds:
 
     # Parts ----------------------------------------------------------------------------------------------------------
 
-    def _free(self, fewest: int) -> list[str]:
+    def _free(self, fewest: int) -> Sequence[str]:
         """Return the clients that can be asked, in the order of names; none where too few are online."""
         fewest = max(self._method.min_available_nodes, fewest)
-        self.online = sorted(self.clients.online(fewest))
-        return sorted(self.clients.free()) if len(self.online) >= fewest else []
+        self.online = self.clients.online(fewest)
+        return self.clients.free() if len(self.online) >= fewest else ()
 
     def _screen(self, trained: Trained) -> None:
         """Leave out replies that are not plausible: by their counts, and in proportion to the others'."""
-        method = self._method
-        for name, report in list(trained.metrics.items()):
-            try:
-                check_counts(
-                    report,
-                    method.weighted_by_key,
-                    enrolled=method.enrolled_sizes.get(name),
-                    first=method.progress.first_counts.get(name),
-                    max_growth=method.max_growth,
-                )
-            except ValueError as reason:
-                trained.refuse(name, reason)
+        method, first = self._method, self._method.progress.first_counts
+        implausible = implausible_counts(
+            trained.metrics,
+            method.weighted_by_key,
+            enrolled=method.enrolled_sizes,
+            first=first,
+            max_growth=method.max_growth,
+        )
+        for name, reason in implausible.items():
+            trained.refuse(name, reason)
         for name, why in out_of_proportion(trained.metrics, method.needs, method.loss_limit).items():
             trained.refuse(name, why)
-        counts = {name: report[method.weighted_by_key] for name, report in trained.metrics.items()}
-        method.progress.first_counts = counts | method.progress.first_counts
+        for name, report in trained.metrics.items():
+            first.setdefault(name, report[method.weighted_by_key])
 
     def _take(self, number: int, trained: Trained) -> tuple[Model, Metrics]:
         """Return the model after the step, and the method's own metrics; let the method remember the round."""
@@ -356,8 +356,10 @@ def _why_none_is_usable(asked: int, trained: Trained) -> str:
 def means(reports: Reports, weight_key: str) -> Metrics:
     """Return the means, weighted by `weight_key`, of the metrics that all reports have."""
     used = list(reports.values())
-    total = sum(report[weight_key] for report in used)
-    common = [key for key in (used[0] if used else ()) if all(key in report for report in used)]
-    return {
-        key: sum(report[weight_key] / total * report[key] for report in used) for key in common if key != weight_key
-    }
+    common = [key for key in (used[0] if used else ()) if key != weight_key and all(key in report for report in used)]
+    if not common:
+        return {}
+    columns = np.array([[report[key] for report in used] for key in common], np.float64)
+    weights = np.array([report[weight_key] for report in used], np.float64)
+    with np.errstate(over="ignore"):  # what a client reports may be as large as a float64 can be
+        return dict(zip(common, (columns @ (weights / weights.sum())).tolist(), strict=True))

@@ -333,8 +333,8 @@ class Method:
             personal_epochs=1 if personal else None,
         )
 
-    def choose(self, names: Collection[str], wanted: int, server_round: int) -> list[str]:
-        """Draw the clients that train, of those that are free; a name may come more than once."""
+    def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
+        """Draw the clients that train, of those that are free, in ascending order; a name may come more than once."""
         return sample(names, wanted, self.seed, "train", server_round)
 
     # State ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -28,14 +28,10 @@ class Roster:
     """
 
     def __init__(self) -> None:
+        self.online: Mapping[str, int] = {}
+        """Node ids by client name, in ascending order of names."""
         self._claims: dict[int, str] = {}
-        self._names: dict[int, str] = {}
         self._debts: dict[str, Debt] = {}
-
-    @property
-    def online(self) -> dict[str, int]:
-        """Node ids by client name."""
-        return {name: node_id for node_id, name in self._names.items()}
 
     @property
     def free(self) -> list[str]:
@@ -44,7 +40,7 @@ class Roster:
         A debt ends with its message's time to live: no grid needs to say that the reply will not come.
         """
         owing = self._owing()
-        return sorted(name for node_id, name in self._names.items() if node_id not in owing)
+        return [name for name, node_id in self.online.items() if node_id not in owing]
 
     @property
     def debts(self) -> list[str]:
@@ -67,16 +63,18 @@ class Roster:
         unknown = sorted(nodes.keys() - registered.keys() - self._claims.keys() - self._owing())
         self._claims |= ask(unknown) if unknown else {}
         # The operator's word, bound to a key, is worth more than a node's own; then who had a name before keeps it.
-        held = {node_id: name for node_id, name in self._names.items() if node_id in nodes}
-        names = dict(registered)
+        held = {node_id: name for name, node_id in self.online.items() if node_id in nodes}
+        names, ids = dict(registered), set(map(str, nodes))
+        taken = set(names.values())
         for node_id, name in [*held.items(), *sorted(self._claims.items())]:
             if node_id not in names:
-                stolen = name in names.values() or (name != str(node_id) and name in map(str, nodes))
+                stolen = name in taken or (name != str(node_id) and name in ids)
                 if not stolen:
                     names[node_id] = name
+                    taken.add(name)
                 elif node_id in unknown or node_id in held:
                     log.warning("node %d calls itself %s, as another node does: it takes no part", node_id, name)
-        self._names = names
+        self.online = {name: node_id for node_id, name in sorted(names.items(), key=lambda each: each[1])}
 
     def _owing(self) -> set[int]:
         """Forget the debts whose messages have outlived their time; return the nodes that owe the others."""
@@ -93,8 +91,12 @@ def share(fraction: float, of: int, minimum: int) -> int:
     return min(max(math.ceil(Fraction(str(fraction)) * of), minimum), of)
 
 
-def sample(names: Collection[str], wanted: int, seed: int, purpose: str, number: int) -> list[str]:
-    """Draw `wanted` names uniformly without replacement, from (seed, round) alone; return them in ascending order."""
-    ascending = sorted(names)
-    order = generator(seed, purpose, number).permutation(len(ascending))
-    return sorted(ascending[i] for i in order[:wanted])
+def sample(names: Sequence[str], wanted: int, seed: int, purpose: str, number: int) -> list[str]:
+    """Draw `wanted` names uniformly without replacement, from (seed, round) alone; return them in ascending order.
+
+    `names` are in ascending order: what is drawn are places in it. The work grows with `wanted`, not with the names.
+    """
+    if wanted >= len(names):
+        return list(names)
+    places = generator(seed, purpose, number).choice(len(names), wanted, replace=False, shuffle=False)
+    return [names[place] for place in sorted(places.tolist())]

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
-from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
+import numpy as np
+from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from numpy.typing import NDArray
 
 
@@ -55,6 +57,11 @@ class Round:
 
 def size_on_the_wire(array: NDArray[Any]) -> int:
     """Return the bytes of an array in a message, which is in numpy.save's format, also where no message was sent."""
+    return _header_size(array.dtype, array.shape, array.flags.fnc) + array.nbytes
+
+
+@lru_cache(maxsize=4096)
+def _header_size(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> int:
     header = BytesIO()
-    write_array_header_1_0(header, header_data_from_array_1_0(array))
-    return header.tell() + array.nbytes
+    write_array_header_1_0(header, {"descr": dtype_to_descr(dtype), "fortran_order": fortran, "shape": shape})
+    return header.tell()

@@ -58,6 +58,7 @@ def federate(
     *,
     deployed: bool = False,
     data: Mapping[str, str] | None = None,
+    engine: Callable[[Method, str], tuple[Clients, Mapping[str, object]]] | None = None,
 ) -> Path:
     """Run, or continue, or find finished, what `settings` say; return the run folder.
 
@@ -72,9 +73,13 @@ def federate(
     deployed
         Whether the clients are others' machines. Then one whose data cannot be used is left out, where in one process
         that is an error; and another process that writes the same folder is waited for, up to a minute, because a run
-        whose process was lost is handed out again before the lost one may have noticed that.
+        whose process was lost is handed out again before the lost one may have noticed that. And each round has a
+        checkpoint, where in one process those share one that are shorter than half a second.
     data
         Checksums of the files that the clients read in this process; a run is not continued with others.
+    engine
+        Returns, for a method and what the clients have agreed on, who trains and evaluates in place of those that were
+        asked; and how, in plain values, which is recorded when the run begins.
 
     Raises
     ------
@@ -88,13 +93,18 @@ def federate(
         method = settings.strategy()
         clients = clients_of(method)
         agreed = agreed_in(path) or agree(settings, clients, deployed=deployed)
+        choice: Mapping[str, object] = {}
+        if engine is not None:
+            clients, choice = engine(method, agreed)
         task = load_task({**config, AGREED: agreed})
         module = task.model()
         with alone(path, wait=deployed):
-            records = Records(path, config, method, tuple(task.scores))
+            records = Records(path, config, method, tuple(task.scores), shared=not deployed, keep=clients.keep)
             if not records.finished:  # by the process that was waited for
                 records.keep_agreed(agreed)
                 records.keep_data(data or {})
+                if choice:
+                    records.keep_engine(choice)
                 check_arrays(module)
                 method.buffers, method.shared = float_buffers(module), shared_parameters(module)
                 rounds = Rounds(method, clients, settings.num_rounds, agreed)
@@ -157,20 +167,23 @@ def _federate(
         # Needed for the share of improved participants; costs a pass over the data, so only in evaluated rounds.
         return [LOSS_BEFORE] if rounds.evaluates(number) else []
 
-    with closing(Metrics(settings.metrics_port, score)) if settings.metrics_port else nullcontext() as metrics:
+    page = closing(Metrics(settings.metrics_port, score)) if settings.metrics_port else nullcontext()
+    with page as metrics, records.all_written():
         started = time.perf_counter()
         for finished in rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS]):
-            now = time.perf_counter()
-            row = records.record(finished, method.state_dict(), seconds=now - started)
-            started = now
-            log.info("round %d is finished%s", finished.number, in_short(row, score), extra={"round": finished.number})
-            if finished.number == settings.num_rounds and finished.evaluations:
+            row = records.record(finished, seconds=time.perf_counter() - started)
+            last = finished.number == settings.num_rounds
+            if last or records.saved == finished.number:  # rounds that share a checkpoint share the line of its last
+                words = in_short(row, score)
+                log.info("round %d is finished%s", finished.number, words, extra={"round": finished.number})
+            if last and finished.evaluations:
                 log.info("worst served: %s", worst_served(finished, score))
             if metrics is not None:
                 metrics.observe(finished, row, connected=len(rounds.online))
             on_row(row)
             model = finished.arrays
-        records.finish(model)
+            started = time.perf_counter()
+    records.finish(model)
 
 
 def run_folder(settings: Settings) -> Path:

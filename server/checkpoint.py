@@ -1,4 +1,4 @@
-"""Arrays and a state of plain values in one safetensors file, sealed by a checksum; the last two rounds' are kept."""
+"""Arrays and a state of plain values in one safetensors file, sealed by a checksum; the last two are kept."""
 
 import hashlib
 import json
@@ -22,11 +22,12 @@ KEPT = 2
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 
-def save_round(folder: Path, number: int, arrays: Arrays, state: Mapping[str, Any]) -> None:
-    """Write the checkpoint of a round into a folder, then remove those that are no longer kept."""
+def save_round(folder: Path, number: int, arrays: Arrays, state: Mapping[str, Any], before: int) -> None:
+    """Write the checkpoint of a round into a folder, then remove all others but that of round `before`."""
     save_checkpoint(folder / f"{number}.safetensors", arrays, state)
-    for path in checkpoints(folder)[KEPT:]:
-        path.unlink()
+    for path in checkpoints(folder):
+        if int(path.stem) not in (number, before):
+            path.unlink()
 
 
 def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:

@@ -1,5 +1,6 @@
 """Measures of fairness over clients: how a quantity of one split and one model is spread over them."""
 
+import math
 import statistics
 from collections.abc import Mapping
 
@@ -36,21 +37,24 @@ def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> 
     """
     x = np.sort(_finite(values))
     worst_first = x[::-1] if lower_is_better else x
-    measures = {
-        "mean": x.mean(),
-        "std": x.std(),
-        "var": x.var(),
-        "worst": worst_first[0],
-        "best": worst_first[-1],
-        **{f"worst_{share}": worst_first[: _count(share, x.size)].mean() for share in SHARES},
-        **{f"best_{share}": worst_first[-_count(share, x.size) :].mean() for share in SHARES},
-        "gap": x[-1] - x[0],
-        "jain": _cosine(x) ** 2,
+    mean = _mean_of(x)
+    away = x - mean
+    var, cosine = _mean_of(away * away), _cosine(x)
+    counts = [_count(share, x.size) for share in SHARES]
+    return {
+        "mean": mean,
+        "std": math.sqrt(var),
+        "var": var,
+        "worst": float(worst_first[0]),
+        "best": float(worst_first[-1]),
+        **{f"worst_{share}": _mean_of(worst_first[:count]) for share, count in zip(SHARES, counts, strict=True)},
+        **{f"best_{share}": _mean_of(worst_first[-count:]) for share, count in zip(SHARES, counts, strict=True)},
+        "gap": float(x[-1] - x[0]),
+        "jain": cosine**2,
         "gini": _gini(x),
         "entropy": _entropy(x),
-        "cosine": _cosine(x),
+        "cosine": cosine,
     }
-    return {name: float(value) for name, value in measures.items()}
 
 
 def percent_improved(before: Mapping[str, float], after: Mapping[str, float]) -> float:
@@ -102,10 +106,11 @@ def _finite(values: Mapping[str, float]) -> NDArray[np.float64]:
     """Return the values as an array; raise ValueError where there is none, or one is not finite."""
     if not values:
         raise ValueError("there is no client to measure")
-    for name, value in values.items():
-        if not np.isfinite(value):
-            raise ValueError(f"the value of client {name} is {value}; it must be finite")
-    return np.array(list(values.values()), np.float64)
+    x = np.array(list(values.values()), np.float64)
+    if not (finite := np.isfinite(x)).all():
+        name, value = list(values.items())[int(finite.argmin())]
+        raise ValueError(f"the value of client {name} is {value}; it must be finite")
+    return x
 
 
 def _check_same(one: Mapping[str, float], other: Mapping[str, float]) -> None:
@@ -121,30 +126,35 @@ def _count(percent: int, clients: int) -> int:
     return -(-percent * clients // 100)
 
 
-def _cosine(x: NDArray[np.float64]) -> float:
-    largest = np.abs(x).max()
+def _mean_of(x: NDArray[np.float64]) -> float:
+    """Return the mean as `x.mean()` does, which takes four times as long."""
+    return float(np.add.reduce(x) / x.size)
+
+
+def _cosine(ascending: NDArray[np.float64]) -> float:
+    largest = max(abs(ascending[0]), abs(ascending[-1]))
     if largest == 0.0:
         return 1.0
-    scaled = x / largest  # squares of tiny values would vanish
-    return float(scaled.sum() / np.sqrt(x.size * (scaled @ scaled)))
+    scaled = ascending / largest  # squares of tiny values would vanish
+    return float(np.add.reduce(scaled) / math.sqrt(ascending.size * (scaled @ scaled)))
 
 
 def _gini(ascending: NDArray[np.float64]) -> float:
-    n, total = ascending.size, ascending.sum()
-    if not ascending.any():
-        return 0.0
+    n, total = ascending.size, np.add.reduce(ascending)
+    if ascending[0] < 0.0:
+        return math.nan
     ranks = 2.0 * np.arange(1, n + 1) - n - 1.0
-    return float(ranks @ ascending / (n * total)) if ascending[0] >= 0.0 else float("nan")
+    return float(ranks @ ascending / (n * total)) if ascending[-1] > 0.0 else 0.0
 
 
-def _entropy(x: NDArray[np.float64]) -> float:
-    if not x.any():
-        return float(np.log(x.size))
-    if x.min() < 0.0:
-        return float("nan")
-    shares = x / x.sum()
+def _entropy(ascending: NDArray[np.float64]) -> float:
+    if ascending[0] < 0.0:
+        return math.nan
+    if ascending[-1] == 0.0:
+        return math.log(ascending.size)
+    shares = ascending / np.add.reduce(ascending)
     shares = shares[shares > 0.0]
-    return float(-(shares * np.log(shares)).sum())
+    return float(-np.add.reduce(shares * np.log(shares)))
 
 
 def _mean(numbers: list[float]) -> float:

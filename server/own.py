@@ -91,7 +91,7 @@ class RunFolder:
             log.info("run folder: %s", self.path)
             continued = records.resume()
             arrays, state = (initial_arrays, None) if continued is None else (record_of(continued[0]), continued[1])
-            recorder = Recorder(records, strategy, self.score, on_round)
+            recorder = Recorder(records, self.score, on_round)
             result = strategy.start(
                 PollingGrid(grid),
                 arrays,
@@ -110,10 +110,8 @@ class RunFolder:
 class Recorder:
     """Writes each finished round into a run folder, then hands it on."""
 
-    def __init__(
-        self, records: Records, strategy: FairStrategy, score: Score, on_round: Callable[[Round], None] | None
-    ) -> None:
-        self._records, self._strategy, self._score, self._on_round = records, strategy, score, on_round
+    def __init__(self, records: Records, score: Score, on_round: Callable[[Round], None] | None) -> None:
+        self._records, self._score, self._on_round = records, score, on_round
         self._started = time.perf_counter()
 
     def __call__(self, finished: Round) -> None:
@@ -125,12 +123,11 @@ class Recorder:
             When clients have evaluated and none has told the score.
         """
         self._check_told(finished)
-        now = time.perf_counter()
-        row = self._records.record(finished, self._strategy.state_dict(), seconds=now - self._started)
-        self._started = now
+        row = self._records.record(finished, seconds=time.perf_counter() - self._started)
         log.info("round %d is recorded%s", finished.number, in_short(row, self._score))
         if self._on_round is not None:
             self._on_round(finished)
+        self._started = time.perf_counter()
 
     def _check_told(self, finished: Round) -> None:
         told = sorted({metric for metrics in finished.evaluations.values() for metric in metrics})

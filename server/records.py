@@ -1,11 +1,14 @@
 """The run folder: whose it is, what a run leaves in it, and what an interrupted run continues from."""
 
+import copy
 import json
+import logging
 import os
 import platform
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,18 +21,23 @@ from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
 
-from .checkpoint import Arrays, load_last, load_model, save_model, save_round
+from .checkpoint import Arrays, checkpoints, load_last, load_model, save_model, save_round
 from .files import RunFolderError, check_place, usable, write_whole, written
 from .lock import LOCK
-from .rows import Row, append, client_columns, client_rows, keep_rows, round_columns, round_row
+from .rows import Row, Table, client_columns, client_rows, furthest_round, round_columns, round_row
 from .settings import default_config, may_differ, may_grow
+
+log = logging.getLogger("flwr").getChild("fairbloom")
 
 FORMAT = 3
 """The number of the run folder's format; it is raised when a folder of before can no longer be continued."""
 
-MODEL, SCORES, AGREED, DATA = "model.safetensors", "scores.json", "agreed.json", "data.json"
-"""Files of a run folder: the final model, what clients measured, what they have agreed on about their data, and the
-checksums of the files that they read where all of them are in one process."""
+MODEL, SCORES, AGREED, DATA, ENGINE = (
+    "model.safetensors",
+    *("scores.json", "agreed.json", "data.json", "engine.json"),
+)
+"""Files of a run folder: the final model, what clients measured, what they have agreed on about their data, the
+checksums of the files that they read and how they are computed where all of them are on one machine."""
 
 FIRST_LAID = (
     LOCK,
@@ -39,12 +47,17 @@ FIRST_LAID = (
 """What a folder may hold whose making was interrupted before its settings were written."""
 
 
+SHARED_SECONDS = 0.5
+"""Where rounds share checkpoints, one is written once the rounds since the last one have taken so long together."""
+
+
 class Records:
     """What a run leaves on disk, and what it continues from.
 
-    Rows of a round are written before its checkpoint, which is written whole; rows of later rounds than the
-    checkpoint's are dropped when the run continues. So a run killed at any moment loses at most the round under way.
-    The checkpoint before the last is kept: where the last is damaged, the run continues from there, to the same bits.
+    Rows are written before the checkpoint of their last round, which is written whole; rows of later rounds than the
+    checkpoint's are dropped when the run continues. So a run killed at any moment loses at most the round under way
+    and, where rounds share checkpoints, SHARED_SECONDS of finished ones. The checkpoint before the last is kept: where
+    the last is damaged, the run continues from there, to the same bits.
 
     Parameters
     ----------
@@ -53,9 +66,14 @@ class Records:
     config
         The settings that make the run what it is, with those that leave the numbers unchanged.
     method
-        Of the run; asked for the columns of its own.
+        Of the run; asked for the columns of its own, and for its state after a round.
     scores
         What clients measure on their test sets; fairness is measured in the first.
+    shared
+        Whether rounds shorter than SHARED_SECONDS share a checkpoint.
+    keep
+        Called before a checkpoint is written, with the round of the oldest one that the run may go back to if that
+        fails, 0 where there is none: lets the clients store what they keep for themselves.
 
     Raises
     ------
@@ -64,13 +82,27 @@ class Records:
     """
 
     def __init__(
-        self, path: Path, config: Mapping[str, object], method: Method, scores: Sequence[Score] = (ACCURACY,)
+        self,
+        path: Path,
+        config: Mapping[str, object],
+        method: Method,
+        scores: Sequence[Score] = (ACCURACY,),
+        *,
+        shared: bool = False,
+        keep: Callable[[int], None] = lambda since: None,
     ) -> None:
         self.path = path
+        self.saved = 0
+        """The round of the last checkpoint, 0 where there is none."""
+        self.method = method
         self._scores, self._score = scores, scores[0]
+        self._shared, self._keep = shared, keep
+        self._rounds = Table(path / "rounds.csv", round_columns(method, self._score))
+        self._clients = Table(path / "clients.csv", client_columns(scores))
         self._best: Mapping[str, float] = {}
-        self._rounds, self._reports = round_columns(method, self._score), method.reports
-        self._clients = client_columns(scores)
+        self._new_best: Arrays | None = None
+        self._unsaved: _Unsaved | None = None
+        self._seconds = 0.0
         check_folder(path, config)
         if not (path / "config.toml").exists():
             self._lay_out(config)
@@ -101,36 +133,80 @@ class Records:
             When the checkpoints or tables are damaged.
         """
         arrays, state = load_last(self.path / "checkpoint") or (None, {"strategy": {"round": 0}, "best": {}})
-        self._best, last = state["best"], state["strategy"]["round"]
-        with written(f"what is there up to round {last}", self.path):
-            keep_rows(self.path / "rounds.csv", self._rounds, last)
-            keep_rows(self.path / "clients.csv", self._clients, last)
+        self._best, self.saved = state["best"], state["strategy"]["round"]
+        with written(f"what is there up to round {self.saved}", self.path):
+            furthest = furthest_round(self._rounds.path, self.saved, SHARED_SECONDS)
+            for table in (self._rounds, self._clients):
+                table.cut_back(self.saved, furthest)
         return None if arrays is None else (arrays, state["strategy"])
 
-    def record(self, finished: Round, state: Mapping[str, Any], seconds: float) -> Row:
-        """Write a finished round: its rows, the best model so far, and the checkpoint; return the round's row.
+    def record(self, finished: Round, seconds: float) -> Row:
+        """Take in a finished round, which took so long, and return its row of rounds.csv.
+
+        The rows that wait, the best model so far and the checkpoint are written, unless this round is to share it.
 
         Raises
         ------
         RunFolderError
             When the disk does not take it; the checkpoints are intact.
         """
-        row = round_row(finished, seconds, self._reports, self._score)
-        # Arrays of Flower's, which a round has under Flower's own loop, are no NumPy arrays yet.
-        arrays = {n: a if isinstance(a, np.ndarray) else a.numpy() for n, a in finished.arrays.items()}
-        with written(f"round {finished.number}", self.path):
-            append(self.path / "rounds.csv", self._rounds, [row])
-            append(self.path / "clients.csv", self._clients, client_rows(finished, self._scores))
-            mean = row.get(f"{self._score.column()}_mean")
-            if isinstance(mean, float) and (not self._best or self._score.better(mean, self._best["mean"]) > 0.0):
-                self._best = {"mean": mean, "round": finished.number}
-                about = {"round": finished.number, f"{self._score.column()}_mean": mean}
-                save_model(self.path / "model-best.safetensors", arrays, about)
-            save_round(self.path / "checkpoint", finished.number, arrays, {"strategy": state, "best": self._best})
+        row = round_row(finished, seconds, self.method.reports, self._score)
+        self._rounds.add([[row.get(column) for column in self._rounds.columns]])
+        self._clients.add(client_rows(finished, self._scores))
+        mean = row.get(f"{self._score.column()}_mean")
+        if isinstance(mean, float) and (not self._best or self._score.better(mean, self._best["mean"]) > 0.0):
+            self._best, self._new_best = {"mean": mean, "round": finished.number}, finished.arrays
+        self._seconds += float(str(row["seconds"]))
+        shares = self._shared and self._seconds < SHARED_SECONDS
+        method = _as_it_is(self.method) if shares else self.method
+        self._unsaved = _Unsaved(finished.number, finished.arrays, method)
+        if not shares:
+            self.write()
         return row
 
+    def write(self) -> None:
+        """Write what waits: rows, the best model and the checkpoint of the last finished round.
+
+        Where it was interrupted, it can be called again.
+
+        Raises
+        ------
+        RunFolderError
+            When the disk does not take it; the checkpoints are intact.
+        """
+        if (last := self._unsaved) is None:
+            return
+        first, folder = self.saved + 1, self.path / "checkpoint"
+        with written(f"round {first}" if first == last.number else f"rounds {first} to {last.number}", self.path):
+            self._rounds.write()
+            self._clients.write()
+            if self._new_best is not None:
+                about = {"round": self._best["round"], f"{self._score.column()}_mean": self._best["mean"]}
+                save_model(self.path / "model-best.safetensors", _as_numpy(self._new_best), about)
+            self._keep(min((int(path.stem) for path in checkpoints(folder)), default=0))
+            state = {"strategy": last.method.state_dict(), "best": self._best}
+            save_round(folder, last.number, _as_numpy(last.arrays), state, before=self.saved)
+        self.saved, self._unsaved, self._new_best, self._seconds = last.number, None, None, 0.0
+
+    @contextmanager
+    def all_written(self) -> Iterator[None]:
+        """Write what waits when the block ends, also where an exception or Ctrl-C ends it, which goes on afterwards."""
+        try:
+            yield
+        except BaseException as stopped:
+            # What the disk has refused is not tried again. Clients with personal models may be in the midst of the next
+            # round, with which they cannot go back to the last finished one: that is run again.
+            if not isinstance(stopped, RunFolderError) and self.method.terms(1).personal_lambda is None:
+                try:
+                    self.write()
+                except Exception as error:
+                    log.error("the rounds after round %d are run again when the run continues: %s", self.saved, error)
+            raise
+        self.write()
+
     def finish(self, arrays: Arrays) -> None:
-        """Write the final model, which marks the run as finished."""
+        """Write what waits and then the final model, which marks the run as finished."""
+        self.write()
         with written("the final model", self.path):
             save_model(self.path / MODEL, arrays, {})
 
@@ -147,6 +223,12 @@ class Records:
             with written("the checksums of the data", self.path):
                 write_whole(self.path / DATA, json.dumps(digests, indent=2).encode())
 
+    def keep_engine(self, choice: Mapping[str, object]) -> None:
+        """Write how the clients are computed, unless the run that goes on here has been begun with another choice."""
+        if not (self.path / ENGINE).exists():
+            with written("the engine", self.path):
+                write_whole(self.path / ENGINE, json.dumps(choice, indent=2).encode())
+
     def _lay_out(self, config: Mapping[str, object]) -> None:
         with written("the run folder", self.path):
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
@@ -162,6 +244,30 @@ class Records:
     def _write_settings(self, config: Mapping[str, object]) -> None:
         with written("the run folder", self.path):
             write_whole(self.path / "config.toml", tomli_w.dumps({"run-folder-format": FORMAT, **config}).encode())
+
+
+@dataclass(frozen=True)
+class _Unsaved:
+    """The last finished round, while it has no checkpoint: what that will hold."""
+
+    number: int
+    arrays: Any
+    method: Method
+
+
+def _as_it_is(method: Method) -> Method:
+    """Return a method that stays as this one is now, for its state to be told later.
+
+    The parts of its progress are replaced with every round and never changed, so that copies are not needed.
+    """
+    then = copy.copy(method)
+    then.progress, then.memory = replace(method.progress), copy.deepcopy(method.memory)
+    return then
+
+
+def _as_numpy(arrays: Mapping[str, Any]) -> Arrays:
+    """Return arrays by name as NumPy's; those of a round under Flower's own loop are Flower's."""
+    return {name: array if isinstance(array, np.ndarray) else array.numpy() for name, array in arrays.items()}
 
 
 def check_same_data(path: Path, digests: Mapping[str, str]) -> None:
@@ -201,6 +307,26 @@ def agreed_in(path: Path) -> str:
         raise RunFolderError(
             f"{file} cannot be read: {error}. Restore it from a copy, or choose another folder (--out)"
         ) from error
+
+
+def engine_in(path: Path) -> dict[str, Any] | None:
+    """Return how the clients of the run in a folder are computed, None where no choice is recorded.
+
+    Raises
+    ------
+    RunFolderError
+        When the file is not as a run has written it.
+    """
+    file = path / ENGINE
+    if not file.exists():
+        return None
+    try:
+        choice = json.loads(file.read_bytes())
+        if not isinstance(choice, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{file} cannot be read: {error}. Restore it from a copy, or delete it") from error
+    return choice
 
 
 def scores_in(path: Path) -> list[Score]:

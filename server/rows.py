@@ -5,7 +5,7 @@ import io
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,25 +73,23 @@ def round_row(
     return row | {report.replace("-", "_"): finished.metrics.get(report) for report in reports}
 
 
-def client_rows(finished: Round, scores: Iterable[Score] = (ACCURACY,)) -> list[Row]:
-    """Return a row of clients.csv for each client that evaluated the round's model."""
-    columns = [
-        (score, score.column(model), metric)
-        for score in scores
-        for model, metric in (("global", score.name), ("personal", f"{score.name}-{names.PERSONAL}"))
-    ]
+def client_rows(finished: Round, scores: Iterable[Score] = (ACCURACY,)) -> list[tuple[object, ...]]:
+    """Return the cells of `client_columns` for each client that evaluated the round's model."""
+    shown = [(score, metric) for score in scores for metric in (score.name, f"{score.name}-{names.PERSONAL}")]
+    number, coefficients, told = finished.number, finished.coefficients, finished.train_metrics
+    nothing: Mapping[str, float] = {}
     return [
-        {
-            "round": finished.number,
-            "client": name,
-            "participated": int(name in finished.coefficients),
-            "coefficient": finished.coefficients.get(name),
-            "test_examples": int(measured[names.NUM_EXAMPLES]),
-            **{column: score.shown(measured[metric]) for score, column, metric in columns if metric in measured},
-            "test_loss_of_global_model": measured.get(names.LOSS),
-            "train_loss_before_round": finished.train_metrics.get(name, {}).get(names.LOSS_BEFORE),
-            "train_loss_of_global_model": measured.get(names.TRAIN_LOSS),
-        }
+        (
+            number,
+            name,
+            1 if name in coefficients else 0,
+            coefficients.get(name),
+            int(measured[names.NUM_EXAMPLES]),
+            *[score.shown(measured[metric]) if metric in measured else None for score, metric in shown],
+            measured.get(names.LOSS),
+            told.get(name, nothing).get(names.LOSS_BEFORE),
+            measured.get(names.TRAIN_LOSS),
+        )
         for name, measured in sorted(finished.evaluations.items())
     ]
 
@@ -114,24 +112,92 @@ def read_table(path: Path, columns: Collection[str]) -> list[dict[str, str]]:
         return rows
 
 
-def keep_rows(path: Path, columns: tuple[str, ...], last: int) -> None:
-    """Rewrite a table with the rows up to round `last`, or start it; rows of later rounds may be torn.
+class Table:
+    """A table of a run that goes on: rows wait in memory until they are written.
+
+    Parameters
+    ----------
+    path
+        The file.
+    columns
+        Its first line.
+    """
+
+    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
+        self.path = path
+        self.columns = columns
+        self._size = 0
+        self._waiting: list[str] = []
+
+    def cut_back(self, last: int, furthest: int) -> None:
+        """Rewrite the file with the rows up to round `last`, or start it; rows of later rounds may be torn.
+
+        Raises
+        ------
+        RunFolderError
+            When the file is something else, or goes beyond round `furthest`, so that checkpoints must have been lost.
+        """
+        rows: list[dict[str, str]] = []
+        with _readable(self.path, BEGUN):
+            if self.path.exists():
+                header, rows = _begun(self.path, last)
+                if unknown := [column for column in header if column not in self.columns]:
+                    raise ValueError(f"its column {unknown[0]} is none of this run's")
+            recorded = max((int(row["round"]) for row in rows), default=0)
+            if recorded > furthest:
+                raise ValueError(f"it goes up to round {recorded}, while the last checkpoint is of round {last}")
+        kept = [row for row in rows if int(row["round"]) <= last]
+        content = as_csv(self.columns, kept, header=True).encode()
+        write_whole(self.path, content)
+        self._size, self._waiting = len(content), []
+
+    def add(self, rows: Iterable[Sequence[object]]) -> None:
+        """Let rows wait, given by their cells."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        self._waiting.append(text.getvalue())
+
+    def write(self) -> None:
+        """Write the rows that wait, all of them or, where the disk does not take them, none.
+
+        Where it was interrupted, it can be called again: rows go to where the last whole ones end.
+        """
+        if content := "".join(self._waiting).encode():
+            write_at(self.path, self._size, content)
+            self._size, self._waiting = self._size + len(content), []
+
+
+def furthest_round(path: Path, last: int, shared_seconds: float) -> int:
+    """Return up to which round tables may go by rounds.csv: as far as KEPT checkpoints after that of `last` reach.
+
+    By the seconds that the rounds took: a checkpoint holds rounds of `shared_seconds` together, but for the last one.
 
     Raises
     ------
     RunFolderError
-        When the file is something else, or goes so far beyond round `last` that checkpoints must have been lost.
+        When the file is no table of rounds.
     """
-    with _readable(path, "Restore what is missing from a copy, or move the table away to begin a new one"):
-        content = path.read_bytes() if path.exists() else as_csv(columns, (), header=True).encode()
-        header, rows = _parsed(content[: content.rfind(b"\n") + 1], last)
-        if unknown := [column for column in header if column not in columns]:
-            raise ValueError(f"its column {unknown[0]} is none of this run's")
-        recorded = max((int(row["round"]) for row in rows), default=0)
-        if recorded > last + KEPT:
-            raise ValueError(f"it goes up to round {recorded}, while the last checkpoint is of round {last}")
-    kept = [row for row in rows if int(row["round"]) <= last]
-    write_whole(path, as_csv(columns, kept, header=True).encode())
+    furthest, held, seconds = last + KEPT, 0, 0.0
+    with _readable(path, BEGUN):
+        later = [row for row in _begun(path, last)[1] if int(row["round"]) > last] if path.exists() else []
+        for row in later:
+            if held == KEPT:
+                break
+            furthest = max(furthest, int(row["round"]))
+            seconds += float(row.get("seconds") or 0.0)
+            if seconds >= shared_seconds:
+                held, seconds = held + 1, 0.0
+    return furthest
+
+
+BEGUN = "Restore what is missing from a copy, or move the table away to begin a new one"
+"""What can be done about a table of a run that goes on, where it cannot be read."""
+
+
+def _begun(path: Path, last: int) -> tuple[list[str], list[dict[str, str]]]:
+    """Return the header and the rows of a table whose last line, and rows after round `last`, may be torn."""
+    content = path.read_bytes()
+    return _parsed(content[: content.rfind(b"\n") + 1], last)
 
 
 @contextmanager
@@ -167,16 +233,15 @@ def _parsed(content: bytes, last: float = math.inf) -> tuple[list[str], list[dic
     return header, rows
 
 
-def append(path: Path, columns: tuple[str, ...], rows: Iterable[Row]) -> None:
-    """Add rows to a table, all of them or, where the disk does not take them, none."""
-    content = as_csv(columns, rows).encode()
+def write_at(path: Path, size: int, content: bytes) -> None:
+    """Write to a file's end, which is at `size`: all of it or, where the disk does not take it, nothing."""
     with path.open("r+b", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
         try:
+            file.seek(size)
             while content:
                 content = content[file.write(content) :]
             os.fsync(file.fileno())
-        except OSError:
+        except BaseException:
             file.truncate(size)
             raise
 

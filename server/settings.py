@@ -12,8 +12,8 @@ from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD, by_name
 from fairbloom.tasks import TASKS, find_task
 
-ENGINES = ("loop",)
-"""The ways to compute the clients of a run in this process: loop takes one after the other."""
+ENGINES = ("auto", "loop", "stacked", "workers", "ray")
+"""The ways to compute the clients of a run on this machine, or on a cluster; auto chooses one by a rule."""
 
 UNSET = ""
 """The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
@@ -108,6 +108,7 @@ class Settings(RunSettings):
             "fraction_train": self.fraction,
             "seed": self.seed,
             "evaluate_every": self.evaluate_every,
+            "fraction_evaluate": self.fraction_evaluate,
             "unused_rounds": self.unused_rounds,
             "max_growth": self.max_growth,
             "loss_limit": self.loss_limit,

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
-from torch.utils.flop_counter import FlopCounterMode
 
 from fairbloom.client.device import choose as choose_device
 from fairbloom.client.local import loaded
-from fairbloom.client.training import batch_of, global_work
+from fairbloom.client.training import batch_of, global_work, outputs_of
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import complete
 from fairbloom.protocol.terms import Terms
@@ -247,22 +246,26 @@ def some_examples(task: Task) -> list[Examples]:
 def forward(model: nn.Module, examples: Examples) -> tuple[float, int]:
     """Return the floating-point operations of one example's way through a model, and the bytes of all that comes out.
 
-    The bytes are those of every module's outputs, which are kept for the way back.
+    Counted are linear and convolutional layers, or else two operations a parameter. The bytes are those of every
+    layer's outputs, which are kept for the way back.
     """
-    kept = 0
+    operations, kept = 0, 0
 
-    def note(_module: nn.Module, _inputs: object, outputs: object) -> None:
-        nonlocal kept
-        kept += outputs.nbytes if isinstance(outputs, torch.Tensor) else 0
+    def note(layer: nn.Module, _inputs: object, outputs: object) -> None:
+        nonlocal operations, kept
+        if isinstance(outputs, torch.Tensor):
+            kept += outputs.nbytes
+            if isinstance(layer, nn.Linear | _ConvNd):
+                operations += 2 * outputs.numel() * layer.weight[0].numel()
 
-    hooks = [module.register_forward_hook(note) for module in model.modules() if not list(module.children())]
+    hooks = [layer.register_forward_hook(note) for layer in model.modules() if not list(layer.children())]
     try:
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model.eval()(examples[slice(0, 1)][0])
+        with torch.no_grad():
+            outputs_of(model.eval(), examples[slice(0, 1)][0])
     finally:
         for hook in hooks:
             hook.remove()
-    return float(counter.get_total_flops()), kept
+    return float(max(operations, 2 * sum(parameter.numel() for parameter in model.parameters()))), kept
 
 
 def on_device(device: torch.device, effort: Effort) -> int:

@@ -21,9 +21,8 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals, usable_evaluation, usable_reports
 from fairbloom.rounds.updates import Layout, Model, Updates
 from fairbloom.tasks import load_task
+from fairbloom.tasks.task import REMEMBERED
 
-REMEMBERED = 1024
-"""So many clients are remembered from round to round with their data, or as many as a round asks where that is more."""
 
 
 class Reply(NamedTuple):
@@ -69,26 +68,27 @@ class LocalClients:
         self.method = method
         self.settings: Mapping[str, Any] = complete(settings)
         self.device = choose(str(settings["device"]))
-        self._names = load_task(self.settings).clients
+        self._names = load_task(self.settings).ascending
         self._state_folder = state_folder(self.settings)
         self._locals: OrderedDict[str, Local] = OrderedDict()
         self._personal: OrderedDict[str, PersonalModels] = OrderedDict()
+        self._most = REMEMBERED
 
     # The seam, but for train and evaluate -----------------------------------------------------------------------------
 
-    def online(self, fewest: int) -> Collection[str]:
-        """Return the names of all clients: they are always there."""
+    def online(self, fewest: int) -> Sequence[str]:
+        """Return the names of all clients, in ascending order: they are always there."""
         return self._names
 
-    def free(self) -> Collection[str]:
-        """Return the names of all clients: they owe nothing."""
+    def free(self) -> Sequence[str]:
+        """Return the names of all clients, in ascending order: they owe nothing."""
         return self._names
 
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
         """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
         told: dict[str, Mapping[str, Any]] = {}
         reasons: dict[str, str] = {}
-        places = {name: place for place, name in enumerate(self._names)}
+        places = {name: place for place, name in enumerate(load_task(self.settings).clients)}
         for name in names:
             try:
                 _, told[name] = about(self.settings, places[name])
@@ -100,7 +100,7 @@ class LocalClients:
         """Store the personal models, before the run's checkpoint is written; the run may go back to round `since`."""
         for personal in self._personal.values():
             personal.store(since)
-        while len(self._personal) > max(REMEMBERED, len(self._locals)):
+        while len(self._personal) > self._most:
             self._personal.popitem(last=False)  # it is on disk
 
     def close(self) -> None:
@@ -130,7 +130,8 @@ class LocalClients:
         if terms.agreed != self.settings.get(AGREED, ""):
             self.settings = {**self.settings, AGREED: terms.agreed}
             self._locals.clear()
-        while len(self._locals) > max(REMEMBERED, len(names)):
+        self._most = max(self._most, len(names))
+        while len(self._locals) > self._most:
             self._locals.popitem(last=False)
 
     def none_trained(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:

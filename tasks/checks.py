@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,9 +31,11 @@ def checked(name: str, task: Task) -> Task:
     """
     if not task.clients:
         raise FairbloomError(f"task = {name!r} has no clients: name one at least")
-    for client in task.clients:
-        if not isinstance(client, str) or not client or task.clients.count(client) > 1:
-            raise FairbloomError(f"task = {name!r}: its client {client!r} needs a name of its own, a text")
+    wrong: list[object] = [client for client in task.clients if not isinstance(client, str) or not client]
+    if not wrong:
+        wrong += [client for client, following in pairwise(task.ascending) if client == following]
+    if wrong:
+        raise FairbloomError(f"task = {name!r}: its client {wrong[0]!r} needs a name of its own, a text")
 
     def splits(client: str) -> Splits:
         made = task.splits(client)

@@ -1,7 +1,5 @@
 """The ways in which examples are dealt to clients; each function returns an array of example indices per client."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +22,8 @@ def deal(labels: NDArray[np.int64], setup: Setup) -> list[Indices]:
     FairbloomError
         When there are too few examples for so many clients or shards.
     """
+    if setup.partition != "shards":  # whose number is checked as well before any client is dealt to
+        check_enough(len(labels) // setup.clients, setup.clients, len(labels))
     match setup.partition:
         case "shards":
             parts = shards(labels, setup.clients, setup.shards_per_client, setup.seed)
@@ -31,7 +31,7 @@ def deal(labels: NDArray[np.int64], setup: Setup) -> list[Indices]:
             parts = dirichlet(labels, setup.clients, setup.dirichlet_alpha, setup.seed)
         case _:
             parts = iid(labels, setup.clients, setup.seed)
-    check_enough(parts, len(labels))
+    check_enough(min(map(len, parts)), setup.clients, len(labels))
     return parts
 
 
@@ -82,12 +82,11 @@ def dirichlet(labels: NDArray[np.int64], clients: int, alpha: float, seed: int) 
     return [np.array(part) for part in parts]
 
 
-def check_enough(parts: Sequence[Indices], examples: int) -> None:
-    """Raise FairbloomError when a client has too few examples to train and test on."""
-    fewest = min(map(len, parts))
+def check_enough(fewest: int, clients: int, examples: int) -> None:
+    """Raise FairbloomError when the client that has the fewest examples has too few to train and test on."""
     if fewest < FEWEST:
         raise FairbloomError(
-            f"clients = {len(parts)} leaves a client with {fewest} of {examples} examples, at least {FEWEST} are "
+            f"clients = {clients} leaves a client with {fewest} of {examples} examples, at least {FEWEST} are "
             f"needed: at most {examples // FEWEST} clients can share them"
         )
 

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -265,6 +265,9 @@ class TaskInfo:
 DEFAULT_CLIENTS = 20
 """The number of clients that data is split into where a run says none."""
 
+REMEMBERED, TENSORS = 1024, 6
+"""So many clients' examples are kept once they are made, and as many tensors each: inputs, targets and rows, twice."""
+
 
 def check_model(name: str, info: TaskInfo) -> None:
     """Raise FairbloomError when a name is none of a task's own models: neither an import string nor torchvision's."""
@@ -389,14 +392,23 @@ class Task:
         """The score that fairness is measured in."""
         return next(iter(self.scores))
 
-    def to(self, device: torch.device) -> Task:
-        """Return the same task with its examples on `device`; a tensor that clients share is moved once."""
+    @cached_property
+    def ascending(self) -> tuple[str, ...]:
+        """The client names in ascending order, in which clients are drawn: `clients`, if they are in that order."""
+        names = tuple(sorted(self.clients))
+        return self.clients if names == self.clients else names
 
-        @cache
+    def to(self, device: torch.device) -> Task:
+        """Return the same task with its examples on `device`; a tensor that clients share is moved once.
+
+        The examples of the last REMEMBERED clients that were asked for are kept.
+        """
+
+        @lru_cache(maxsize=REMEMBERED * TENSORS)
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device)
 
-        @cache
+        @lru_cache(maxsize=REMEMBERED)
         def splits(client: str) -> Splits:
             train, test = self.splits(client)
             return Splits(train.map(moved), test.map(moved))

@@ -25,6 +25,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..operator import audit
+from .post import Post
 from .refusals import Refusals
 from .supervisor import SEEN, STARTED, is_newer
 
@@ -190,7 +191,7 @@ class FrontDoor:
 
 
 class Watched:
-    """Flower's handlers of the runtime API, with an eye on the SuperExec.
+    """Flower's handlers of the runtime API, with an eye on the SuperExec, and on nodes that wait.
 
     A SuperExec's processes end with it. So when a new one asks for work, the runs that the one before had taken are
     handed out again at once; Flower would wait for a minute of silence.
@@ -201,10 +202,12 @@ class Watched:
         Flower's.
     folder
         The state folder, where each SuperExec leaves a file when it starts.
+    post
+        Holds the calls of nodes that wait for messages.
     """
 
-    def __init__(self, handlers: Any, folder: Path) -> None:
-        self._handlers = handlers
+    def __init__(self, handlers: Any, folder: Path, post: Post) -> None:
+        self._handlers, self._post = handlers, post
         self._started, self._seen = folder / STARTED, folder / SEEN
         self._asked: float | None = None
 
@@ -234,7 +237,19 @@ class Watched:
     def push_messages(self, request: Any, state: Any, task: Any) -> Any:
         """Take messages, all or nothing."""
         with state.session():
-            return self._handlers.push_messages(request, state, task)
+            taken = self._handlers.push_messages(request, state, task)
+        self._tell(state, taken.session_id)
+        return taken
+
+    def push_object(self, request: Any, state: Any, task: Any) -> Any:
+        """Take a part of messages; with the last one, nodes are told that there is something for them."""
+        taken = self._handlers.push_object(request, state, task)
+        self._tell(state, request.session_id)
+        return taken
+
+    def _tell(self, state: Any, session_id: str) -> None:
+        if not state.is_under_way(session_id):
+            self._post.ring()
 
     @property
     def seconds_ago(self) -> float | None:
@@ -242,11 +257,13 @@ class Watched:
         return None if self._asked is None else time.monotonic() - self._asked
 
 
-def guard(app: FastAPI, operators: Operators, state_folder: Path, database: Path, refusals: Refusals) -> None:
+def guard(
+    app: FastAPI, operators: Operators, state_folder: Path, database: Path, refusals: Refusals, post: Post
+) -> None:
     """Put Flower's HTTP app behind credentials, note what is changed, and add the server's own status."""
     app.state.account_access_dep = door = Door(operators)
     app.state.control_event_log_plugin = AuditPlugin(state_folder)
-    app.state.runtime_handlers = watched = Watched(app.state.runtime_handlers, state_folder)
+    app.state.runtime_handlers = watched = Watched(app.state.runtime_handlers, state_folder, post)
     app.add_middleware(FrontDoor, door=door, state_factory=app.state.linkstate_factory, refusals=refusals)
 
     def status() -> dict[str, Any]:

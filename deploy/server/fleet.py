@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from flwr.app.message import make_message
 from flwr.app.metadata import Metadata
 from flwr.common.constant import PUBLIC_KEY_HEADER, SUPERLINK_NODE_ID
 from flwr.common.serde import message_from_proto
-from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse, Reconnect
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest, PushMessagesResponse, Reconnect
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResponse
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import LinkStateFactory
@@ -24,6 +25,7 @@ from flwr.supercore.utils import get_metadata_bytes, int64_to_uint64, uint64_to_
 from grpc import ServicerContext, StatusCode
 
 from .members import Members
+from .post import Post
 from .refusals import Refusals
 from .run_state import HIDDEN
 from .turns import UNDER_WAY_AT_ONCE, TooManyCallsError, Turns
@@ -71,6 +73,11 @@ AND message_id IN (SELECT object_id FROM objects) AND message_id NOT IN (SELECT 
 RECEIVED = "UPDATE message_ins SET delivered_at = 'received' WHERE message_id = :message_id AND dst_node_id = :node_id"
 """A node that received a message while the SuperLink was started again is not to be handed it once more."""
 
+MAIL = """
+SELECT 1 FROM message_ins WHERE dst_node_id = :node_id AND delivered_at = '' AND created_at + ttl > :now
+AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)"""
+"""A node is handed a message once its parts are here: it would ask for each in vain, again and again."""
+
 HIDE = "UPDATE message_res SET delivered_at = :mark WHERE message_id = :reply_id AND delivered_at = ''"
 SHOW = """
 UPDATE message_res SET delivered_at = '' WHERE delivered_at = :mark AND (message_id = :reply_id OR :reply_id IS NULL)
@@ -112,6 +119,8 @@ class GuardedFleet(FleetServicer):
         Who is enrolled.
     refusals
         Where refused attempts are noted.
+    post
+        Holds calls for messages while there are none.
     """
 
     def __init__(
@@ -122,9 +131,10 @@ class GuardedFleet(FleetServicer):
         *,
         members: Members,
         refusals: Refusals,
+        post: Post,
     ) -> None:
         super().__init__(state_factory, objectstore_factory, enable_supernode_auth)
-        self._members, self._refusals = members, refusals
+        self._members, self._refusals, self._post = members, refusals, post
         self._turns = Turns()
         self._budgets: OrderedDict[str, Budget] = OrderedDict()
         for statement in (*TABLES, *FORGET):
@@ -175,10 +185,19 @@ class GuardedFleet(FleetServicer):
             context.abort(StatusCode.RESOURCE_EXHAUSTED, "too many calls of this node at once: try again")
 
     def PullMessages(self, request: Any, context: ServicerContext) -> Any:
-        """Hand out a message."""
-        return self._in_turn(self._pull, request, context)
+        """Hand out a message; the call is held while there is none."""
+        node_id = request.node.node_id
+        response = self._in_turn(self._pull, request, context)
+        if not response.messages_list and self._post.wait(node_id, lambda: self._has_mail(node_id), context):
+            response = self._in_turn(self._pull, request, context)
+        return response
+
+    def _has_mail(self, node_id: int) -> bool:
+        return bool(self._query(MAIL, node_id=uint64_to_int64(node_id), now=time.time()))
 
     def _pull(self, request: Any, context: ServicerContext) -> Any:
+        if not self._has_mail(request.node.node_id):
+            return PullMessagesResponse()
         with self._state.session():  # all or nothing: a message counts as handed out only if the answer is complete
             return super().PullMessages(request, context)
 

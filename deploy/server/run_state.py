@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -30,6 +32,11 @@ STARTS = "CREATE TABLE IF NOT EXISTS fairbloom_starts (task_id INTEGER PRIMARY K
 ONE_MORE = """
 INSERT INTO fairbloom_starts (task_id, number) VALUES (:task_id, 1)
 ON CONFLICT (task_id) DO UPDATE SET number = number + 1 RETURNING number"""
+
+UNDER_WAY = "SELECT 1 FROM object_push_sessions WHERE session_id = :session_id"
+
+SILENCE_SECONDS = 1.0
+"""Seconds between two looks for processes that fell silent a minute ago. Flower looks at every call."""
 
 HIDDEN = "under way"
 """Written where Flower notes when it handed out a reply, as long as parts of the reply are missing: no run gets it."""
@@ -78,6 +85,11 @@ class RunState(Patient, SqlLinkState):
 
     _keeping = Keeping()
 
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._looked = -math.inf
+        self._node_ids: dict[bytes, int] = {}
+
     def initialize(self, log_queries: bool = False) -> list[str]:
         """Connect, and make our table."""
         tables: list[str] = super().initialize(log_queries)
@@ -89,8 +101,26 @@ class RunState(Patient, SqlLinkState):
         self._hand_out_again(Task.finished_at.is_(None))
 
     def _cleanup_expired_task_tokens(self) -> None:
+        if time.monotonic() - self._looked < SILENCE_SECONDS:
+            return
+        self._looked = time.monotonic()
         self._hand_out_again(Task.active_until < now(), _task_status_filter(Status.RUNNING))
         super()._cleanup_expired_task_tokens()
+
+    def get_node_id_by_public_key(self, public_key: bytes) -> int | None:
+        """Return the node that a key is registered for, which every call of a node asks."""
+        known = self._node_ids  # another one from when a node is struck off: what is just being read is not kept then
+        if public_key not in known:
+            node_id = super().get_node_id_by_public_key(public_key)
+            if node_id is None:
+                return None
+            known[public_key] = node_id
+        return known[public_key]
+
+    def delete_node(self, owner_aid: str, node_id: int) -> None:
+        """Strike a node off."""
+        super().delete_node(owner_aid, node_id)
+        self._node_ids = {}
 
     def _hand_out_again(self, *which: Any) -> None:
         taken = (Task.type == TaskType.SERVER_APP, Task.token.is_not(None))
@@ -153,6 +183,10 @@ class RunState(Patient, SqlLinkState):
             answered = session.scalar(select(MessageRes.reply_to_message_id).where(MessageRes.message_id == reply_id))
         if answered:
             self.delete_messages({answered})
+
+    def is_under_way(self, session_id: str) -> bool:
+        """Return whether parts of what is pushed in this session are still missing."""
+        return bool(self.query(UNDER_WAY, {"session_id": session_id}))
 
     def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
         """Store a part of a message or reply; a fault of the database is raised, which Flower takes for a refusal."""

@@ -1,7 +1,8 @@
 """A SuperLink with a door: the one file that replaces names inside Flower's SuperLink.
 
-Everything that needs no credential in Flower's own asks for one here; replies have limits; a run whose process died is
-given to another one; the database gives room back. Everything else is Flower's. Started by `fairbloom server`.
+Everything that needs no credential in Flower's own asks for one here; replies have limits; nodes that ask for work are
+answered once there is some; a run whose process died is given to another one; the database gives room back. Everything
+else is Flower's. Started by `fairbloom server`.
 """
 
 from __future__ import annotations
@@ -46,10 +47,14 @@ RELIED_ON: Mapping[str, Iterable[str]] = {
     f"{STATE}._store_generated_message": ("message",),
     f"{STATE}.activate_task": ("task_id",),
     f"{STATE}.delete_messages": ("message_ins_ids",),
+    f"{STATE}.delete_node": ("owner_aid", "node_id"),
     f"{STATE}.delete_sessions_in_run": ("run_id",),
     f"{STATE}.get_message_ids_from_run_id": ("run_id",),
+    f"{STATE}.get_node_id_by_public_key": ("public_key",),
     f"{STATE}.get_task_by_token": ("token",),
     f"{STATE}.store_message_res": ("message",),
+    "flwr.superlink.servicer.runtime.runtime_handlers:push_messages": ("request", "state", "task"),
+    "flwr.superlink.servicer.runtime.runtime_handlers:push_object": ("request", "state", "task"),
     "flwr.superlink.dependencies.account:AccountAccessDependency": ("authn_plugin",),
     "flwr.superlink.auth_plugin:NoOpControlAuthnPlugin": (),
     "flwr.supercore.corestate.sql_corestate:_task_status_filter": ("status",),
@@ -77,9 +82,10 @@ def put_in_place(federation: Federation) -> None:
     from .control import Operators, guard
     from .fleet import LARGEST_CALL, GuardedFleet
     from .members import EnrolledMembers
+    from .post import Post
     from .run_state import RunState, RunStore
 
-    refusals = Refusals(federation.state)
+    refusals, post = Refusals(federation.state), Post()
     command: Any = importlib.import_module(COMMAND)
     main: Any = importlib.import_module(MAIN)
     sql: Any = importlib.import_module(SQL)
@@ -89,13 +95,13 @@ def put_in_place(federation: Federation) -> None:
 
     def create_guarded_app(config: Any, superlink_lifespan_class: Any) -> Any:
         app = create_app(config, superlink_lifespan_class)
-        guard(app, Operators(federation.operators), federation.state, federation.database, refusals)
+        guard(app, Operators(federation.operators), federation.state, federation.database, refusals, post)
         return app
 
     main.create_app = create_guarded_app
     factory.SqlLinkState, stores.SqlObjectStore = RunState, RunStore
     members = EnrolledMembers(federation.path)
-    command.FleetServicer = partial(GuardedFleet, members=members, refusals=refusals)
+    command.FleetServicer = partial(GuardedFleet, members=members, refusals=refusals, post=post)
     command.GRPC_MAX_MESSAGE_LENGTH = LARGEST_CALL
     # Operators who follow a run's log keep a call open, for which the server would wait when it is told to stop.
     serve = partial(command.uvicorn.run, timeout_graceful_shutdown=CLOSING_SECONDS)

@@ -27,6 +27,7 @@ def test_a_query_is_answered_with_name_and_number_of_training_examples() -> None
     assert dict(content.config_records["client"]) == {
         "name": "client-1",
         "num-examples": len(task.splits("client-1").train),
+        "packs": True,
     }
 
 
@@ -48,7 +49,8 @@ def test_a_train_reply_has_the_arrays_that_came_in_trained(model: str) -> None:
     received = ArrayRecord(expected.state_dict())
     train(expected, task, task.splits("client-1").train, work_of(config, "client-1", server_round=3))
     content = ask(MessageType.TRAIN, {"server-round": 3}, context(1, config))
-    assert set(content) == {"arrays", "metrics"}
+    assert set(content) == {"arrays", "metrics", "client"}
+    assert dict(content.config_records["client"]) == {"packs": True}
     arrays = content.array_records["arrays"]
     assert list(arrays) == list(received)
     for key, array in arrays.items():
@@ -119,7 +121,7 @@ def test_an_evaluation_is_on_the_own_test_split() -> None:
     task, model = fresh()
     inputs, targets = task.splits("client-2").test[:]
     content = ask(MessageType.EVALUATE, {}, context(2), model)
-    assert set(content) == {"metrics"}
+    assert set(content) == {"metrics", "client"}
     outputs = model(inputs)
     assert dict(content.metric_records["metrics"]) == {
         "num-examples": len(targets),

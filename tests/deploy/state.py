@@ -1,6 +1,7 @@
 """A SuperLink's state in a database, without its processes: runs, nodes, and messages as Flower sends them."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,6 +34,21 @@ class Call:
 
     def __init__(self, key: bytes = b"") -> None:
         self._key = key
+        self._at_end: list[Callable[[], None]] = []
+        self._ended = False
+
+    def is_active(self) -> bool:
+        return not self._ended
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        self._at_end.append(callback)
+        return True
+
+    def end(self) -> None:
+        """Break the connection."""
+        self._ended = True
+        for callback in self._at_end:
+            callback()
 
     def invocation_metadata(self) -> Any:
         return (("flwr-public-key-bin", self._key),)

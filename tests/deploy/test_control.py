@@ -43,6 +43,7 @@ from fairbloom.deploy.server.control import (
     Operators,
     guard,
 )
+from fairbloom.deploy.server.post import Post
 from fairbloom.deploy.server.refusals import Refusals
 from fairbloom.deploy.server.run_state import RunState
 from fairbloom.deploy.server.supervisor import STARTED
@@ -90,7 +91,7 @@ class Place:
         )
         with warnings.catch_warnings(action="ignore"):  # Alembic's
             self.app = create_app(config, SuperLinkLifespan)
-        guard(self.app, Operators(self.operators), folder, folder / "superlink.db", Refusals(folder))
+        guard(self.app, Operators(self.operators), folder, folder / "superlink.db", Refusals(folder), Post())
         self.state: Any = self.app.state.linkstate_factory.state()
 
     def request(self, method: str, path: str, **given: Any) -> httpx.Response:

@@ -7,17 +7,25 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import NOOP_FLWR_AID
+from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+from flwr.proto.task_pb2 import Task
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fairbloom.deploy.operator.audit import text
-from fairbloom.deploy.server import fleet, members, turns
+from fairbloom.deploy.server import fleet, members, post, turns
+from fairbloom.deploy.server.control import Watched
 from fairbloom.deploy.server.fleet import GuardedFleet, count
 from fairbloom.deploy.server.members import EnrolledMembers
+from fairbloom.deploy.server.post import Post
 from fairbloom.deploy.server.refusals import Refusals
 from fairbloom.deploy.server.turns import TooManyCallsError, Turns
 from tests.deploy.state import AbortedError, Call, SuperLinkState, confirm, head, part, parts, pull, reply_to
@@ -47,9 +55,9 @@ class Place:
 
     def start(self) -> None:
         self.link = SuperLinkState(self.folder / "superlink.db")
-        self.fleet = GuardedFleet(
-            self.link.factory, self.link.objects, True, members=self.members, refusals=Refusals(self.folder)
-        )
+        self.post = Post()
+        given = {"members": self.members, "refusals": Refusals(self.folder), "post": self.post}
+        self.fleet = GuardedFleet(self.link.factory, self.link.objects, True, **given)
 
     def send(self, **size: int) -> Message:
         return self.link.send(self.run, self.node, **size)
@@ -73,7 +81,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(post, "HELD_SECONDS", 0.01)
     return Place(tmp_path)
 
 
@@ -430,6 +439,127 @@ def test_a_node_that_is_here_already_is_handed_out_nothing_again(place: Place) -
     assert pulled(place) == []
 
 
+# Waiting for messages -----------------------------------------------------------------------------------------------
+
+
+class Asking(threading.Thread):
+    """A node that asks for work."""
+
+    def __init__(self, place: Place, node: int) -> None:
+        super().__init__(daemon=True)
+        self.place, self.node, self.call = place, node, Call()
+        self.received: list[str] = []
+        self.start()
+
+    def run(self) -> None:
+        answer = self.place.fleet.PullMessages(pull(self.node), self.call)
+        self.received = [one.metadata.message_id for one in answer.messages_list]
+
+    def is_held(self) -> bool:
+        """Return, within a second, whether the call is held."""
+        for _ in range(100):
+            if self.node in self.place.post._bells or not self.is_alive():
+                break
+            self.join(0.01)
+        return self.is_alive()
+
+
+@pytest.fixture
+def patient(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(post, "HELD_SECONDS", 60.0)
+    return place
+
+
+def test_a_call_is_held_until_there_is_a_message(patient: Place) -> None:
+    theirs, ours = Asking(patient, patient.other), Asking(patient, patient.node)
+    assert ours.is_held()
+    assert theirs.is_held()
+    asked = patient.send()
+    patient.post.ring()
+    ours.join(10)
+    assert ours.received == [asked.metadata.message_id]
+    assert theirs.is_held()
+    theirs.call.end()
+    theirs.join(10)
+
+
+def test_a_node_that_waits_is_told_when_a_run_has_sent_the_last_part(patient: Place) -> None:
+    other = reply_to(patient.send())
+    pulled(patient)
+    sent = Message(other.content, dst_node_id=patient.node, message_type="train")
+    sent.metadata.__dict__.update(_run_id=patient.run, _src_node_id=1)
+    sent.metadata.__dict__["_message_id"] = sent.object_id
+    request = PushAppMessagesRequest(
+        messages_list=[message_to_proto(remove_content_from_message(sent))],
+        message_object_trees=[get_object_tree(sent)],
+    )
+    state, task = patient.link.state, Task(run_id=patient.run)
+    waiting, server = Asking(patient, patient.node), Watched(runtime_handlers, patient.folder, patient.post)
+    assert waiting.is_held()
+    taken = server.push_messages(request, state, task)
+    for name in taken.objects_to_push:
+        assert waiting.is_held()
+        server.push_object(part(sent, taken.session_id, name, parts(sent)[name], node=1), state, task)
+    waiting.join(10)
+    assert waiting.received == [sent.metadata.message_id]
+
+
+def test_a_call_that_nothing_comes_for_is_answered(place: Place) -> None:
+    asking = Asking(place, place.node)
+    asking.join(10)
+    assert not asking.is_alive()
+    assert asking.received == []
+    assert pulled(place) == []
+
+
+def test_a_message_is_not_handed_to_a_node_that_has_hung_up(patient: Place) -> None:
+    gone = Asking(patient, patient.node)
+    assert gone.is_held()
+    gone.call.end()
+    gone.join(10)
+    assert not gone.is_alive()
+    asked = patient.send()
+    assert pulled(patient) == [asked.metadata.message_id]
+    assert gone.received == []
+
+
+def test_one_call_of_a_node_is_held_at_a_time(patient: Place) -> None:
+    """Held calls take threads: a node must not take them all."""
+    first = Asking(patient, patient.node)
+    assert first.is_held()
+    assert pulled(patient) == []  # at once
+    first.call.end()
+    first.join(10)
+
+
+def test_beyond_a_number_of_held_calls_others_are_answered_at_once(
+    patient: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(post, "MOST_HELD", 1)
+    first = Asking(patient, patient.node)
+    assert first.is_held()
+    assert pulled(patient, patient.other) == []
+    first.call.end()
+    first.join(10)
+
+
+def test_a_message_is_handed_out_once_its_parts_are_here(place: Place) -> None:
+    asked = reply_to(place.send())  # any message with parts
+    pulled(place)
+    sent = Message(asked.content, dst_node_id=place.node, message_type="train")
+    sent.metadata.__dict__.update(_run_id=place.run, _src_node_id=1)
+    sent.metadata.__dict__["_message_id"] = sent.object_id
+    session = place.link.state.start_session(place.run)
+    _, missing = place.link.state.store_message_and_object_tree(sent, get_object_tree(sent), session)
+    contents = parts(sent)
+    for needed in missing:
+        assert place.link.state.is_under_way(session)
+        assert pulled(place) == []
+        assert place.link.state.store_object(place.run, session, needed, contents[needed])
+    assert not place.link.state.is_under_way(session)
+    assert pulled(place) == [sent.metadata.message_id]
+
+
 # Who may come -------------------------------------------------------------------------------------------------------
 
 
@@ -451,6 +581,18 @@ def test_an_unregistered_key_is_noted(place: Place) -> None:
     (line,) = [json.loads(line) for line in text(place.folder).splitlines()]
     assert line["event"] == "refused: an unregistered key"
     assert line["peer"] == "192.0.2.7"
+
+
+def test_a_key_that_is_struck_off_is_nobodys_at_once(place: Place) -> None:
+    """Whose key it is, is remembered from call to call."""
+    state = place.link.state
+    assert [state.get_node_id_by_public_key(b"key-a") for _ in range(2)] == [place.node] * 2
+    state.delete_node(NOOP_FLWR_AID, place.node)
+    assert state.get_node_id_by_public_key(b"key-a") is None
+    assert state.get_node_id_by_public_key(b"key-b") == place.other
+    assert state.get_node_id_by_public_key(b"key-c") is None
+    late = place.link.node(b"key-c")
+    assert state.get_node_id_by_public_key(b"key-c") == late
 
 
 def test_an_expired_key_is_refused_with_words(place: Place) -> None:

@@ -34,7 +34,8 @@ MB = 1 << 20
 
 
 @pytest.fixture
-def link(tmp_path: Path) -> SuperLinkState:
+def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SuperLinkState:
+    monkeypatch.setattr(run_state, "SILENCE_SECONDS", 0.0)
     return SuperLinkState(tmp_path / "superlink.db")
 
 

@@ -75,6 +75,13 @@ def test_a_run_is_that_of_the_settings(ran: api.Run, tmp_path: Path) -> None:
     assert ran.label == "FedFV (tau=2)"
 
 
+def test_a_run_tells_what_has_computed_it(ran: api.Run, tmp_path: Path) -> None:
+    assert (ran.engine or {})["engine"] == "stacked"
+    looped = api.run(rounds=1, engine="loop", memory=1.0, out="a", **SMALL)  # type: ignore[arg-type]
+    assert (looped.engine or {})["engine"] == looped.settings["engine"] == "loop"
+    assert looped.settings["memory"] == 1.0
+
+
 def test_a_run_has_its_final_scores_and_their_measures(ran: api.Run) -> None:
     last = [row for row in table(ran.folder / "clients.csv") if row["round"] == "3"]
     expected = {row["client"]: float(row["test_accuracy_of_global_model"]) for row in last}

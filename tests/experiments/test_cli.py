@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,16 @@ def test_options_and_settings_reach_the_run(tmp_path: Path) -> None:
     assert fairbloom("run", *SMALL, *words, "--out", "a") == 0
     expected: dict[str, Any] = {"model": "mlp", "partition": "iid", "fraction": 0.4, "seed": 4, "method": "fedfv"}
     expected |= {"clients": 5, "num-rounds": 3, "device": "cpu", "fedfv.tau": 3, "learning-rate": 0.05}
-    there = simulate(Settings.of({**expected, "out": "b"}))
+    there = simulate(Settings.of({**expected, "engine": "loop", "out": "b"}))
     assert not Outcome.of(tmp_path / "a").differences(Outcome.of(there))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
+def test_an_engine_that_is_asked_for_computes_the_run(engine: str, tmp_path: Path) -> None:
+    assert fairbloom("run", *SMALL, "--engine", engine, "--memory", "0.5", "--out", "a") == 0
+    assert json.loads((tmp_path / "a" / "engine.json").read_text())["engine"] == engine
+    settings = tomllib.loads((tmp_path / "a" / "config.toml").read_text())
+    assert (settings["engine"], settings["memory"]) == (engine, 0.5)
 
 
 def test_a_finished_run_is_shown_and_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +110,10 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["run", "--set", "clients"], ("'clients'", "KEY=VALUE")),
     (["run", "--device", "cuda:99"], ("device = 'cuda:99' is not available",)),
     (["run", "--clients", "few"], ("few",)),
+    (["run", "--engine", "lop"], ("engine = 'lop'", "did you mean loop?", "auto, loop, stacked, workers, ray")),
+    (["run", "--memory", "-1"], ("memory = -1.0", "greater than or equal to 0")),
+    (["compare", "--engine", "stack"], ("engine = 'stack'", "did you mean stacked?")),
+    (["compare", "--engine", "loop", "--set", "engine=auto"], ("engine is given two values, 'loop' and 'auto'",)),
     (["run", "--no-such-option"], ("--no-such-option",)),
     (["run", "--rounds", "5", "--set", "num-rounds=7"], ("num-rounds is given two values, 5 and 7: give it one",)),
     (["run", "--set", "seed=1", "--set", "seed=2"], ("seed is given two values, 1 and 2: give it one",)),
@@ -242,7 +255,8 @@ def test_a_damaged_finished_run_is_one_line_when_it_is_shown_and_when_it_is_comp
 def test_a_run_whose_checkpoints_are_damaged_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fairbloom("run", *SMALL, "--out", "a")
+    for rounds in (2, 3):  # a run that is extended has a checkpoint of before
+        fairbloom("run", *SMALL, "--rounds", rounds, "--out", "a")
     (tmp_path / "a" / "model.safetensors").unlink()
     for path in checkpoints(tmp_path / "a" / "checkpoint"):
         path.write_bytes(b"")
@@ -371,7 +385,7 @@ def test_data_are_shown_client_by_client_with_what_is_wrong(tmp_path: Path, caps
     assert fairbloom("data", "h", "--json") == 1
     assert [row["client"] for row in json.loads(capsys.readouterr().out)["clients"]] == ["basel", "lund"]
     assert fairbloom("data", "--task", "digits", "--set", "clients=3") == 0
-    assert re.search(r"^client-0 +480 +119$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^client-0 +480 +120$", capsys.readouterr().out, re.MULTILINE)
     assert "no such folder" in refusal(capsys, "data", "nowhere")
     assert sorted(tmp_path.iterdir()) == [tmp_path / "h"]
 
@@ -437,7 +451,7 @@ def test_the_help_of_commands_that_work_has_an_example_that_is_taken(
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("--help") == 0
     printed = capsys.readouterr().out
-    commands = {"run", "compare", "show", "list", "methods", "tasks", "data", "settings", "check", "new"}
+    commands = {"run", "compare", "show", "list", "methods", "tasks", "data", "settings", "tune", "check", "new"}
     assert set(GROUP.commands) == commands | {"client", "server", "deploy"}
     assert all(command in printed for command in GROUP.commands)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import json
 import math
 import os
 import re
@@ -88,6 +89,31 @@ def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: 
     }
     alone = Outcome.of(simulate(Settings.of(config)))
     assert not alone.differences(Outcome.of(compared / "runs" / "fedfv-seed1"))
+
+
+def test_the_numbers_do_not_depend_on_how_many_runs_go_on_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has fewer processors then; alone, this model would be computed by all of them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "wide_model.py").write_text(
+        "from torch import nn\n\n\nclass Wide(nn.Sequential):\n    def __init__(self):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.Linear(600, 10))\n"
+    )
+    words = ("compare", "--model", "wide_model:Wide", "--methods", "fedavg,fedfv", "--seeds", 1, "--clients", 5)
+    for jobs in (1, 2):
+        assert fairbloom(*words, "--rounds", 1, "--device", "cpu", "--jobs", jobs, "--out", f"jobs{jobs}") == 0
+    for run in ("fedavg-seed0", "fedfv-seed0"):
+        one, two = (Outcome.of(tmp_path / f"jobs{jobs}" / "runs" / run) for jobs in (1, 2))
+        assert not one.differences(two)
+
+
+def test_an_engine_that_is_asked_for_computes_all_runs(tmp_path: Path) -> None:
+    words = ("compare", "--methods", "fedavg,fedfv", *SMALL, "--engine", "loop", "--memory", 1)
+    assert fairbloom(*words, "--out", tmp_path) == 0
+    chosen = [json.loads(file.read_text())["engine"] for file in tmp_path.glob("runs/*/engine.json")]
+    assert chosen == ["loop"] * 4
 
 
 def test_methods_meet_the_same_clients_at_the_same_seed(compared: Path) -> None:

@@ -64,6 +64,25 @@ def test_a_run_as_json_has_its_measures_settings_and_clients(there: Path, capsys
     assert shown["refused"] == shown["missing"] == []
 
 
+def test_the_engine_that_computed_a_run_is_told_with_the_reason(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = json.loads((there / "runs" / "a" / "engine.json").read_text())
+    assert as_json(capsys, "show", "runs/a")["engine"] == chosen
+    file = there / "runs" / "a" / "engine.json"
+    for processes, words in ((1, "loop"), (3, "loop in 3 processes")):
+        file.write_text(json.dumps({"engine": "loop", "reason": "it was asked for [by me]", "workers": processes}))
+        assert fairbloom("show", "runs/a") == 0
+        assert f"computed by the engine {words}: it was asked for [by me]\n" in capsys.readouterr().out
+    file.unlink()  # as of a run whose clients are other machines
+    assert fairbloom("show", "runs/a") == 0
+    assert "computed by" not in capsys.readouterr().out
+    assert as_json(capsys, "show", "runs/a")["engine"] is None
+    file.write_text("{")
+    assert fairbloom("show", "runs/a") == 2
+    assert "engine.json cannot be read" in capsys.readouterr().err
+
+
 def test_who_was_refused_or_missing_is_counted(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = there / "runs" / "a" / "rounds.csv"
     header, *rows = path.read_text().splitlines()

@@ -1,11 +1,15 @@
 """What a round and a run hand on."""
 
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MessageType, MetricRecord
 
+from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.loop import Rounds, means
+from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.strategies import FedAvg, Round
 from tests.strategies.helpers import (
     BUFFERS,
@@ -79,6 +83,41 @@ def test_clients_evaluate_every_so_many_rounds_and_after_the_last(
     result, rounds = run(FedAvg(**options), rounds=5)
     assert [r.number for r in rounds if r.evaluations] == evaluated
     assert list(result.evaluate_metrics_clientapp) == evaluated
+    rounds_of = Rounds(FedAvg(**options), FlowerClients(FedAvg()), 5)
+    assert [number for number in range(1, 6) if rounds_of.evaluates(number)] == evaluated
+
+
+@pytest.mark.parametrize(("share", "clients"), [(1.0, 6), (0.5, 3), (0.34, 3), (0.01, 1)])
+def test_a_share_of_the_clients_evaluates(share: float, clients: int) -> None:
+    _, rounds = run(FedAvg(fraction_evaluate=share), rounds=3)
+    assert [len(r.evaluations) for r in rounds] == [clients] * 3
+
+
+def test_those_who_evaluate_are_drawn_apart_from_those_who_train() -> None:
+    _, rounds = run(FedAvg(fraction_train=0.5, fraction_evaluate=0.5), rounds=8)
+    assert any(set(r.evaluations) != set(r.participants) for r in rounds)
+    assert len({tuple(r.evaluations) for r in rounds}) > 1
+
+
+def test_means_are_weighted_and_of_the_metrics_that_all_report() -> None:
+    reports = {"a": {"num-examples": 1, "loss": 4.0, "own": 1.0}, "b": {"loss": 8.0, "num-examples": 3}}
+    assert means(reports, "num-examples") == {"loss": pytest.approx(7.0)}
+    assert means({"a": {"num-examples": 3}}, "num-examples") == {}
+    assert means({}, "num-examples") == {}
+
+
+def test_the_mean_of_the_largest_numbers_there_are_is_no_warning() -> None:
+    largest = np.finfo(np.float64).max
+    reports = {str(k): {"num-examples": k, "loss": largest} for k in range(1, 50)}
+    assert means(reports, "num-examples")["loss"] >= largest * (1.0 - 1e-12)
+
+
+def test_the_size_of_an_array_on_the_wire_is_that_of_its_file() -> None:
+    for array in (np.zeros(()), np.zeros((3, 4), np.float32), np.zeros((3, 4), order="F"), np.zeros((0, 2), ">i2")):
+        for _ in range(2):  # the second time from what is remembered of the first
+            file = BytesIO()
+            np.save(file, array)
+            assert size_on_the_wire(array) == file.tell()
 
 
 def test_the_result_is_flowers_result() -> None:

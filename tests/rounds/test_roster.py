@@ -1,6 +1,8 @@
 import math
 from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from fairbloom.rounds.roster import Roster, sample, share
 
-NAMES = [f"client-{k}" for k in range(100)]
+NAMES = [f"client-{k:02d}" for k in range(100)]
 
 
 def never(nodes: list[int]) -> dict[int, str]:
@@ -47,9 +49,36 @@ def test_the_draw_is_at_least_the_minimum_without_replacement_and_in_order(
     assert set(drawn) <= set(NAMES[:total])
 
 
-@given(seed=st.integers(0, 1000), number=st.integers(1, 1000), names=st.permutations(NAMES[:20]))
+@given(seed=st.integers(0, 1000), number=st.integers(1, 1000), names=st.permutations([str(k) for k in range(20)]))
 def test_the_draw_depends_on_names_seed_and_round_alone(seed: int, number: int, names: list[str]) -> None:
-    assert draw(names, 0.3, 1, seed, number) == draw(NAMES[:20], 0.3, 1, seed, number)
+    roster = Roster()
+    roster.refresh(dict(enumerate(names)), never)  # in the order in which the nodes came, by node id
+    assert list(roster.online) == roster.free == sorted(names)
+    assert draw(roster.free, 0.3, 1, seed, number) == draw(sorted(names), 0.3, 1, seed, number)
+
+
+class Many(Sequence[str]):
+    """A million names in order, none of which exists before it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, place: Any) -> Any:
+        if place >= len(self):
+            raise IndexError(place)
+        self.asked.append(place)
+        return f"client-{place:06d}"
+
+
+def test_of_a_million_names_only_those_that_are_drawn_are_looked_at() -> None:
+    names = Many()
+    drawn = sample(names, 100, 0, "train", 1)
+    assert len(names.asked) == len(set(drawn)) == 100
+    assert drawn == sorted(drawn)
+    assert max(names.asked) > 900_000 > 100_000 > min(names.asked)
 
 
 def test_seed_round_and_purpose_each_make_another_draw() -> None:

@@ -6,6 +6,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -255,9 +256,10 @@ def test_two_models_exchanged_array_by_array_are_noticed(tmp_path: Path) -> None
 # The last two -------------------------------------------------------------------------------------------------------
 
 
-def save_rounds(folder: Path, *numbers: int) -> None:
-    for number in numbers:
-        save_round(folder, number, {"w": np.full(3, number)}, {"round": number})
+def save_rounds(folder: Path, *numbers: int, after: int = 0) -> None:
+    """Save the checkpoints of rounds of a run that goes on after round `after`."""
+    for before, number in pairwise((after, *numbers)):
+        save_round(folder, number, {"w": np.full(3, number)}, {"round": number}, before)
 
 
 def rounds_kept(folder: Path) -> list[str]:
@@ -265,7 +267,7 @@ def rounds_kept(folder: Path) -> list[str]:
 
 
 def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    save_rounds(tmp_path, *range(1, 12))
+    save_rounds(tmp_path, 1, 2, 5, 7, 10, 11)
     assert rounds_kept(tmp_path) == ["10.safetensors", "11.safetensors"]
     last = load_last(tmp_path)
     assert last is not None
@@ -293,12 +295,23 @@ def test_a_damaged_checkpoint_is_replaced_and_the_one_that_stood_in_for_it_is_ke
     save_rounds(tmp_path, 1, 2)
     (tmp_path / "2.safetensors").write_bytes(b"")
     with full_disk(10), pytest.raises(OSError, match="File too large"):
-        save_rounds(tmp_path, 2)
+        save_rounds(tmp_path, 2, after=1)
     last = load_last(tmp_path)
     assert last is not None
     assert last[1] == {"round": 1}
-    save_rounds(tmp_path, 2)
+    save_rounds(tmp_path, 2, after=1)
     assert rounds_kept(tmp_path) == ["1.safetensors", "2.safetensors"]
+
+
+@pytest.mark.parametrize("again", [3, 5, 8])
+def test_a_damaged_checkpoint_goes_once_there_is_another_after_the_one_that_stood_in_for_it(
+    tmp_path: Path, again: int
+) -> None:
+    """Rounds share checkpoints by the time they take, so that the next one is rarely of the damaged one's round."""
+    save_rounds(tmp_path, 2, 5)
+    (tmp_path / "5.safetensors").write_bytes(b"")
+    save_rounds(tmp_path, again, after=2)
+    assert rounds_kept(tmp_path) == ["2.safetensors", f"{again}.safetensors"]
 
 
 def test_a_folder_in_which_all_checkpoints_are_damaged_is_refused_with_every_fault(tmp_path: Path) -> None:

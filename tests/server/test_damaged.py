@@ -1,7 +1,7 @@
 """A run whose last checkpoint is damaged: it continues from the one before, and ends with the same bits."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 from fairbloom.server.checkpoint import checkpoints
 from fairbloom.server.files import RunFolderError
 from fairbloom.simulation.run import simulate
-from tests.simulation.helpers import Outcome, drafts, run, small, table
+from tests.simulation.helpers import Outcome, checkpoints_every, drafts, run, small, table
 
 ROUNDS = 6
 
@@ -61,6 +61,13 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
+@pytest.fixture(autouse=True, params=[1, 2], ids=lambda every: f"every {every}")
+def every(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Let so many rounds share a checkpoint."""
+    with checkpoints_every(request.param):
+        yield request.param
+
+
 @pytest.fixture(scope="module", params=["fedfv", "ditto"])
 def method(request: pytest.FixtureRequest) -> str:
     """Return a method with memory: FedFV keeps old updates on the server, Ditto personal models with the clients."""
@@ -105,37 +112,38 @@ def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_same_bits(
 
 
 def test_a_run_killed_before_a_checkpoint_whose_one_before_is_damaged_ends_with_the_same_bits(
-    tmp_path: Path, method: str
+    tmp_path: Path, method: str, every: int
 ) -> None:
     """All clients have trained in two rounds that are run again: the personal models of before are still there."""
     everyone = {"fraction": 1.0, "method": method}
     whole = run(tmp_path / "whole", num_rounds=ROUNDS, **everyone)
     folder = tmp_path / "run"
-    run_up_to(folder, 3, **everyone)
-    kept = checkpoints(folder / "checkpoint")[0].read_bytes()
-    run_up_to(folder, 5, **everyone)
+    run_up_to(folder, 2, **everyone)
+    kept = checkpoints(folder / "checkpoint")[0]
+    content = kept.read_bytes()
+    run_up_to(folder, 2 + 2 * every, **everyone)
     last, before = checkpoints(folder / "checkpoint")
     last.unlink()
     cut_at(0.5)(before)
-    (folder / "checkpoint" / "3.safetensors").write_bytes(kept)
+    kept.write_bytes(content)
     assert_same_bits(run(folder, num_rounds=ROUNDS, **everyone), whole)
 
 
 def test_a_run_is_refused_once_both_checkpoints_are_damaged_and_is_left_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run_up_to(folder, 3, "fedavg")
+    run_up_to(folder, 4, "fedavg")
     for path in checkpoints(folder / "checkpoint"):
         cut_at(0.5)(path)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(RunFolderError, match=r"3\.safetensors is damaged: .*2\.safetensors is damaged: .*Put back a"):
+    with pytest.raises(RunFolderError, match=r"4\.safetensors is damaged: .*[23]\.safetensors is damaged: .*Put back"):
         run(folder, method="fedavg", num_rounds=ROUNDS)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_damaged_only_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_only_checkpoint_is_refused(tmp_path: Path, every: int) -> None:
     folder = tmp_path / "run"
-    run_up_to(folder, 1, "fedavg")
+    run_up_to(folder, every, "fedavg")
     (only,) = checkpoints(folder / "checkpoint")
     only.write_bytes(b"")
-    with pytest.raises(RunFolderError, match=r"1\.safetensors is damaged: it is empty\. Put back a copy"):
+    with pytest.raises(RunFolderError, match=r"\d\.safetensors is damaged: it is empty\. Put back a copy"):
         run(folder, method="fedavg", num_rounds=ROUNDS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.server.checkpoint import load_last
-from fairbloom.server.rows import append, as_csv, client_columns
+from fairbloom.server.rows import Table, as_csv
 from fairbloom.simulation.run import simulate
 from tests.simulation.disturbed import LONG, STEP
 from tests.simulation.helpers import ROOT, Outcome, assert_whole, drafts, run, small, table
@@ -30,7 +30,7 @@ def quiet_rounds() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return Outcome.of(run(tmp_path_factory.mktemp("whole") / "run", method="fedavg", num_rounds=LONG))
+    return Outcome.of(run(tmp_path_factory.mktemp("whole") / "run", method="fedavg", num_rounds=LONG, engine="loop"))
 
 
 def damage(folder: Path) -> str:
@@ -51,7 +51,7 @@ def damage(folder: Path) -> str:
 def difference(folder: Path, whole: Outcome) -> str:
     """Return what is not the same when a run continues that was stopped by a full disk."""
     try:
-        return Outcome.of(simulate(small(folder, method="fedavg", num_rounds=LONG))).differences(whole)
+        return Outcome.of(simulate(small(folder, method="fedavg", num_rounds=LONG, engine="loop"))).differences(whole)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -63,7 +63,8 @@ def difference(folder: Path, whole: Outcome) -> str:
 def limited(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Folders of one run whose files could not grow beyond 0, STEP, 2·STEP … bytes; the last one is undisturbed."""
     folder = tmp_path_factory.mktemp("full")
-    subprocess.run([sys.executable, "-m", "tests.simulation.disturbed", "full", folder, "fedavg"], cwd=ROOT, check=True)
+    command = [sys.executable, "-m", "tests.simulation.disturbed", "full", str(folder), "fedavg", "1"]
+    subprocess.run(command, cwd=ROOT, check=True)
     return [folder / str(number) for number in range(len(list(folder.glob("*.txt"))))]
 
 
@@ -140,7 +141,7 @@ def fill(disk: Path, *, but_for: int) -> Path:
 def attempt(folder: Path) -> str:
     """Return what a run ends with."""
     try:
-        simulate(small(folder, method="fedavg", num_rounds=LONG))
+        simulate(small(folder, method="fedavg", num_rounds=LONG, engine="loop"))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "finished"
@@ -166,18 +167,25 @@ def test_no_room_on_the_disk_is_told_and_leaves_whole_files_and_then_the_same_bi
 @pytest.mark.parametrize("clients", [10, 100, 300, 1000])
 def test_rows_that_do_not_fit_leave_the_table_as_it_was(disk: Path, clients: int) -> None:
     """Rows of many clients take several pages, of which the first may still have had room."""
-    rows = [{"round": 1, "client": f"client-{k:04}", "test_examples": 10**30 + k} for k in range(clients)]
+    columns = ("round", "client", "test_examples")
+    rows = [(2, f"client-{k:04}", 10**30 + k) for k in range(clients)]
     wrong = []
     for pages in range(12):
-        path = disk / f"clients-{pages}.csv"
-        path.write_text(as_csv(client_columns(), rows[:1], header=True))
-        before, ballast = path.read_bytes(), fill(disk, but_for=pages * PAGE)
+        table = Table(disk / f"clients-{pages}.csv", columns)
+        table.cut_back(last=1, furthest=1)
+        table.add([(1, "client-0000", 8)])
+        table.write()
+        before, ballast = table.path.read_bytes(), fill(disk, but_for=pages * PAGE)
+        table.add(rows)
+        kept = before + as_csv(columns, [dict(zip(columns, row, strict=True)) for row in rows]).encode()
         try:
-            append(path, client_columns(), rows)
-            kept = before + as_csv(client_columns(), rows).encode()
+            table.write()
         except OSError:
-            kept = before
-        if path.read_bytes() != kept:
-            wrong.append(f"{pages} pages free: {len(path.read_bytes())} bytes instead of {len(kept)}")
+            if table.path.read_bytes() != before:
+                wrong.append(f"{pages} pages free: {len(table.path.read_bytes())} bytes instead of {len(before)}")
         ballast.unlink()
+        table.write()  # those that did not fit, now that there is room
+        if table.path.read_bytes() != kept:
+            wrong.append(f"{pages} pages free: {len(table.path.read_bytes())} bytes instead of {len(kept)}")
+        table.path.unlink()
     assert not wrong, "\n".join(wrong)

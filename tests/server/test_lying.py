@@ -11,7 +11,7 @@ from flwr.app.error import Error
 from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
-from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.flower import FlowerClients, unpacked_content
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
@@ -30,7 +30,10 @@ class LyingGrid(InProcessGrid):
     def _answer(self, message: Message) -> Message:
         reply = super()._answer(message)
         is_liar = self.contexts[message.metadata.dst_node_id].node_config["partition-id"] == 1
-        return self._lie(message, reply) if is_liar and message.metadata.message_type == MessageType.TRAIN else reply
+        if is_liar and message.metadata.message_type == MessageType.TRAIN:
+            message.content, reply.content = unpacked_content(message.content), unpacked_content(reply.content)
+            return self._lie(message, reply)
+        return reply
 
 
 def telling(since: int = 1, **numbers: Any) -> Lie:

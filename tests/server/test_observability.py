@@ -19,6 +19,7 @@ from fairbloom.server.observability import JsonLines, Metrics, MetricsError
 from fairbloom.server.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from tests.simulation.helpers import checkpoints_every
 
 from .test_records import a_round
 
@@ -47,7 +48,8 @@ def test_a_run_logs_the_accuracy_of_each_round_and_who_is_served_worst(
     logging.getLogger("flwr").addHandler(caplog.handler)
     caplog.set_level(logging.INFO, "flwr")
     try:
-        simulate(Settings.of({**SMALL, "evaluate-every": 2, "out": str(tmp_path / "run")}), rows.append)
+        with checkpoints_every(1):
+            simulate(Settings.of({**SMALL, "evaluate-every": 2, "out": str(tmp_path / "run")}), rows.append)
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
     messages = dict.fromkeys(record.getMessage() for record in caplog.records)  # some come by the root's handler too
@@ -58,6 +60,20 @@ def test_a_run_logs_the_accuracy_of_each_round_and_who_is_served_worst(
     client = r"client-\d"
     others = rf"{client} {worst:.1f} %(, {client} [\d.]+ %){{2}}"
     assert re.fullmatch(rf"worst served: {others}; best: {client} {best:.1f} %", said[3])
+
+
+def test_rounds_that_share_a_checkpoint_share_the_log_line_of_the_last_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    caplog.set_level(logging.INFO, "flwr")
+    try:
+        with checkpoints_every(3):
+            simulate(Settings.of({**SMALL, "num-rounds": 8, "out": str(tmp_path / "run")}))
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    said = dict.fromkeys(record.getMessage().split(" is")[0] for record in caplog.records)
+    assert [line for line in said if line.startswith("round ")] == ["round 3", "round 6", "round 8"]
 
 
 def answer(port: int, path: str = "/metrics", method: str = "GET", **headers: str) -> tuple[int, str]:

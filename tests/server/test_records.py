@@ -1,8 +1,11 @@
 """The run folder: whose it is, and what is left in it after a crash."""
 
+import itertools
+import logging
 import os
+import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,15 @@ import pytest
 import tomli_w
 from flwr.app import Array, ArrayRecord
 
-from fairbloom.server.checkpoint import load_last
+from fairbloom.server.checkpoint import checkpoints, load_last, load_model
 from fairbloom.server.files import RunFolderError
-from fairbloom.server.records import FORMAT, Records
+from fairbloom.server.records import FORMAT, Records, engine_in, is_finished
 from fairbloom.server.rows import client_columns, round_columns
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import Round
 from tests.simulation.helpers import Outcome, assert_whole, run, small, table
+
+from .test_checkpoint import full_disk
 
 ROUNDS = 12
 
@@ -26,8 +31,8 @@ def settings(**changes: Any) -> Settings:
     return Settings.of({"clients": 3, "num-rounds": ROUNDS, **changes})
 
 
-def records(path: Path, chosen: Settings) -> Records:
-    return Records(path, chosen.run_config(), chosen.strategy())
+def records(path: Path, chosen: Settings, **options: Any) -> Records:
+    return Records(path, chosen.run_config(), chosen.strategy(), **options)
 
 
 def a_round(number: int, **changes: Any) -> Round:
@@ -48,8 +53,9 @@ def a_round(number: int, **changes: Any) -> Round:
     return Round(**(plain | changes))
 
 
-def record(folder: Records, number: int, **changes: Any) -> Mapping[str, object]:
-    return folder.record(a_round(number, **changes), {"round": number}, seconds=0.25)
+def record(folder: Records, number: int, seconds: float = 0.25, **changes: Any) -> Mapping[str, object]:
+    folder.method.progress.finished_rounds = number
+    return folder.record(a_round(number, **changes), seconds)
 
 
 def rounds_in(path: Path) -> list[int]:
@@ -242,7 +248,7 @@ def test_a_run_continues_from_the_last_recorded_round(tmp_path: Path) -> None:
     continued = records(tmp_path, settings()).resume()
     assert continued is not None
     np.testing.assert_array_equal(continued[0]["w"], np.full(3, 3.0))
-    assert continued[1] == {"round": 3}
+    assert continued[1]["round"] == 3
     assert rounds_in(tmp_path / "rounds.csv") == [1, 2, 3]
 
 
@@ -426,3 +432,232 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(tmp_path:
     with pytest.raises(RunFolderError, match="it goes up to round 5, while the last checkpoint is of round 0"):
         records(tmp_path, settings()).resume()
     assert (tmp_path / "rounds.csv").read_bytes() == before
+
+
+# Rounds that share a checkpoint -------------------------------------------------------------------------------------
+
+
+def shared(path: Path, *seconds: float, **options: Any) -> Records:
+    """Record rounds that took so long and may share a checkpoint."""
+    folder = records(path, settings(method="fedfv"), shared=True, **options)
+    folder.resume()
+    for number, each in enumerate(seconds, folder.saved + 1):
+        record(folder, number, each)
+    return folder
+
+
+def saved(path: Path) -> list[int]:
+    """Return the rounds whose checkpoints are in a folder."""
+    return [int(file.stem) for file in checkpoints(path / "checkpoint")]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        ([0.1] * 4, []),
+        ([0.1] * 5, [5]),
+        ([0.1] * 13, [10, 5]),
+        ([0.4, 0.4, 0.4], [2]),
+        ([0.6, 0.6, 0.1], [2, 1]),
+        ([0.499999, 0.000001, 0.1], [2]),
+    ],
+)
+def test_rounds_share_a_checkpoint_until_they_took_half_a_second_and_rows_come_with_it(
+    tmp_path: Path, seconds: list[float], written: list[int]
+) -> None:
+    shared(tmp_path, *seconds)
+    last = max(written, default=0)
+    assert saved(tmp_path) == written
+    assert rounds_in(tmp_path / "rounds.csv") == list(range(1, last + 1))
+    assert len(rounds_in(tmp_path / "clients.csv")) == 3 * last
+    assert (tmp_path / "model-best.safetensors").exists() == bool(written)
+
+
+def test_what_waits_is_written_when_a_run_is_over(tmp_path: Path) -> None:
+    shared(tmp_path, 0.1, 0.1).finish({"w": np.zeros(3)})
+    assert saved(tmp_path) == [2]
+    assert rounds_in(tmp_path / "rounds.csv") == [1, 2]
+    assert is_finished(tmp_path)
+
+
+def test_rows_written_together_are_the_bytes_of_rows_written_one_by_one(tmp_path: Path) -> None:
+    shared(tmp_path / "one", *[1.0] * 4)
+    shared(tmp_path / "four", *[1.0 / 8] * 4).write()
+    assert (tmp_path / "one" / "clients.csv").read_bytes() == (tmp_path / "four" / "clients.csv").read_bytes()
+    one, four = (table(tmp_path / run / "rounds.csv") for run in ("one", "four"))
+    assert [{**row, "seconds": ""} for row in one] == [{**row, "seconds": ""} for row in four]
+
+
+def test_the_best_of_rounds_that_share_a_checkpoint_is_the_best_model(tmp_path: Path) -> None:
+    folder = shared(tmp_path)
+    for number, accuracy in enumerate((0.5, 0.9, 0.7), 1):
+        record(folder, number, 0.1, evaluations={"a": {"num-examples": 2, "accuracy": accuracy}})
+    folder.write()
+    model, about = load_model(tmp_path / "model-best.safetensors")
+    assert about["round"] == 2
+    np.testing.assert_array_equal(model["w"], np.full(3, 2.0))
+
+
+class StoppedError(Exception):
+    """A run is stopped here."""
+
+
+def record_until(stop: type[BaseException] | None, folder: Records, rounds: int, seconds: float) -> None:
+    """Record rounds until the run is stopped, in the midst of remembering the next one."""
+    with folder.all_written():
+        for number in range(1, rounds + 1):
+            record(folder, number, seconds)
+        folder.method.memory["seen"].append("b")
+        folder.method.memory["losses"]["a"] += 1.0
+        folder.method.progress.finished_rounds = rounds + 1
+        folder.method.progress.first_counts = {"b": 8.0}
+        if stop is not None:
+            raise stop
+
+
+def remembering(folder: Records) -> Records:
+    """Let the method of a run remember something."""
+    folder.method.memory = {"seen": ["a"], "losses": {"a": np.ones(2)}}
+    return folder
+
+
+@pytest.mark.parametrize("stop", [StoppedError, KeyboardInterrupt, SystemExit])
+def test_a_run_that_is_stopped_has_written_its_finished_rounds_as_they_were(
+    tmp_path: Path, stop: type[BaseException]
+) -> None:
+    with pytest.raises(stop):
+        record_until(stop, remembering(shared(tmp_path)), 2, seconds=0.1)
+    continued = records(tmp_path, settings(method="fedfv")).resume()
+    assert continued is not None
+    state = continued[1]
+    assert (state["round"], state["first-counts"], state["memory"]["seen"]) == (2, {}, ["a"])
+    np.testing.assert_array_equal(state["memory"]["losses"]["a"], np.ones(2))
+    assert rounds_in(tmp_path / "rounds.csv") == [1, 2]
+
+
+def test_a_stopped_run_whose_clients_have_personal_models_goes_back_to_its_last_checkpoint(tmp_path: Path) -> None:
+    """Some of them may already be of the next round."""
+    folder = records(tmp_path, settings(method="ditto"), shared=True)
+    folder.resume()
+    with pytest.raises(StoppedError):
+        record_until(StoppedError, remembering(folder), 7, seconds=0.1)
+    assert saved(tmp_path) == [5]
+    assert rounds_in(tmp_path / "rounds.csv") == [1, 2, 3, 4, 5]
+
+
+@pytest.fixture
+def errors(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], set[str]]]:
+    """Return what tells the errors that have been logged."""
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    yield lambda: {entry.getMessage() for entry in caplog.records if entry.levelno == logging.ERROR}
+    logging.getLogger("flwr").removeHandler(caplog.handler)
+
+
+def test_what_stopped_a_run_is_told_where_its_rounds_cannot_be_written_either(
+    tmp_path: Path, errors: Callable[[], set[str]]
+) -> None:
+    folder = remembering(shared(tmp_path))
+    with full_disk(10), pytest.raises(StoppedError):
+        record_until(StoppedError, folder, 1, seconds=0.1)
+    (said,) = errors()
+    assert said.startswith("the rounds after round 0 are run again when the run continues: round 1 cannot be written")
+    assert rounds_in(tmp_path / "rounds.csv") == []
+
+
+def test_what_a_disk_has_refused_is_told_once_and_names_the_rounds(
+    tmp_path: Path, errors: Callable[[], set[str]]
+) -> None:
+    folder = remembering(shared(tmp_path))
+    with full_disk(10), pytest.raises(RunFolderError, match=r"rounds 1 to 3 cannot be written to .*: File too"):
+        record_until(None, folder, 3, seconds=0.2)
+    assert errors() == set()
+
+
+interrupts: list[tuple[str, Iterator[int]]] = []
+hooked: list[bool] = []
+
+
+def _interrupt(event: str, arguments: tuple[Any, ...]) -> None:
+    """Interrupt the process as Ctrl-C does, once, when it touches a file for the n-th time."""
+    if interrupts and event in ("open", "os.rename", "os.remove") and str(arguments[0]).startswith(interrupts[0][0]):
+        folder, moments = interrupts.pop()
+        if next(moments):
+            raise KeyboardInterrupt
+        interrupts.append((folder, moments))
+
+
+def test_ctrl_c_at_any_touch_of_a_file_leaves_all_finished_rounds_on_disk(tmp_path: Path) -> None:
+    """A hook cannot be taken away, so there is one."""
+    if not hooked:
+        sys.addaudithook(_interrupt)
+        hooked.append(True)
+    whole = shared(tmp_path / "whole", *[0.25] * 6).path
+    for moment in itertools.count():
+        path = tmp_path / str(moment)
+        folder = shared(path, *[0.25] * 5)
+        interrupts.append((str(path), iter([*[0] * moment, 1])))
+        try:
+            with folder.all_written():
+                record(folder, 6)
+        except KeyboardInterrupt:
+            for name in ("rounds.csv", "clients.csv", "model-best.safetensors", "checkpoint/6.safetensors"):
+                assert (path / name).read_bytes() == (whole / name).read_bytes(), f"{name} after touch {moment}"
+            assert saved(path) == [6, 4]
+        else:
+            break
+        finally:
+            interrupts.clear()
+    assert moment == 7  # two tables and two drafts are opened, these are renamed, and a checkpoint is removed
+
+
+def test_clients_store_their_own_before_each_checkpoint_with_the_round_the_run_may_go_back_to(tmp_path: Path) -> None:
+    asked: list[tuple[int, list[int]]] = []
+    shared(tmp_path, *[0.25] * 10, keep=lambda since: asked.append((since, saved(tmp_path))))
+    assert asked == [(0, []), (2, [2]), (2, [4, 2]), (4, [6, 4]), (6, [8, 6])]
+    (tmp_path / "checkpoint" / "10.safetensors").write_bytes(b"")
+    asked.clear()
+    shared(tmp_path, *[0.1] * 5, *[0.6] * 2, keep=lambda since: asked.append((since, saved(tmp_path))))
+    assert asked == [(8, [10, 8]), (8, [13, 8]), (13, [14, 13])]
+
+
+def test_a_folder_whose_checkpoints_are_gone_is_refused_however_many_rounds_share_one(tmp_path: Path) -> None:
+    shared(tmp_path, *[0.01] * 150)
+    assert saved(tmp_path) == [150, 100]
+    for path in checkpoints(tmp_path / "checkpoint"):
+        path.unlink()
+    with pytest.raises(RunFolderError, match="it goes up to round 150, while the last checkpoint is of round 0"):
+        shared(tmp_path)
+
+
+@pytest.mark.parametrize("seconds", [[0.01] * 150, [0.1, *[0.01] * 149], [0.3] * 6, [1.0] * 3])
+def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(tmp_path: Path, seconds: list[float]) -> None:
+    """The last one was damaged, say, and the run killed before the next one was written."""
+    shared(tmp_path, *seconds)
+    last, before = saved(tmp_path)
+    kept = (tmp_path / "checkpoint" / f"{before}.safetensors").read_bytes()
+    shared(tmp_path, *seconds[-1:] * (last - before))
+    newest = saved(tmp_path)[0]
+    assert rounds_in(tmp_path / "rounds.csv")[-1] == newest > last
+    for number in (last, newest):
+        (tmp_path / "checkpoint" / f"{number}.safetensors").unlink()
+    (tmp_path / "checkpoint" / f"{before}.safetensors").write_bytes(kept)
+    assert shared(tmp_path).saved == before
+    assert rounds_in(tmp_path / "rounds.csv") == list(range(1, before + 1))
+
+
+# How the clients are computed ---------------------------------------------------------------------------------------
+
+
+def test_the_engine_of_a_run_is_kept_as_it_began(tmp_path: Path) -> None:
+    assert engine_in(tmp_path) is None
+    folder = records(tmp_path, settings())
+    folder.keep_engine({"engine": "workers", "workers": 2})
+    records(tmp_path, settings()).keep_engine({"engine": "loop"})
+    assert engine_in(tmp_path) == {"engine": "workers", "workers": 2}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"loop"', b"\xff\xfe"])
+def test_a_damaged_record_of_the_engine_is_refused_with_its_file_and_a_remedy(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "engine.json").write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"engine\.json cannot be read: .*Restore it from a copy, or delete it"):
+        engine_in(tmp_path)

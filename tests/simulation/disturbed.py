@@ -1,11 +1,12 @@
-"""Disturb one run at many moments: python -m tests.simulation.disturbed KIND FOLDER METHOD.
+"""Disturb one run at many moments: python -m tests.simulation.disturbed KIND FOLDER METHOD EVERY.
 
 killed
     Run n dies by SIGKILL just before it opens, makes or renames its n-th file.
 full
     In run n no file can grow beyond n · STEP bytes; it is tried twice, and its FOLDER/n.txt tells what came of it.
 
-For n = 0, 1, … until a run is not disturbed. Each is a forked process, so that PyTorch and the data are loaded once.
+For n = 0, 1, … until a run is not disturbed, with a checkpoint after EVERY rounds. Each is a forked process, so that
+PyTorch and the data are loaded once; the loop over clients needs no more than that.
 """
 
 import itertools
@@ -23,7 +24,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
 
-from .helpers import small
+from .helpers import checkpoints_every, small
 
 STEP = 128
 """Bytes between the limits of the full disks."""
@@ -31,7 +32,7 @@ STEP = 128
 LONG = 12
 """Rounds of the runs on a full disk: FedAvg's tables outgrow its checkpoint, so that every file gets to fail first."""
 
-SHORT = 4
+SHORT = 5
 """Rounds of the runs that are killed."""
 
 UNDISTURBED, DISTURBED, BROKEN = 0, 1, 2
@@ -78,7 +79,7 @@ def full(number: int, settings: Settings) -> int:
 def main() -> None:
     """Fork one process a moment until one is not disturbed."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    kind, folder, method = sys.argv[1:]
+    kind, folder, method, every = sys.argv[1:]
     disturbed, rounds = {"killed": (killed, SHORT), "full": (full, LONG)}[kind]
     load_task(small("").run_config())
     for number in itertools.count():
@@ -86,7 +87,9 @@ def main() -> None:
         if process == 0:
             status = BROKEN
             try:
-                status = disturbed(number, small(f"{folder}/{number}", method=method, num_rounds=rounds))
+                with checkpoints_every(int(every)):
+                    settings = small(f"{folder}/{number}", method=method, num_rounds=rounds, engine="loop")
+                    status = disturbed(number, settings)
             except Exception:
                 traceback.print_exc()
             os._exit(status)

@@ -1,13 +1,20 @@
 """Small runs and what they leave behind."""
 
 import csv
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
+from fairbloom.server import app, records
 from fairbloom.server.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
@@ -23,6 +30,17 @@ def small(out: Path | str, **changes: Any) -> Settings:
 
 def run(out: Path | str, **changes: Any) -> Path:
     return simulate(small(out, **changes))
+
+
+@contextmanager
+def checkpoints_every(rounds: int) -> Iterator[None]:
+    """Let so many rounds of a run share a checkpoint: each takes a second by the clock, and so many seconds may."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)), monotonic=time.monotonic, sleep=time.sleep)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "time", clock)
+        patch.setattr(records, "SHARED_SECONDS", float(rounds))
+        yield
 
 
 def table(path: Path) -> list[dict[str, str]]:

@@ -9,47 +9,57 @@ from pathlib import Path
 
 import pytest
 
+from fairbloom.server import records
 from fairbloom.server.checkpoint import load_last
+from fairbloom.simulation.run import simulate
 
 from .disturbed import SHORT
-from .helpers import ROOT, Outcome, drafts, run, table
+from .helpers import ROOT, Outcome, checkpoints_every, drafts, run, small, table
 
 ROUNDS = 40
 """Of the runs that are killed from outside: long enough to be caught at work."""
 
-
-@pytest.fixture(scope="module", params=["fedfv", "ditto"])
-def method(request: pytest.FixtureRequest) -> str:
-    """Return a method with memory: FedFV keeps old updates on the server, Ditto personal models with the clients."""
-    return str(request.param)
+SHARED = 0.005
+"""Seconds of one or a few of their rounds, which share a checkpoint."""
 
 
-@pytest.fixture(scope="module")
-def killed(method: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Folders of one run killed before its first, second, … touch of a file; the last one is undisturbed."""
-    folder = tmp_path_factory.mktemp("killed")
-    command = [sys.executable, "-m", "tests.simulation.disturbed", "killed", str(folder), method]
+Kills = tuple[str, int, list[Path]]
+
+
+@pytest.fixture(
+    scope="module", params=[("fedfv", 1), ("fedfv", 2), ("ditto", 1), ("ditto", 2)], ids=lambda param: f"{param}"
+)
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kills:
+    """Return a method with memory, how many rounds share a checkpoint, and the folders of one run.
+
+    It was killed before its first, second, … touch of a file; the last one is undisturbed. FedFV keeps old updates on
+    the server, Ditto personal models with the clients.
+    """
+    (method, every), folder = request.param, tmp_path_factory.mktemp("killed")
+    command = [sys.executable, "-m", "tests.simulation.disturbed", "killed", str(folder), method, str(every)]
     subprocess.run(command, cwd=ROOT, check=True)
-    return [folder / str(number) for number in range(1 + max(int(path.name) for path in folder.iterdir()))]
+    return method, every, [folder / str(number) for number in range(1 + max(int(p.name) for p in folder.iterdir()))]
 
 
-def test_kills_met_the_run_before_during_and_after_every_round(killed: list[Path]) -> None:
-    last = [load_last(folder / "checkpoint") for folder in killed]
+def test_kills_met_the_run_before_during_and_after_every_checkpoint(killed: Kills) -> None:
+    _, every, folders = killed
+    last = [load_last(folder / "checkpoint") for folder in folders]
     reached = [0 if checkpoint is None else checkpoint[1]["strategy"]["round"] for checkpoint in last]
     assert reached == sorted(reached)
-    assert set(reached) == set(range(SHORT + 1))
-    assert all(reached.count(number) >= 4 for number in range(SHORT))
+    assert set(reached) == {*range(0, SHORT, every), SHORT}
+    assert all(reached.count(number) >= 4 for number in set(reached) - {SHORT})
 
 
-def test_a_run_killed_at_any_touch_of_a_file_ends_with_the_same_bits(killed: list[Path], method: str) -> None:
-    whole = Outcome.of(killed[-1])
+def test_a_run_killed_at_any_touch_of_a_file_ends_with_the_same_bits(killed: Kills) -> None:
+    method, every, folders = killed
+    whole = Outcome.of(folders[-1])
     wrong = []
-    for moment, folder in enumerate(killed[:-1]):
+    for moment, folder in enumerate(folders[:-1]):
         left = sorted(path.name for path in folder.rglob("*") if path.is_file())
         try:
-            result = Outcome.of(run(folder, method=method, num_rounds=SHORT)).differences(whole) or ", ".join(
-                map(str, drafts(folder))
-            )
+            with checkpoints_every(every):
+                run(folder, method=method, num_rounds=SHORT, engine="loop")
+            result = Outcome.of(folder).differences(whole) or ", ".join(map(str, drafts(folder)))
         except Exception as error:
             result = f"{type(error).__name__}: {error}"
         if result:
@@ -57,8 +67,14 @@ def test_a_run_killed_at_any_touch_of_a_file_ends_with_the_same_bits(killed: lis
     assert not wrong, "\n".join(wrong)
 
 
+def slowly(folder: str) -> None:
+    """Run with a pause after each round, in which the process may be met."""
+    records.SHARED_SECONDS = SHARED
+    simulate(small(folder, num_rounds=ROUNDS), lambda row: time.sleep(0.005))
+
+
 def start(folder: Path) -> subprocess.Popen[bytes]:
-    code = f"from tests.simulation.helpers import run; run({str(folder)!r}, num_rounds={ROUNDS})"
+    code = f"from tests.simulation.test_killed import slowly; slowly({str(folder)!r})"
     return subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

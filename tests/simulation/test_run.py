@@ -75,7 +75,7 @@ def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> Non
         "scores.json",
         "rounds.csv",
         "clients.csv",
-        "checkpoint/5.safetensors",
+        "engine.json",
         "checkpoint/6.safetensors",
         "model.safetensors",
         "model-best.safetensors",
@@ -126,12 +126,12 @@ def about_best(folder: Path) -> dict[str, float]:
 
 
 def test_the_best_model_is_that_of_the_best_evaluated_round(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", method="fedavg", num_rounds=12, fraction=0.2)
+    folder = run(tmp_path / "run", method="fedavg", num_rounds=12, fraction=0.2, seed=2)
     means = [float(row[f"{COLUMN}_mean"]) for row in rounds(folder)]
     best = 1 + means.index(max(means))  # the first of equals
     assert best < 12, "this run cannot tell the best model from the last"
     assert about_best(folder) == {"round": best, f"{COLUMN}_mean": max(means)}
-    stopped = run(tmp_path / "stopped", method="fedavg", num_rounds=best, fraction=0.2)
+    stopped = run(tmp_path / "stopped", method="fedavg", num_rounds=best, fraction=0.2, seed=2)
     kept, expected = load_file(folder / "model-best.safetensors"), load_file(stopped / "model.safetensors")
     assert all(np.array_equal(kept[key], expected[key]) for key in expected)
 

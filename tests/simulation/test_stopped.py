@@ -1,5 +1,9 @@
 """A run in which nothing is learned: not a success on the command line, nor for a federation, and it can go on."""
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,15 @@ from fairbloom.client.local import Local, Update
 from fairbloom.client.personal import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.server import records
 from fairbloom.server.app import main
+from fairbloom.server.checkpoint import checkpoints, load_last
+from fairbloom.server.rows import Row
 from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.simulation.run import simulate
 from tests.experiments.helpers import fairbloom
 
-from .helpers import rounds, run, small
+from .helpers import ROOT, Outcome, checkpoints_every, rounds, run, small
 
 LATE = ("--clients", 4, "--rounds", 5, "--set", "stragglers=1.0", "--set", "drop-stragglers=true", "--out", "a")
 
@@ -70,10 +78,10 @@ def test_a_run_goes_on_from_its_folder_when_what_was_wrong_is_mended(monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Local, "train", broken)
         with pytest.raises(NothingLearnedError, match=r"in round 5, .*: the sensors of all clinics are off"):
-            run("a")
+            run("a", engine="loop")
         with pytest.raises(NothingLearnedError, match=r"in round 6, .*: the sensors of all clinics are off"):
-            run("a", unused_rounds=2)
-    folder = run("a")
+            run("a", engine="loop", unused_rounds=2)
+    folder = run("a", engine="loop")
     assert used(folder) == ["2", "2", "0", "0", "0", "2"]
 
 
@@ -96,3 +104,50 @@ def test_a_federation_gives_the_run_in_process_to_the_bit(tmp_path: Path) -> Non
     for name in ("clients.csv", "model.safetensors", "model-best.safetensors"):
         assert (tmp_path / "a" / name).read_bytes() == (folder / name).read_bytes()
     assert rounds(tmp_path / "a") == rounds(folder)
+
+
+def test_rounds_of_a_federation_share_no_checkpoint_since_its_clients_keep_their_state_by_round(tmp_path: Path) -> None:
+    settings = small(tmp_path / "a")
+    with checkpoints_every(10):
+        federated(settings.run_config(), settings.clients)
+        run(tmp_path / "b")
+    assert [path.stem for path in checkpoints(tmp_path / "a" / "checkpoint")] == ["6", "5"]
+    assert [path.stem for path in checkpoints(tmp_path / "b" / "checkpoint")] == ["6"]
+
+
+ROUNDS = 60
+"""Rounds of the runs that are stopped by Ctrl-C: long enough to be caught at work."""
+
+
+def tell_rounds(folder: str, method: str, shared: str) -> None:
+    """Run in a process of its own that tells each finished round, with a pause in which it may be met."""
+
+    def tell(row: Row) -> None:
+        print(row["round"], flush=True)
+        time.sleep(0.01)
+
+    records.SHARED_SECONDS = float(shared)
+    simulate(small(folder, method=method, num_rounds=ROUNDS), tell)
+
+
+@pytest.mark.parametrize(("method", "shared"), [("fedfv", 100.0), ("ditto", 0.01)])
+def test_ctrl_c_leaves_what_was_finished_and_the_run_goes_on_to_the_same_bits(
+    tmp_path: Path, method: str, shared: float
+) -> None:
+    whole = Outcome.of(run(tmp_path / "whole", method=method, num_rounds=ROUNDS))
+    code = "import sys; from tests.simulation.test_stopped import tell_rounds; tell_rounds(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, str(tmp_path / "a"), method, str(shared)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert any(line == "9\n" for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        told = [9, *map(int, process.stdout)]
+        assert "KeyboardInterrupt" in process.stderr.read()
+    recorded = [int(row["round"]) for row in rounds(tmp_path / "a")]
+    last = load_last(tmp_path / "a" / "checkpoint")
+    assert recorded == list(range(1, len(recorded) + 1))
+    assert len(recorded) == (0 if last is None else last[1]["strategy"]["round"]) < ROUNDS
+    if method == "fedfv":  # clients with personal models may be in the midst of the next round
+        assert len(recorded) >= told[-1]
+    assert not Outcome.of(run(tmp_path / "a", method=method, num_rounds=ROUNDS)).differences(whole)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks.partition import FEWEST, Indices, check_enough, dirichlet, iid, shards, split
+from fairbloom.tasks import Setup, partition
+from fairbloom.tasks.partition import FEWEST, Indices, dirichlet, iid, shards, split
 
 Labels = NDArray[np.int64]
 Deal = Callable[[Labels, int, int], list[Indices]]
@@ -97,14 +98,29 @@ def test_too_many_shards_are_refused_with_the_settings_and_a_remedy() -> None:
         shards(np.zeros(10, np.int64), 6, 2, seed=0)
 
 
-def test_too_many_clients_are_refused_with_the_setting_and_a_remedy() -> None:
-    parts = iid(np.zeros(39, np.int64), 8, seed=0)
+every_kind = pytest.mark.parametrize("kind", ["iid", "dirichlet", "shards"])
+
+
+@every_kind
+def test_too_many_clients_are_refused_with_the_setting_and_a_remedy(kind: str) -> None:
     with pytest.raises(FairbloomError, match=r"clients = 8 leaves a client with 4 of 39.* at most 7 clients"):
-        check_enough(parts, 39)
+        partition.deal(np.zeros(39, np.int64), Setup("", 8, kind, 1, 0.5, seed=0))
 
 
-def test_as_many_clients_as_the_message_allows_are_not_refused() -> None:
-    check_enough(iid(np.zeros(39, np.int64), 7, seed=0), 39)
+@every_kind
+def test_far_too_many_clients_are_refused_before_they_are_dealt_to(kind: str) -> None:
+    with pytest.raises(FairbloomError, match=f"clients = {10**12} .* 39 examples"):
+        partition.deal(np.zeros(39, np.int64), Setup("", 10**12, kind, 1, 0.5, seed=0))
+
+
+@every_kind
+def test_as_many_clients_as_the_message_allows_are_not_refused(kind: str) -> None:
+    assert len(partition.deal(np.zeros(39, np.int64), Setup("", 7, kind, 1, 0.5, seed=0))) == 7
+
+
+def test_a_client_that_gets_too_few_of_enough_examples_is_refused() -> None:
+    with pytest.raises(FairbloomError, match=r"clients = 7 leaves a client with 4 of 39"):
+        partition.deal(np.zeros(39, np.int64), Setup("", 7, "shards", 4, 0.5, seed=0))
 
 
 @given(size=st.integers(FEWEST, 300), seed=st.integers(0, 1000))

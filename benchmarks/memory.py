@@ -1,0 +1,96 @@
+"""The memory of a simulated round: the peak of `fairbloom run` and all its processes, each run a command of its own.
+
+Pages that processes share are counted once (PSS, every 50 ms). Beside it stands the bound that is promised: the data,
+three models for each client of a round, and 500 MB for Python, PyTorch and Flower.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from fairbloom.tasks import Task, load_task
+
+from .engines import ENGINES
+from .flower import SCRIPTS
+from .measuring import Cells, Measured, Report, parser_of
+from .processes import family, pss
+from .workloads import WORKLOADS, Workload
+
+SECONDS = 0.05
+"""Between one look at the processes' memory and the next."""
+
+FIXED = 500.0
+"""Megabytes that are promised for what is neither data nor models."""
+
+
+def main() -> None:
+    """Run the chosen workloads by the chosen engines, and print a table."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=[*WORKLOADS], metavar="NAME")
+    parser.add_argument("--engines", nargs="+", default=ENGINES, metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=5)
+    chosen = parser.parse_args()
+    report = Report(chosen)
+    rows: list[Cells] = []
+    for name in chosen.workloads:
+        bound = promised(WORKLOADS[name])
+        for engine in chosen.engines:
+            settings = WORKLOADS[name].settings(num_rounds=2 if chosen.quick else chosen.rounds, evaluate_every=1)
+            peak = peak_of({**settings.run_config(), "engine": engine})
+            cells = {"workload": name, "engine": engine, "bound": Measured((bound,), "MB")}
+            row = cells | ({"peak": "–"} if peak is None else {"peak": Measured((peak,), "MB")})
+            report.tell(row)
+            rows.append(row)
+    report.add("Peak memory of a run", rows)
+
+
+def promised(workload: Workload) -> float:
+    """Return the bound in megabytes."""
+    settings = workload.settings()
+    task = load_task(settings.run_config())
+    models: int = 3 * workload.drawn * sum(tensor.nbytes for tensor in task.model().state_dict().values())
+    return (data_bytes(task) + models) / 1e6 + FIXED
+
+
+def data_bytes(task: Task) -> int:
+    """Return the bytes of all clients' examples; memory that several of them share is counted once."""
+    tensors = (tensor for name in task.clients for part in task.splits(name) for tensor in (part.inputs, part.targets))
+    return sum({each.data_ptr(): each.nbytes() for each in map(torch.Tensor.untyped_storage, tensors)}.values())
+
+
+def peak_of(config: Mapping[str, object]) -> float | None:
+    """Return the most megabytes that a run of its own command had, with its children; None where it fails."""
+    with tempfile.TemporaryDirectory() as scratch:
+        options = [
+            word for key, value in config.items() if key != "out" for word in ("--set", f"{key}={written(value)}")
+        ]
+        command = [str(SCRIPTS / "fairbloom"), "run", "--out", f"{scratch}/run", *options]
+        return peak_of_command(command, Path(scratch, "log"))
+
+
+def written(value: object) -> str:
+    """Return a setting's value as the command line takes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def peak_of_command(command: list[str], log: Path) -> float | None:
+    """Return the most megabytes that a command and its children had at once, None where it fails."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)  # noqa: S603 (our own command)
+        peak = 0.0
+        while process.poll() is None:
+            peak = max(peak, sum(map(pss, family(process.pid))))
+            time.sleep(SECONDS)
+    if process.returncode != 0:
+        sys.stderr.write(log.read_text()[-500:])
+        return None
+    return peak
+
+
+if __name__ == "__main__":
+    main()

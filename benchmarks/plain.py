@@ -1,0 +1,85 @@
+"""The loop that a PyTorch tutorial would write for federated averaging, which the engines are measured against."""
+
+import copy
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import Task, load_task
+
+THREADS = torch.get_num_threads()
+"""The number of threads that PyTorch chooses by itself, read before anything has changed it."""
+
+TEST_BATCH = 64
+
+
+def plain_loop(settings: Settings) -> float:
+    """Return the seconds a round, after the first, of the settings' run as a tutorial would write it.
+
+    The same data, model, numbers of clients and steps, and averages by examples; after the last round, and after every
+    `evaluate-every` rounds, all clients' test sets are evaluated. Nothing is written to disk.
+    """
+    task = load_task(settings.run_config())
+    model = task.model()
+    train = {name: TensorDataset(*task.splits(name).train[:]) for name in task.clients}
+    test = {name: TensorDataset(*task.splits(name).test[:]) for name in task.clients}
+    wanted = max(1, round(settings.fraction * len(train)))
+    draws = random.Random(settings.seed)  # noqa: S311 (nothing is secret)
+    started = time.perf_counter()
+    with default_threads():
+        for number in range(1, settings.num_rounds + 1):
+            train_round(model, task, [train[name] for name in draws.sample(sorted(train), wanted)], settings)
+            if number == settings.num_rounds or (settings.evaluate_every and number % settings.evaluate_every == 0):
+                for part in test.values():
+                    evaluate(model, task, part)
+            if number == 1:
+                started = time.perf_counter()
+    return (time.perf_counter() - started) / (settings.num_rounds - 1)
+
+
+@contextmanager
+def default_threads() -> Iterator[None]:
+    """Let PyTorch compute with as many threads as it chooses by itself."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def train_round(model: nn.Module, task: Task, parts: list[TensorDataset], settings: Settings) -> None:
+    """Train the model at each client in turn, and average."""
+    received = copy.deepcopy(model.state_dict())
+    total = {name: torch.zeros_like(array) for name, array in received.items()}
+    examples = sum(map(len, parts))
+    model.train()
+    for part in parts:
+        model.load_state_dict(received)
+        optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
+        for _ in range(settings.local_epochs):
+            for inputs, targets in DataLoader(part, batch_size=settings.batch_size or len(part), shuffle=True):
+                optimizer.zero_grad()
+                task.loss(model(inputs), targets).mean().backward()
+                optimizer.step()
+        for name, array in model.state_dict().items():
+            total[name] += array * (len(part) / examples)
+    model.load_state_dict(total)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, task: Task, part: TensorDataset) -> tuple[float, float]:
+    """Return the mean loss and the accuracy on one client's test set."""
+    model.eval()
+    loss, correct = 0.0, 0
+    for inputs, targets in DataLoader(part, batch_size=TEST_BATCH):
+        outputs: Tensor = model(inputs)
+        loss += task.loss(outputs, targets).sum().item()
+        correct += int((outputs.argmax(dim=1) == targets).sum().item())
+    return loss / len(part), correct / len(part)

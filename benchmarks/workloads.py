@@ -1,0 +1,301 @@
+"""The workloads of the benchmarks: tasks and models as a user writes them, on data that a seed makes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, relu
+
+from fairbloom.protocol.settings import Value
+from fairbloom.protocol.streams import generator, seed_of
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import Examples, Setup, Splits, Task
+from fairbloom.tasks.models import Shape, build
+
+Drawn = Callable[[torch.Generator, int], Tensor]
+"""Draws the inputs of so many examples."""
+
+CLASSES, CHARACTERS = 10, 80
+TESTED = 5
+"""A client has one test example for so many training examples."""
+
+
+# Tasks ----------------------------------------------------------------------------------------------------------------
+
+
+def vectors(setup: Setup, *, features: int = 64, examples: int = 64) -> Task:
+    """Vectors of normal numbers in ten classes, `examples` of them to train on at every client."""
+    return made(setup, (features,), CLASSES, examples, lambda random, n: torch.randn(n, features, generator=random))
+
+
+def images(setup: Setup, *, side: int = 28, channels: int = 1, examples: int = 500) -> Task:
+    """Images of normal numbers in ten classes, `examples` of them to train on at every client."""
+    shape = (channels, side, side)
+    return made(setup, shape, CLASSES, examples, lambda random, n: torch.randn(n, *shape, generator=random))
+
+
+def text(setup: Setup, *, length: int = 80, examples: int = 20) -> Task:
+    """Lines of characters, the next of which is to be told, `examples` of them to train on at every client."""
+    shape = (length,)
+    return made(
+        setup,
+        shape,
+        CHARACTERS,
+        examples,
+        lambda random, n: torch.randint(CHARACTERS, (n, *shape), generator=random),
+    )
+
+
+def made(setup: Setup, shape: Shape, classes: int, examples: int, drawn: Drawn) -> Task:
+    """Return a task of seeded inputs and labels; all data are made here, so that no round makes any."""
+    names = tuple(f"client-{number:05d}" for number in range(setup.clients))
+    rows = examples + max(1, examples // TESTED)
+    random = torch.Generator().manual_seed(seed_of(setup.seed, "benchmark data"))
+    inputs = drawn(random, len(names) * rows)
+    labels = torch.from_numpy(generator(setup.seed, "benchmark labels").integers(classes, size=len(inputs)))
+    places = {name: number * rows for number, name in enumerate(names)}
+
+    @cache
+    def splits(client: str) -> Splits:
+        start, end = places[client], places[client] + rows
+        train, test = slice(start, start + examples), slice(start + examples, end)
+        return Splits(Examples(inputs[train], labels[train]), Examples(inputs[test], labels[test]))
+
+    model = partial(build, setup.model or "logistic", shape, classes, setup.seed)
+    return Task(clients=names, model=model, loss=partial(cross_entropy, reduction="none"), splits=splits)
+
+
+# Models ---------------------------------------------------------------------------------------------------------------
+
+
+def lenet(channels: int, outputs: int) -> nn.Module:
+    """Return the network of PyTorch's MNIST example without its dropout: 21,840 parameters on 28×28 pixels."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 10, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(10, 20, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(320, 50),
+        nn.ReLU(),
+        nn.Linear(50, outputs),
+    )
+
+
+def cifar_cnn(channels: int, outputs: int) -> nn.Module:
+    """Return the CIFAR-10 network of the FedAvg and FedMGDA+ papers: 797,962 parameters on 32×32 pixels."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1600, 384),
+        nn.ReLU(),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Linear(192, outputs),
+    )
+
+
+class Block(nn.Module):
+    """A residual block of two 3×3 convolutions with GroupNorm."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
+            nn.GroupNorm(2, after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, padding=1, bias=False),
+            nn.GroupNorm(2, after),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(2, after))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the block's features."""
+        return relu(self.body(images) + self.shortcut(images))
+
+
+def resnet18(channels: int, outputs: int) -> nn.Module:
+    """Return a ResNet-18 for 32×32 pixels with GroupNorm in place of BatchNorm: 11,173,962 parameters."""
+    widths = ((64, 1), (128, 2), (256, 2), (512, 2))
+    blocks: list[nn.Module] = []
+    before = 64
+    for width, stride in widths:
+        blocks += [Block(before, width, stride), Block(width, width, 1)]
+        before = width
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, 3, padding=1, bias=False),
+        nn.GroupNorm(2, 64),
+        nn.ReLU(),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, outputs),
+    )
+
+
+class LSTM(nn.Module):
+    """The network of the Shakespeare task: an embedding of 8, two LSTM layers of 256, and the next character."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(CHARACTERS, 8)
+        self.lstm = nn.LSTM(8, 256, num_layers=2, batch_first=True)
+        self.next = nn.Linear(256, outputs)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """Return what follows the last character, a row of numbers for each line."""
+        read, _ = self.lstm(self.embedding(characters.long()))
+        following: Tensor = self.next(read[:, -1])
+        return following
+
+
+def wide(shape: Shape, outputs: int, width: int) -> nn.Module:
+    """Return a perceptron with two hidden layers of `width` units."""
+    return nn.Sequential(
+        nn.Linear(shape[0], width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
+    )
+
+
+def wide_1e3(shape: Shape, outputs: int) -> nn.Module:
+    """Return a perceptron of about a thousand parameters on 64 features."""
+    return wide(shape, outputs, 12)
+
+
+def wide_1e4(shape: Shape, outputs: int) -> nn.Module:
+    """Return a perceptron of about ten thousand parameters on 64 features."""
+    return wide(shape, outputs, 69)
+
+
+def wide_1e5(shape: Shape, outputs: int) -> nn.Module:
+    """Return a perceptron of about a hundred thousand parameters on 64 features."""
+    return wide(shape, outputs, 280)
+
+
+def wide_1e6(shape: Shape, outputs: int) -> nn.Module:
+    """Return a perceptron of about a million parameters on 64 features."""
+    return wide(shape, outputs, 963)
+
+
+def wide_1e7(shape: Shape, outputs: int) -> nn.Module:
+    """Return a perceptron of about ten million parameters on 64 features."""
+    return wide(shape, outputs, 3125)
+
+
+# What is measured -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A task, a model and the local work on it.
+
+    Attributes
+    ----------
+    about
+        What it is, in a few words.
+    task, model
+        As a run config names them.
+    clients, drawn
+        How many clients there are, and how many of them a round has.
+    batch
+        Examples a step; 0: all of a client's.
+    own
+        The task's own settings.
+    """
+
+    about: str
+    task: str
+    model: str
+    clients: int
+    drawn: int
+    batch: int
+    own: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
+
+    def settings(self, **others: Value) -> Settings:
+        """Return the settings of a run of FedAvg on this workload; `others` add to them, underscores for hyphens."""
+        return Settings.of(
+            {
+                "task": self.task,
+                "model": self.model,
+                "clients": self.clients,
+                "fraction": self.drawn / self.clients,
+                "batch-size": self.batch,
+                "learning-rate": 0.01,
+                "device": "cpu",
+                **self.own,
+                **{name.replace("_", "-"): value for name, value in others.items()},
+            }
+        )
+
+
+VECTORS, IMAGES, TEXT = (f"{__name__}:{task}" for task in ("vectors", "images", "text"))
+SMALL_COLOURED = {"images.side": 32, "images.channels": 3}
+LENET, CIFAR_CNN, RESNET, NEXT_CHARACTER = (f"{__name__}:{m}" for m in ("lenet", "cifar_cnn", "resnet18", "LSTM"))
+
+WORKLOADS = {
+    "logistic": Workload("logistic 64-10, 100 clients, one step of 64", VECTORS, "logistic", 100, 100, 0),
+    "mlp": Workload("MLP 784-200-200-10, 10 clients, 25 steps of 20", IMAGES, "mlp", 100, 10, 20),
+    "mlp-all": Workload("MLP 784-200-200-10, 100 clients, 25 steps of 20", IMAGES, "mlp", 100, 100, 20),
+    "mlp-full": Workload("MLP 784-200-200-10, 10 clients, one step of 500", IMAGES, "mlp", 100, 10, 0),
+    "lenet": Workload("LeNet of 21,840, 10 clients, 10 steps of 50", IMAGES, LENET, 10, 10, 50),
+    "cifar": Workload(
+        "CIFAR CNN of 0.8 M, 10 clients, 10 steps of 10",
+        IMAGES,
+        CIFAR_CNN,
+        10,
+        10,
+        10,
+        {**SMALL_COLOURED, "images.examples": 100},
+    ),
+    "cifar-100": Workload(
+        "CIFAR CNN of 0.8 M, 10 clients, 2 steps of 100",
+        IMAGES,
+        CIFAR_CNN,
+        10,
+        10,
+        100,
+        {**SMALL_COLOURED, "images.examples": 200},
+    ),
+    "resnet": Workload(
+        "ResNet-18 GN of 11 M, 4 clients, 2 steps of 10",
+        IMAGES,
+        RESNET,
+        4,
+        4,
+        10,
+        {**SMALL_COLOURED, "images.examples": 20},
+    ),
+    "lstm": Workload("LSTM 2×256 over 80 characters, 10 clients, 2 steps of 10", TEXT, NEXT_CHARACTER, 10, 10, 10),
+}
+"""The workloads that engines are compared on, by name."""
+
+CLIENTS = {
+    number: Workload(f"logistic 64-10, {number:,} clients, one step of 64", VECTORS, "logistic", number, number, 0)
+    for number in (10, 100, 1_000, 10_000)
+}
+"""Workloads that differ in the clients of a round alone."""
+
+SIZES = {
+    size: Workload(
+        f"MLP of {size} parameters, 10 clients, 5 steps of 10",
+        VECTORS,
+        f"{__name__}:wide_{size}",
+        10,
+        10,
+        10,
+        {"vectors.examples": 50},
+    )
+    for size in ("1e3", "1e4", "1e5", "1e6", "1e7")
+}
+"""Workloads that differ in the size of the model alone."""

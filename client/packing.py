@@ -1,0 +1,39 @@
+"""Packed messages for an app that knows nothing of them; see protocol/packing.py."""
+
+import copy
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+
+from fairbloom.protocol.names import CLIENT
+from fairbloom.protocol.packing import PACKED, PACKS, joined, pieces
+
+
+def packing(message: Message, context: Context, answer: ClientAppCallable) -> Message:
+    """Unpack a message that comes packed and pack the reply; say in the other replies that messages may be packed.
+
+    A mod of Flower's, the outermost: mods inside it see arrays by name. `ClientApp(mods=[packing, ...])`.
+    """
+    packed = PACKED in message.content.config_records
+    if packed:
+        message = copy.copy(message)  # in one process, the server holds this very object
+        message.content = _unpacked(message.content)
+    reply = answer(message, context)
+    if not reply.has_content():
+        return reply
+    if packed:
+        reply.content = _packed(reply.content)
+    else:
+        reply.content.setdefault(CLIENT, ConfigRecord())[PACKS] = True
+    return reply
+
+
+def _packed(content: RecordDict) -> RecordDict:
+    records = pieces(recorddict_to_proto(content).SerializeToString())
+    return RecordDict({name: ConfigRecord({**record}) for name, record in records.items()})
+
+
+def _unpacked(content: RecordDict) -> RecordDict:
+    return recorddict_from_proto(ProtoRecordDict.FromString(joined(content.config_records)))

@@ -1,0 +1,150 @@
+"""Forked processes that answer through a pipe: they end when this process does, however it ends, and say nothing."""
+
+import contextlib
+import ctypes
+import gc
+import mmap
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from fairbloom.errors import FairbloomError
+
+PR_SET_PDEATHSIG = 1
+"""Linux's name for: send this process a signal when its parent ends."""
+
+KILLED_FIRST = "500"
+"""By so much of 1000 the kernel prefers a forked process to this one where memory runs short: it can be replaced."""
+
+
+def can_fork() -> bool:
+    """Return whether forked processes can compute on this platform; on macOS its own libraries do not survive it."""
+    return hasattr(os, "fork") and sys.platform != "darwin"
+
+
+def shared_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an array of zeros that this process shares with those that it forks; what nobody touches takes no memory.
+
+    Raises
+    ------
+    FairbloomError
+        When there is not so much memory.
+    """
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    try:
+        memory = mmap.mmap(-1, max(1, size))  # not in /dev/shm, which is small in containers
+    except (OSError, OverflowError) as error:
+        raise FairbloomError(
+            f"engine = 'workers': its processes share {size / 1e9:.1f} GB for the models of a round, more than this "
+            "machine gives: lower fraction, so that fewer clients train at a time"
+        ) from error
+    return np.ndarray(shape, dtype, buffer=memory)
+
+
+class Forked:
+    """A process that is forked from this one as it is now, and answers through a pipe.
+
+    Parameters
+    ----------
+    serve
+        What it does with its end of the pipe; the process ends when this returns.
+    others
+        Processes that were forked earlier: their pipes are closed in this one, so that they see their parent's end.
+
+    Raises
+    ------
+    FairbloomError
+        When the system starts no more processes.
+    """
+
+    def __init__(self, serve: Callable[[Connection], None], others: Iterable["Forked"]) -> None:
+        self.pipe, end = Pipe()
+        for stream in (sys.stdout, sys.stderr):  # what waits there would be written twice
+            stream.flush()
+        parent = os.getpid()
+        # Ctrl-C goes to all processes of a terminal: it has to wait until the new one ignores it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            self.pid = _fork()
+            if self.pid == 0:
+                _live(serve, end, [self.pipe, *(other.pipe for other in others)], parent, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            end.close()
+
+    def end(self) -> str:
+        """End the process, if it has not ended; return how it has."""
+        self.pipe.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        try:
+            _, status = os.waitpid(self.pid, 0)
+        except ChildProcessError:  # this process leaves it to the system to wait for its children
+            return "nobody knows how"
+        code = os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGKILL:
+            return "SIGKILL, as when memory runs short"
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _fork() -> int:
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # where threads run: none is needed
+        try:
+            return os.fork()
+        except OSError as error:
+            raise FairbloomError(
+                f"engine = 'workers': the system starts no more processes ({error.strerror}): set engine = loop, or "
+                "free memory and processes"
+            ) from error
+
+
+def _live(
+    serve: Callable[[Connection], None],
+    pipe: Connection,
+    inherited: Iterable[Connection],
+    parent: int,
+    mask: Iterable[int],
+) -> NoReturn:
+    """Serve until the pipe ends, and leave without what the parent has registered for its own end."""
+    status = 1
+    try:
+        for each in inherited:
+            each.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _end_with(parent)
+        gc.freeze()  # collections would write to pages that are shared as long as nobody does
+        serve(pipe)
+        status = 0
+    except (EOFError, ConnectionError):
+        status = 0  # the parent is gone
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()  # a bug
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _end_with(parent: int) -> None:
+    """Let the system kill this process when its parent ends; where it cannot, the end of the pipe tells."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST)
+    if os.getppid() != parent:
+        raise EOFError  # it ended before

@@ -1,0 +1,176 @@
+"""The engines measured against each other on a task: a few rounds of real training each, of which nothing is written.
+
+A run never looks at the clock to choose its engine; a person who reads these numbers may.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+
+from fairbloom.client.device import choose as choose_device
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.names import AGREED, LOSS_BEFORE, TRAIN_LOSS
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.round import Round
+from fairbloom.server.app import agree
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import check_data, load_task
+from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameters
+
+from .choice import Choice, choose, processors_here
+from .clients import LocalClients
+
+FEWEST = 3
+"""So many rounds of an engine are measured at least, after one that is not."""
+
+MUCH = 1.1
+"""An engine is worth setting by hand where it is so many times as fast as the one that auto chooses."""
+
+ENDLESS = 2**31
+"""The number of rounds that the measured runs believe to have: none of them is the last."""
+
+
+@dataclass
+class Timing:
+    """What was measured of an engine.
+
+    Attributes
+    ----------
+    engine
+        loop, stacked, workers or ray.
+    seconds
+        Those of each measured round, with its evaluation; none where the engine cannot be had.
+    why_not
+        Why it cannot be had here, "" where it can.
+    """
+
+    engine: str
+    seconds: list[float] = field(default_factory=list)
+    why_not: str = ""
+
+    @property
+    def of_a_round(self) -> float:
+        """The median of the measured rounds, in seconds."""
+        return median(self.seconds)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was measured of several engines.
+
+    Attributes
+    ----------
+    timings
+        Of each engine.
+    auto
+        What `engine = auto` chooses here, and why.
+    """
+
+    timings: Sequence[Timing]
+    auto: Choice
+
+    @property
+    def had(self) -> dict[str, Timing]:
+        """The engines that can be had here, the fastest first."""
+        return {each.engine: each for each in sorted(self.timings, key=_pace) if not each.why_not}
+
+    def speed(self, timing: Timing) -> float | None:
+        """Return how many times as fast as the loop an engine is, None where it cannot be had."""
+        return None if timing.why_not else self.had["loop"].of_a_round / timing.of_a_round
+
+    @property
+    def better(self) -> str:
+        """The engine to set by hand, "" where none is much faster than the one that auto chooses."""
+        fastest, usual = next(iter(self.had.values())), self.had.get(self.auto.engine)
+        is_much = usual is None or usual.of_a_round > MUCH * fastest.of_a_round
+        return fastest.engine if is_much else ""
+
+
+def tune(settings: Settings, engines: Sequence[str], seconds: float) -> Tuned:
+    """Measure rounds of real training, on the real data, by each of several engines in turn.
+
+    Parameters
+    ----------
+    settings
+        Of a run; its engine and its number of rounds have no effect.
+    engines
+        Those to be measured, loop among them: loop, stacked, workers, ray.
+    seconds
+        How long the measured rounds of each take together, at least 0; three are measured however long they take.
+
+    Raises
+    ------
+    FairbloomError
+        When the data or the device cannot be used, or the rounds learn nothing.
+    """
+    choose_device(settings.device)
+    config: dict[str, Any] = {**settings.run_config(), "engine": "auto", "state-dir": ""}
+    check_data(config)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a run
+    with ExitStack() as ending:
+        ending.callback(torch.set_num_threads, threads)
+        config[AGREED] = agree(settings, LocalClients(settings.strategy(), config), deployed=False)
+        timings, running = [Timing(engine) for engine in engines], list[tuple[Timing, Iterator[Round]]]()
+        for timing in timings:
+            try:
+                choice = forced(config, timing.engine)
+                clients = ending.enter_context(closing(choice.clients(settings.strategy(), config)))
+            except FairbloomError as error:
+                timing.why_not = str(error)
+            else:
+                running.append((timing, rounds_of(clients, config)))
+        for _, rounds in running:
+            next(rounds)  # the first one loads data, starts processes and tries the model
+        measure(running, seconds)
+    return Tuned(timings, choose(config, processors_here()))
+
+
+def forced(config: Mapping[str, Any], engine: str) -> Choice:
+    """Return how an engine computes the clients of a run.
+
+    Raises
+    ------
+    FairbloomError
+        When it cannot be had here; the message says why.
+    """
+    choice = choose({**config, "engine": engine}, processors_here())
+    if choice.engine != engine:
+        raise FairbloomError(choice.reason)
+    return choice
+
+
+def rounds_of(clients: LocalClients, config: Mapping[str, Any]) -> Iterator[Round]:
+    """Return rounds without an end, each as in a run."""
+    method, module = clients.method, load_task(config).model()
+    check_arrays(module)
+    method.buffers, method.shared = float_buffers(module), shared_parameters(module)
+    model = {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
+    rounds = Rounds(method, clients, ENDLESS, config[AGREED])
+    return rounds.run(
+        model,
+        measure=lambda number: [LOSS_BEFORE] if rounds.evaluates(number) else [],
+        measure_after=[TRAIN_LOSS],
+    )
+
+
+def measure(running: Sequence[tuple[Timing, Iterator[Round]]], seconds: float) -> None:
+    """Let each engine compute rounds until they have taken so long; in turn, so that what disturbs one disturbs all."""
+    while waiting := [(each, rounds) for each, rounds in running if not _is_enough(each.seconds, seconds)]:
+        for timing, rounds in waiting:
+            started = time.perf_counter()
+            next(rounds)
+            timing.seconds.append(time.perf_counter() - started)
+
+
+def _is_enough(measured: Sequence[float], seconds: float) -> bool:
+    return len(measured) >= FEWEST and sum(measured) >= seconds
+
+
+def _pace(timing: Timing) -> float:
+    return timing.of_a_round if timing.seconds else 0.0

@@ -1,0 +1,115 @@
+"""Many registered clients, few a round: what a run takes grows with those who take part."""
+
+import subprocess
+import sys
+import tracemalloc
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairbloom.protocol.settings import SettingsError
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.roster import sample
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.loop import LoopClients
+from tests.rounds.implementations import IMPLEMENTATIONS, bits, method_and_model
+from tests.tasks import mine
+
+from .helpers import ROOT, run, table
+
+LINE = f"{mine.__name__}:line"
+MILLION = 1_000_000
+
+
+def settings(clients: int, a_round: int, **others: Any) -> dict[str, Any]:
+    share = a_round / clients
+    return {"task": LINE, "clients": clients, "fraction": share, "fraction-evaluate": share, "device": "cpu", **others}
+
+
+# Memory -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_round_of_a_million_registered_clients_takes_no_memory_for_those_who_take_no_part() -> None:
+    """The names alone are 70 MB; one list of them is 8 MB."""
+    chosen = Settings.of(settings(MILLION, 10, **{"num-rounds": 6}))
+    method, model = method_and_model(chosen)
+    rounds = Rounds(method, LoopClients(method, chosen.run_config()), chosen.num_rounds)
+    peaks = []
+    tracemalloc.start()
+    for finished in rounds.run(model, measure=lambda number: ["loss-before"], measure_after=["train-loss"]):
+        assert len(finished.participants) == len(finished.evaluations) == 10
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.reset_peak()
+    tracemalloc.stop()
+    assert max(peaks[1:]) < 2_000_000  # the first round imports, and fills caches
+
+
+GROWTH = r"""
+import re, sys
+from pathlib import Path
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from tests.simulation.test_scale import settings
+
+def largest():
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) // 1024
+
+for clients in (1_000, 1_000, 1_000_000):  # twice, so that what a second run in a process takes is no growth
+    simulate(Settings.of(settings(clients, 100, **{"num-rounds": 3, "out": f"{sys.argv[1]}/{len(sys.argv)}"})))
+    sys.argv.append(str(largest()))
+print(int(sys.argv[-1]) - int(sys.argv[-2]))
+"""
+
+
+@pytest.mark.runtimes
+@pytest.mark.skipif(sys.platform != "linux", reason="a process reads its largest resident memory from /proc")
+def test_a_run_with_a_million_registered_clients_takes_at_most_200_mb_more_than_one_with_a_thousand(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", GROWTH, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 50 < int(done.stdout.split()[-1]) <= 200  # less than the names take would be no measurement
+
+
+# Draws --------------------------------------------------------------------------------------------------------------
+
+
+def test_clients_are_drawn_by_the_order_of_their_names_wherever_they_stand_in_the_task(tmp_path: Path) -> None:
+    """line-10 comes before line-9, and is the eleventh client of the task."""
+    folder = run(tmp_path / "run", **settings(30, 3, num_rounds=4, seed=5))
+    evaluated = defaultdict(list)
+    for row in table(folder / "clients.csv"):
+        evaluated[int(row["round"])].append(row["client"])
+    names = sorted(f"line-{number}" for number in range(30))
+    assert evaluated == {number: sample(names, 3, 5, "evaluate", number) for number in range(1, 5)}
+
+
+def test_all_who_compute_draw_the_same_clients_of_a_task_whose_names_are_in_no_order() -> None:
+    chosen = Settings.of(settings(20, 5, **{"num-rounds": 3}))
+    names, seen = sorted(f"line-{number}" for number in range(20)), []
+    for clients_of in IMPLEMENTATIONS.values():
+        method, model = method_and_model(chosen)
+        rounds = Rounds(method, clients_of(method, dict(chosen.run_config())), chosen.num_rounds)
+        finished = list(rounds.run(model, measure=lambda number: [], measure_after=[]))
+        assert [list(each.participants) for each in finished] == [
+            sample(names, 5, 0, "train", number) for number in (1, 2, 3)
+        ]
+        seen.append([(bits(each.arrays), each.evaluations) for each in finished])
+    assert all(other == seen[0] for other in seen)
+
+
+# Evaluation ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("share", "clients"), [(1.0, 5), (0.5, 3), (0.01, 1)])
+def test_a_share_of_the_clients_evaluates(tmp_path: Path, share: float, clients: int) -> None:
+    folder = run(tmp_path / "run", fraction_evaluate=share, num_rounds=2)
+    assert [int(row["round"]) for row in table(folder / "clients.csv")] == [1] * clients + [2] * clients
+
+
+def test_a_run_without_any_evaluation_is_refused_before_it_has_nothing_to_show() -> None:
+    with pytest.raises(SettingsError, match=r"fraction-evaluate = 0\.0: .*greater than 0"):
+        Settings.of({"fraction-evaluate": 0.0})
