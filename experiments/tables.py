@@ -222,7 +222,7 @@ def show_tuned(tuned: "Tuned") -> None:
     rows = []
     for timing in tuned.timings:
         speed = tuned.speed(timing)
-        numbers = ["–", "–"] if speed is None else [f"{1e3 * timing.of_a_round:.3g}", f"{speed:.2g}"]
+        numbers = ["–", "–"] if speed is None else [f"{1e3 * timing.of_a_round:.1f}", f"{speed:.1f}"]
         rows.append([timing.engine, *numbers, escape(timing.why_not)])
     headings = ["engine", "ms a round", "× loop", *(["why it cannot be had"] if len(tuned.had) < len(rows) else [])]
     cells = [row[: len(headings)] for row in rows]

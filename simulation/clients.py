@@ -24,7 +24,6 @@ from fairbloom.tasks import load_task
 from fairbloom.tasks.task import REMEMBERED
 
 
-
 class Reply(NamedTuple):
     """What a client replies whose model an engine has written into the matrix of updates.
 

@@ -36,7 +36,7 @@ from fairbloom.tasks import Examples, Task
 from .blocks import Member, Step, all_of, blocks, repeated, steps_of, takes_all
 from .clients import LocalClients, Reply, arrays_of, in_words, write
 from .programs import Program, UnstackableError, program_of
-from .together import Measures, in_passes, measured, scored
+from .together import Measures, in_passes, losses_of, measured, scored
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -327,7 +327,7 @@ def train_together(
         taking, batch = step.shape
         weights = [array.requires_grad_() for array in rows.arrays(taking)]
         outputs = program(weights, step.inputs)
-        losses = task.loss(outputs.flatten(0, 1), step.targets.flatten(0, 1)).view(taking, batch)
+        losses = losses_of(task, outputs.flatten(0, 1), step.targets.flatten(0, 1)).view(taking, batch)
         gradients = gradients_of(work.transform(step.means(losses)).sum(), weights)
         if first is None:
             first = step.means(losses.detach().double())

@@ -99,11 +99,13 @@ def test_the_numbers_do_not_depend_on_how_many_runs_go_on_at_a_time(
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "wide_model.py").write_text(
         "from torch import nn\n\n\nclass Wide(nn.Sequential):\n    def __init__(self):\n"
-        "        super().__init__(nn.Flatten(), nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.Linear(600, 10))\n"
+        "        layers = (nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 10))\n"
+        "        super().__init__(nn.Flatten(), *layers)\n"
     )
     words = ("compare", "--model", "wide_model:Wide", "--methods", "fedavg,fedfv", "--seeds", 1, "--clients", 5)
+    words += ("--partition", "dirichlet", "--rounds", 1, "--device", "cpu")
     for jobs in (1, 2):
-        assert fairbloom(*words, "--rounds", 1, "--device", "cpu", "--jobs", jobs, "--out", f"jobs{jobs}") == 0
+        assert fairbloom(*words, "--jobs", jobs, "--out", f"jobs{jobs}") == 0
     for run in ("fedavg-seed0", "fedfv-seed0"):
         one, two = (Outcome.of(tmp_path / f"jobs{jobs}" / "runs" / run) for jobs in (1, 2))
         assert not one.differences(two)
