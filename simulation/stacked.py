@@ -97,6 +97,7 @@ class StackedClients(LocalClients):
         self._block = block
         self._known: tuple[nn.Module, Program] | None = None
         self._full: OrderedDict[tuple[str, ...], Step] = OrderedDict()
+        self._crew: tuple[object, list[Member]] = (None, [])
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Let these clients train the model on the terms, each on its own data.
@@ -160,8 +161,11 @@ class StackedClients(LocalClients):
         return step
 
     def _members(self, names: Sequence[str], terms: Terms, refused: Refusals) -> list[Member]:
-        """Return the clients that can train; the others are refused."""
+        """Return the clients that can train, the same ones for the same names and work; the others are refused."""
         work, members = global_work(self.settings, terms), list[Member]()
+        about = (tuple(names), work.batch_size, work.epochs, work.steps, terms.agreed)
+        if self._crew[0] == about:
+            return self._crew[1]
         for place, name in enumerate(names):
             try:
                 in_full = terms.full_batch_step
@@ -169,6 +173,8 @@ class StackedClients(LocalClients):
                 members.append(Member.of(self.local(name), place, work, epochs))
             except Exception as error:  # one client's failure is one refused reply, whatever it is
                 refused.add(name, in_words(error))
+        if len(members) == len(names) and not self.settings["stragglers"]:
+            self._crew = (about, members)
         return members
 
     def _in_blocks(

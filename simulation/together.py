@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from inspect import unwrap
 from typing import NamedTuple
 
 import numpy as np
@@ -63,12 +64,12 @@ class Pool(NamedTuple):
 
 def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the task's loss of each example, shape (n,)."""
-    loss = task.loss
+    loss = unwrap(task.loss)
     plain = isinstance(loss, partial) and loss.func is cross_entropy and loss.keywords == {"reduction": "none"}
     if plain and outputs.dim() == 2 and outputs.shape[1] <= FEW_CLASSES:
         # Classes first: over the last dimension PyTorch's softmax takes four times as long for ten classes.
         return cross_entropy(outputs.t().unsqueeze(0), targets.unsqueeze(0), reduction="none").squeeze(0)
-    return loss(outputs, targets)
+    return task.loss(outputs, targets)
 
 
 def measured(model: nn.Module, task: Task, parts: Sequence[Examples]) -> list[Measures]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from itertools import pairwise
 
 import torch
@@ -53,6 +54,7 @@ def checked(name: str, task: Task) -> Task:
 def checked_loss(name: str, loss: Loss) -> Loss:
     """Return the same loss, which says when it does not give one number for each example."""
 
+    @wraps(loss)  # what it is a check of can be seen
     def of_each(outputs: Tensor, targets: Tensor) -> Tensor:
         losses = loss(outputs, targets)
         if losses.shape != targets.shape[:1]:
