@@ -66,7 +66,7 @@ def train_round(model: nn.Module, task: Task, parts: list[TensorDataset], settin
         for _ in range(settings.local_epochs):
             for inputs, targets in DataLoader(part, batch_size=settings.batch_size or len(part), shuffle=True):
                 optimizer.zero_grad()
-                task.loss(model(inputs), targets).mean().backward()
+                task.loss(model(inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         for name, array in model.state_dict().items():
             total[name] += array * (len(part) / examples)

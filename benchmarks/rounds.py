@@ -8,6 +8,7 @@ import argparse
 import csv
 import statistics
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from fairbloom.protocol.settings import OWN_SETTINGS
@@ -80,7 +81,7 @@ def under_ray(settings: Settings) -> float:
             return statistics.mean(float(row["seconds"]) for row in list(csv.DictReader(file))[1:])
 
 
-def submitted(settings: Settings) -> dict[str, object]:
+def submitted(settings: Settings) -> Mapping[str, object]:
     """Return the run config that `flwr run` takes: the task's own settings, which it does not know, in words."""
     config = settings.run_config()
     own = find_task(settings.task).own(settings.parameters)

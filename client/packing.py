@@ -26,7 +26,8 @@ def packing(message: Message, context: Context, answer: ClientAppCallable) -> Me
     if packed:
         reply.content = _packed(reply.content)
     else:
-        reply.content.setdefault(CLIENT, ConfigRecord())[PACKS] = True
+        about = reply.content.config_records.get(CLIENT, ConfigRecord())
+        reply.content[CLIENT] = ConfigRecord({**about, PACKS: True})
     return reply
 
 

@@ -10,6 +10,7 @@ from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.records import scores_in
 from fairbloom.server.rows import Row
 from fairbloom.server.settings import Settings, check_used
+from fairbloom.simulation.processes import processors_here
 
 from .catalogue import title
 from .compare import compare_all
@@ -183,7 +184,7 @@ def compare(
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
     chosen = baseline_of(baseline or "", among)
-    at_a_time = jobs or os.cpu_count() or 1
+    at_a_time = jobs or processors_here()
     with progress_bar("runs done", shown=progress) as bar:
         shown = bar.add_task("comparing", total=len(among) * seeds)
         return compare_all(

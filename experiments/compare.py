@@ -18,6 +18,7 @@ from fairbloom.server.files import check_place
 from fairbloom.server.lock import alone
 from fairbloom.server.records import check_folder, check_same_data, is_finished, rounds_in
 from fairbloom.server.settings import Settings, check_used
+from fairbloom.simulation.processes import processors_here
 from fairbloom.tasks import check_data, digests
 
 from .comparison import Comparison, Plan, read_comparison
@@ -203,7 +204,6 @@ def run_quietly(settings: Settings, at_a_time: int) -> None:
     import logging
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    from fairbloom.simulation.choice import processors_here  # imported late, as PyTorch is with it
-    from fairbloom.simulation.run import simulate
+    from fairbloom.simulation.run import simulate  # imported late, as PyTorch is with it
 
     simulate(settings, processors=max(1, processors_here() // at_a_time))

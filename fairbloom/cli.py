@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import signal
 import sys
 from collections.abc import Iterable
@@ -35,6 +34,7 @@ from fairbloom.experiments.tables import (
 from fairbloom.protocol.settings import SettingsError, Value, assigned
 from fairbloom.scaffold.new import new
 from fairbloom.server.settings import Settings, check_used, default_config, parameters
+from fairbloom.simulation.processes import processors_here
 from fairbloom.strategies import METHODS, find_method
 from fairbloom.tasks import TASKS, describe_data, find_task
 
@@ -179,7 +179,7 @@ def compare(
     out: Annotated[str, typer.Option(help="The folder of the tables, the figure and the runs.")] = "runs/comparison",
     jobs: Annotated[
         int, typer.Option(min=1, help="The number of runs at a time; they share the processors.")
-    ] = os.cpu_count() or 1,
+    ] = processors_here(),
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Train with several methods over several seeds and see who gains and who loses.

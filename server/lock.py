@@ -45,9 +45,11 @@ def alone(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """
     path = folder / LOCK
     descriptor = _held(path, time.monotonic() + (WAIT_SECONDS if wait else 0.0))
+    _held_here.add(descriptor)
     try:
         yield
     finally:
+        _held_here.discard(descriptor)
         # Removed while it is held: whoever waits for it sees that the file is another one, and opens that.
         with contextlib.suppress(OSError):
             path.unlink()
@@ -103,3 +105,9 @@ def _sign(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+
+_held_here: set[int] = set()
+"""The locks of this process, which one that is forked from it must not hold on to when this one ends."""
+
+os.register_at_fork(after_in_child=lambda: [os.close(descriptor) for descriptor in _held_here])

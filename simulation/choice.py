@@ -5,9 +5,8 @@ the run folder, and a run that continues keeps it.
 """
 
 import math
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
@@ -27,8 +26,10 @@ from fairbloom.tasks import Examples, Task
 
 from .clients import LocalClients
 from .loop import LoopClients
+from .processes import can_fork
 from .programs import UnstackableError, program_of
 from .stacked import StackedClients
+from .workers import WorkerClients
 
 FLOPS = 2e10
 """Floating-point operations that one processor core makes in a second on small matrices; an estimate is enough."""
@@ -73,14 +74,20 @@ class Choice:
     threads: int = 1
     block: int = 0
 
+    def within(self, processors: int) -> "Choice":
+        """Return the choice for a run that has so many processor cores to itself; the numbers stay the same."""
+        if self.engine != "workers" or self.workers <= processors:
+            return self
+        if processors > 1:
+            return replace(self, workers=processors)
+        return Choice("loop", f"{self.reason}; but this run has one processor core to itself")
+
     def clients(self, method: Method, settings: Mapping[str, Any]) -> LocalClients:
         """Return the clients of a run, computed this way."""
         match self.engine:
             case "stacked":
                 return StackedClients(method, settings, block=self.block)
             case "workers":
-                from .workers import WorkerClients
-
                 return WorkerClients(method, settings, workers=self.workers)
             case "ray":
                 from .ray import RayClients  # imported late: Ray takes a second
@@ -157,7 +164,7 @@ def choose(settings: Mapping[str, Any], processors: int) -> Choice:
     settings
         The run config, with what the clients have agreed on about their data.
     processors
-        How many processor cores this run may use.
+        How many cores this machine has for runs.
 
     Raises
     ------
@@ -189,7 +196,8 @@ def choose(settings: Mapping[str, Any], processors: int) -> Choice:
         if (why_not := unstackable(settings, task, model)) or cohort == 1:
             return Choice("loop", f"clients on {device} cannot be stacked: {why_not or 'a round has one'}")
         return Choice("stacked", f"clients on {device} are fastest side by side", block=on_device(device, effort))
-    return fastest(effort, convolutional(model) or unstackable(settings, task, model), min(processors, cohort))
+    why_not = convolutional(model) or unstackable(settings, task, model)
+    return fastest(effort, why_not, min(processors, cohort) if can_fork() else 1)
 
 
 def fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choice:
@@ -274,8 +282,3 @@ def on_device(device: torch.device, effort: Effort) -> int:
         return effort.block
     free, _ = torch.cuda.mem_get_info(device)
     return max(1, min(effort.cohort, free // 2 // effort.bytes))
-
-
-def processors_here() -> int:
-    """Return how many processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

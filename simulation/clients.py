@@ -1,6 +1,7 @@
 """What the engines have in common: all clients of a run in this process, where nothing travels."""
 
 import traceback
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +46,7 @@ class Reply(NamedTuple):
     snapshot: Model
 
 
-class LocalClients:
+class LocalClients(ABC):
     """All clients of a run, computed on this machine; each engine says how, by `train` and `evaluate`.
 
     A client that raises is one whose reply is refused, with its error as the reason.
@@ -102,8 +103,16 @@ class LocalClients:
         while len(self._personal) > self._most:
             self._personal.popitem(last=False)  # it is on disk
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most engines have nothing to end)
         """End what the engine has started: nothing here."""
+
+    @abstractmethod
+    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+        """Let these clients train the model on the terms, each on its own data."""
+
+    @abstractmethod
+    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+        """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
 
     # For engines ------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ class LoopClients(LocalClients):
                 report = usable_metrics(update.metrics, method.weighted_by_key, method.needs)
                 trained.add(name, report, arrays_of(update.arrays), arrays_of(update.snapshot))
             except Exception as error:  # one client's failure is one refused reply, whatever it is
-                trained.refused.add(name, in_words(error))
+                trained.refused.add(name, error if isinstance(error, ValueError) else in_words(error))
         return trained
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:

@@ -27,6 +27,11 @@ KILLED_FIRST = "500"
 """By so much of 1000 the kernel prefers a forked process to this one where memory runs short: it can be replaced."""
 
 
+def processors_here() -> int:
+    """Return how many processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def can_fork() -> bool:
     """Return whether forked processes can compute on this platform; on macOS its own libraries do not survive it."""
     return hasattr(os, "fork") and sys.platform != "darwin"

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from fairbloom.client.device import choose as choose_device
 from fairbloom.protocol.names import AGREED
@@ -17,8 +18,9 @@ from fairbloom.server.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import check_data, digests
 
-from .choice import Choice, choose, processors_here
-from .clients import LocalClients
+from .choice import Choice, choose
+from .loop import LoopClients
+from .processes import processors_here
 
 
 def simulate(
@@ -49,18 +51,18 @@ def simulate(
     check_data(config)
     if not settings.state_dir:
         config["state-dir"] = str(folder / "clients")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with ExitStack() as ending:
-        ending.callback(torch.set_num_threads, threads)
+        ending.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        ending.enter_context(threadpool_limits(1, user_api="blas"))
 
         def engine(method: Method, agreed: str) -> tuple[Clients, Mapping[str, object]]:
             own = {**config, AGREED: agreed}
             recorded = engine_in(folder)
-            choice = Choice(**recorded) if recorded else choose(own, processors or processors_here())
-            clients = ending.enter_context(closing(choice.clients(method, own)))
-            return clients, asdict(choice)
+            choice = Choice(**recorded) if recorded else choose(own, processors_here())
+            usable = choice if processors is None else choice.within(processors)
+            return ending.enter_context(closing(usable.clients(method, own))), asdict(choice)
 
         return federate(
-            settings, lambda method: LocalClients(method, config), on_row, data=digests(config), engine=engine
+            settings, lambda method: LoopClients(method, config), on_row, data=digests(config), engine=engine
         )

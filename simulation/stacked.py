@@ -162,7 +162,13 @@ class StackedClients(LocalClients):
 
     def _members(self, names: Sequence[str], terms: Terms, refused: Refusals) -> list[Member]:
         """Return the clients that can train, the same ones for the same names and work; the others are refused."""
-        work, members = global_work(self.settings, terms), list[Member]()
+        members = list[Member]()
+        try:
+            work = global_work(self.settings, terms)
+        except ValueError as reason:  # terms that no client knows
+            for name in names:
+                refused.add(name, reason)
+            return members
         about = (tuple(names), work.batch_size, work.epochs, work.steps, terms.agreed)
         if self._crew[0] == about:
             return self._crew[1]

@@ -22,8 +22,9 @@ from fairbloom.server.settings import Settings
 from fairbloom.tasks import check_data, load_task
 from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameters
 
-from .choice import Choice, choose, processors_here
-from .clients import LocalClients
+from .choice import Choice, choose
+from .loop import LoopClients
+from .processes import processors_here
 
 FEWEST = 3
 """So many rounds of an engine are measured at least, after one that is not."""
@@ -115,7 +116,7 @@ def tune(settings: Settings, engines: Sequence[str], seconds: float) -> Tuned:
     torch.set_num_threads(1)  # as in a run
     with ExitStack() as ending:
         ending.callback(torch.set_num_threads, threads)
-        config[AGREED] = agree(settings, LocalClients(settings.strategy(), config), deployed=False)
+        config[AGREED] = agree(settings, LoopClients(settings.strategy(), config), deployed=False)
         timings, running = [Timing(engine) for engine in engines], list[tuple[Timing, Iterator[Round]]]()
         for timing in timings:
             try:

@@ -299,7 +299,7 @@ class Examples:
 
     def __len__(self) -> int:
         """Return the number of examples."""
-        return len(self.targets if self.rows is None else self.rows)
+        return (self.targets if self.rows is None else self.rows).shape[0]  # len takes four times as long
 
     def __getitem__(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the examples at these places of the split."""

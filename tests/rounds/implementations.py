@@ -17,8 +17,10 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model, Updates
 from fairbloom.server.settings import Settings
+from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.workers import WorkerClients
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.tasks import load_task
 
@@ -26,6 +28,7 @@ Config = dict[str, Any]
 
 IMPLEMENTATIONS: dict[str, Callable[[Method, Config], Clients]] = {
     "local": LoopClients,
+    "workers": lambda method, config: WorkerClients(method, config, workers=2),
     "flower": lambda method, config: FlowerClients(method, InProcessGrid(app, config, config["clients"]), timeout=60.0),
 }
 """Each returns the clients of a method and a run config; the first is what the others are compared with."""
@@ -136,7 +139,10 @@ def outcome(implementation: str, case: str) -> Outcome:
     """Run a case; the same object again, since several tests look at it."""
     settings = settings_of(case)
     method, model = method_and_model(settings)
-    clients = Watched(IMPLEMENTATIONS[implementation](method, dict(settings.run_config())))
+    engine = IMPLEMENTATIONS[implementation](method, dict(settings.run_config()))
+    clients = Watched(engine)
     loop = Rounds(method, clients, settings.num_rounds)
     rounds = list(loop.run(model, measure=measured(loop), measure_after=["train-loss"]))
+    if isinstance(engine, LocalClients):
+        engine.close()
     return Outcome(clients.seen, rounds, method.state_dict())

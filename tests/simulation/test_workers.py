@@ -418,9 +418,7 @@ def busy_run(folder: Path) -> int:
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        terminal = os.open(folder / "said", os.O_CREAT | os.O_WRONLY)
-        os.dup2(terminal, 1)
-        os.dup2(terminal, 2)
+        sys.stdout = sys.stderr = (folder / "said").open("w", buffering=1)
 
         def stays(local: Local, terms: Terms) -> None:
             (folder / str(os.getpid())).touch()
