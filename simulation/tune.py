@@ -23,6 +23,7 @@ from fairbloom.tasks import check_data, load_task
 from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameters
 
 from .choice import Choice, choose
+from .clients import LocalClients
 from .loop import LoopClients
 from .processes import processors_here
 
