@@ -317,11 +317,12 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
 def with_channels_last(model: nn.Module, examples: Examples) -> nn.Module:
     """Let the channels of a pixel lie side by side in a model's convolutions: the processor is faster with that.
 
-    A model that cannot take images which lie like that, since it calls `view` on them, say, stays as it is; so does one
-    on another device.
+    A model that cannot take images which lie like that, since it calls `view` on them, say, stays as it is; so do one
+    with GroupNorm, which is slower with that, and one on another device.
     """
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Conv2d)]
-    if not weights or weights[0].device.type != "cpu" or not len(examples):
+    slower = any(isinstance(module, nn.GroupNorm) for module in model.modules())
+    if not weights or slower or weights[0].device.type != "cpu" or not len(examples):
         return model
     inputs, _ = examples[slice(0, 2)]
     try:

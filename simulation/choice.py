@@ -31,14 +31,23 @@ from .programs import UnstackableError, program_of
 from .stacked import StackedClients
 from .workers import WorkerClients
 
-FLOPS = 2e10
-"""Floating-point operations that one processor core makes in a second on small matrices; an estimate is enough."""
+FLOPS = 1.5e11
+"""Floating-point operations that one processor core makes in a second; an estimate is enough."""
 
-CALL = 2.5e-5
-"""Seconds that PyTorch takes to call one module forwards and backwards, whatever the size."""
+STREAM = 1e10
+"""Bytes that one processor core reads or writes in a second where models are larger than its nearest memory."""
 
-STEP = 2e-4
-"""Seconds that a step takes beside its modules: the batch, the loss and the update."""
+PASSES = 3
+"""How often a step reads or writes each of a model's gradients and weights to take itself; stacked, a third of that."""
+
+CALL = 1e-5
+"""Seconds that PyTorch takes to call one layer forwards and backwards, whatever the size."""
+
+STEP = 6e-5
+"""Seconds that a step takes beside its layers: the batch, the loss and the update."""
+
+CLIENT = 2e-4
+"""Seconds that a client takes beside its steps: to load the model, to draw its order, to look at what it replies."""
 
 HAND_OVER = 2e-4
 """Seconds that it takes to hand a client to another process and its model back."""
@@ -109,8 +118,10 @@ class Effort:
         Local steps of a client.
     arithmetic
         Seconds of a step's floating-point operations.
+    update
+        Seconds that it takes to read and write the weights and gradients of a step.
     calls
-        Seconds that PyTorch spends on calling them.
+        Seconds that PyTorch spends on calling all that.
     bytes
         The memory that a client takes where many are stacked.
     """
@@ -118,6 +129,7 @@ class Effort:
     cohort: int
     steps: int
     arithmetic: float
+    update: float
     calls: float
     bytes: int
 
@@ -134,6 +146,7 @@ class Effort:
             cohort=cohort,
             steps=work.steps or work.epochs * math.ceil(count / batch),
             arithmetic=3 * flops * batch / FLOPS,
+            update=PASSES * parameters / STREAM,
             calls=STEP + CALL * sum(1 for module in model.modules() if not list(module.children())),
             bytes=3 * (parameters + outputs * batch),
         )
@@ -145,7 +158,7 @@ class Effort:
 
     def loop(self) -> float:
         """Seconds of a round, one client after the other."""
-        return self.cohort * self.steps * (self.arithmetic + self.calls)
+        return self.cohort * (self.steps * (self.arithmetic + self.update + self.calls) + CLIENT)
 
     def workers(self, processes: int) -> float:
         """Seconds of a round in several processes."""
@@ -153,7 +166,8 @@ class Effort:
 
     def stacked(self) -> float:
         """Seconds of a round with stacked clients."""
-        return self.steps * (self.cohort * self.arithmetic + math.ceil(self.cohort / self.block) * self.calls)
+        of_each = self.arithmetic + self.update / PASSES
+        return self.steps * (self.cohort * of_each + math.ceil(self.cohort / self.block) * self.calls)
 
 
 def choose(settings: Mapping[str, Any], processors: int) -> Choice:
@@ -202,13 +216,16 @@ def choose(settings: Mapping[str, Any], processors: int) -> Choice:
 
 def fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choice:
     """Return the engine that the estimate says is the fastest on the processor."""
-    parts = f"of a step, {1e3 * effort.arithmetic:.2g} ms are arithmetic and {1e3 * effort.calls:.2g} ms are calls"
+    parts = (
+        f"of a step, {1e3 * effort.arithmetic:.2g} ms are arithmetic, {1e3 * effort.update:.2g} ms the update and "
+        f"{1e3 * effort.calls:.2g} ms calls"
+    )
     if not why_not_stacked and effort.stacked() <= min(effort.loop(), effort.workers(processes)):
-        return Choice("stacked", f"{parts}, which stacked clients share", block=effort.block)
+        return Choice("stacked", f"{parts}; stacked clients share the calls and most of the update", block=effort.block)
     because = f"{why_not_stacked}, and {parts}" if why_not_stacked else parts
     if processes > 1 and effort.workers(processes) < effort.loop():
-        return Choice("workers", f"{because}, which {processes} processes do side by side", workers=processes)
-    return Choice("loop", f"{because}, for which one process is enough")
+        return Choice("workers", f"{because}; {processes} processes share all of it", workers=processes)
+    return Choice("loop", f"{because}; one process is enough for that")
 
 
 def unstackable(settings: Mapping[str, Any], task: Task, model: nn.Module) -> str:
@@ -265,6 +282,8 @@ def forward(model: nn.Module, examples: Examples) -> tuple[float, int]:
             kept += outputs.nbytes
             if isinstance(layer, nn.Linear | _ConvNd):
                 operations += 2 * outputs.numel() * layer.weight[0].numel()
+            if isinstance(layer, _ConvNd):  # whose patches are laid out side by side for several clients at once
+                kept += outputs.nbytes // layer.out_channels * layer.weight[0].numel()
 
     hooks = [layer.register_forward_hook(note) for layer in model.modules() if not list(layer.children())]
     try:

@@ -5,15 +5,15 @@ activations is computed by batched products; any other model by torch.func.vmap,
 as by itself. What does not is named, with the reason, and its clients are computed one after the other.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairbloom.client.training import drawing_from, outputs_of
+from fairbloom.client.training import LocalWork, descend, drawing_from, gradients_of, outputs_of
 from fairbloom.tasks import Examples, Task
 
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
@@ -31,40 +31,42 @@ class UnstackableError(Exception):
     """A model that cannot be computed for many clients at once; the message says why."""
 
 
+Summed = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""(outputs, shape (k, b, …)) → the loss of each example, shape (k, b), and the sum of what clients minimise."""
+
+
 class Program(Protocol):
-    """One model with the parameters of many clients."""
+    """One model with the parameters of many clients; `weights` are its arrays in their order, shape (k, *shape)."""
 
     def __call__(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
-        """Return the outputs, shape (k, b, …), of k clients' models.
+        """Return the outputs, shape (k, b, …), for b examples of each of k clients, shape (k, b, …)."""
+
+    def descend(
+        self,
+        weights: Sequence[Tensor],
+        velocity: Sequence[Tensor],
+        anchor: Sequence[Tensor],
+        inputs: Tensor,
+        summed: Summed,
+        work: LocalWork,
+    ) -> Tensor:
+        """Take a step of SGD in place, as `fairbloom.client.training.descend` does; return the losses, shape (k, b).
 
         Parameters
         ----------
         weights
-            The trainable arrays in the model's order, each of shape (k, *shape).
+            The trainable arrays.
+        velocity
+            Their velocities, of the same shapes, where there is momentum; else empty.
+        anchor
+            What they are pulled to, shape (1, *shape) each, where there is a pull; else empty.
         inputs
-            b examples of each client, shape (k, b, …).
+            Shape (k, b, …).
+        summed
+            Says what is minimised.
+        work
+            Rate, momentum, decay and pull.
         """
-
-
-class Chain:
-    """Linear layers and activations, one after the other, by a batched product each."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self._layers = tuple(layers)
-
-    def __call__(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
-        """Return the outputs, shape (k, b, outputs); see Program."""
-        left = iter(weights)
-        x = inputs
-        for layer in self._layers:
-            if isinstance(layer, nn.Flatten):
-                x = x.flatten(2)
-            elif isinstance(layer, nn.Linear):
-                weight = next(left).transpose(1, 2)
-                x = torch.bmm(x, weight) if layer.bias is None else torch.baddbmm(next(left).unsqueeze(1), x, weight)
-            else:
-                x = layer(x)
-        return x
 
 
 class Mapped:
@@ -78,9 +80,144 @@ class Mapped:
         self._all = vmap(one, randomness="error")
 
     def __call__(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
-        """Return the outputs, shape (k, b, …); see Program."""
+        """Return the outputs; see Program."""
         outputs: Tensor = self._all(tuple(weights), inputs)
         return outputs
+
+    def descend(
+        self,
+        weights: Sequence[Tensor],
+        velocity: Sequence[Tensor],
+        anchor: Sequence[Tensor],
+        inputs: Tensor,
+        summed: Summed,
+        work: LocalWork,
+    ) -> Tensor:
+        """Take a step of SGD in place; see Program."""
+        leaves = [weight.detach().requires_grad_() for weight in weights]
+        losses, total = summed(self(leaves, inputs))
+        gradients = gradients_of(total, leaves)
+        with torch.no_grad():
+            descend(leaves, gradients, anchor, velocity, work)
+        return losses.detach()
+
+
+class Chain:
+    """Linear layers and activations, one after the other, by a batched product each.
+
+    A step adds its gradient to the weights as it is computed: it is never stored, and with small batches most of a
+    step's time would be to store and read it.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._layers = tuple(layers)
+
+    def __call__(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        """Return the outputs, shape (k, b, outputs); see Program."""
+        left, x = iter(weights), inputs
+        for layer in self._layers:
+            x = _linear(layer, left, x) if isinstance(layer, nn.Linear) else _other(layer, x)
+        return x
+
+    def descend(
+        self,
+        weights: Sequence[Tensor],
+        velocity: Sequence[Tensor],
+        anchor: Sequence[Tensor],
+        inputs: Tensor,
+        summed: Summed,
+        work: LocalWork,
+    ) -> Tensor:
+        """Take a step of SGD in place; see Program."""
+        met, left, x = list[tuple[Tensor, Tensor]](), iter(weights), inputs
+        for layer in self._layers:  # what went into each layer, and what came out of it
+            before = x.detach()
+            if isinstance(layer, nn.Linear):
+                x = _linear(layer, left, before)
+            else:
+                x = _other(layer, before.requires_grad_(len(met) > 0 and before.is_floating_point()))
+            met.append((before, x))
+        outputs = x.detach().requires_grad_()
+        losses, total = summed(outputs)
+        (slope,) = torch.autograd.grad(total, outputs)
+        with torch.no_grad():
+            self._back(weights, velocity, anchor, met, slope, work)
+        return losses.detach()
+
+    def _back(
+        self,
+        weights: Sequence[Tensor],
+        velocity: Sequence[Tensor],
+        anchor: Sequence[Tensor],
+        met: Sequence[tuple[Tensor, Tensor]],
+        slope: Tensor,
+        work: LocalWork,
+    ) -> None:
+        """Go back through the layers: change the weights of each once the slope has passed it."""
+        place = len(weights)
+        for layer, (before, after) in zip(reversed(self._layers), reversed(met), strict=True):
+            if not isinstance(layer, nn.Linear):
+                (slope,) = torch.autograd.grad(after, before, slope)
+                continue
+            place -= 1 if layer.bias is None else 2
+            following = torch.bmm(slope, weights[place]) if place else slope
+            moves = [_Product(slope, before)] if layer.bias is None else [_Product(slope, before), _Sum(slope)]
+            for array, gradient in enumerate(moves, start=place):
+                _move(weights[array], velocity[array : array + 1], anchor[array : array + 1], gradient, work)
+            if not place:
+                return
+            slope = following
+
+
+class _Product(NamedTuple):
+    """The gradient by a layer's weights."""
+
+    slope: Tensor
+    inputs: Tensor
+
+    def add_to(self, array: Tensor, kept: float, rate: float) -> None:
+        array.baddbmm_(self.slope.transpose(1, 2), self.inputs, beta=kept, alpha=rate)
+
+
+class _Sum(NamedTuple):
+    """The gradient by a layer's bias."""
+
+    slope: Tensor
+
+    def add_to(self, array: Tensor, kept: float, rate: float) -> None:
+        array.mul_(kept).add_(self.slope.sum(1), alpha=rate)
+
+
+def _move(
+    weight: Tensor, velocity: Sequence[Tensor], anchor: Sequence[Tensor], gradient: _Product | _Sum, work: LocalWork
+) -> None:
+    """Take a step with one array in place."""
+    rate = work.learning_rate
+    if not velocity:
+        if kept := work.weight_decay + work.pull:
+            weight.mul_(1.0 - rate * kept)
+        for received in anchor:
+            weight.add_(received, alpha=rate * work.pull)
+        gradient.add_to(weight, 1.0, -rate)
+        return
+    gradient.add_to(velocity[0], work.momentum, 1.0)
+    if work.weight_decay:
+        velocity[0].add_(weight, alpha=work.weight_decay)
+    for received in anchor:
+        velocity[0].add_(weight - received, alpha=work.pull)
+    weight.add_(velocity[0], alpha=-rate)
+
+
+def _linear(layer: nn.Linear, left: Iterator[Tensor], inputs: Tensor) -> Tensor:
+    """Return the outputs of a linear layer of many clients, whose arrays are the next of those that are left."""
+    weight = next(left).transpose(1, 2)
+    return torch.bmm(inputs, weight) if layer.bias is None else torch.baddbmm(next(left).unsqueeze(1), inputs, weight)
+
+
+def _other(layer: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the outputs of an activation, or of a layer that flattens each example of each client."""
+    outputs: Tensor = inputs.flatten(2) if isinstance(layer, nn.Flatten) else layer(inputs)
+    return outputs
 
 
 def program_of(model: nn.Module, task: Task, examples: Examples) -> Program:

@@ -71,8 +71,8 @@ class Cluster:
         self._folder: Path | None = None
         self._ours = not ray.is_initialized()
         if self._ours:
-            address = os.environ.get("RAY_ADDRESS", "local")
-            if address == "local":
+            address = os.environ.get("RAY_ADDRESS", "")
+            if address in ("", "local"):
                 self._start()
             else:
                 _join(address)
@@ -95,9 +95,11 @@ class Cluster:
         self._folder = Path(tempfile.mkdtemp(prefix="fairbloom-ray-", dir="/tmp" if os.name == "posix" else None))  # noqa: S108
         try:
             _connect(address="local", include_dashboard=False, _temp_dir=str(self._folder))
-        except Exception as error:
+        except BaseException as error:
             self.close()
-            raise FairbloomError(f"engine = 'ray': Ray cannot be started here: {one_line(str(error))}") from error
+            if isinstance(error, Exception):
+                raise FairbloomError(f"engine = 'ray': Ray cannot be started here: {one_line(str(error))}") from error
+            raise
 
 
 def _join(address: str) -> None:
@@ -211,12 +213,11 @@ class RayClients(LocalClients):
                 trained.refused.add(name, reason)
             for name, made in share.personal.items():
                 self.personal(name).keep(terms.server_round, self.on_device(made))
-            rows = [reply.row for reply in share.replies.values()]
-            to = [places[name] for name in share.replies]
-            trained.updates.matrix[to] = share.updates[rows]
-            if trained.snapshots is not None and share.snapshots is not None:
-                trained.snapshots.matrix[to] = share.snapshots[rows]
-            replies |= {name: reply._replace(row=places[name]) for name, reply in share.replies.items()}
+            for name, reply in share.replies.items():
+                replies[name] = reply._replace(row=places[name])
+                trained.updates.matrix[places[name]] = share.updates[reply.row]
+                if trained.snapshots is not None and share.snapshots is not None:
+                    trained.snapshots.matrix[places[name]] = share.snapshots[reply.row]
         self.hand_over(trained, {name: replies[name] for name in names if name in replies})
         return trained
 
@@ -287,7 +288,7 @@ class RayClients(LocalClients):
             except LOST as error:
                 again = self._lost(shard, errand, error)
                 queues[shard].extendleft(reversed(again))
-                answer = None if again else f"computing it has ended {errand.losses} Ray workers: {_last_line(error)}"
+                answer = None if again else f"computing it has ended {errand.losses} Ray workers: {_why(error)}"
             del done
             if queues[shard]:
                 at_work[send(self._workers[shard], queues[shard][0].names)] = shard
@@ -302,7 +303,7 @@ class RayClients(LocalClients):
         given_up, singly = alone and errand.losses > 1, not alone and errand.losses > 1
         what = f"client {errand.names[0]}" if alone else f"the shard of {len(errand.names)} clients"
         then = "is refused" if given_up else "is computed again, client by client" if singly else "is computed again"
-        log.warning("a Ray worker was lost, and %s %s: %s", what, then, _last_line(error))
+        log.warning("a Ray worker was lost, and %s %s: %s", what, then, _why(error))
         self._replace(shard)
         if given_up:
             return []
@@ -332,14 +333,12 @@ class RayClients(LocalClients):
                 log.warning("the Ray cluster has had no place for a worker for %g seconds: the run waits", PATIENCE)
             for reference in ready:
                 _got(reference)
-        except LOST as error:
+        except BaseException as error:
             for worker in workers:
                 ray.kill(worker)
-            needs = "its machines need the same Python, Ray and Fairbloom as this one"
-            raise FairbloomError(f"engine = 'ray': no worker can be started: {_last_line(error)}: {needs}") from error
-        except BaseException:
-            for worker in workers:
-                ray.kill(worker)
+            if isinstance(error, LOST):
+                needs = "its machines need the same Python, Ray and Fairbloom as this one"
+                raise FairbloomError(f"engine = 'ray': no worker can be started: {_why(error)}: {needs}") from error
             raise
         for reference, worker in begun.items():
             if reference not in ready:
@@ -410,8 +409,8 @@ def _got(reference: Any) -> Any:
         raise
 
 
-def _last_line(error: Exception) -> str:
-    """Return the line in which Ray says what has happened, up to its advice."""
-    *_, last = str(error).strip().splitlines() or [type(error).__name__]
-    said, _, _ = last.partition(" Some common causes")
-    return one_line(said)
+def _why(error: Exception) -> str:
+    """Return what Ray says has become of a worker, without its advice."""
+    text = one_line(str(error))
+    said, _, _ = (text.partition("The actor is dead because ")[2] or text).partition(" Some common causes")
+    return said.rstrip(".")

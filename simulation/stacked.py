@@ -4,23 +4,24 @@ Clients are taken in blocks of similar size. Each meets its examples in the orde
 with the weights that it would have.
 """
 
+import copy
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairbloom.client.local import Metrics
 from fairbloom.client.personal import StateDict
 from fairbloom.client.training import (
     LocalWork,
-    descend,
     epochs_in_time,
     global_work,
-    gradients_of,
     measure,
     order_of,
     personal_work,
@@ -45,33 +46,38 @@ REMEMBERED_BYTES = 2**26
 
 
 class Rows:
-    """The models of k clients, a row of a matrix of shape (k, d) each; at first all of them are `received`."""
+    """The models of k clients: each trainable array of all of them as one tensor; at first all are `received`."""
 
-    def __init__(self, layout: Layout, received: StateDict, matrix: Tensor) -> None:
-        self.matrix = matrix
+    def __init__(self, layout: Layout, received: StateDict, count: int) -> None:
+        self.arrays = [received[name].expand(count, *received[name].shape).clone() for name in layout.trainable]
+        self._layout = layout
         self._received = received
-        self._places = {name: (place, layout.arrays[name].shape) for name, place in layout.slices}
-        for name, (place, _) in self._places.items():
-            matrix[:, place] = received[name].flatten()
-
-    def arrays(self, count: int) -> list[Tensor]:
-        """Return the arrays of the first `count` models, each of shape (count, *shape), in the memory of the matrix."""
-        return [self.matrix[:count, place].view(count, *shape) for place, shape in self._places.values()]
-
-    def load(self, row: int, model: StateDict) -> None:
-        """Set a row to a model."""
-        for name, (place, _) in self._places.items():
-            self.matrix[row, place] = model[name].flatten()
-
-    def model(self, row: int) -> StateDict:
-        """Return the model of a row; what is not trained is as it was received."""
-        own = {name: self.matrix[row, place].view(shape) for name, (place, shape) in self._places.items()}
-        return self._received | own
 
     @property
     def anchor(self) -> list[Tensor]:
         """The received arrays, each of shape (1, *shape)."""
-        return [self._received[name].unsqueeze(0) for name in self._places]
+        return [self._received[name].unsqueeze(0) for name in self._layout.trainable]
+
+    def load(self, row: int, model: StateDict) -> None:
+        """Set a row to a model."""
+        for name, array in zip(self._layout.trainable, self.arrays, strict=True):
+            array[row] = model[name]
+
+    def model(self, row: int) -> StateDict:
+        """Return the model of a row; what is not trained is as it was received."""
+        own = {name: array[row] for name, array in zip(self._layout.trainable, self.arrays, strict=True)}
+        return self._received | own
+
+    def write(self, matrix: NDArray[Any], places: Sequence[int]) -> None:
+        """Write the models into rows of a matrix, their arrays one after the other."""
+        for (_, place), array in zip(self._layout.slices, self.arrays, strict=True):
+            matrix[places, place] = array.reshape(len(array), -1).cpu().numpy()
+
+    def copy(self) -> "Rows":
+        """Return the models as they are now."""
+        there = copy.copy(self)
+        there.arrays = [array.clone() for array in self.arrays]
+        return there
 
 
 class StackedClients(LocalClients):
@@ -267,11 +273,11 @@ class _Training:
         terms, trained, wanted = self._terms, self._trained, set(self._terms.measure)
         task, model, parts = block[0].local.task, block[0].local.model, [member.examples for member in block]
         program = self._engine.program(task, model, parts[0])
-        rows, work = self._rows(len(block)), global_work(self._engine.settings, terms)
+        rows, work = Rows(self._layout, self._received, len(block)), global_work(self._engine.settings, terms)
         told: list[Metrics] = [
             {wire.NUM_EXAMPLES: each.count, wire.LEARNING_RATE: work.learning_rate} for each in block
         ]
-        halfway, first = rows.matrix, None
+        halfway, first = rows, None
         if not terms.local_only:
             steps = self._engine.steps(block, work, terms, personal=False)
             halfway, first = train_together(program, task, rows, steps, work)
@@ -284,9 +290,9 @@ class _Training:
         if wanted & {wire.LOSS_AFTER, wire.ACCURACY_AFTER}:
             _note(told, measured_apart(program, task, rows, parts), "after")
         places = [member.place for member in block]
-        trained.updates.matrix[places] = rows.matrix.cpu().numpy()
+        rows.write(trained.updates.matrix, places)
         if trained.snapshots is not None:
-            trained.snapshots.matrix[places] = halfway.cpu().numpy()
+            halfway.write(trained.snapshots.matrix, places)
         others, asked = self._layout.arrays, (wire.NUM_EXAMPLES, *terms.measure)
         for member, metrics in zip(block, told, strict=True):
             chosen = {name: metrics[name] for name in asked if name in metrics}
@@ -305,7 +311,7 @@ class _Training:
         """Train the personal models of a block of clients, pulled to the received model."""
         terms, task, model = self._terms, block[0].local.task, block[0].local.model
         program = self._engine.program(task, model, block[0].examples)
-        rows, work = self._rows(len(block)), personal_work(self._engine.settings, terms)
+        rows, work = Rows(self._layout, self._received, len(block)), personal_work(self._engine.settings, terms)
         for row, member in enumerate(block):
             if (last := member.local.personal.before(terms.server_round)) is not None:
                 rows.load(row, last)
@@ -317,37 +323,33 @@ class _Training:
         """Train the personal model of one client, as it would by itself."""
         member.local.train(self._received, replace(self._terms, local_only=True, measure=()))
 
-    def _rows(self, count: int) -> Rows:
-        dtype = self._received[self._layout.trainable[0]].dtype
-        device = self._engine.device
-        return Rows(self._layout, self._received, torch.empty(count, self._layout.size, dtype=dtype, device=device))
-
 
 def train_together(
     program: Program, task: Task, rows: Rows, steps: Iterable[Step], work: LocalWork
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Rows, Tensor | None]:
     """Take the local steps of many clients in place, as `fairbloom.client.training.train` does for one.
 
     Returns
     -------
-    The models after `snapshot_step`, or at the end, shape (k, d); and the mean loss of each client's first batch.
+    The models after `snapshot_step`, or at the end; and the mean loss of each client's first batch.
     """
     anchor = rows.anchor if work.pull > 0.0 else []
-    velocity = [torch.zeros_like(array) for array in rows.arrays(len(rows.matrix))] if work.momentum > 0.0 else []
-    halfway, first = rows.matrix, None
+    velocity = [torch.zeros_like(array) for array in rows.arrays] if work.momentum > 0.0 else []
+    halfway, first = rows, None
     for number, step in enumerate(steps, start=1):
-        taking, batch = step.shape
-        weights = [array.requires_grad_() for array in rows.arrays(taking)]
-        outputs = program(weights, step.inputs)
-        losses = losses_of(task, outputs.flatten(0, 1), step.targets.flatten(0, 1)).view(taking, batch)
-        gradients = gradients_of(work.transform(step.means(losses)).sum(), weights)
+        weights, moving = ([array[: step.shape[0]] for array in arrays] for arrays in (rows.arrays, velocity))
+        losses = program.descend(weights, moving, anchor, step.inputs, partial(summed, task, step, work), work)
         if first is None:
-            first = step.means(losses.detach().double())
-        with torch.no_grad():
-            descend(weights, gradients, anchor, [array[:taking] for array in velocity], work)
+            first = step.means(losses.double())
         if number == work.snapshot_step:
-            halfway = rows.matrix.clone()
+            halfway = rows.copy()
     return halfway, first
+
+
+def summed(task: Task, step: Step, work: LocalWork, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of each example of a step, shape (k, b), and the sum of what its clients minimise."""
+    losses = losses_of(task, outputs.flatten(0, 1), step.targets.flatten(0, 1)).view(step.shape)
+    return losses, work.transform(step.means(losses)).sum()
 
 
 @torch.no_grad()
@@ -356,7 +358,7 @@ def measured_apart(program: Program, task: Task, rows: Rows, parts: Sequence[Exa
     found: list[Measures] = []
     for some in in_passes(parts):
         step = all_of(some)
-        weights = [array[len(found) : len(found) + len(some)] for array in rows.arrays(len(rows.matrix))]
+        weights = [array[len(found) : len(found) + len(some)] for array in rows.arrays]
         outputs = program(weights, step.inputs)
         counts = [len(part) for part in some]
         real = torch.arange(step.shape[1], device=outputs.device) < torch.tensor(counts, device=outputs.device)[:, None]

@@ -64,19 +64,16 @@ FROM objects WHERE object_id IN (SELECT object_id FROM part)"""
 KEEP_SIZE = "INSERT OR IGNORE INTO fairbloom_sizes VALUES (:message_id, :objects, :bytes)"
 MEASURED = "SELECT objects, bytes FROM fairbloom_sizes WHERE message_id = :message_id"
 OTHER_REPLY = "SELECT 1 FROM message_res WHERE reply_to_message_id = :answered AND message_id != :reply"
-HAND_OUT_AGAIN = """
-UPDATE message_ins SET delivered_at = ''
-WHERE delivered_at != '' AND (dst_node_id = :node_id OR :node_id IS NULL)
-AND message_id IN (SELECT object_id FROM objects) AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)"""
-"""What was handed out and not received whole: Flower deletes a message's parts when its receipt is confirmed."""
+LOST = """
+message_id IN (SELECT object_id FROM objects) AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)"""
+"""What a node was handed and has not received whole: Flower deletes a message's parts when its receipt is confirmed."""
 
-RECEIVED = "UPDATE message_ins SET delivered_at = 'received' WHERE message_id = :message_id AND dst_node_id = :node_id"
-"""A node that received a message while the SuperLink was started again is not to be handed it once more."""
-
-MAIL = """
-SELECT 1 FROM message_ins WHERE dst_node_id = :node_id AND delivered_at = '' AND created_at + ttl > :now
-AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)"""
+MAIL = f"""
+SELECT 1 FROM message_ins WHERE dst_node_id = :node_id AND created_at + ttl > :now AND (delivered_at = '' OR {LOST})
+AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)"""  # noqa: S608
 """A node is handed a message once its parts are here: it would ask for each in vain, again and again."""
+
+HAND_OUT_AGAIN = f"UPDATE message_ins SET delivered_at = '' WHERE dst_node_id = :node_id AND {LOST}"  # noqa: S608
 
 HIDE = "UPDATE message_res SET delivered_at = :mark WHERE message_id = :reply_id AND delivered_at = ''"
 SHOW = """
@@ -139,8 +136,7 @@ class GuardedFleet(FleetServicer):
         self._budgets: OrderedDict[str, Budget] = OrderedDict()
         for statement in (*TABLES, *FORGET):
             self._query(statement)
-        # What was just being handed out, or just whole, when the SuperLink ended.
-        self._query(HAND_OUT_AGAIN, node_id=None)
+        # What was just whole when the SuperLink ended.
         self._query(SHOW, mark=HIDDEN, reply_id=None)
 
     # Who may come ---------------------------------------------------------------------------------------------------
@@ -156,7 +152,6 @@ class GuardedFleet(FleetServicer):
         else:
             self._check_expiry(node_id, context)
         response = super().ActivateNode(request, context)
-        self._query(HAND_OUT_AGAIN, node_id=uint64_to_int64(response.node_id))  # to the process that it was before
         for statement in FORGET:
             self._query(statement)
         return response
@@ -199,6 +194,8 @@ class GuardedFleet(FleetServicer):
         if not self._has_mail(request.node.node_id):
             return PullMessagesResponse()
         with self._state.session():  # all or nothing: a message counts as handed out only if the answer is complete
+            # A node asks when it has nothing to do: what it was handed before was lost on the way, or with its process.
+            self._query(HAND_OUT_AGAIN, node_id=uint64_to_int64(request.node.node_id))
             return super().PullMessages(request, context)
 
     def PullObject(self, request: Any, context: ServicerContext) -> Any:
@@ -219,9 +216,7 @@ class GuardedFleet(FleetServicer):
 
     def _confirm(self, request: Any, context: ServicerContext) -> Any:
         self._measure(request.message_object_id)
-        with self._state.session():
-            self._query(RECEIVED, message_id=request.message_object_id, node_id=uint64_to_int64(request.node.node_id))
-            return super().ConfirmMessageReceived(request, context)
+        return super().ConfirmMessageReceived(request, context)
 
     # Replies --------------------------------------------------------------------------------------------------------
 
