@@ -23,7 +23,8 @@ class _Hashed(ISeedSequence):
 
 def generator(seed: int, purpose: str, *where: int | str) -> np.random.Generator:
     """Return the stream for one purpose at one place (round, client, …), whatever was drawn before it."""
-    return np.random.Generator(np.random.PCG64(_Hashed(repr((seed, purpose, *where)))))
+    seeded = np.random.PCG64(_Hashed(repr((seed, purpose, *where))))  # type: ignore[arg-type]
+    return np.random.Generator(seeded)
 
 
 def seed_of(seed: int, purpose: str, *where: int | str) -> int:

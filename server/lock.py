@@ -110,4 +110,10 @@ def _sign(descriptor: int) -> None:
 _held_here: set[int] = set()
 """The locks of this process, which one that is forked from it must not hold on to when this one ends."""
 
-os.register_at_fork(after_in_child=lambda: [os.close(descriptor) for descriptor in _held_here])
+
+def _let_go() -> None:
+    for descriptor in _held_here:
+        os.close(descriptor)
+
+
+os.register_at_fork(after_in_child=_let_go)

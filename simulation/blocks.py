@@ -32,7 +32,7 @@ class Member(NamedTuple):
         Its place in the order of names.
     epochs
         Passes over its examples.
-    count
+    size
         How many training examples it has.
     batch
         How many examples a step takes, but for the last of an epoch.
@@ -43,7 +43,7 @@ class Member(NamedTuple):
     local: Local
     place: int
     epochs: int
-    count: int
+    size: int
     batch: int
     steps: int
 
@@ -126,7 +126,7 @@ def blocks(members: Sequence[Member], most: int) -> Iterator[list[Member]]:
 
 def takes_all(block: Sequence[Member]) -> bool:
     """Return whether each step of a block takes all examples of each client."""
-    return all(member.batch == member.count for member in block)
+    return all(member.batch == member.size for member in block)
 
 
 def steps_of(
@@ -134,7 +134,7 @@ def steps_of(
 ) -> Iterator[Step]:
     """Yield the steps of a block, with the clients that take them: fewer and fewer of the first ones."""
     pool = Pool.of([member.examples for member in block])
-    orders = [batches(member.count, replace(work, epochs=member.epochs, random=order_of(member))) for member in block]
+    orders = [batches(member.size, replace(work, epochs=member.epochs, random=order_of(member))) for member in block]
     for number in range(block[0].steps):
         taking = sum(member.steps > number for member in block)
         yield filled_up(pool, [next(order) for order in orders[:taking]])

@@ -161,7 +161,9 @@ class Chain:
                 continue
             place -= 1 if layer.bias is None else 2
             following = torch.bmm(slope, weights[place]) if place else slope
-            moves = [_Product(slope, before)] if layer.bias is None else [_Product(slope, before), _Sum(slope)]
+            moves: list[_Product | _Sum] = [_Product(slope, before)]
+            if layer.bias is not None:
+                moves.append(_Sum(slope))
             for array, gradient in enumerate(moves, start=place):
                 _move(weights[array], velocity[array : array + 1], anchor[array : array + 1], gradient, work)
             if not place:

@@ -274,9 +274,7 @@ class _Training:
         task, model, parts = block[0].local.task, block[0].local.model, [member.examples for member in block]
         program = self._engine.program(task, model, parts[0])
         rows, work = Rows(self._layout, self._received, len(block)), global_work(self._engine.settings, terms)
-        told: list[Metrics] = [
-            {wire.NUM_EXAMPLES: each.count, wire.LEARNING_RATE: work.learning_rate} for each in block
-        ]
+        told: list[Metrics] = [{wire.NUM_EXAMPLES: each.size, wire.LEARNING_RATE: work.learning_rate} for each in block]
         halfway, first = rows, None
         if not terms.local_only:
             steps = self._engine.steps(block, work, terms, personal=False)

@@ -58,8 +58,8 @@ class Pool(NamedTuple):
     def at(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets at places among the rows, shape (k, b): both of shape (k, b, …)."""
         rows = self.rows.index_select(0, places.flatten().to(self.rows.device))
-        inputs, targets = (of.index_select(0, rows).unflatten(0, places.shape) for of in (self.inputs, self.targets))
-        return inputs, targets
+        inputs, targets = (of.index_select(0, rows) for of in (self.inputs, self.targets))
+        return inputs.view(*places.shape, *inputs.shape[1:]), targets.view(*places.shape, *targets.shape[1:])
 
 
 def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def scored(task: Task, outputs: Tensor, targets: Tensor, counts: Sequence[int]) 
         if of in ONE_BY_ONE:
             columns[score.name] = _means(torch.as_tensor(of(outputs, targets)), counts)
         else:
-            apart = zip(outputs.split(list(counts)), targets.split(list(counts)), strict=True)
+            apart = zip(torch.split(outputs, list(counts)), torch.split(targets, list(counts)), strict=True)
             columns[score.name] = [torch.as_tensor(of(*part)).double().mean().item() for part in apart]
     return [
         {name: value for name, value in zip(columns, row, strict=True) if name == LOSS or math.isfinite(value)}

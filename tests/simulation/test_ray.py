@@ -1,5 +1,6 @@
-"""The engine `ray`: the bits, words and refusals of the loop on a cluster that it joins, whatever becomes of a worker."""
+"""The engine `ray`: the bits, words and refusals of the loop on a cluster, whatever becomes of a worker."""
 
+import gc
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 import pytest
@@ -36,6 +38,8 @@ from fairbloom.tasks import load_task
 from tests.rounds.implementations import rows_of
 
 from .helpers import Outcome, run, small, table
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*")
 
 FIVE = [f"client-{k}" for k in range(5)]
 
@@ -112,6 +116,8 @@ def machines() -> Iterator[Machines]:
         cluster = Machines(initialize_head=True, head_node_args=head)
         yield cluster
         cluster.shutdown()
+        with catch_warnings(action="ignore", category=ResourceWarning):  # Ray leaves /dev/null open
+            gc.collect()
 
 
 @pytest.fixture
@@ -210,7 +216,7 @@ def test_rounds_on_a_cluster_are_to_the_bit_those_of_the_loop(cluster: Machines,
     for names in (FIVE, FIVE[2:4], [], FIVE[:3], FIVE):
         personal = FedAvg(**BUFFERS, personal_lambda=0.5)
         rounds.append((personal, personal.terms(len(rounds) + 1), names))
-    halfway = DRFA(**BUFFERS, sync_gap=3, weights_learning_rate=0.1)
+    halfway = DRFA(**BUFFERS, local_steps=3)
     rounds.append((halfway, halfway.terms(6), FIVE[1:]))
     (place / "no-data").touch()
     found, expected = list[Any](), list[Any]()
@@ -275,12 +281,10 @@ def test_a_lost_machine_has_its_shard_computed_by_another_one_and_stacked_client
     cluster: Machines, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]
 ) -> None:
     """There is no place for another worker then."""
-    monkeypatch.setattr(engine, "PATIENCE", 1.0)
     config = config_of(batch_size=0)
     model, terms = model_of(config), Terms(server_round=1, measure=("loss-before",))
     node = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
-    monkeypatch.setattr(engine, "PATIENCE", 60.0)
     with closing(RayClients(FedAvg(), config, block=3)) as clients:
         assert clients.shards == 3
         before = both_of(clients, FIVE, model, terms)
@@ -301,9 +305,7 @@ def test_an_address_that_does_not_answer_is_told_at_once(monkeypatch: pytest.Mon
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(
-            FairbloomError, match=rf"^RAY_ADDRESS = '{address}': .*refused\): start Ray there, or unset"
-        ):
+        with pytest.raises(FairbloomError, match=rf"^RAY_ADDRESS = '{address}': .*refused\): start Ray there"):
             RayClients(FedAvg(), config_of())
     assert not ray.is_initialized()
 
