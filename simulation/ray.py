@@ -344,7 +344,9 @@ class RayClients(LocalClients):
             if reference not in ready:
                 ray.kill(worker)
         if len(ready) < count:
-            log.warning("the Ray cluster has a place for %d of %d workers: they do the work of all", len(ready), count)
+            lacking = count - len(ready)
+            words = "the Ray cluster had no place for %d of %d workers within %g seconds: others compute their shards"
+            log.warning(words, lacking, count, PATIENCE)
         return [begun[reference] for reference in ready]
 
 
