@@ -81,6 +81,7 @@ bench: setup ## measure simulated and deployed rounds against a plain loop and a
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.comparison
 	$(BIN)/python -m benchmarks.deployed
+	$(BIN)/python -m benchmarks.superlink
 
 lock: setup ## write the lock files anew; UPGRADE=--upgrade takes the newest versions
 	locks/renew.sh $(UPGRADE)
