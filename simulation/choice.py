@@ -101,7 +101,7 @@ class Choice:
             case "ray":
                 from .ray import RayClients  # imported late: Ray takes a second
 
-                return RayClients(method, settings)
+                return RayClients(method, settings, block=self.block)
             case _:
                 return LoopClients(method, settings)
 
@@ -194,14 +194,20 @@ def choose(settings: Mapping[str, Any], processors: int) -> Choice:
             return Choice("loop", "it was asked for")
         case "workers":
             return Choice("workers", "it was asked for", workers=max(1, min(processors, cohort)))
-        case "ray":
-            return Choice("ray", "it was asked for")
     try:
         effort = Effort.of(settings, task, model, cohort)
     except FairbloomError:
         raise
     except Exception as error:  # whatever a user's model raises; the clients will tell
-        return Choice("loop", f"the model {type(model).__name__} could not be tried ({type(error).__name__}: {error})")
+        words = f"the model {type(model).__name__} could not be tried ({type(error).__name__}: {error})"
+        return Choice("ray" if settings["engine"] == "ray" else "loop", words)
+    if settings["engine"] == "ray":
+        why_not = convolutional(model) or unstackable(settings, task, model)
+        return Choice(
+            "ray",
+            f"it was asked for; {why_not or 'its workers stack their clients'}",
+            block=0 if why_not else effort.block,
+        )
     if settings["engine"] == "stacked":
         if why_not := unstackable(settings, task, model):
             return Choice("loop", f"stacked was asked for, but {why_not}")
