@@ -12,6 +12,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 import warnings
 import zlib
 from collections import OrderedDict, deque
@@ -47,6 +48,9 @@ LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, Obje
 
 PATIENCE = 60.0
 """Seconds that workers wait for a free place on the cluster, before those that have one do the work of all."""
+
+RETRIES, RETRY_SECONDS = 20, 0.1
+"""How often, and how soon again, the folder of a local cluster is removed until it is gone."""
 
 ANSWERS_WITHIN = 10.0
 """Seconds within which the address of a cluster has to answer."""
@@ -87,8 +91,11 @@ class Cluster:
         if self._ours:
             ray.shutdown()
             self._ours = False
-        if self._folder is not None:
+        for _ in range(RETRIES):  # a process of Ray's that is about to end may still write a file
+            if self._folder is None or not self._folder.exists():
+                return
             shutil.rmtree(self._folder, ignore_errors=True)
+            time.sleep(RETRY_SECONDS)
 
     def _start(self) -> None:
         # Sockets lie in the folder, and the system allows them no long paths, such as those of a Mac's own TMPDIR.

@@ -6,6 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -173,7 +174,9 @@ def test_pytorch_and_its_cuda_libraries_are_locked_apart() -> None:
 
 
 def test_the_environment_is_the_locked_one() -> None:
-    installed = {canonicalize_name(found.name): found.version for found in distributions()}
+    installed = {
+        canonicalize_name(found.name): found.version for found in distributions(path=[sysconfig.get_path("purelib")])
+    }
     pins = locked("requirements")
     here = {
         name: pin.version

@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fairbloom.client.app import app as honest
+from fairbloom.client import app as honest
 
 GIGABYTE = 1 << 30
 
@@ -20,13 +20,13 @@ app = ClientApp()
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    return honest(message=message, context=context)
+    return honest.query(message, context)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     number = int(str(message.content.config_records["config"]["server-round"]))
-    reply = honest(message=message, context=context)
+    reply = honest.train(message, context)
     if not os.environ.get("HOSTILE_TRAINS"):
         attack = list(ATTACKS)[(number - 1) % len(ATTACKS)]
         reply.content = ATTACKS[attack](reply.content)
@@ -35,7 +35,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    return honest(message=message, context=context)
+    return honest.evaluate(message, context)
 
 
 def with_metrics(content: RecordDict, **changed: float) -> RecordDict:

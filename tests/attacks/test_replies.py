@@ -108,10 +108,12 @@ class Failing(InProcessGrid):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(app, settings.run_config(), settings.clients)
+        self._asked = 0
 
     def _answer(self, message: Message) -> Message:
-        train = message.metadata.message_type == MessageType.TRAIN
-        if train and message.metadata.dst_node_id == 5 and message.content["config"]["server-round"] != 1:
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.dst_node_id == 5:
+            self._asked += 1
+        if self._asked > 1 and message.metadata.dst_node_id == 5 and message.metadata.message_type == MessageType.TRAIN:
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "hostile"), reply_to=message)
         return super()._answer(message)
 

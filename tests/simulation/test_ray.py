@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -39,7 +40,10 @@ from tests.rounds.implementations import rows_of
 
 from .helpers import Outcome, run, small, table
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*")
+pytestmark = [
+    pytest.mark.federation,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*"),
+]
 
 FIVE = [f"client-{k}" for k in range(5)]
 
@@ -114,7 +118,9 @@ def machines() -> Iterator[Machines]:
     """Return a cluster that somebody else has started, of one machine with two processor cores."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         head = {"num_cpus": 2, "include_dashboard": False, "temp_dir": folder}
-        cluster = Machines(initialize_head=True, head_node_args=head)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_TMPDIR", folder)  # where other runs of Ray would find it, and join it
+            cluster = Machines(initialize_head=True, head_node_args=head)
         yield cluster
         cluster.shutdown()
         with catch_warnings(action="ignore", category=ResourceWarning):  # Ray leaves /dev/null open
@@ -240,7 +246,8 @@ def test_rounds_on_a_cluster_are_to_the_bit_those_of_the_loop(cluster: Machines,
 @pytest.mark.runtimes
 @pytest.mark.usefixtures("cluster")
 def test_a_run_that_goes_on_is_to_the_bit_that_of_the_loop(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"method": "fedavg", "personal_lambda": 0.5, "fraction": 0.6}
+    """The workers do not stack convolutions."""
+    changes: dict[str, Any] = {"model": "cnn", "method": "fedavg", "personal_lambda": 0.5, "fraction": 0.6}
     run(tmp_path / "ray", engine="ray", **changes, num_rounds=3)
     folder = run(tmp_path / "ray", engine="ray", **changes, num_rounds=6)
     assert not Outcome.of(folder).differences(Outcome.of(run(tmp_path / "loop", engine="loop", **changes)))
@@ -265,8 +272,7 @@ def test_a_shard_whose_worker_is_lost_is_computed_again_and_a_client_that_ends_w
         found.append(both_of(clients, FIVE, model, method.terms(2)))
         assert found == expected
         (warned,) = warnings()
-        assert warned.startswith("a Ray worker was lost, and the shard of ")
-        assert " is computed again: its worker process has died. Worker exit type: SYSTEM_ERROR" in warned
+        assert re.match("a Ray worker was lost, and the shard of [1-4] clients is computed again: .", warned)
         (place / "deadly").touch()
         trained = clients.train(FIVE, model, method.terms(3))
         (place / "deadly").unlink()

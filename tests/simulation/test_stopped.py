@@ -100,7 +100,7 @@ def test_a_federation_ends_with_the_error(tmp_path: Path) -> None:
 def test_a_federation_gives_the_run_in_process_to_the_bit(tmp_path: Path) -> None:
     settings = small(tmp_path / "a")
     federated(settings.run_config(), settings.clients)
-    folder = run(tmp_path / "b")
+    folder = run(tmp_path / "b", engine="loop")
     for name in ("clients.csv", "model.safetensors", "model-best.safetensors"):
         assert (tmp_path / "a" / name).read_bytes() == (folder / name).read_bytes()
     assert rounds(tmp_path / "a") == rounds(folder)
