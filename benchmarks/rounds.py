@@ -26,7 +26,7 @@ OURS, PLAIN = "fairbloom run", "plain loop"
 def main() -> None:
     """Measure the chosen workloads and print a table."""
     parser = parser_of(__doc__)
-    cases = ("logistic", "mlp-all")
+    cases = ("logistic", "mlp-step", "mlp-all")
     parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=cases, metavar="NAME")
     parser.add_argument("--engine", default="auto", help="the engine of our side")
     parser.add_argument("--rounds", type=int, default=11, help="rounds of a run under Ray")

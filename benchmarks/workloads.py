@@ -248,6 +248,9 @@ WORKLOADS = {
     "mlp": Workload("MLP 784-200-200-10, 10 clients, 25 steps of 20", IMAGES, "mlp", 100, 10, 20),
     "mlp-all": Workload("MLP 784-200-200-10, 100 clients, 25 steps of 20", IMAGES, "mlp", 100, 100, 20),
     "mlp-full": Workload("MLP 784-200-200-10, 10 clients, one step of 500", IMAGES, "mlp", 100, 10, 0),
+    "mlp-step": Workload(
+        "MLP 784-200-200-10, 100 clients, one step of 64", IMAGES, "mlp", 100, 100, 0, {"images.examples": 64}
+    ),
     "lenet": Workload("LeNet of 21,840, 10 clients, 10 steps of 50", IMAGES, LENET, 10, 10, 50),
     "cifar": Workload(
         "CIFAR CNN of 0.8 M, 10 clients, 10 steps of 10",

@@ -119,7 +119,8 @@ def machines() -> Iterator[Machines]:
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         head = {"num_cpus": 2, "include_dashboard": False, "temp_dir": folder}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RAY_TMPDIR", folder)  # where other runs of Ray would find it, and join it
+            Path(folder, "ray").mkdir()
+            patch.setenv("RAY_TMPDIR", folder)  # its address lies there; in /tmp other runs of Ray would join it
             cluster = Machines(initialize_head=True, head_node_args=head)
         yield cluster
         cluster.shutdown()
