@@ -70,7 +70,7 @@ class Choice:
     reason
         Why, in words.
     workers
-        How many processes compute.
+        How many processes compute; 0: as many as a Ray cluster has places for.
     threads
         With how many threads each.
     block
@@ -101,7 +101,7 @@ class Choice:
             case "ray":
                 from .ray import RayClients  # imported late: Ray takes a second
 
-                return RayClients(method, settings, block=self.block)
+                return RayClients(method, settings, shards=self.workers or None, block=self.block)
             case _:
                 return LoopClients(method, settings)
 
@@ -186,6 +186,8 @@ def choose(settings: Mapping[str, Any], processors: int) -> Choice:
         When the data cannot be used, or the engine that the settings ask for cannot be had here.
     """
     settings = complete(settings)
+    if settings["engine"] == "ray":  # whose workers have devices that this machine may lack
+        settings["device"] = "cpu"
     task, model = loaded(settings)
     device = choose_device(str(settings["device"]))
     cohort = share(settings["fraction"], len(task.clients), 1)
@@ -200,12 +202,13 @@ def choose(settings: Mapping[str, Any], processors: int) -> Choice:
         raise
     except Exception as error:  # whatever a user's model raises; the clients will tell
         words = f"the model {type(model).__name__} could not be tried ({type(error).__name__}: {error})"
-        return Choice("ray" if settings["engine"] == "ray" else "loop", words)
+        return Choice("ray", words, workers=0) if settings["engine"] == "ray" else Choice("loop", words)
     if settings["engine"] == "ray":
         why_not = convolutional(model) or unstackable(settings, task, model)
         return Choice(
             "ray",
             f"it was asked for; {why_not or 'its workers stack their clients'}",
+            workers=0,
             block=0 if why_not else effort.block,
         )
     if settings["engine"] == "stacked":

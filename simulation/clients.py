@@ -64,6 +64,9 @@ class LocalClients(ABC):
         When the task cannot be loaded, or this machine has no such device.
     """
 
+    processes = 1
+    """How many processes compute."""
+
     def __init__(self, method: Method, settings: Mapping[str, Any]) -> None:
         self.method = method
         self.settings: Mapping[str, Any] = complete(settings)
@@ -118,9 +121,9 @@ class LocalClients(ABC):
 
     def local(self, name: str) -> Local:
         """Return one of the clients."""
+        personal = self.personal(name)  # asked for with its client, so that neither is forgotten before the other
         if name not in self._locals:
             task, model = loaded(self.settings)
-            personal = self.personal(name)
             self._locals[name] = Local(name, name, self.settings, task, task.splits(name), model, personal)
         self._locals.move_to_end(name)
         return self._locals[name]

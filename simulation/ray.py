@@ -188,6 +188,7 @@ class RayClients(LocalClients):
         try:
             device, places = _device(str(settings["device"]), self._cluster)
             self.shards = shards or max(1, min(places, len(self._names)))
+            self.processes = self.shards
             self._resource = "num_gpus" if device.startswith("cuda") else "num_cpus"
             self._part = 1.0 / -(-self.shards // places)
             self._told = (asking(method), {**self.settings, "device": device, "state-dir": ""}, block)

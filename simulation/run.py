@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -46,7 +46,8 @@ def simulate(
         When this machine has no such device, lacks the folder that the task reads or cannot have the engine, and as
         `federate` does.
     """
-    choose_device(settings.device)
+    if settings.engine != "ray":
+        choose_device(settings.device)
     config, folder = settings.run_config(), run_folder(settings)
     check_data(config)
     if not settings.state_dir:
@@ -61,7 +62,9 @@ def simulate(
             recorded = engine_in(folder)
             choice = Choice(**recorded) if recorded else choose(own, processors_here())
             usable = choice if processors is None else choice.within(processors)
-            return ending.enter_context(closing(usable.clients(method, own))), asdict(choice)
+            clients = ending.enter_context(closing(usable.clients(method, own)))
+            # A cluster's places are known now; when the run continues, the shards are to be the same.
+            return clients, asdict(choice if choice.workers else replace(choice, workers=clients.processes))
 
         return federate(
             settings, lambda method: LoopClients(method, config), on_row, data=digests(config), engine=engine
