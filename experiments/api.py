@@ -11,6 +11,7 @@ from fairbloom.server.records import scores_in
 from fairbloom.server.rows import Row
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.processes import processors_here
+from fairbloom.tasks import forget_own_tasks
 
 from .catalogue import title
 from .compare import compare_all
@@ -100,6 +101,7 @@ def run(
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
     folder = run_folder(chosen)
+    forget_own_tasks()  # a notebook's earlier run may have loaded them from files that have changed
     with progress_bar("mean [b]{task.fields[mean]}[/]  worst 10 % [b]{task.fields[worst]}[/]", shown=progress) as bar:
         shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, mean="–", worst="–")
 

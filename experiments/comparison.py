@@ -14,6 +14,7 @@ from fairbloom.server.files import RunFolderError, write_whole, written
 from fairbloom.server.records import is_finished
 from fairbloom.server.rows import as_csv
 
+from .caveats import caveats_of_comparison
 from .runs import COMPARISON, Run, final_of, frame, load, measures
 
 if TYPE_CHECKING:
@@ -128,7 +129,10 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
         for i, _ in enumerate(plan.seeds)
     ]
     _check_same_clients(folder, plan, finals, scores[0])
-    return Comparison(finals, plan.baseline, scores, tuple(plan.seeds), tuple(personal), tuple(left_out), folder)
+    caveats = tuple(caveats_of_comparison(runs))
+    return Comparison(
+        finals, plan.baseline, scores, tuple(plan.seeds), tuple(personal), tuple(left_out), folder, caveats
+    )
 
 
 def _finals(run: Run, scores: Sequence[Score], model: str = "global") -> Mapping[str, Values]:
@@ -177,6 +181,8 @@ class Comparison:
         By seed, the clients that have no score under any method, as an AUC over a single class is none.
     folder
         Where tables, figure and runs lie.
+    caveats
+        What limits the numbers, in sentences: single participants, equal models, small test sets.
     """
 
     finals: Mapping[str, Sequence[Mapping[str, Values]]]
@@ -186,6 +192,7 @@ class Comparison:
     personal: tuple[str, ...] = ()
     left_out: tuple[Sequence[str], ...] = ()
     folder: Path = field(default_factory=Path)
+    caveats: tuple[str, ...] = ()
 
     @property
     def score(self) -> Score:

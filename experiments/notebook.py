@@ -7,6 +7,7 @@ from html import escape
 from matplotlib.figure import Figure
 from rich.text import Text
 
+from .caveats import caveats_of_run
 from .comparison import Comparison
 from .runs import Run
 from .tables import Grid, client_grid, method_grid, run_grid, sentence
@@ -16,14 +17,16 @@ def html_of_run(run: Run) -> str:
     """Return a run with its figure."""
     parts = [f"<p>{escape(repr(run))}</p>"]
     if run.final():
-        parts += [_table(run_grid(run)), _image(run.figure())]
+        lines = [f"<p>{escape(line)}</p>" for line in caveats_of_run(run)]
+        parts += [_table(run_grid(run)), *lines, _image(run.figure())]
     return "\n".join(parts)
 
 
 def html_of_comparison(comparison: Comparison) -> str:
     """Return a comparison with its figure."""
     tables = [_table(method_grid(comparison)), _table(client_grid(comparison))]
-    return "\n".join([*tables, f"<p>{escape(sentence(comparison))}</p>", _image(comparison.figure())])
+    lines = [f"<p>{escape(line)}</p>" for line in (sentence(comparison), *comparison.caveats)]
+    return "\n".join([*tables, *lines, _image(comparison.figure())])
 
 
 def _table(grid: Grid) -> str:

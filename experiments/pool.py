@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 
@@ -102,7 +103,12 @@ def run_all(
         return
     at_a_time = min(jobs, len(unfinished))
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=at_a_time, mp_context=context, initializer=end_with_the_command) as pool:
+    ended, held_open = context.Pipe(duplex=False)
+    with (
+        held_open,
+        ended,
+        ProcessPoolExecutor(at_a_time, mp_context=context, initializer=end_with_the_driver, initargs=(ended,)) as pool,
+    ):
         with main_unseen():
             started = {pool.submit(run_quietly, run, at_a_time, log_level): key for key, run in unfinished.items()}
         try:
@@ -119,8 +125,7 @@ def run_all(
                 on_run()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for worker in multiprocessing.active_children():
-                worker.terminate()  # a run that is cut off continues with the same command
+            held_open.close()  # which ends these workers, and no other process of the caller's
             raise
 
 
@@ -141,19 +146,18 @@ def main_unseen() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def end_with_the_command() -> None:
-    """Let Ctrl-C end a worker at once and in silence, and let it end when the command is killed.
+def end_with_the_driver(ended: Connection) -> None:
+    """Let Ctrl-C end a worker at once and in silence, and let it end when its driver closes a pipe, or is killed.
 
-    The parent says what there is to say. Without it the worker would wait for another run for ever.
+    The driver says what there is to say. Without it the worker would wait for another run for ever.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    threading.Thread(target=_end_with_the_pipe, args=(ended,), daemon=True).start()
 
 
-def _end_with_the_parent() -> None:
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-        os._exit(1)  # a run that is cut off continues with the same command
+def _end_with_the_pipe(ended: Connection) -> None:
+    ended.poll(None)  # nothing is ever sent: it returns when the other end is closed
+    os._exit(1)  # a run that is cut off continues with the same command
 
 
 def run_quietly(settings: Settings, at_a_time: int, log_level: int) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import Value
+from fairbloom.rounds.roster import usual_fraction
 from fairbloom.server.checkpoint import load_last, load_model
 from fairbloom.server.fairness import summarize
 from fairbloom.server.files import RunFolderError
@@ -212,6 +213,7 @@ class Run:
             if "task" in self.settings:
                 setup = find_task(str(self.settings["task"])).setup({})
                 usual |= {"model": setup.model, "clients": setup.clients, "partition": setup.partition}
+                usual["fraction"] = usual_fraction(int(self.settings.get("clients", 0)) or len(self.test_examples()))
             else:
                 usual = {**options_of(find_method(str(self.settings["method"]))()), "method": ""}
         return {key: value for key, value in self.settings.items() if key != "out" and value != usual.get(key)}

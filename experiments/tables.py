@@ -22,6 +22,7 @@ from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.task import Described
 
 from .catalogue import REQUIRED, Method, in_words
+from .caveats import caveats_of_run
 from .comparison import Comparison
 from .measured import decimals, in_title
 from .runs import Run, final_of, measures
@@ -183,12 +184,14 @@ def show_run(run: Run) -> None:
     console.print(f"worst served: {escape(worst)}", soft_wrap=True)
     if run.without_score:
         console.print(f"without a test {run.score.name}: {escape(', '.join(run.without_score))}", soft_wrap=True)
+    for line in caveats_of_run(run):
+        console.print(escape(line), soft_wrap=True)
     console.print(f"run folder: {escape(str(run.folder))}", soft_wrap=True)
 
 
 def run_grid(run: Run) -> Grid:
     """Return the table of how a run's model serves the clients: a row a score and kind of model."""
-    rows = []
+    rows, everyone = [], len(run.test_examples())
     for score in run.scores:
         for model in ("global", "personal"):
             final = run.final(score, model)
@@ -196,6 +199,8 @@ def run_grid(run: Run) -> Grid:
                 measured = measures(final, score)
                 digits = Digits.of(score, (measured[key] for key in (*SHOWN, "gap")))
                 name = score.title if model == "global" else f"{score.title} (personal models)"
+                if len(final) < everyone:
+                    name += f", {len(final)} of {everyone} clients"
                 rows.append([escape(name), *(digits.number(measured[key]) for key in (*SHOWN, "gap"))])
     title = f"{escape(run.label)} after round {run.rounds_done}, over clients"
     return Grid(("test score", *SHOWN.values(), "gap"), rows, title)
@@ -258,7 +263,8 @@ def show_comparison(comparison: Comparison) -> None:
         if clients:
             told = f"left out, without a test {comparison.score.name} under any method with seed {seed}"
             console.print(f"{told}: {escape(', '.join(clients))}", soft_wrap=True)
-    console.print(escape(sentence(comparison)), soft_wrap=True)
+    for line in (sentence(comparison), *comparison.caveats):
+        console.print(escape(line), soft_wrap=True)
     files = [path for ending in ("png", "svg") if (path := comparison.folder / f"clients.{ending}").exists()]
     console.print(f"\ntables and runs: {escape(str(comparison.folder))}", soft_wrap=True)
     if files:

@@ -76,7 +76,12 @@ PartitionOption = Annotated[
     str | None, typer.Option(help="How the data is split among the clients: shards, dirichlet or iid, say.")
 ]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="The number of rounds of a run.")]
-FractionOption = Annotated[float | None, typer.Option(help="The share of the clients that train in a round.")]
+FractionOption = Annotated[
+    float | None,
+    typer.Option(
+        help="The share of the clients that train in a round; by default all of up to nine clients, and half of more."
+    ),
+]
 ClientsOption = Annotated[int | None, typer.Option(help="The number of clients that the data is split into.")]
 EngineOption = Annotated[
     str | None,

@@ -105,7 +105,12 @@ class RunSettings(BaseModel):
     num_rounds: Annotated[int, Mark.GROWS] = Field(
         50, ge=1, description="Number of rounds after which the run is finished"
     )
-    fraction: float = Field(0.5, gt=0, le=1, description="Share of the clients that train in a round")
+    fraction: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the clients that train in a round; 0 takes all of up to nine, and half of more",
+    )
     seed: Annotated[int, Mark.WORK] = Field(
         0, ge=0, lt=2**63, description="Seed of the data split, initial model, client sampling and batch order"
     )

@@ -11,6 +11,9 @@ from fairbloom.protocol.streams import generator
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
+FEW = 9
+"""Up to so many clients all train in every round, unless somebody sets another fraction."""
+
 
 @dataclass(frozen=True)
 class Debt:
@@ -81,6 +84,14 @@ class Roster:
         now = time.time()
         self._debts = {message_id: debt for message_id, debt in self._debts.items() if now < debt.until}
         return {debt.node_id for debt in self._debts.values()}
+
+
+def usual_fraction(clients: int) -> float:
+    """Return the share of so many clients that trains in a round where nobody sets one: all of a few, half of more.
+
+    Half of two would be one, and with one participant a round every method is the same.
+    """
+    return 1.0 if clients <= FEW else 0.5
 
 
 def share(fraction: float, of: int, minimum: int) -> int:

@@ -29,7 +29,7 @@ from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameter
 from .lock import alone
 from .observability import Metrics, in_short, log_as_json, worst_served
 from .polling import PollingGrid
-from .records import Records, agreed_in, check_folder, check_same_data, is_finished, rounds_in
+from .records import Records, agreed_in, check_folder, check_same_data, is_finished, rounds_in, settings_there
 from .rows import Row
 from .settings import POOLED_IN_ONE_PROCESS, Settings, may_differ, may_grow
 
@@ -99,6 +99,8 @@ def federate(
         method = settings.strategy()
         clients = clients_of(method)
         agreed = agreed_in(path) or agree(settings, clients, deployed=deployed)
+        settings = settings.decide_fraction(clients.online(1), settings_there(path))
+        config, method.fraction_train = settings.run_config(), settings.fraction_train
         choice: Mapping[str, object] = {}
         if engine is not None:
             clients, choice = engine(method, agreed)

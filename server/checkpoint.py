@@ -88,6 +88,21 @@ def save_model(path: Path, arrays: Arrays, about: Mapping[str, Any]) -> None:
     write_whole(path, save(tensors, metadata=metadata))
 
 
+def checksum_of(path: Path) -> str:
+    """Return the checksum that a model was saved with, without reading its arrays.
+
+    Raises
+    ------
+    RunFolderError
+        When the file is no model that `save_model` wrote.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return str(json.loads(file.metadata()["about"])["sha256"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{path} cannot be read as a model: {error}") from error
+
+
 def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return the arrays that `save_model` wrote, and what it was told about them.
 

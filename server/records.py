@@ -306,6 +306,11 @@ def rounds_in(path: Path) -> int:
     return int(recorded_settings(path).get("num-rounds", 0))
 
 
+def settings_there(path: Path) -> dict[str, Any]:
+    """Return the settings of the run in a folder, none where no run has been begun; see `recorded_settings`."""
+    return recorded_settings(path) if (path / "config.toml").exists() else {}
+
+
 def recorded_settings(path: Path) -> dict[str, Any]:
     """Return the settings of the run in a folder; raise RunFolderError when they cannot be read."""
     return _read(path)[1]
@@ -401,6 +406,8 @@ def _check_same_run(path: Path, config: Mapping[str, object]) -> None:
     there = {key: value for key, value in default_config().items() if key in config} | there
     grows = [key for key in may_grow() if _grown(there, config, key)]
     keys = (config.keys() | there.keys()).difference(may_differ(finished=finished and not grows), grows)
+    if config.get("fraction") == 0.0:  # a run that goes on keeps the one that was decided when it began
+        keys -= {"fraction"}
     differing = sorted(key for key in keys if config.get(key) != there.get(key))
     if differing:
         shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in differing)

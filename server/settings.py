@@ -1,7 +1,7 @@
 """The settings of a run, checked once before any client works."""
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -18,6 +18,7 @@ from fairbloom.protocol.settings import (
     spread,
     words,
 )
+from fairbloom.rounds.roster import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD, by_name
 from fairbloom.tasks import TASKS, find_task
@@ -150,7 +151,7 @@ class Settings(RunSettings):
         """
         own = self._own_of_method()
         common: dict[str, Any] = {
-            "fraction_train": ONE_CLIENT if self.pooled else self.fraction,
+            "fraction_train": self.fraction_train,
             "seed": self.seed,
             "evaluate_every": self.evaluate_every,
             "fraction_evaluate": self.fraction_evaluate,
@@ -171,6 +172,26 @@ class Settings(RunSettings):
         except ValueError as error:  # how a constructor refuses what it is given
             values = ", ".join(f"{key} = {value!r}" for key, value in own.items())
             raise SettingsError(f"{error} ({values})" if values else str(error)) from error
+
+    @property
+    def fraction_train(self) -> float:
+        """The share of clients that the method draws: one client where data are pooled; all while none is decided."""
+        return ONE_CLIENT if self.pooled else self.fraction or 1.0
+
+    def decide_fraction(self, online: Collection[str], recorded: Mapping[str, Any]) -> Self:
+        """Return the settings with a fraction, where nobody has set one.
+
+        Parameters
+        ----------
+        online
+            The names of the clients that the run begins with: all of up to nine that train do so in each round.
+        recorded
+            The settings of a run that goes on, which keeps its fraction; none where it begins.
+        """
+        if self.fraction or self.pooled:
+            return self
+        training = set(words(self.training_clients)).intersection(online) or online
+        return self.model_copy(update={"fraction": recorded.get("fraction") or usual_fraction(len(training))})
 
     def run_config(self) -> dict[str, Value]:
         """Return the flat run config, with what the chosen task and method have of their own and no other has."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import Module
 
 from fairbloom.client.device import choose
 from fairbloom.client.local import Local, Metrics, Update, about, loaded
@@ -21,7 +22,7 @@ from fairbloom.rounds.memory import Memory, release
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals, usable_evaluations, usable_reports
 from fairbloom.rounds.updates import Layout, Model, Updates
-from fairbloom.tasks import load_task
+from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.task import REMEMBERED
 
 MOST_NAMES = 20
@@ -78,6 +79,7 @@ class LocalClients(ABC):
         check_names("training-clients", method.training_clients, self._names)
         check_names("misreporting-clients", words(self.settings["misreporting-clients"]), self._names)
         self._state_folder = state_folder(self.settings)
+        self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, Local] = OrderedDict()
         self._personal: OrderedDict[str, PersonalModels] = OrderedDict()
         self._most = REMEMBERED
@@ -128,7 +130,9 @@ class LocalClients(ABC):
         """Return one of the clients."""
         personal = self.personal(name)  # asked for with its client, so that neither is forgotten before the other
         if name not in self._locals:
-            task, model = loaded(self.settings)
+            if self._loaded is None:
+                self._loaded = loaded(self.settings)  # once: a run keeps the data that it began with
+            task, model = self._loaded
             self._locals[name] = Local(name, name, self.settings, task, task.splits(name), model, personal)
         self._locals.move_to_end(name)
         return self._locals[name]
@@ -146,6 +150,7 @@ class LocalClients(ABC):
         if terms.agreed != self.settings.get(AGREED, ""):
             self.settings = {**self.settings, AGREED: terms.agreed}
             self._locals.clear()
+            self._loaded = None
         self._most = max(self._most, len(names))
         while len(self._locals) > self._most:
             self._locals.popitem(last=False)

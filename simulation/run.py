@@ -56,7 +56,7 @@ def simulate(
     with one_thread(), ExitStack() as ending:
 
         def engine(method: Method, agreed: str) -> tuple[Clients, Mapping[str, object]]:
-            own = {**config, AGREED: agreed}
+            own = {**config, AGREED: agreed, "fraction": method.fraction_train}
             recorded = engine_in(folder)
             choice = Choice(**recorded) if recorded else choose(own, processors_here())
             usable = choice if processors is None else choice.within(processors)

@@ -106,12 +106,15 @@ def scored(task: Task, outputs: Tensor, targets: Tensor, counts: Sequence[int]) 
 
 
 def _means(values: Tensor, counts: Sequence[int]) -> list[float]:
-    """Return the mean over each client's examples, all of them having at least one."""
+    """Return the mean over each client's examples, NaN where a client has none."""
     numbers: NDArray[np.float64] = values.double().cpu().numpy()
     sizes = np.array(counts)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    means: list[float] = (np.add.reduceat(numbers, starts) / sizes).tolist()
-    return means
+    means, some = np.full(len(sizes), np.nan), sizes > 0
+    if some.any():
+        means[some] = np.add.reduceat(numbers, starts[some]) / sizes[some]
+    listed: list[float] = means.tolist()
+    return listed
 
 
 def in_passes(parts: Sequence[Examples]) -> Iterator[list[Examples]]:

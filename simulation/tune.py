@@ -113,7 +113,10 @@ def tune(settings: Settings, engines: Sequence[str], seconds: float) -> Tuned:
     config: dict[str, Any] = {**settings.run_config(), "engine": "auto", "state-dir": ""}
     check_data(config)
     with one_thread(), ExitStack() as ending:  # as in a run
-        config[AGREED] = agree(settings, LoopClients(settings.strategy(), config), deployed=False)
+        loop = LoopClients(settings.strategy(), config)
+        config[AGREED] = agree(settings, loop, deployed=False)
+        settings = settings.decide_fraction(loop.online(1), {})
+        config["fraction"] = settings.fraction
         timings, running = [Timing(engine) for engine in engines], list[tuple[Timing, Iterator[Round]]]()
         for timing in timings:
             try:

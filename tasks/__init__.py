@@ -1,7 +1,7 @@
 """What is learned: data split into clients, a model and a loss. One file a data set."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from hashlib import file_digest
 from pathlib import Path
@@ -29,6 +29,7 @@ __all__ = [
     "describe_data",
     "digests",
     "find_task",
+    "forget_own_tasks",
     "load_task",
 ]
 
@@ -73,8 +74,8 @@ def load_task(config: Mapping[str, Any]) -> Task:
     info = find_task(config["task"])
     setup = info.setup(config)
     info.check(setup)
-    stamps = _stamps(setup.data_dir) if info.reads_folder else ()
-    task = _loaded(info, setup, tuple(info.own(config).items()), stamps)
+    stamps = _stamps(setup.data_dir) if info.reads_folder or info.is_own else ()
+    task = (_loaded_own if info.is_own else _loaded)(info, setup, tuple(info.own(config).items()), stamps)
     if not config.get("pooled"):
         return task
     from .pooled import pooled  # imported late: it needs PyTorch
@@ -112,9 +113,7 @@ def digests(config: Mapping[str, Any]) -> dict[str, str]:
     if not place:
         return {}
     path = Path(place).expanduser()
-    if path.is_dir():
-        return _digests(path, _stamped(each for each in path.rglob("*") if each.is_file()))
-    return _digests(path.parent, _stamped([path]))
+    return _digests(path if path.is_dir() else path.parent, _stamps(place))
 
 
 def _md5(root: Path, file: DataFile, setup: Setup) -> str:
@@ -170,19 +169,28 @@ def _own(name: str) -> TaskInfo:
     return TaskInfo.of(name)
 
 
+def forget_own_tasks() -> None:
+    """Let users' own tasks be loaded anew: where they read a place of their own, nothing says that it has changed."""
+    _loaded_own.cache_clear()
+
+
+@lru_cache(maxsize=4)
+def _loaded_own(info: TaskInfo, setup: Setup, own: tuple[tuple[str, Value], ...], stamps: Stamps) -> Task:
+    return info.load(setup, dict(own))
+
+
 @lru_cache(maxsize=4)
 def _loaded(info: TaskInfo, setup: Setup, own: tuple[tuple[str, Value], ...], stamps: Stamps) -> Task:
     return info.load(setup, dict(own))
 
 
 def _stamps(place: str) -> Stamps:
-    """Return what tells whether the files of a folder, or a file, have changed since they were read."""
+    """Return what says whether a file, or those of a folder and of all folders in it, have changed since then.
+
+    The files are in order, each with the time of its last change and its size.
+    """
     path = Path(place).expanduser()
     if not place or not path.exists():
         return ()
-    return _stamped(path.iterdir() if path.is_dir() else [path])
-
-
-def _stamped(files: Iterable[Path]) -> Stamps:
-    """Return files in order, each with the time of its last change and its size."""
-    return tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in sorted(files))
+    files = (each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    return tuple((file, (about := file.stat()).st_mtime_ns, about.st_size) for file in sorted(files))
