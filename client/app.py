@@ -12,6 +12,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -20,7 +21,7 @@ from flwr.clientapp import ClientApp
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import Terms
-from fairbloom.tasks import find_task
+from fairbloom.tasks import find_task, forget_own_tasks
 
 from .packing import packing
 
@@ -94,6 +95,12 @@ def evaluate(message: Message, context: Context) -> Message:
     return Message(RecordDict({wire.METRICS: MetricRecord({**metrics})}), reply_to=message)
 
 
+@lru_cache(maxsize=1)
+def begin_run(run_id: int) -> None:
+    """Load a user's own task anew for the first message of another run: its files may have changed since the last."""
+    forget_own_tasks()
+
+
 def local_of(context: Context, agreed: str = "") -> Local:
     """Return the client of a context, in a run whose clients have agreed on something about their data.
 
@@ -131,6 +138,7 @@ def keep_personal(context: Context, last: tuple[int, StateDict] | None) -> None:
 
 def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
     """Return the settings on this device, which partition of the data is its own, and what the client calls itself."""
+    begin_run(context.run_id)
     node = context.node_config
     config = {**context.run_config, **{key: place for key in OWN_PLACES if (place := node.get(key))}}
     partition, name = node.get("partition-id"), node.get("name")

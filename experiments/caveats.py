@@ -16,10 +16,8 @@ NAMED = 5
 
 def caveats_of_run(run: Run) -> list[str]:
     """Return what limits the numbers of one run: single participants, and clients tested on a few examples."""
-    found = (
-        [f"One client trained in each round, so the method had nothing to weigh: {REMEDY}."] if is_single(run) else []
-    )
-    return [*found, *_small_tests(run)]
+    single = f"One client trained in each round, so the method had nothing to weigh: {REMEDY}."
+    return [*([single] if is_single(run) else []), *_small_tests(run)]
 
 
 def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
@@ -58,8 +56,9 @@ def _small_tests(run: Run) -> list[str]:
     shown = [f"{client} {count}" for count, client in small[:NAMED]]
     more = f" and {len(small) - NAMED} more" if len(small) > NAMED else ""
     moved = f": one example moves the {run.score.name} of such a client by {100 / small[-1][0]:.0f} points or more"
+    verb = "are" if len(small) > 1 else "is"
     return [
-        f"{len(small)} of {len(examples)} clients are tested on fewer than {FEWEST_EXAMPLES} examples "
+        f"{len(small)} of {len(examples)} clients {verb} tested on fewer than {FEWEST_EXAMPLES} examples "
         f"({', '.join(shown)}{more}){moved if run.score.percent else ', which says little about them'}."
     ]
 

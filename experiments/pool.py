@@ -124,8 +124,8 @@ def run_all(
                     ) from error
                 on_run()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
             held_open.close()  # which ends these workers, and no other process of the caller's
+            pool.shutdown(cancel_futures=True)
             raise
 
 

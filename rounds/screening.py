@@ -106,6 +106,8 @@ def usable_metrics(record: Mapping[str, Any], weight_key: str, needs: Collection
 
 def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, float]:
     """Return the finite numbers among what a client measured, if its count is one and its accuracies are shares."""
+    if record.get(NUM_EXAMPLES) == 0:
+        raise ValueError("it has no test examples, so it counts in no measure")
     metrics = usable_metrics(record, weight_key)
     _check_accuracies({name: metrics[name] for name in ACCURACIES if name in metrics})
     return metrics

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from flwr.app import ArrayRecord, MessageType
 from torch.nn.functional import cross_entropy
 
 from fairbloom.client.training import train, with_channels_last
+from fairbloom.tasks import Setup, Task, find_task
 
 from .helpers import CLIENTS, ask, context, fresh, run_config, work_of
 
@@ -140,3 +142,22 @@ def test_an_evaluation_adds_the_training_loss_where_it_is_asked_for() -> None:
 def test_a_partition_id_without_a_client_is_refused_with_the_range(partition: object) -> None:
     with pytest.raises(ValueError, match=rf"partition-id = .* clients = {CLIENTS} .* from 0 to {CLIENTS - 1}"):
         ask(MessageType.QUERY, {}, context(partition))
+
+
+loaded: list[Setup] = []
+
+
+def own_task(setup: Setup) -> Task:
+    """The digits, by a function that notes each time it is called."""
+    loaded.append(setup)
+    return find_task("digits").load(replace(setup, model="logistic"), find_task("digits").own({}))
+
+
+def test_another_run_loads_an_own_task_anew_and_the_same_run_does_not() -> None:
+    loaded.clear()
+    config = run_config(task=f"{__name__}:own_task")
+    for run_id in (11, 11, 12, 12):
+        where = context(1, config)
+        where.run_id = run_id
+        ask(MessageType.QUERY, {}, where)
+    assert len(loaded) == 2

@@ -101,7 +101,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["run", "--task", "digit"], ("task = 'digit'", "did you mean digits?")),
     (["run", "--clients", "0"], ("clients = 0",)),
     (["run", "--clients", "1000"], ("clients = 1000", "1797 examples")),
-    (["run", "--fraction", "0"], ("fraction = 0",)),
+    (["run", "--fraction", "-1"], ("fraction = -1",)),
     (["run", "--method", "fedfv", "--set", "fedfv.alpha=2"], ("fedfv.alpha = 2", "[0, 1]")),
     (["run", "--set", "learning-rate=nan"], ("learning-rate = nan", "finite")),
     (["run", "--set", "learning-rte=0.1"], ("did you mean learning-rate?",)),

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import json
 import math
+import multiprocessing
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments.api import compare
 from fairbloom.experiments.tables import sentence
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import summarize
@@ -30,7 +32,7 @@ from tests.simulation.helpers import Outcome, table
 from .helpers import compared_by_hand, fairbloom, start
 
 COLUMN = "test_accuracy_of_global_model"
-SMALL = ("--seeds", 2, "--clients", 5, "--rounds", 2, "--jobs", 2, "--set", "device=cpu")
+SMALL = ("--seeds", 2, "--clients", 5, "--rounds", 2, "--fraction", 0.5, "--jobs", 2, "--set", "device=cpu")
 WRITTEN = {"comparison.json", "comparison.csv", "clients.csv", "clients.png", "clients.svg"}
 WORDS = ("compare", "--methods", "fedavg,fedfv", *SMALL)
 
@@ -84,6 +86,7 @@ def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: 
         "seed": 1,
         "clients": 5,
         "num-rounds": 2,
+        "fraction": 0.5,
         "device": "cpu",
         "out": str(tmp_path / "a"),
     }
@@ -207,7 +210,8 @@ def test_a_second_comparison_into_a_folder_is_refused_by_name_of_the_first_until
 ) -> None:
     words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 2, "--jobs", 1)
     first = start(*words, "--out", tmp_path / "cmp", start_new_session=True)
-    while first.poll() is None and not (tmp_path / "cmp" / ".lock").exists():
+    lock = tmp_path / "cmp" / ".lock"
+    while first.poll() is None and not (lock.exists() and lock.read_text()):
         time.sleep(0.005)
     os.killpg(first.pid, signal.SIGSTOP)
     second = start(*words, "--out", tmp_path / "cmp")
@@ -262,6 +266,29 @@ def test_a_comparison_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
         with contextlib.suppress(ProcessLookupError):
             os.killpg(command.pid, signal.SIGKILL)
         command.communicate()
+
+
+def test_a_comparison_that_fails_ends_no_other_process_of_the_caller(tmp_path: Path) -> None:
+    """Nor one that is started meanwhile: a notebook may have a loader's workers, or a run of its own."""
+    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    other.start()
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(FairbloomError, match="cannot be served"):
+        compare(
+            methods="fedfv,fedavg",
+            seeds=1,
+            clients=5,
+            rounds=300,
+            jobs=2,
+            out=tmp_path,
+            settings={"metrics-port": taken.getsockname()[1]},
+            progress=False,
+        )
+    try:
+        assert other.is_alive()
+        assert {process.pid for process in multiprocessing.active_children()} == {other.pid}
+    finally:
+        other.terminate()
+        other.join()
 
 
 def test_a_method_that_lacks_a_client_of_another_is_refused_by_name(

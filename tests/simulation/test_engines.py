@@ -67,11 +67,12 @@ def assert_same(ours: Mapping[str, Any], expected: Mapping[str, Any], tolerance:
 
 @pytest.mark.parametrize("case", RUNS)
 def test_whichever_engine_computes_the_run_folder_is_the_same(case: str, tmp_path: Path) -> None:
-    changes = {"num_rounds": 2, "fraction": 0.6, **RUNS[case]}
+    """In float64: in float32, roundings that flip a unit of a network differ by more from processor to processor."""
+    changes = {"num_rounds": 2, "fraction": 0.6, "task": "tests.simulation.doubled:doubled", **RUNS[case]}
     expected = ended(run(tmp_path / "loop", engine="loop", **changes))
     for engine in ENGINES:
         ours = ended(run(tmp_path / engine, engine=engine, **changes))
-        assert_same(ours, expected, 0.0 if engine == "workers" else 1e-5)
+        assert_same(ours, expected, 0.0 if engine == "workers" else 1e-9)
 
 
 # Which one ------------------------------------------------------------------------------------------------------------

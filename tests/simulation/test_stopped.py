@@ -45,7 +45,7 @@ def test_the_command_line_says_in_one_line_that_nothing_is_learned_and_goes_on_w
 ) -> None:
     assert fairbloom("run", *LATE) == 2
     (said,) = [line for line in capfd.readouterr().err.splitlines() if "the run has learned nothing" in line]
-    assert "for 3 rounds: in round 3, 2 of 2 replies were refused" in said
+    assert "for 3 rounds: in round 3, 4 of 4 replies were refused" in said
     assert "is a straggler in round 3, and drop-stragglers is on" in said
     assert "unused-rounds = 0" in said
     assert used(Path("a")) == ["0", "0"]  # the third was not finished

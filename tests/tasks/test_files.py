@@ -207,6 +207,29 @@ def test_a_device_may_have_the_folders_of_classes_alone(tmp_path: Path) -> None:
     assert told_by(config("image-folder", tmp_path / "site-a")) == told_by(config("image-folder", tmp_path))
 
 
+def test_images_that_have_changed_are_read_again(tmp_path: Path) -> None:
+    """However deep they lie, and whether they are new, gone or other ones."""
+    for name in ("a", "b"):
+        images(tmp_path / name)
+    chosen = config("image-folder", tmp_path)
+
+    def brightest() -> float:
+        return float(everything(agreed(chosen)[0].splits("a").train)[0].max())
+
+    before = brightest()
+    for file in (tmp_path / "a").glob("*/*"):
+        Image.new("RGB", (9, 7), (250, 0, 0)).save(file)
+    assert brightest() > 0.9 > before
+    counts = [told_by(chosen)["a"]["examples"]]
+    for number in (8, 9):
+        Image.new("RGB", (9, 7)).save(tmp_path / "a" / "dog" / f"{number}.png")
+        counts.append(told_by(chosen)["a"]["examples"])
+    for file in (tmp_path / "a" / "dog").glob("*.jpg"):
+        file.unlink()
+    counts.append(told_by(chosen)["a"]["examples"])
+    assert counts == [7, 8, 8, 7]  # of 8, 9, 10 and 8 images
+
+
 def test_what_is_wrong_with_images_is_said_with_file_and_remedy(tmp_path: Path) -> None:
     for name in ("broken", "few", "one", "strange", "uneven"):
         images(tmp_path / name)

@@ -1,0 +1,67 @@
+"""What limits the numbers of a run or comparison is said beside them."""
+
+from pathlib import Path
+
+import pytest
+
+from .helpers import fairbloom
+
+FEW = ("--clients", 2, "--rounds", 2, "--set", "device=cpu", "--set", "partition=iid")
+TINY = ("--set", "test-share=0.005")
+SINGLE = "One client trained in each round"
+EQUAL = "ended with the same models to the bit"
+SMALL = "clients are tested on fewer than 10 examples"
+
+
+def printed_by(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert fairbloom(*words) == 0
+    return capsys.readouterr().out
+
+
+def compared(capsys: pytest.CaptureFixture[str], out: Path, methods: str, *words: object) -> str:
+    plan = ("--methods", methods, "--seeds", 2, "--jobs", 1)
+    return printed_by(capsys, "compare", *FEW, *plan, *words, "--out", out)
+
+
+def test_a_comparison_of_single_participants_says_that_it_compares_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = compared(capsys, tmp_path, "fedavg,term,fedmgdaplus", "--fraction", 0.5)
+    assert f"{SINGLE}, so no method had anything to weigh: raise fraction" in told
+    assert f"FedAvg and TERM {EQUAL}" in told  # FedMGDA+ takes a step of another length
+    assert "no other method here lifts them" in told
+
+
+def test_the_remedy_of_single_participants_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = compared(capsys, tmp_path, "fedavg,term", "--fraction", 1)
+    assert SINGLE not in told
+    assert EQUAL not in told
+
+
+def test_two_clients_train_both_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert SINGLE not in compared(capsys, tmp_path, "fedavg,term")
+
+
+def test_methods_are_the_same_only_where_they_are_with_every_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = compared(capsys, tmp_path, "fedavg,ditto,term")
+    assert f"FedAvg and Ditto {EQUAL}" in told  # whose global model is FedAvg's
+    assert "TERM ended" not in told
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_tiny_test_sets_are_said_with_what_one_example_moves(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--methods", "fedavg", "--seeds", 1, "--jobs", 1) if command == "compare" else ()
+    told = printed_by(capsys, command, *FEW, *TINY, *more, "--out", tmp_path / "tiny")
+    assert f"2 of 2 {SMALL} (client-0 4, client-1 4): one example moves the accuracy of such a client by 25" in told
+    assert SMALL not in printed_by(capsys, command, *FEW, *more, "--out", tmp_path / "enough")
+
+
+def test_a_run_of_single_participants_says_so_and_one_of_pooled_data_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert SINGLE in printed_by(capsys, "run", *FEW, "--fraction", 0.5, "--out", tmp_path / "a")
+    assert SINGLE not in printed_by(capsys, "run", *FEW, "--set", "pooled=true", "--out", tmp_path / "b")
