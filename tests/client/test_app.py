@@ -154,8 +154,9 @@ def own_task(setup: Setup) -> Task:
 
 
 def test_another_run_loads_an_own_task_anew_and_the_same_run_does_not() -> None:
-    loaded.clear()
     config = run_config(task=f"{__name__}:own_task")
+    ask(MessageType.QUERY, {}, context(1, config))
+    loaded.clear()
     for run_id in (11, 11, 12, 12):
         where = context(1, config)
         where.run_id = run_id
