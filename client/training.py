@@ -352,11 +352,11 @@ def with_channels_last(model: nn.Module, examples: Examples) -> nn.Module:
     inputs, _ = examples[slice(0, 2)]
     try:
         with torch.no_grad(), drawing_from(0, inputs.device):
-            tried = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            tried = copy.deepcopy(model).to(memory_format=torch.channels_last)
             outputs_of(tried.eval(), inputs)
     except Exception:  # whatever a model raises: training by itself tells
         return model
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return model.to(memory_format=torch.channels_last)
 
 
 def _has_channels_last(model: nn.Module) -> bool:
