@@ -1,7 +1,6 @@
 """Enrolling clients: their keys are registered with the SuperLink, and each device gets a bundle to unpack."""
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,9 +9,9 @@ from pathlib import Path
 from .. import pki
 from ..errors import DeployError, RefusedError, UnreachableError
 from ..given import NAME, check_days
+from . import control_api
 from .device_bundle import remove_bundle, write_bundle
-from .federation import CONNECTION, Federation, warn
-from .flower_commands import flwr_json
+from .federation import Federation, warn
 from .roll import Enrolled, Former, Key
 
 KEY_DAYS = 398.0
@@ -180,28 +179,23 @@ def _keys_for(federation: Federation, name: str, request: Path | None) -> pki.Ke
 
 def _register(federation: Federation, name: str, public_key: bytes) -> str:
     """Register a public key with the SuperLink; return the node's id."""
-    with tempfile.NamedTemporaryFile(suffix=".pub") as public:
-        public.write(public_key)
-        public.flush()
-        answer = flwr_json(federation, "supernode", "register", public.name, CONNECTION, "--name", name)
-    return str(answer["node-id"])
+    with control_api.connected(federation) as api:
+        return api.register(name, public_key)
 
 
 def _unregister(federation: Federation, name: str, node_id: str) -> None:
-    try:
-        flwr_json(federation, "supernode", "unregister", node_id, CONNECTION)
-    except (UnreachableError, RefusedError):
-        raise
-    except DeployError as error:
-        nodes = {
-            str(node["node-id"]): node["status"]
-            for node in flwr_json(federation, "supernode", "list", CONNECTION)["nodes"]
-        }
-        if nodes.get(node_id) != "unregistered":  # an earlier attempt may have got this far
-            raise DeployError(
-                f"{error}. If the SuperLink's database was made anew since, delete {federation.roll.file(name)} and "
-                "enrol the client again"
-            ) from None
+    with control_api.connected(federation) as api:
+        try:
+            api.unregister(node_id)
+        except (UnreachableError, RefusedError):
+            raise
+        except DeployError as error:
+            status = api.nodes().get(node_id, {}).get("status")
+            if status != "unregistered":  # an earlier attempt may have got this far
+                raise DeployError(
+                    f"{error}. If the SuperLink's database was made anew since, delete {federation.roll.file(name)} "
+                    "and enrol the client again"
+                ) from None
 
 
 def _retire(federation: Federation) -> None:
@@ -231,8 +225,8 @@ def _taken_back_on_failure(federation: Federation, node_id: str) -> Iterator[Non
     try:
         yield
     except BaseException:
-        with contextlib.suppress(DeployError):
-            flwr_json(federation, "supernode", "unregister", node_id, CONNECTION)
+        with contextlib.suppress(DeployError), control_api.connected(federation) as api:
+            api.unregister(node_id)
         raise
 
 

@@ -5,10 +5,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from . import control_api
 from .doctor import client_keys, server_side
-from .federation import CONNECTION, Federation
-from .flower_commands import flwr_json
-from .submit import runs
+from .federation import Federation
 
 RECENT_RUNS = 5
 
@@ -24,7 +23,8 @@ def survey(federation: Federation) -> dict[str, Any]:
     everybody, keys = federation.clients, federation.keys()
     partitions = {client.name: client.partition_id for client in everybody}
     gone = {node_id for client in everybody if client.revoked for node_id in client.node_ids}
-    nodes = {str(node["node-id"]): node for node in flwr_json(federation, "supernode", "list", CONNECTION)["nodes"]}
+    with control_api.connected(federation) as api:
+        nodes, runs = dict(api.nodes()), api.runs()
     clients = []
     for key in keys:
         name = key.client if key.current else f"{key.client}, by its former key"
@@ -36,7 +36,7 @@ def survey(federation: Federation) -> dict[str, Any]:
         if node_id not in gone and node["status"] != "unregistered"
     ]
     known = ("run-id", "status", "elapsed", "fab-id")
-    recent = [{key: run.get(key) for key in known} for run in runs(federation)[:RECENT_RUNS]]
+    recent = [{key: run.get(key) for key in known} for run in runs[:RECENT_RUNS]]
     findings = {"server": server_side(federation), "keys": client_keys(federation)}
     said = {what: {"verdict": finding.verdict, "words": finding.words} for what, finding in findings.items()}
     return {"clients": clients, "runs": recent, **said}

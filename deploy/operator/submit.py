@@ -23,7 +23,7 @@ from fairbloom.protocol.settings import OWN_SETTINGS, SettingsError, Value, of_k
 from fairbloom.server.settings import Settings, check_used, default_config
 
 from ..errors import DeployError, RefusedError
-from . import run_bundle
+from . import control_api, run_bundle
 from .federation import CONNECTION, Federation
 from .flower_commands import environment, flwr_command, flwr_json
 
@@ -265,8 +265,8 @@ def status_of(federation: Federation, run_id: str) -> str:
 
 def runs(federation: Federation, run_id: str = "") -> list[dict[str, Any]]:
     """Return what the SuperLink knows of one run, or of all, the latest first."""
-    listed = flwr_json(federation, "list", CONNECTION, *(["--run-id", run_id] if run_id else []))["runs"]
-    return list(listed)
+    with control_api.connected(federation) as api:
+        return api.runs(run_id)
 
 
 def waits_alone(listed: list[dict[str, Any]], run_id: str) -> bool | None:

@@ -1,16 +1,20 @@
 """Commands of operators and clients, with an answering machine in place of Flower's, and what they have left."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.flower import ROOT
 from fairbloom.deploy import pki
-from fairbloom.deploy.operator import audit
-from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.operator import audit, flower_commands
+from fairbloom.deploy.operator.control_api import Nodes
+from fairbloom.deploy.operator.federation import CONNECTION, Federation
 from fairbloom.deploy.operator.roll import Key
 
 MACHINE = """#!{python} -SE
@@ -41,6 +45,37 @@ else:
     print("some words first", file=sys.stderr)
     print(json.dumps(answer))
 """
+
+
+class AnsweringApi:
+    """Stands where the control API is: what it is asked goes to the machine, in the words of Flower's commands."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+
+    def register(self, name: str, public_key: bytes) -> str:
+        with tempfile.NamedTemporaryFile(suffix=".pub") as public:
+            public.write(public_key)
+            public.flush()
+            return str(self._ask("supernode", "register", public.name, CONNECTION, "--name", name)["node-id"])
+
+    def unregister(self, node_id: str) -> None:
+        self._ask("supernode", "unregister", node_id, CONNECTION)
+
+    def nodes(self) -> Nodes:
+        found = self._ask("supernode", "list", CONNECTION)["nodes"]
+        return {node["node-id"]: {"offline-at": "", **node} for node in found}
+
+    def runs(self, run_id: str = "") -> list[dict[str, Any]]:
+        return list(self._ask("list", CONNECTION, *(["--run-id", run_id] if run_id else []))["runs"])
+
+    def _ask(self, *words: str) -> dict[str, Any]:
+        return flower_commands.flwr_json(self.federation, *words)
+
+
+@contextlib.contextmanager
+def answering(federation: Federation) -> Iterator[AnsweringApi]:
+    yield AnsweringApi(federation)
 
 
 class Machine:

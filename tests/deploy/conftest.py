@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fairbloom.deploy import pki
-from fairbloom.deploy.operator import flower_commands
+from fairbloom.deploy.operator import control_api, flower_commands
 from tests.experiments.helpers import fairbloom
 
-from .commands import Machine
+from .commands import Machine, answering
 
 
 @pytest.fixture
@@ -19,6 +19,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     there = Machine(tmp_path / "machine")
     monkeypatch.setattr(flower_commands, "flwr_command", lambda: str(there.path))
     monkeypatch.setattr("fairbloom.deploy.operator.submit.flwr_command", lambda: str(there.path))
+    monkeypatch.setattr(control_api, "connected", answering)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return there

@@ -11,7 +11,7 @@ from typer.main import get_command
 from fairbloom.deploy.cli import app
 from fairbloom.errors import FairbloomError
 
-from .commands import Machine
+from .commands import Machine, answering
 
 
 def put(name: str, content: bytes) -> Callable[[Path], None]:
@@ -88,6 +88,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (folder / "machine").mkdir()
         there = Machine(folder / "machine")
         patch.setattr("fairbloom.deploy.operator.flower_commands.flwr_command", lambda: str(there.path))
+        patch.setattr("fairbloom.deploy.operator.control_api.connected", answering)
         run("init", str(folder / "federation"), "--host", "fl.example.org")
         run("enroll", "a", "--unpacked", "--dir", str(folder / "federation"))
         yield folder / "federation"
