@@ -200,7 +200,7 @@ def part_of(settings: Mapping[str, Any], task: Task, partition: object, name: st
         )
     raise FairbloomError(
         f"partition-id = {partition!r} in the node config: with clients = {len(task.clients)} it must be an "
-        f"integer from 0 to {len(task.clients) - 1}"
+        f"integer from 0 to {len(task.clients) - 1}: set clients higher, or give this client a partition that is free"
     )
 
 

@@ -1,6 +1,7 @@
 """The commands `fairbloom client` and `fairbloom deploy`."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +70,18 @@ def renew(
 
 @app.command(epilog="Example: fairbloom deploy enroll hospital-7 --request hospital-7.request --examples 1200")
 def enroll(
-    clients: Annotated[list[str], typer.Argument(metavar="CLIENT...", help="Names, as reports will show them.")],
+    clients: Annotated[
+        list[str] | None, typer.Argument(metavar="[CLIENT]...", help="Names, as reports will show them.")
+    ] = None,
+    from_list: Annotated[
+        Path | None,
+        typer.Option(
+            "--list",
+            metavar="FILE",
+            help="A file of names, one a line, or CSV with the columns client, examples, partition-id, request, of "
+            "which all but the first may be missing; -: standard input.",
+        ),
+    ] = None,
     request: RequestOption = None,
     partition_id: Annotated[int | None, typer.Option(help="Which of the task's clients; default: the next.")] = None,
     examples: Annotated[int, typer.Option(help="Training examples of each client; 0: not known.")] = 0,
@@ -81,23 +93,27 @@ def enroll(
     """Register clients with the SuperLink and write a bundle for each: certificate, settings, systemd unit.
 
     With --request the device has made its key, and the bundle holds nothing secret. Without, keys are made here and the
-    bundle holds the private one, which is for the lab: it should be nowhere but on the device.
+    bundle holds the private one, which is for the lab: it should be nowhere but on the device. Each client is enrolled
+    as a whole or not at all; where several are and one fails, the same command with --keep goes on.
     """
     from .errors import DeployError
-    from .operator.enrolment import enroll as enroll_one
-    from .operator.federation import Federation
+    from .operator.enrolment import Applicant, beyond, enroll_all, read_list
+    from .operator.federation import Federation, warn
 
-    federation = Federation(folder)
+    federation, names = Federation(folder), clients or []
+    if bool(names) == (from_list is not None):
+        raise DeployError("name the clients, or a file with their names by --list: one of both")
     for option, given in (("--partition-id", partition_id), ("--request", request)):
-        if given is not None and len(clients) > 1:
-            raise DeployError(f"{option} {given} is for one client, and {len(clients)} are named")
-    there = {client.name for client in federation.clients if not client.revoked}
-    for name in clients:
-        if keep and name in there:
-            print(f"{name} is enrolled already")
-        else:
-            bundle = enroll_one(federation, name, partition_id, unpacked, request=request, days=days, examples=examples)
-            print(f"{name}: {bundle}")
+        if given is not None and len(names) != 1:
+            raise DeployError(f"{option} {given} is for one client, and {len(names) or 'a list'} are named")
+    applicants = [Applicant(name=name, partition_id=partition_id, examples=examples, request=request) for name in names]
+    if from_list is not None:
+        applicants = [replace(each, examples=each.examples or examples) for each in read_list(from_list)]
+    for name, bundle in enroll_all(federation, applicants, unpacked, days=days, keep=keep):
+        print(f"{name} is enrolled already" if bundle is None else f"{name}: {bundle}", flush=True)
+    far = beyond(federation, sum(not client.revoked for client in federation.clients))
+    if far:
+        warn(f"where data are dealt to clients: {far}")
 
 
 @app.command(epilog="Example: fairbloom deploy rotate hospital-7 --request hospital-7.request")

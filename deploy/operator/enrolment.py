@@ -1,8 +1,11 @@
 """Enrolling clients: their keys are registered with the SuperLink, and each device gets a bundle to unpack."""
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import replace
+import csv
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -87,6 +90,151 @@ def enroll(
             federation.roll.save(enrolled)
         about |= _key_facts(enrolled)
     return bundle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Applicant:
+    """A client that is to be enrolled; the fields are those of `enroll`."""
+
+    name: str
+    partition_id: int | None = None
+    examples: int = 0
+    request: Path | None = None
+
+
+LIST_COLUMNS = ("client", "examples", "partition-id", "request")
+"""The columns that a list of clients may have; the first it must have, where it has a header."""
+
+
+def read_list(file: Path) -> list[Applicant]:
+    """Return the clients of a list: a name a line, or CSV with a header line of LIST_COLUMNS; `-` is standard input.
+
+    Empty lines, and lines that begin with #, are skipped. A request is looked for beside the list.
+
+    Raises
+    ------
+    DeployError
+        When it cannot be read, names nobody, or a cell cannot be used; the message names the line.
+    """
+    where = f"--list {file}"
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeployError(f"{where} cannot be read: {error}") from None
+    lines = [
+        (number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line.strip()[0] != "#"
+    ]
+    rows = [(number, [cell.strip() for cell in next(csv.reader([line]))]) for number, line in lines]
+    columns: Sequence[str] = LIST_COLUMNS[:1]
+    if rows and LIST_COLUMNS[0] in rows[0][1]:
+        columns = rows.pop(0)[1]
+        if unknown := [column for column in columns if column not in LIST_COLUMNS]:
+            raise DeployError(f"{where} has a column {unknown[0]!r}: it may have {', '.join(LIST_COLUMNS)}")
+    if not rows:
+        raise DeployError(f"{where} names no client: write one name a line")
+    return [_applicant(file, f"line {number} of {where}", columns, cells) for number, cells in rows]
+
+
+def _applicant(file: Path, where: str, columns: Sequence[str], cells: Sequence[str]) -> Applicant:
+    if len(cells) != len(columns):
+        remedy = f"begin the list with a line of column names, {', '.join(LIST_COLUMNS)}"
+        raise DeployError(
+            f"{where} has {len(cells)} cells, and {len(columns)} are read ({', '.join(columns)}): {remedy}"
+        )
+    row = dict(zip(columns, cells, strict=True))
+    numbers: dict[str, int | None] = {"examples": None, "partition-id": None}
+    for column in numbers:
+        if text := row.get(column, ""):
+            if not (text.isascii() and text.isdigit()):
+                raise DeployError(f"{where} has {column} = {text!r}: it must be a whole number, counted from 0")
+            numbers[column] = int(text)
+    request = row.get("request", "")
+    return Applicant(
+        name=row["client"],
+        partition_id=numbers["partition-id"],
+        examples=numbers["examples"] or 0,
+        request=file.parent / request if request else None,
+    )
+
+
+def enroll_all(
+    federation: Federation, applicants: Sequence[Applicant], unpack: bool, *, days: float = KEY_DAYS, keep: bool = False
+) -> Iterator[tuple[str, Path | None]]:
+    """Enrol several clients, one after the other; yield each one's name and bundle, None for one that was kept.
+
+    Each is enrolled as a whole or not at all. Nobody is before all names are checked.
+
+    Parameters
+    ----------
+    federation, unpack, days
+        As of `enroll`.
+    applicants
+        Who is to be enrolled.
+    keep
+        Whether those that are enrolled already are left as they are; it is an error otherwise.
+
+    Raises
+    ------
+    DeployError
+        When a name is listed twice or enrolled already, or `enroll` does; then the message says who was enrolled.
+    """
+    there = {client.name for client in federation.clients if not client.revoked}
+    kept = there if keep else set[str]()
+    _check_names(federation, applicants, there - kept)
+    enrolled: list[str] = []
+    for number, each in enumerate(applicants):
+        if each.name in kept:
+            yield each.name, None
+            continue
+        try:
+            bundle = enroll(
+                *(federation, each.name, each.partition_id, unpack),
+                request=each.request,
+                days=days,
+                examples=each.examples,
+            )
+        except DeployError as error:
+            if len(applicants) == 1:
+                raise
+            left = ", ".join(one.name for one in applicants[number:] if one.name not in kept)
+            raise DeployError(
+                f"client {each.name}: {error}. Enrolled before it: {', '.join(enrolled) or 'none'}. Not enrolled: "
+                f"{left}. The same command with --keep goes on"
+            ) from error
+        enrolled.append(each.name)
+        yield each.name, bundle
+
+
+def _check_names(federation: Federation, applicants: Sequence[Applicant], enrolled: set[str]) -> None:
+    """Raise DeployError, and note it, where several clients are given and one of the names cannot be enrolled."""
+    if len(applicants) == 1:  # `enroll` says it
+        return
+    names = [each.name for each in applicants]
+    lower = Counter(name.lower() for name in names)
+    twice = ", ".join(sorted({name for name in names if lower[name.lower()] > 1}))
+    known = ", ".join(name for name in names if name in enrolled)
+    wrong = ", ".join(repr(name) for name in names if not NAME.fullmatch(name))
+    with federation.noted("enroll", clients=" ".join(names)) if twice or known or wrong else contextlib.nullcontext():
+        if wrong:
+            raise DeployError(f"{wrong}: up to 63 letters, digits, dots, dashes and underscores would do for a client")
+        if twice:
+            raise DeployError(f"{twice}: listed more than once, where capitals count for nothing; nobody was enrolled")
+        if known:
+            raise DeployError(f"{known}: enrolled already, so nobody was enrolled; --keep leaves them as they are")
+
+
+def beyond(federation: Federation, clients: int) -> str:
+    """Return which enrolled clients have a partition that data dealt to so many clients do not have, and what to do."""
+    current = [client for client in federation.clients if not client.revoked]
+    far = [client for client in current if client.partition_id >= clients]
+    if not far:
+        return ""
+    highest = max(client.partition_id for client in far)
+    free = sorted(set(range(clients)) - {client.partition_id for client in current})
+    words = ", ".join(f"client {client.name} has partition {client.partition_id}" for client in far)
+    again = f", or revoke and enrol it again, which gives it partition {free[0]}" if free else ""
+    deals = f"clients = {clients} deals data to partitions 0 to {clients - 1}"
+    return f"{words}, and {deals}: set clients={highest + 1}{again}"
 
 
 def rotate(

@@ -1,5 +1,6 @@
 """Enrolling clients, their keys and bundles, with an answering machine in place of Flower."""
 
+import io
 import json
 import stat
 import subprocess
@@ -88,6 +89,94 @@ def test_what_cannot_be_is_named(
     assert machine.asked == asked
     assert [path.name for path in (made / "clients").iterdir()] == ["there.toml"]
     assert (made / "clients" / "there.toml").read_bytes() == before
+
+
+def test_a_list_enrols_its_clients_with_what_it_says_of_them(made: Path, machine: Machine, tmp_path: Path) -> None:
+    pair = pki.new_node_key()
+    request_of(tmp_path, "b", pair)
+    Path("sites.csv").write_text(
+        "client,examples,request,partition-id\n# the north\na,1200,,\n\nb,,b.request,7\n c , 5,,\n"
+    )
+    assert fairbloom("deploy", "enroll", "--list", "sites.csv", "--examples", "9") == 0
+    enrolled = [(client.name, client.examples, client.partition_id) for client in Federation(made).clients]
+    assert enrolled == [("a", 1200, 0), ("b", 9, 7), ("c", 5, 1)]
+    assert Federation(made).client("b").public_key == pair.public.decode()
+
+
+def test_a_list_may_be_names_alone_and_come_by_standard_input(
+    made: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("b\n\na\n"))
+    assert fairbloom("deploy", "enroll", "--list", "-") == 0
+    assert [(client.name, client.partition_id) for client in Federation(made).clients] == [("a", 1), ("b", 0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "--list sites cannot be read: "),
+        ("", "--list sites names no client: write one name a line"),
+        ("client\n", "--list sites names no client"),
+        (
+            "a\nb,5\n",
+            "line 2 of --list sites has 2 cells, and 1 are read (client): begin the list with a line of column",
+        ),
+        ("client,size\na,5\n", "--list sites has a column 'size': it may have client, examples, partition-id, request"),
+        ("client,examples\na,many\n", "line 2 of --list sites has examples = 'many': it must be a whole number"),
+        ("a\nb\nA\n", "A, a: listed more than once"),
+        ("a\nthere\nover\n", "there, over: enrolled already, so nobody was enrolled; --keep leaves them as they are"),
+        ("a\nb/c\n", "'b/c': up to 63 letters, digits"),
+    ],
+)
+def test_a_list_with_a_fault_enrols_nobody(
+    made: Path, machine: Machine, text: str | None, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("deploy", "enroll", "over", "there") == 0
+    asked = machine.asked
+    if text is not None:
+        Path("sites").write_text(text)
+    capsys.readouterr()
+    assert fairbloom("deploy", "enroll", "--list", "sites") == 2
+    assert words in capsys.readouterr().err
+    assert machine.asked == asked
+    assert len(Federation(made).clients) == 2
+
+
+def test_names_and_a_list_are_not_both_given(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("deploy", "enroll") == 2
+    assert fairbloom("deploy", "enroll", "a", "--list", "-") == 2
+    assert capsys.readouterr().err.count("name the clients, or a file with their names by --list: one of both") == 2
+
+
+def test_an_enrolment_that_stops_halfway_says_what_was_done_and_goes_on(
+    made: Path, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = {"success": True, "node-id": "77"}, {"success": False, "error-message": "database is locked"}
+    machine.answers(register=[good, good, bad, good])
+    assert fairbloom("deploy", "enroll", "a", "b", "c", "d") == 2
+    said = capsys.readouterr().err
+    assert "client c: flwr supernode register: database is locked" in said
+    assert "Enrolled before it: a, b. Not enrolled: c, d. The same command with --keep goes on" in said
+    assert [client.name for client in Federation(made).clients] == ["a", "b"]
+    assert not (made / "bundles" / "c.tar.gz").exists()
+    assert fairbloom("deploy", "enroll", "a", "b", "c", "d", "--keep") == 0
+    assert capsys.readouterr().out.startswith("a is enrolled already\nb is enrolled already\nc: ")
+    assert [client.name for client in Federation(made).clients] == ["a", "b", "c", "d"]
+
+
+def test_enrol_says_when_a_partition_is_beyond_the_clients(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("deploy", "enroll", "a", "b", "c") == 0
+    assert "partition" not in capsys.readouterr().err
+    assert fairbloom("deploy", "revoke", "b") == 0
+    assert fairbloom("deploy", "enroll", "d", "--partition-id", "3") == 0
+    assert (
+        "client d has partition 3, and clients = 3 deals data to partitions 0 to 2: set clients=4, or revoke and enrol "
+        "it again, which gives it partition 1" in capsys.readouterr().err
+    )
+    assert fairbloom("deploy", "revoke", "d") == 0
+    assert fairbloom("deploy", "enroll", "d") == 0  # as was said
+    assert "partition" not in capsys.readouterr().err
+    assert Federation(made).client("d").partition_id == 1
 
 
 # Keys that are made on the device -----------------------------------------------------------------------------------

@@ -1,0 +1,115 @@
+"""The operator's calls of a real control API over TLS: Flower's app behind our door, with a database."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from fairbloom.deploy import pki
+from fairbloom.deploy.errors import DeployError, RefusedError, UnreachableError
+from fairbloom.deploy.operator.control_api import connected
+from fairbloom.deploy.operator.enrolment import Applicant, enroll_all, revoke
+from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.processes import free_port
+
+from .state import submit
+from .test_control import Place
+
+
+class Served:
+    """A federation whose control API is answered by Flower's app, in a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        control = f"127.0.0.1:{free_port()}"
+        self.federation = Federation.init(folder / "federation", ["localhost"], free_port(), control, 10)
+        (folder / "place").mkdir()
+        self.place = Place(folder / "place")
+        self.place.operators.write_bytes(self.federation.operators.read_bytes())
+        config = uvicorn.Config(
+            self.place.app,
+            host="127.0.0.1",
+            port=int(control.rpartition(":")[2]),
+            ssl_certfile=self.federation.certificate,
+            ssl_keyfile=self.federation.certificate_key,
+            lifespan="off",
+            ws="none",
+            log_level="critical",
+        )
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+        while not self.server.started and self.thread.is_alive():
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    there = Served(tmp_path_factory.mktemp("served"))
+    there.start()
+    yield there
+    there.stop()
+
+
+def test_twenty_sites_are_enrolled_without_a_command_of_flowers(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subprocess.run", None)
+    monkeypatch.setattr("subprocess.Popen", None)
+    names = [f"site-{number:02d}" for number in range(20)]
+    list(enroll_all(served.federation, [Applicant(name=name) for name in names], unpack=False))
+    with connected(served.federation) as api:
+        nodes = api.nodes()
+    known = {client.name: client for client in served.federation.clients}
+    assert [nodes[known[name].node_id] for name in names] == [{"status": "registered", "offline-at": ""}] * 20
+    assert sorted(known[name].partition_id for name in names) == list(range(20))
+    revoke(served.federation, "site-07")
+    with connected(served.federation) as api:
+        assert api.nodes()[known["site-07"].node_id]["status"] == "unregistered"
+
+
+def test_runs_are_told_with_their_status(served: Served) -> None:
+    run, task = submit(served.place.state)
+    with connected(served.federation) as api:
+        (about,) = api.runs(str(run))
+        assert (about["run-id"], about["status"], about["fab-id"]) == (str(run), "pending", "a/b")
+        assert about in api.runs()
+        served.place.state.finish_task(task, "failed", "ServerApp failed with exception: nothing was learned")
+        (about,) = api.runs(str(run))
+    assert about["status"] == "finished:failed"
+    assert about["status-details"].endswith("nothing was learned")
+
+
+def test_what_the_superlink_refuses_is_said_in_its_words(served: Served) -> None:
+    with connected(served.federation) as api:
+        public = pki.new_node_key().public
+        api.register("twice", public)
+        with pytest.raises(DeployError, match=r"the SuperLink does not register a client: \[code: \d+\] .*[Kk]ey"):
+            api.register("twice", public)
+        with pytest.raises(DeployError, match=r"the SuperLink does not unregister a client: \[code: \d+\] "):
+            api.unregister("12345")
+
+
+def test_another_credential_is_refused(served: Served, tmp_path: Path) -> None:
+    other = Federation.init(tmp_path / "other", ["localhost"], free_port(), served.federation.control, 10)
+    for name in ("ca.crt", "ca.key"):
+        (other.path / name).write_bytes((served.federation.path / name).read_bytes())
+    with connected(other) as api, pytest.raises(RefusedError, match="does not accept the credential in"):
+        api.nodes()
+
+
+@pytest.mark.parametrize("why", ["nobody is there", "another authority"])
+def test_a_control_api_that_is_not_reached_is_named(served: Served, tmp_path: Path, why: str) -> None:
+    control = served.federation.control if why == "another authority" else f"127.0.0.1:{free_port()}"
+    other = Federation.init(tmp_path / "other", ["localhost"], free_port(), control, 10)
+    said = f"control API at {control} cannot be reached: is fairbloom server up there"
+    with connected(other) as api, pytest.raises(UnreachableError, match=said):
+        api.runs()
