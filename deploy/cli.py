@@ -175,17 +175,31 @@ def revoke(
     print(f"{revoke_one(Federation(folder), client).name} is revoked")
 
 
-@app.command()
+@app.command(epilog="Example: fairbloom deploy status --watch --interval 5")
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False, folder: DirOption = HERE
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON; its keys are in the guide. With --watch, a line each time.")
+    ] = False,
+    watched: Annotated[bool, typer.Option("--watch", help="Show it anew, again and again, until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="With --watch: the time from one look to the next.")
+    ] = 2.0,
+    folder: DirOption = HERE,
 ) -> None:
-    """Show who is connected, when each was last seen, and what runs."""
+    """Show at a glance which run goes on and how far it is, who is connected, who was refused, disk and certificate.
+
+    All of it comes from the server, by the control API: what that does not tell is said to be unknown.
+    """
     import json
 
     from .operator.federation import Federation
-    from .operator.status import show, survey
+    from .operator.status import show, survey, watch
 
-    found = survey(Federation(folder))
+    federation = Federation(folder)
+    if watched:
+        watch(federation, interval, as_json=as_json)
+        return
+    found = survey(federation)
     if as_json:
         print(json.dumps(found, indent=2))
     else:

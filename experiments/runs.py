@@ -1,12 +1,9 @@
 """A run as its folder tells of it: settings, tables, how the model serves each client, and how far it is."""
 
 import contextlib
-import csv
-import io
 import math
 import os
 import re
-import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +21,10 @@ from fairbloom.rounds.roster import usual_fraction
 from fairbloom.server.checkpoint import load_last, load_model
 from fairbloom.server.fairness import summarize
 from fairbloom.server.files import RunFolderError
-from fairbloom.server.lock import LOCK
+from fairbloom.server.lock import is_running
 from fairbloom.server.own import options_of
 from fairbloom.server.records import MODEL, SPLIT, engine_in, is_finished, recorded_settings, scores_in
-from fairbloom.server.rows import read_table
+from fairbloom.server.rows import read_rows
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method
 from fairbloom.tasks import find_task
@@ -285,11 +282,11 @@ class Run:
 
     @cached_property
     def _rounds(self) -> Rows:
-        return _rows(self.folder / "rounds.csv", ("round",), finished=self.finished)
+        return read_rows(self.folder / "rounds.csv", ("round",), finished=self.finished)
 
     @cached_property
     def _clients(self) -> Rows:
-        return _rows(self.folder / "clients.csv", ("round", "client"), finished=self.finished)
+        return read_rows(self.folder / "clients.csv", ("round", "client"), finished=self.finished)
 
     @cached_property
     def _last_rows(self) -> Rows:
@@ -334,23 +331,6 @@ def settings_in(folder: Path) -> dict[str, Any]:
     return recorded_settings(folder)
 
 
-def is_running(folder: Path) -> bool:
-    """Return whether a process writes to a folder, as far as can be told without disturbing it."""
-    try:
-        holder = re.fullmatch(r"process (\d+) on (.+)", (folder / LOCK).read_text())
-    except OSError:
-        return False
-    if holder is None or holder[2] != socket.gethostname():
-        return True
-    try:
-        os.kill(int(holder[1]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
     """Return rows as a data frame, in which all but words are numbers.
 
@@ -370,23 +350,6 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
             for name, column in columns.items()
         }
     )
-
-
-def _rows(path: Path, columns: tuple[str, ...], *, finished: bool) -> Rows:
-    """Return the rows of a run's table; of an unfinished one the last line may be torn, or the file not there yet."""
-    if finished:
-        return read_table(path, columns)
-    try:
-        content = path.read_bytes()
-        text = content[: content.rfind(b"\n") + 1].decode()
-        rows = [row for row in csv.DictReader(io.StringIO(text, newline="")) if None not in row.values()]
-        if rows and not all(row.get("round", "").isdecimal() for row in rows):
-            raise ValueError("it is no table of rounds")
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, csv.Error) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}. Restore it from a copy") from error
-    return rows
 
 
 def _number(text: str, score: Score, path: Path) -> float:

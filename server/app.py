@@ -29,6 +29,7 @@ from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameter
 from .lock import alone
 from .observability import Metrics, in_short, log_as_json, worst_served
 from .polling import PollingGrid
+from .progress import announce
 from .records import Records, agreed_in, check_folder, check_same_data, is_finished, rounds_in, settings_there
 from .rows import Row
 from .settings import POOLED_IN_ONE_PROCESS, Settings, may_differ, may_grow
@@ -49,6 +50,7 @@ def main(grid: Grid, context: Context) -> None:
     settings = Settings.of(context.run_config)
     if settings.pooled:
         raise SettingsError(POOLED_IN_ONE_PROCESS)
+    announce(run_folder(settings))
     patient = PollingGrid(grid, min_replies=settings.min_replies)
     wait_for_clients(patient, settings.clients)
     federate(settings, lambda method: FlowerClients(method, patient, settings.round_timeout), deployed=True)

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -54,6 +55,23 @@ def alone(folder: Path, *, wait: bool = True) -> Iterator[None]:
         with contextlib.suppress(OSError):
             path.unlink()
         os.close(descriptor)
+
+
+def is_running(folder: Path) -> bool:
+    """Return whether a process writes to a folder, as far as can be told without disturbing it."""
+    try:
+        holder = re.fullmatch(r"process (\d+) on (.+)", (folder / LOCK).read_text())
+    except OSError:
+        return False
+    if holder is None or holder[2] != socket.gethostname():
+        return True
+    try:
+        os.kill(int(holder[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _held(path: Path, deadline: float) -> int:

@@ -21,6 +21,7 @@ from .checkpoint import load_model
 from .lock import alone
 from .observability import in_short
 from .polling import PollingGrid
+from .progress import announce
 from .records import MODEL, Records
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -82,6 +83,7 @@ class RunFolder:
                 f"strategy is Flower's {type(strategy).__name__}, which tells nothing of single clients: take the one "
                 "of fairbloom.strategies, which has FedAvg too"
             )
+        announce(self.path)
         config = {"num-rounds": num_rounds, **options_of(strategy), **_prefixed("train", train_config)}
         with alone(self.path, wait=self._wait):
             records = Records(self.path, config, strategy, (self.score,))

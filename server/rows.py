@@ -128,6 +128,41 @@ def read_table(path: Path, columns: Collection[str]) -> list[dict[str, str]]:
         return rows
 
 
+def read_rows(path: Path, columns: Collection[str], *, finished: bool) -> list[dict[str, str]]:
+    """Return the rows of a run's table; of an unfinished one the last line may be torn, or the file not there yet.
+
+    Raises
+    ------
+    RunFolderError
+        When the file cannot be read, or is something else.
+    """
+    if finished:
+        return read_table(path, columns)
+    try:
+        content = path.read_bytes()
+        text = content[: content.rfind(b"\n") + 1].decode()
+        rows = [row for row in csv.DictReader(io.StringIO(text, newline="")) if None not in row.values()]
+        if rows and not all(row.get("round", "").isdecimal() for row in rows):
+            raise ValueError("it is no table of rounds")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, csv.Error) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}. Restore it from a copy") from error
+    return rows
+
+
+def refusals_in(cell: str) -> list[tuple[str, str]]:
+    """Return the clients and reasons of a cell of the column `refused`, as `round_row` writes it."""
+    found: list[tuple[str, str]] = []
+    for part in cell.split(" | ") if cell else ():
+        name, colon, reason = part.partition(": ")
+        if colon:
+            found.append((name, reason))
+        elif found:  # a reason that has the separator in it
+            found[-1] = (found[-1][0], f"{found[-1][1]} | {part}")
+    return found
+
+
 class Table:
     """A table of a run that goes on: rows wait in memory until they are written.
 

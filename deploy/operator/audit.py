@@ -76,8 +76,23 @@ def show(folder: Path) -> None:
         entry.pop("chain", None)
         first = [str(entry.pop(key, "")) for key in ("time", "account", "event")]
         about = ", ".join(f"{key} {value}" for key, value in entry.items())
-        table.add_row(*(Text(_printable(cell)) for cell in (str(number), *first, about)))
+        table.add_row(*(Text(printable(cell)) for cell in (str(number), *first, about)))
     Console().print(table)
+
+
+def latest(folder: Path, beginning: str, most: int) -> list[dict[str, Any]]:
+    """Return the last entries whose event begins with a word, the latest first, of those at the end of the log.
+
+    Raises
+    ------
+    OSError
+        When the log cannot be read.
+    """
+    with (folder / FILE).open("rb") as log:
+        log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES))
+        entries = filter(None, map(_entry, log.read().split(b"\n")))
+    found = [entry for entry in entries if str(entry.get("event", "")).startswith(beginning)]
+    return found[: -most - 1 : -1]
 
 
 def broken(folder: Path) -> int | None:
@@ -96,7 +111,7 @@ def broken(folder: Path) -> int | None:
     return len(lines) if torn else None
 
 
-def _printable(words: str) -> str:
+def printable(words: str) -> str:
     """Return text that cannot steer a terminal, whoever wrote it."""
     return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in words)
 

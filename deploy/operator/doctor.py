@@ -5,6 +5,7 @@ import hashlib
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -229,16 +231,33 @@ def control_api(federation: Federation) -> Finding:
 
 def server_side(federation: Federation) -> Finding:
     """Check that somebody is there to run the server's side of runs, and that our credential is accepted."""
+    return server_page(federation)[0]
+
+
+def server_page(federation: Federation) -> tuple[Finding, dict[str, Any]]:
+    """Return what `server_side` finds, and what the server tells of itself, {} where it does not."""
     try:
         header = {"Authorization": f"Bearer {federation.token()}"}
-        with httpx.Client(verify=tls(str(federation.authority)), timeout=SECONDS, trust_env=False) as http:
-            answer = http.get(f"https://{federation.control}{SERVER_PAGE}", headers=header)
+        with (
+            httpx.Client(verify=tls(str(federation.authority)), timeout=SECONDS, trust_env=False) as http,
+            http.stream("GET", f"https://{federation.control}{SERVER_PAGE}", headers=header) as answer,
+        ):
+            certificate = answer.extensions["network_stream"].get_extra_info("ssl_object").getpeercert()
+            answer.read()
         about = answer.json() if answer.status_code == httpx.codes.OK else {}
-        seen, size, theirs = about.get("superexec_seen"), int(about.get("database_bytes", 0)), about.get("version")
+        judged = _judged(federation, answer, about)
     except DeployError as error:
-        return Finding("server", "fault", str(error))
+        return Finding("server", "fault", str(error)), {}
     except (httpx.HTTPError, OSError, ValueError, TypeError, AttributeError) as error:
-        return Finding("server", "fault", f"{federation.control} does not answer: {error}. Is fairbloom server up?")
+        words = f"{federation.control} does not answer: {error}. Is fairbloom server up?"
+        return Finding("server", "fault", words), {}
+    days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86_400
+    return judged, {**about, "certificate-days": round(days, 1)}
+
+
+def _judged(federation: Federation, answer: httpx.Response, about: dict[str, Any]) -> Finding:
+    """Return what is wrong with the server by its answer."""
+    seen, size, theirs = about.get("superexec_seen"), int(about.get("database_bytes", 0)), about.get("version")
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         words = f"{federation.control} does not accept the credential in {federation.operator_token}"
         return Finding("server", "fault", f"{words}: is it the one that operators.toml on the server is for?")

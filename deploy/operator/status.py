@@ -1,64 +1,271 @@
-"""Who is connected, when each was last seen, what runs, and whether somebody is there to run it."""
+"""What goes on in a federation, at a glance: runs and their rounds, who is connected, who was refused, disk, keys."""
 
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from ..errors import DeployError
+from ..processes import duration
 from . import control_api
-from .doctor import client_keys, server_side
+from .audit import printable
+from .doctor import client_keys, server_page
 from .federation import Federation
 
 RECENT_RUNS = 5
+SHOWN_REFUSALS = 5
+WIDEST_REASON = 200
+"""How many characters of a reason the tables show; the JSON has it whole."""
+
+NOT_SAID = "the server does not say how far its runs are: it is no fairbloom server, of another version, or away"
+
+PROGRESS = (
+    *("folder", "task", "method", "round", "of-rounds", "state", "seconds-a-round", "seconds-since-round"),
+    *("missing", "offline", "decided-by", "refused"),
+)
+"""What is told of each run beside what the SuperLink knows; null where it is not known, and then `unknown` says why."""
 
 
 def survey(federation: Federation) -> dict[str, Any]:
-    """Return clients, by the names they were enrolled with, the latest runs, and what the server's side is like.
+    """Return what is known of a federation: docs/deployment.md lists the keys.
 
     Raises
     ------
     DeployError
         When the SuperLink does not answer.
     """
+    with control_api.connected(federation) as api:
+        nodes, runs = dict(api.nodes()), api.runs()
+    server, page = server_page(federation)
+    keys = client_keys(federation)
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "runs": [_run(run, page.get("runs")) for run in runs[:RECENT_RUNS]],
+        "clients": _clients(federation, nodes, page.get("client-versions", {})),
+        "turned-away": page.get("turned-away"),
+        "disk": page.get("disk"),
+        "certificate-days": page.get("certificate-days"),
+        "server": {"verdict": server.verdict, "words": server.words},
+        "keys": {"verdict": keys.verdict, "words": keys.words},
+    }
+
+
+def _clients(
+    federation: Federation, nodes: dict[str, Mapping[str, str]], versions: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return a row a key, by the names that clients were enrolled with; nodes that nobody knows come last."""
     everybody, keys = federation.clients, federation.keys()
     partitions = {client.name: client.partition_id for client in everybody}
     gone = {node_id for client in everybody if client.revoked for node_id in client.node_ids}
-    with control_api.connected(federation) as api:
-        nodes, runs = dict(api.nodes()), api.runs()
-    clients = []
+    rows = []
     for key in keys:
         name = key.client if key.current else f"{key.client}, by its former key"
-        seen = _seen(nodes.pop(key.node_id, {}))
-        clients.append({"client": name, "partition-id": partitions[key.client], **seen, "key-expires": key.expires})
-    clients += [
-        {"client": f"node {node_id}, not enrolled here", "partition-id": None, **_seen(node), "key-expires": ""}
+        about = {"client": name, "partition-id": partitions[key.client], **_seen(nodes.pop(key.node_id, {}))}
+        rows.append({**about, "version": versions.get(key.node_id, ""), "key-expires": key.expires})
+    rows += [
+        {
+            "client": f"node {node_id}, not enrolled here",
+            "partition-id": None,
+            **_seen(node),
+            "version": versions.get(node_id, ""),
+            "key-expires": "",
+        }
         for node_id, node in nodes.items()
         if node_id not in gone and node["status"] != "unregistered"
     ]
-    known = ("run-id", "status", "elapsed", "fab-id")
-    recent = [{key: run.get(key) for key in known} for run in runs[:RECENT_RUNS]]
-    findings = {"server": server_side(federation), "keys": client_keys(federation)}
-    said = {what: {"verdict": finding.verdict, "words": finding.words} for what, finding in findings.items()}
-    return {"clients": clients, "runs": recent, **said}
+    return rows
 
 
-def _seen(node: dict[str, Any]) -> dict[str, str]:
-    status = str(node.get("status", "unknown to the SuperLink"))
-    last = "now" if status == "online" else str(node.get("offline-at") or "never")
-    return {"status": status, "last-seen": "never" if last == "N/A" else last}
+def _seen(node: Mapping[str, str]) -> dict[str, str]:
+    status = node.get("status", "unknown to the SuperLink")
+    return {"status": status, "last-seen": "now" if status == "online" else node.get("offline-at") or "never"}
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print a survey: clients and runs as tables, a line on the server, and one on keys that run out."""
-    console = Console()
-    for title in ("clients", "runs"):
-        rows = found[title]
-        table = Table(title=title, title_justify="left")
-        for heading in rows[0] if rows else ("none",):
-            table.add_column(heading)
-        for row in rows:
-            table.add_row(*("" if value is None else str(value) for value in row.values()))
-        console.print(table)
-    print(f"server: {found['server']['words']}")
+def _run(run: Mapping[str, Any], known: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what the SuperLink knows of a run, and what its folder says."""
+    told = {key: run.get(key) for key in ("run-id", "status", "status-details", "elapsed", "fab-id")}
+    about = (
+        {"unknown": NOT_SAID} if known is None else known.get(str(run["run-id"]), {"unknown": "no run folder is known"})
+    )
+    return {**told, **{key: about.get(key) for key in PROGRESS}, "unknown": about.get("unknown")}
+
+
+# For the eye ----------------------------------------------------------------------------------------------------------
+
+
+def show(found: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print a survey."""
+    (console or Console()).print(picture(found))
+
+
+def picture(found: Mapping[str, Any]) -> RenderableType:
+    """Return a survey as tables and lines."""
+    runs = found["runs"]
+    going = [run for run in runs if not str(run["status"]).startswith("finished")]
+    over = [run for run in runs if run not in going]
+    parts: list[RenderableType] = [part for run in going for part in _going(run)]
+    if not going:
+        parts.append(Text("no run is going on"))
+    parts.append(_clients_table(found["clients"]))
+    if over:
+        parts.append(_runs_table(over))
+    parts += [_line("turned away", _attempt(each)) for each in found["turned-away"] or ()]
+    parts.append(_line("disk", _room(found["disk"])))
+    parts.append(_line("certificate", _days(found["certificate-days"])))
+    parts.append(_line("server", found["server"]["words"], warn=found["server"]["verdict"] != "ok"))
     if found["keys"]["verdict"] != "ok":
-        print(f"client keys: {found['keys']['words']}")
+        parts.append(_line("client keys", found["keys"]["words"], warn=True))
+    return Group(*parts)
+
+
+def _going(run: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield what is said of a run that goes on: how far it is, and what is wrong with it."""
+    words = f"{run['status']} for {duration(float(run['elapsed'] or 0.0))}"
+    if run["round"] is not None:
+        words += f": {run['method']} on {run['task'] or 'an own task'}, {_rounds(run)}"
+        if run["seconds-a-round"] is not None:
+            since = run["seconds-since-round"]
+            words += f", {run['seconds-a-round']:.3g} s a round, the last one {duration(since)} ago"
+    yield _line(f"run {run['run-id']}", words, style="bold")
+    if run["unknown"]:
+        yield _line("  not known", str(run["unknown"]), warn=True)
+    for what in ("offline", "missing", "decided-by"):
+        if run[what]:
+            yield _line(f"  {what} in round {run['round']}", str(run[what]), warn=True)
+    for refusal in run["refused"] or ():
+        yield _line(f"  refused in round {refusal['round']}", f"{refusal['client']}: {refusal['reason']}", warn=True)
+
+
+def _clients_table(clients: list[dict[str, Any]]) -> Table:
+    online = sum(client["status"] == "online" for client in clients)
+    table = Table(title=f"clients: {online} of {len(clients)} online", title_justify="left", title_style="bold")
+    for heading in ("client", "partition", "status", "last seen", "version", "key expires"):
+        table.add_column(heading)
+    for client in clients:
+        style = "" if client["status"] == "online" else "yellow"
+        seen = client["last-seen"] if client["status"] != "offline" else f"offline since {client['last-seen']}"
+        partition = "" if client["partition-id"] is None else str(client["partition-id"])
+        cells = (client["client"], partition, client["status"], seen, client["version"] or "not known")
+        table.add_row(*map(Text, cells), Text(client["key-expires"][:10] or "never"), style=style)
+    return table
+
+
+def _runs_table(runs: list[dict[str, Any]]) -> Table:
+    table = Table(title="runs before", title_justify="left", title_style="bold")
+    for heading in ("run", "status", "method", "rounds", "what was said"):
+        table.add_column(heading, overflow="fold")
+    for run in runs:
+        said = _shortened(str(run["status-details"] or ""))
+        rounds = "not known" if run["round"] is None else f"{run['round']}/{run['of-rounds']}"
+        table.add_row(*map(Text, (run["run-id"], str(run["status"]), str(run["method"] or ""), rounds, said)))
+    return table
+
+
+def _rounds(run: Mapping[str, Any]) -> str:
+    return f"round {run['round']} of {run['of-rounds'] or '?'}"
+
+
+def _attempt(each: Mapping[str, Any]) -> str:
+    times = f", {each['times']} times" if each["times"] != 1 else ""
+    return f"{str(each['time'])[:19]} {each['what']} ({each['who'] or 'unknown'}{times})"
+
+
+def _room(disk: Mapping[str, Any] | None) -> str:
+    if disk is None:
+        return "not known from here"
+    parts = {"the server's state": disk.get("state-free-bytes"), "the run folder": disk.get("runs-free-bytes")}
+    return ", ".join(f"{size / 1e9:.1f} GB free for {what}" for what, size in parts.items() if size is not None)
+
+
+def _days(days: float | None) -> str:
+    return "not known from here" if days is None else f"the server's holds for {days:.0f} more days"
+
+
+def _line(what: str, words: str, *, warn: bool = False, style: str = "") -> Text:
+    return Text.assemble((f"{what}: ", style), (_shortened(words), "yellow" if warn else ""))
+
+
+def _shortened(words: str) -> str:
+    words = printable(words)
+    return words if len(words) <= WIDEST_REASON else f"{words[:WIDEST_REASON]}…"
+
+
+# Again and again ------------------------------------------------------------------------------------------------------
+
+
+class _Ended(BaseException):
+    """Ctrl-C was pressed; an error that nothing on the way takes for one of its own."""
+
+
+def watch(federation: Federation, interval: float, *, as_json: bool) -> None:
+    """Show the survey anew every `interval` seconds until Ctrl-C; a SuperLink that is away is said, and looked for.
+
+    On a terminal the picture is replaced; elsewhere each is printed below the one before, as JSON on one line each.
+    """
+    with _until_interrupted():
+        if as_json or not sys.stdout.isatty():
+            for found in _surveys(federation, interval):
+                if as_json:
+                    print(json.dumps(found), flush=True)
+                else:
+                    _print_away(found) if "error" in found else show(found)
+                    sys.stdout.flush()
+            return
+        last: Mapping[str, Any] | None = None
+        with Live(Text("asking the server"), screen=True, auto_refresh=False) as live:
+            for found in _surveys(federation, interval):
+                last = last if "error" in found else found
+                live.update(_framed(found, last, interval), refresh=True)
+
+
+def _surveys(federation: Federation, interval: float) -> Iterator[dict[str, Any]]:
+    """Yield a survey every `interval` seconds, or the error where there is none."""
+    while True:
+        started = time.monotonic()
+        try:
+            yield survey(federation)
+        except DeployError as error:
+            yield {"at": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
+        time.sleep(max(0.0, started + interval - time.monotonic()))
+
+
+def _framed(found: Mapping[str, Any], last: Mapping[str, Any] | None, interval: float) -> RenderableType:
+    """Return a survey, or the error above the last one, with the time and how this ends."""
+    head = Text(f"{found['at'][11:19]} UTC, every {interval:g} s, Ctrl-C ends", style="dim")
+    parts: list[RenderableType] = [head]
+    if "error" in found:
+        parts.append(Text(found["error"], style="red"))
+        if last is not None:
+            parts.append(Text(f"as it was at {last['at'][11:19]}:", style="dim"))
+    if last is not None:
+        parts.append(picture(last))
+    return Group(*parts)
+
+
+def _print_away(found: Mapping[str, Any]) -> None:
+    print(f"{found['at']}: {found['error']}")
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[None]:
+    """Let Ctrl-C end the block, as the way that is meant and not as an error."""
+
+    def end(number: int, frame: object) -> None:
+        raise _Ended
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    except _Ended:
+        pass
+    finally:
+        signal.signal(signal.SIGINT, before)

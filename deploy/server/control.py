@@ -25,6 +25,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..operator import audit
+from .overview import overview
 from .post import Post
 from .refusals import Refusals
 from .supervisor import SEEN, STARTED, is_newer
@@ -267,8 +268,9 @@ def guard(
     app.add_middleware(FrontDoor, door=door, state_factory=app.state.linkstate_factory, refusals=refusals)
 
     def status() -> dict[str, Any]:
-        """Return who is there to run the server's side, the database's size, and our version."""
+        """Return who is there to run the server's side, the database's size, our version, and what goes on."""
         size = sum(file.stat().st_size for file in database.parent.glob(f"{database.name}*"))
-        return {"superexec_seen": watched.seconds_ago, "database_bytes": size, "version": version("fairbloom")}
+        about = {"superexec_seen": watched.seconds_ago, "database_bytes": size, "version": version("fairbloom")}
+        return about | overview(state_folder)
 
     app.add_api_route(STATUS_PATH, status, methods=["GET"])

@@ -44,6 +44,9 @@ SECRETS = ("server.key", "runtime.secret", "metrics.token", "operators.toml")
 STARTED, SEEN = "superexec.started", "superexec.seen"
 """Files in the state folder: touched by each SuperExec that starts, and by the SuperLink when it asks for work."""
 
+RUN_FOLDERS = "run-folders"
+"""Folder in the state folder in which each run leaves a file with the path of its run folder."""
+
 NEEDED = ("ca.crt", "server.crt", *SECRETS)
 
 
@@ -124,6 +127,7 @@ class Server:
         home = federation.state / "flower"
         defaults = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_LOG_LEVEL": "WARNING"}
         own = {"FLWR_HOME": str(home), "FAIRBLOOM_METRICS_TOKEN_FILE": str(federation.metrics_token.absolute())}
+        own |= {"FAIRBLOOM_RUN_FOLDERS": str((federation.state / RUN_FOLDERS).absolute())}
         # What Flower's switch of the second name opens is a control API that asks for no credential.
         own |= {"PYTHONUNBUFFERED": "1", "FLWR_INTERNAL_GRPC_CONTROL_API": "0"}
         environment = defaults | dict(os.environ) | own

@@ -1,0 +1,75 @@
+"""What the server's status page tells of runs, refused attempts and disks, which the SuperLink does not know."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fairbloom.errors import FairbloomError
+from fairbloom.server.progress import announced, progress
+
+from ..operator import audit
+from .supervisor import RUN_FOLDERS
+
+RECENT_RUNS, RECENT_REFUSALS = 5, 5
+REFUSED = "refused: "
+"""How the audit log's events begin that are about strangers and clients, as `Refusals` notes them."""
+
+UNKNOWN = "its run folder is not known: the run has not begun, or its app is one that leaves none"
+
+
+def overview(state: Path) -> dict[str, Any]:
+    """Return how far the latest runs are, who was turned away lately, and how much room there is.
+
+    Parameters
+    ----------
+    state
+        The federation's state folder.
+    """
+    place = state / RUN_FOLDERS
+    try:
+        noted = sorted(place.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
+    except OSError:
+        noted = []
+    runs = {file.name: run_progress(place, file.name) for file in noted[:RECENT_RUNS] if file.name.isdecimal()}
+    folders = [Path(run["folder"]) for run in runs.values() if "folder" in run]
+    return {
+        "runs": runs,
+        "turned-away": turned_away(state),
+        "disk": {"state-free-bytes": free_bytes(state), "runs-free-bytes": free_bytes(folders[0]) if folders else None},
+    }
+
+
+def run_progress(place: Path, run_id: str) -> dict[str, Any]:
+    """Return how far a run is, or as `unknown` why that is not known."""
+    folder = announced(place, run_id)
+    if folder is None:
+        return {"unknown": UNKNOWN}
+    try:
+        return progress(folder)
+    except (FairbloomError, ValueError, OSError) as error:
+        return {"folder": str(folder), "unknown": str(error)}
+
+
+def turned_away(state: Path) -> list[dict[str, Any]]:
+    """Return the attempts that were refused last, the latest first."""
+    try:
+        entries = audit.latest(state, REFUSED, RECENT_REFUSALS)
+    except OSError:
+        return []
+    return [
+        {
+            "time": entry.get("time", ""),
+            "what": str(entry["event"]).removeprefix(REFUSED),
+            "times": entry.get("times", 1),
+            "who": str(entry.get("client") or entry.get("peer") or ""),
+        }
+        for entry in entries
+    ]
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Return how much room is left on the disk of a folder, None where it cannot be asked."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None

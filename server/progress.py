@@ -1,0 +1,87 @@
+"""How far a deployed run is: which folder it writes to, and what that tells to those who look from outside."""
+
+import os
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from .files import RunFolderError, write_whole
+from .lock import is_running
+from .records import is_finished, recorded_settings
+from .rows import read_rows, refusals_in
+
+FOLDERS = "FAIRBLOOM_RUN_FOLDERS"
+"""Environment variable of the server: the folder where each deployed run leaves a file with its run folder's path."""
+
+LAST_ROUNDS = 10
+"""The seconds of a round are the median of so many rounds, and so many are looked at for refused replies."""
+
+MOST_REFUSALS = 5
+
+
+def announce(folder: Path) -> None:
+    """Leave word of where this run writes, for the server's status; where nobody asked for that, do nothing.
+
+    Raises
+    ------
+    RunFolderError
+        When the word cannot be written.
+    """
+    place = os.environ.get(FOLDERS)
+    if not place:
+        return
+    from flwr.supercore.task_identity import TaskIdentity
+
+    try:
+        Path(place).mkdir(mode=0o700, exist_ok=True)
+        write_whole(Path(place, str(TaskIdentity.run_id)), os.fsencode(folder))
+    except OSError as error:
+        raise RunFolderError(f"where the run writes cannot be noted in {place}: {error.strerror}: make room") from error
+
+
+def announced(place: Path, run_id: str) -> Path | None:
+    """Return the folder that a run writes to, None where it has left no word."""
+    try:
+        return Path(os.fsdecode((place / run_id).read_bytes()))
+    except OSError:
+        return None
+
+
+def progress(folder: Path) -> dict[str, Any]:
+    """Return how far the run in a folder is.
+
+    Raises
+    ------
+    RunFolderError
+        When the folder cannot be read.
+    """
+    try:
+        settings = recorded_settings(folder)
+        table, finished = folder / "rounds.csv", is_finished(folder)
+        rows = read_rows(table, ("round",), finished=finished)
+        changed = table.stat().st_mtime if rows else None
+    except OSError as error:
+        raise RunFolderError(f"{folder} cannot be read: {error.strerror}") from error
+    latest = rows[-LAST_ROUNDS:]
+    seconds = [float(row["seconds"]) for row in latest if row.get("seconds")]
+    refused = [
+        {"round": int(row["round"]), "client": name, "reason": reason}
+        for row in reversed(latest)
+        for name, reason in refusals_in(row.get("refused", ""))
+    ]
+    last = rows[-1] if rows else {}
+    return {
+        "folder": str(folder),
+        "task": settings.get("task", ""),
+        "method": settings.get("method", ""),
+        "round": int(last.get("round", 0)),
+        "of-rounds": int(settings.get("num-rounds", 0)),
+        "state": "finished" if finished else "running" if is_running(folder) else "interrupted",
+        "seconds-a-round": round(median(seconds), 3) if seconds else None,
+        "seconds-since-round": None if changed is None else round(max(0.0, time.time() - changed), 1),
+        "missing": last.get("missing", ""),
+        "offline": last.get("offline", ""),
+        "decided-by": last.get("decided_by", ""),
+        "refused": refused[:MOST_REFUSALS],
+    }
