@@ -58,7 +58,7 @@ class PersonalModels:
         if self.last is None or self._folder is None or self._stored:
             return
         number, model = self.last
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         earlier = [int(path.stem) for path in self._files() if int(path.stem) < since]
         draft = self._folder / ".draft"
         draft.write_bytes(save({name: tensor.contiguous() for name, tensor in model.items()}))

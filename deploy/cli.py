@@ -238,7 +238,8 @@ def submit(
     print(f"run {run_id}", flush=True)
     if not detach:
         final = runs.watch(federation, run_id)
-        print(f"run {run_id}: {final}")
+        reason = runs.reason_of(federation, run_id) if runs.exit_code(final) else ""
+        print(f"run {run_id}: {final}{reason and f': {reason}'}")
         raise typer.Exit(runs.exit_code(final))
 
 

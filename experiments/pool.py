@@ -16,6 +16,7 @@ from types import ModuleType
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
+from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.server.files import check_place
 from fairbloom.server.lock import alone
 from fairbloom.server.records import check_folder, check_same_data, is_finished, rounds_in
@@ -163,6 +164,7 @@ def _end_with_the_pipe(ended: Connection) -> None:
 def run_quietly(settings: Settings, at_a_time: int, log_level: int) -> None:
     """Run in a worker process, beside others, with no log lines below a level."""
     logging.getLogger("flwr").setLevel(log_level)
+    colour_on_terminals_alone()
     from fairbloom.simulation.run import simulate  # imported late, as PyTorch is with it
 
     simulate(settings, processors=max(1, processors_here() // at_a_time))

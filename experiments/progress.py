@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import colour_on_terminals_alone
 
 
 @contextmanager
@@ -42,6 +43,7 @@ def quiet() -> Iterator[None]:
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(max(level, logging.WARNING))
+    colour_on_terminals_alone()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", 'install "ipywidgets"')

@@ -33,6 +33,7 @@ from fairbloom.experiments.tables import (
     show_tasks,
     show_tuned,
 )
+from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError, Value, assigned
 from fairbloom.scaffold.new import new
 from fairbloom.server.files import RunFolderError
@@ -546,6 +547,7 @@ def interrupt(signal_number: int, frame: object) -> None:
 def main() -> None:
     """Run the command line: what a user can mend is one red line and exit code 2, a bug of ours keeps its traceback."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
+    colour_on_terminals_alone()
     signal.signal(signal.SIGINT, interrupt)
     try:
         app()

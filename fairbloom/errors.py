@@ -12,6 +12,11 @@ class FairbloomError(ValueError):
     """
 
 
+def is_expected(error: BaseException) -> bool:
+    """Return whether an error is a FairbloomError, of this Fairbloom or of another one that a run has brought."""
+    return any((each.__module__, each.__name__) == (__name__, FairbloomError.__name__) for each in type(error).__mro__)
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return a question for the choice nearest to a name, "did you mean fedfv? ", or "" where none is near."""
     close = difflib.get_close_matches(name, list(choices), n=1)

@@ -12,6 +12,8 @@ import threading
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fairbloom.errors import is_expected
+
 from ..processes import end_with, ending
 from .bundles import BundleRefusedError, Bundles
 
@@ -153,6 +155,7 @@ def _answer_in_child(pipe: Connection, bundles: Bundles, fork_server: int) -> No
     except BundleRefusedError as error:
         outcome = error
     except BaseException as error:
-        log.exception("the client app raised")
+        if not is_expected(error):
+            log.exception("the client app raised")
         outcome = AppError(f"{type(error).__name__}: {error}")
     pipe.send(outcome)

@@ -6,6 +6,8 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from fairbloom.errors import is_expected
+
 from .answers import Answer, AppError, CrashedError
 from .bundles import BundleRefusedError
 
@@ -61,7 +63,8 @@ def _answered(answer: Answer, state: Any, run: Any, task_id: int, message: Messa
     except AppError as error:
         code, reason = ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)
     except Exception as error:  # one message's failure is one error reply
-        log.exception("the client app raised")
+        if not is_expected(error):
+            log.exception("the client app raised")
         code, reason = ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"
     log.error("answered with error %d: %s", code, reason)
     return Message(Error(code, reason), reply_to=message), None

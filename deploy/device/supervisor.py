@@ -175,7 +175,8 @@ def replace_process(client: Client) -> None:
 
 
 def main() -> int:
-    """Run the client of the settings that are given as JSON."""
+    """Run the client of the settings that are given as JSON; what it writes is for its own account alone."""
+    os.umask(0o077)
     settings = json.loads(sys.argv[1])
     try:
         client = Client(**settings | {"allow": tuple(settings["allow"])})

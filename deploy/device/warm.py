@@ -22,6 +22,8 @@ from typing import Any
 
 from grpc import RpcError
 
+from fairbloom.logs import colour_on_terminals_alone
+
 from ..processes import Retries, end_with, leave, missing_names, retry_soon
 from .answers import Answer, Isolated, Resident
 from .bundles import Installed
@@ -194,6 +196,7 @@ def main(parent: int) -> None:
         arguments += ["--isolation", "process"]  # no app processes of Flower's beside ours
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    colour_on_terminals_alone()
     flower = logging.getLogger("flwr")
     flower.addHandler(Remedies())
     flower.addFilter(Retries(say, AWAY))

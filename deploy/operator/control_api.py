@@ -82,7 +82,7 @@ class ControlApi:
             {
                 "run-id": str(row.run_id),
                 "status": row.status_text,
-                "status-details": row.details,
+                "status-details": _details(row.details),
                 "elapsed": row.elapsed,
                 "fab-id": row.fab_id,
             }
@@ -160,6 +160,11 @@ def _reason(response: httpx.Response) -> str:
     if refusal is None:
         return f"it answers with {response.status_code}: see the server's log"
     return " ".join(filter(None, (f"[code: {refusal.code}]", refusal.message, refusal.public_details)))
+
+
+def _details(text: str) -> str:
+    """Return why a run ended, without what Flower puts before the words of its app or for none."""
+    return "" if text == "N/A" else text.removeprefix("ServerApp failed with exception: ")
 
 
 def _moment(text: str) -> str:

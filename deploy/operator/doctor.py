@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -19,10 +19,13 @@ from typing import Any
 
 import httpx
 
+from fairbloom.server.progress import announced
+
 from .. import pki
 from ..device.client import Client
 from ..device.obstacle import obstacle, tls
 from ..errors import DeployError
+from ..server.supervisor import RUN_FOLDERS
 from . import audit
 from .federation import Federation
 
@@ -55,6 +58,7 @@ def examine(federation: Federation) -> Iterator[Finding]:
     yield authority
     yield expiry("server certificate", federation.certificate)
     yield open_secrets(federation)
+    yield open_folders(federation)
     yield credential(federation)
     yield client_keys(federation)
     yield audit_log(federation)
@@ -78,6 +82,8 @@ def examine_device(client: Client) -> Iterator[Finding]:
         yield (
             Finding("SuperLink", "fault", fault) if fault else Finding("SuperLink", "ok", f"{client.superlink} answers")
         )
+    if client.state_dir:
+        yield private("state-dir", [Path(client.state_dir)])
     yield synchronised()
     yield disk(Path(client.state_dir or "."))
 
@@ -146,6 +152,22 @@ def open_secrets(federation: Federation) -> Finding:
     if path.stat().st_mode & 0o077:
         return Finding("secrets", "fault", f"others can enter {path}: chmod 700 {path}")
     return Finding("secrets", "ok", "readable by their owner alone")
+
+
+def open_folders(federation: Federation) -> Finding:
+    """Check that nobody else can read what runs have written: the server's state, and run folders that are here."""
+    noted = sorted((federation.state / RUN_FOLDERS).glob("[0-9]*"))
+    runs = {announced(file.parent, file.name) for file in noted}
+    return private("folders", [federation.state, *sorted(folder for folder in runs if folder is not None)])
+
+
+def private(what: str, folders: Iterable[Path]) -> Finding:
+    """Check that nobody else can enter folders with models or data in them, which may be older than this version."""
+    there = [folder for folder in folders if folder.is_dir()]
+    if readable := [str(folder) for folder in there if folder.stat().st_mode & 0o077]:
+        words = f"others can enter {', '.join(readable)}, where models are: chmod 700 {' '.join(readable)}"
+        return Finding(what, "warning", words)
+    return Finding(what, "ok", "what runs have written is for this account alone")
 
 
 def credential(federation: Federation) -> Finding:

@@ -263,6 +263,14 @@ def status_of(federation: Federation, run_id: str) -> str:
     return str(runs(federation, run_id)[0]["status"])
 
 
+def reason_of(federation: Federation, run_id: str) -> str:
+    """Return why a run has ended, "" where the SuperLink does not know, or does not answer."""
+    try:
+        return str(runs(federation, run_id)[0].get("status-details", ""))
+    except DeployError:
+        return ""
+
+
 def runs(federation: Federation, run_id: str = "") -> list[dict[str, Any]]:
     """Return what the SuperLink knows of one run, or of all, the latest first."""
     with control_api.connected(federation) as api:

@@ -19,10 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairbloom.errors import is_expected
+from fairbloom.logs import colour_on_terminals_alone
+
 from ..operator.federation import Federation
 from ..processes import Retries, end_with, missing_names, retry_soon
 from .supervisor import STARTED
 
+SERVERAPP = "flwr.superlink.cli.flwr_serverapp"
 LOOP = "flwr.supercore.superexec.run_superexec"
 COMMAND = "flwr.supercore.cli.flower_superexec"
 
@@ -30,7 +34,7 @@ RELIED_ON: Mapping[str, Iterable[str]] = {
     f"{LOOP}:get_executor": ("executor_type",),
     f"{LOOP}:make_simple_http_retry_invoker": (),
     f"{COMMAND}:flower_superexec": (),
-    "flwr.superlink.cli.flwr_serverapp:flwr_serverapp": (),
+    f"{SERVERAPP}:flwr_serverapp": (),
     "flwr.supercore.superexec.executor:LaunchResult.accepted": (),
 }
 """Names inside Flower, as module:attribute, with the parameters that are relied on."""
@@ -125,11 +129,30 @@ def serverapp(parent: int) -> None:
     end_with(parent)
     token = sys.stdin.read()
     sys.argv = ["flwr-serverapp", *sys.argv[1:], "--token", token]  # of this process's memory, not of its command line
+    app: Any = importlib.import_module(SERVERAPP)
+    colour_on_terminals_alone(never=True)  # its lines go to the operator as well
+    logging.getLogger("flwr").addFilter(ExpectedEnds())
     _wait_in_silence("the SuperLink is away: this run goes on when it is back")
     # The run's own copy of Fairbloom, which comes in its bundle, is the one that it runs, not the one installed here.
     for name in [name for name in sys.modules if name.partition(".")[0] == "fairbloom"]:
         del sys.modules[name]
-    importlib.import_module("flwr.superlink.cli.flwr_serverapp").flwr_serverapp()
+    app.flwr_serverapp()
+
+
+class ExpectedEnds(logging.Filter):
+    """Says in one sentence why a run ends, where that is an error that a user can mend; others keep their traceback."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._expected = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is logged; what Flower says of its exit code adds nothing to the sentence."""
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if error is not None and is_expected(error):
+            self._expected = True
+            record.msg, record.args, record.exc_info = "the run ends: %s", (str(error),), None
+        return not (self._expected and str(record.msg).startswith("Exit Code:"))
 
 
 def _wait_in_silence(away: str) -> None:
@@ -167,6 +190,7 @@ def main(parent: int) -> None:
     loop.get_executor = lambda *given, **place: ServerApps()
     loop.make_simple_http_retry_invoker = patient(loop.make_simple_http_retry_invoker)
     command: Any = importlib.import_module(COMMAND)
+    colour_on_terminals_alone()
     _wait_in_silence("the SuperLink is away: the SuperExec looks for it")
     place = ["--runtime-api-address", federation.control, "--root-certificates", str(federation.authority)]
     secret = ["--superexec-auth-secret-file", str(federation.runtime_secret)]

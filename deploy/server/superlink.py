@@ -21,6 +21,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from fairbloom.logs import colour_on_terminals_alone
+
 from ..operator.federation import Federation
 from ..processes import end_with, missing_names
 from .refusals import Refusals
@@ -202,4 +204,6 @@ def main(parent: int) -> None:
         sys.exit(f"fairbloom server: {federation.database} cannot be used: {error}")
     threading.Thread(target=keep_small, args=(federation.database,), daemon=True, name="keep-small").start()
     sys.argv = ["flower-superlink", *arguments(federation)]
-    importlib.import_module(COMMAND).flower_superlink()
+    command: Any = importlib.import_module(COMMAND)
+    colour_on_terminals_alone()
+    command.flower_superlink()

@@ -205,6 +205,7 @@ def serve(federation: Federation) -> int:
         When a file is missing or cannot be used, a port is taken, or the folder is served already.
     """
     check_files(federation)
+    os.umask(0o077)  # of all that runs here: models in the database, and in the run folders
     with alone(federation):
         for what, place in (("control", federation.control), ("listen", federation.listen)):
             check_port(federation, what, place)

@@ -1,0 +1,17 @@
+"""How Flower's logger, which ours is below, writes its lines."""
+
+import logging
+import os
+
+
+def colour_on_terminals_alone(*, never: bool = False) -> None:
+    """Let Flower's handlers colour what goes to a terminal, and leave codes out of files, pipes and under NO_COLOR.
+
+    Parameters
+    ----------
+    never
+        Whether a terminal has no colours either, as where the lines go elsewhere, too.
+    """
+    for handler in logging.getLogger("flwr").handlers:
+        if isinstance(handler, logging.StreamHandler) and hasattr(handler, "colored"):
+            handler.colored = not never and not os.environ.get("NO_COLOR") and handler.stream.isatty()

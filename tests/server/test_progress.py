@@ -1,0 +1,83 @@
+"""How far a run is, as its folder tells those who look from outside."""
+
+import os
+from pathlib import Path
+
+import pytest
+from flwr.supercore.task_identity import TaskIdentity
+
+from fairbloom.server.files import RunFolderError
+from fairbloom.server.progress import FOLDERS, announce, announced, progress
+from fairbloom.server.rows import refusals_in
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+
+HEADER = "round,participants,replies_used,refused,missing,decided_by,seconds\n"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of three rounds."""
+    out = tmp_path_factory.mktemp("run") / "run"
+    return simulate(Settings.of({"clients": 2, "num-rounds": 3, "device": "cpu", "method": "fedfv", "out": str(out)}))
+
+
+def test_a_finished_run_tells_its_rounds(run: Path) -> None:
+    found = progress(run)
+    assert (found["task"], found["method"], found["state"]) == ("digits", "fedfv", "finished")
+    assert (found["round"], found["of-rounds"]) == (3, 3)
+    assert found["seconds-a-round"] > 0
+    assert found["seconds-since-round"] >= 0
+    assert (found["refused"], found["missing"]) == ([], "")
+
+
+def test_an_unfinished_run_tells_who_was_refused_the_latest_first(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes((run / "config.toml").read_bytes())
+    rows = [
+        "1,2,1,old: too large,,,2.0\n",
+        "2,2,1,a b: error 2: it said | no | other: not finite,,,4.0\n",
+        "3,2,2,,,,3.0\n",
+        "4,2,1,,site-c,site-a,5.0\n",
+        "5,2,2,,si",  # is being written
+    ]
+    (tmp_path / "rounds.csv").write_text(HEADER + "".join(rows))
+    found = progress(tmp_path)
+    assert (found["round"], found["state"], found["seconds-a-round"]) == (4, "interrupted", 3.5)
+    assert (found["missing"], found["decided-by"]) == ("site-c", "site-a")
+    assert found["refused"] == [
+        {"round": 2, "client": "a b", "reason": "error 2: it said | no"},
+        {"round": 2, "client": "other", "reason": "not finite"},
+        {"round": 1, "client": "old", "reason": "too large"},
+    ]
+
+
+def test_a_run_that_has_no_round_yet_is_at_none(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes((run / "config.toml").read_bytes())
+    found = progress(tmp_path)
+    assert (found["round"], found["seconds-a-round"], found["seconds-since-round"]) == (0, None, None)
+
+
+def test_a_folder_that_holds_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="config.toml cannot be read"):
+        progress(tmp_path / "none")
+
+
+@pytest.mark.parametrize(("cell", "found"), [("", []), ("no colon", []), ("a: b: c", [("a", "b: c")])])
+def test_a_cell_of_refusals_is_read_as_it_is_written(cell: str, found: list[tuple[str, str]]) -> None:
+    assert refusals_in(cell) == found
+
+
+def test_a_run_leaves_word_of_its_folder_where_the_server_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TaskIdentity, "_run_id", 7)
+    announce(tmp_path / "unasked")
+    monkeypatch.setenv(FOLDERS, str(tmp_path / "folders"))
+    before = os.umask(0)
+    try:
+        announce(tmp_path / "run é")
+    finally:
+        os.umask(before)
+    assert announced(tmp_path / "folders", "7") == tmp_path / "run é"
+    assert announced(tmp_path / "folders", "8") is None
+    assert (tmp_path / "folders").stat().st_mode & 0o077 == 0
