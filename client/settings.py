@@ -84,6 +84,27 @@ def taken(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, A
     return chosen | {FINGERPRINT: fingerprint(config)}
 
 
+def to_be_allowed(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return those of a run's settings that a device takes only where its owner allows their values.
+
+    Raises
+    ------
+    FairbloomError
+        When the run's task cannot be found.
+    """
+    config = spread(config)
+    kinds = work(config)
+    return {key: value for key, value in config.items() if key in kinds and not _is_harmless(key, value)}
+
+
+def _is_harmless(key: str, value: object) -> bool:
+    try:
+        _check_word(key, value, ())
+    except SettingRefusedError:
+        return False
+    return True
+
+
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return eight letters that stand for all settings that make a run what it is; a client keeps its state by them."""
     others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.GROWS), OWN_SETTINGS, AGREED}

@@ -251,15 +251,16 @@ def control_api(federation: Federation) -> Finding:
     return Finding("control API", "ok", f"{federation.control} answers; clocks agree")
 
 
-def server_side(federation: Federation) -> Finding:
-    """Check that somebody is there to run the server's side of runs, and that our credential is accepted."""
-    return server_page(federation)[0]
+def server_page(federation: Federation) -> tuple[int, dict[str, Any]]:
+    """Return the HTTP status of the server's page about itself, what it says, and its certificate's days.
 
-
-def server_page(federation: Federation) -> tuple[Finding, dict[str, Any]]:
-    """Return what `server_side` finds, and what the server tells of itself, {} where it does not."""
+    Raises
+    ------
+    DeployError
+        When the server does not answer, or the operator's credential cannot be read.
+    """
+    header = {"Authorization": f"Bearer {federation.token()}"}
     try:
-        header = {"Authorization": f"Bearer {federation.token()}"}
         with (
             httpx.Client(verify=tls(str(federation.authority)), timeout=SECONDS, trust_env=False) as http,
             http.stream("GET", f"https://{federation.control}{SERVER_PAGE}", headers=header) as answer,
@@ -267,29 +268,29 @@ def server_page(federation: Federation) -> tuple[Finding, dict[str, Any]]:
             certificate = answer.extensions["network_stream"].get_extra_info("ssl_object").getpeercert()
             answer.read()
         about = answer.json() if answer.status_code == httpx.codes.OK else {}
-        judged = _judged(federation, answer, about)
-    except DeployError as error:
-        return Finding("server", "fault", str(error)), {}
-    except (httpx.HTTPError, OSError, ValueError, TypeError, AttributeError) as error:
-        words = f"{federation.control} does not answer: {error}. Is fairbloom server up?"
-        return Finding("server", "fault", words), {}
+        if not isinstance(about, dict):
+            raise ValueError(f"a JSON {type(about).__name__}")
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        raise DeployError(f"{federation.control} does not answer: {error}. Is fairbloom server up?") from error
     days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86_400
-    return judged, {**about, "certificate-days": round(days, 1)}
+    return answer.status_code, {**about, "certificate-days": round(days, 1)}
 
 
-def _judged(federation: Federation, answer: httpx.Response, about: dict[str, Any]) -> Finding:
-    """Return what is wrong with the server by its answer."""
-    seen, size, theirs = about.get("superexec_seen"), int(about.get("database_bytes", 0)), about.get("version")
-    if answer.status_code == httpx.codes.UNAUTHORIZED:
+def server_side(federation: Federation) -> Finding:
+    """Check that somebody is there to run the server's side of runs, and that our credential is accepted."""
+    try:
+        status, about = server_page(federation)
+    except DeployError as error:
+        return Finding("server", "fault", str(error))
+    if status == httpx.codes.UNAUTHORIZED:
         words = f"{federation.control} does not accept the credential in {federation.operator_token}"
         return Finding("server", "fault", f"{words}: is it the one that operators.toml on the server is for?")
-    if answer.status_code == httpx.codes.NOT_FOUND:
+    if status == httpx.codes.NOT_FOUND:
         words = f"{federation.control} is a SuperLink that fairbloom server did not start: whether a SuperExec is there"
         return Finding("server", "warning", f"{words} is not known, and it may ask nobody for a credential")
-    if answer.status_code != httpx.codes.OK:
-        return Finding(
-            "server", "fault", f"{federation.control} answers with {answer.status_code}: see the server's log"
-        )
+    if status != httpx.codes.OK:
+        return Finding("server", "fault", f"{federation.control} answers with {status}: see the server's log")
+    seen, size, theirs = about.get("superexec_seen"), int(about.get("database_bytes", 0)), about.get("version")
     if not isinstance(seen, int | float) or seen > SUPEREXEC_SECONDS:
         since = f"for {seen:.0f} s" if isinstance(seen, int | float) else "since it was started"
         words = f"no SuperExec has asked {federation.control} for work {since}, so runs will wait"

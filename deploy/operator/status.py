@@ -18,7 +18,7 @@ from ..errors import DeployError
 from ..processes import duration
 from . import control_api
 from .audit import printable
-from .doctor import client_keys, server_page
+from .doctor import client_keys, server_page, server_side
 from .federation import Federation
 
 RECENT_RUNS = 5
@@ -45,18 +45,26 @@ def survey(federation: Federation) -> dict[str, Any]:
     """
     with control_api.connected(federation) as api:
         nodes, runs = dict(api.nodes()), api.runs()
-    server, page = server_page(federation)
+    server, page = server_side(federation), _page(federation)
     keys = client_keys(federation)
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "runs": [_run(run, page.get("runs")) for run in runs[:RECENT_RUNS]],
-        "clients": _clients(federation, nodes, page.get("client-versions", {})),
+        "clients": _clients(federation, nodes, page.get("nodes", {})),
         "turned-away": page.get("turned-away"),
         "disk": page.get("disk"),
         "certificate-days": page.get("certificate-days"),
         "server": {"verdict": server.verdict, "words": server.words},
         "keys": {"verdict": keys.verdict, "words": keys.words},
     }
+
+
+def _page(federation: Federation) -> dict[str, Any]:
+    """Return what the server tells of itself, {} where it does not; `server_side` says why."""
+    try:
+        return server_page(federation)[1]
+    except DeployError:
+        return {}
 
 
 def _clients(

@@ -24,8 +24,9 @@ from fairbloom.server.settings import Settings, check_used, default_config
 
 from ..errors import DeployError, RefusedError
 from . import control_api, run_bundle
-from .federation import CONNECTION, Federation
+from .federation import CONNECTION, Federation, warn
 from .flower_commands import environment, flwr_command, flwr_json
+from .honoured import check_honoured, check_not_pythons
 
 COMPLETED = "finished:completed"
 AGAIN_SECONDS, PATIENCE_SECONDS = 2.0, 600.0
@@ -164,8 +165,11 @@ def prepared(federation: Federation, given: Mapping[str, Value]) -> dict[str, Va
         f"{client.name}={client.examples}" for client in federation.clients if client.examples and not client.revoked
     ]
     config = {SIZES: " ".join(sizes), **given} if sizes else dict(given)
+    check_not_pythons(spread(config))
     settings = Settings.of(config)
     check_used(spread(config), [settings.method], settings.task, deployed=True)
+    for words in check_honoured(federation, settings, spread(config)):
+        warn(words)
     return packed(config)
 
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.client.app import app as client_app
+from fairbloom.client.settings import SettingRefusedError, taken
 from fairbloom.deploy.device.bundles import Installed, config_of
 from fairbloom.deploy.device.client import APP
 from fairbloom.deploy.operator import run_bundle
@@ -96,6 +97,71 @@ def test_sizes_that_clients_were_enrolled_with_go_along(made: Path, machine: Mac
     assert submitted_settings(machine) == {"enrolled-sizes": "a=1200 b=300"}
     assert fairbloom("deploy", "submit", "--detach", "--set", "enrolled-sizes=a=5") == 0
     assert submitted_settings(machine) == {"enrolled-sizes": "a=5"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("task=os:system", "task = 'os:system': os belongs to Python and holds no task, so no device allows it"),
+        ("task=os.path:join", "task = 'os.path:join': os belongs to Python"),
+        ("model=subprocess:run", "model = 'subprocess:run': subprocess belongs to Python and holds no model"),
+        ("device=/dev/sda", "device = '/dev/sda': devices take auto, cpu, cuda, cuda:1 or mps"),
+    ],
+)
+def test_what_no_device_takes_is_refused_before_it_is_sent(
+    made: Path, machine: Machine, setting: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("deploy", "submit", "--set", setting) == 2
+    assert said in capsys.readouterr().err
+    assert machine.asked == []
+
+
+def test_what_devices_must_allow_is_said(
+    made: Path, machine: Machine, own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.answers(run={"success": True, "run-id": "9"})
+    assert fairbloom("deploy", "submit", "--detach", "--set", f"task={own}:points", "--set", "learning-rate=0.2") == 0
+    said = capsys.readouterr().err
+    value = f"{own}:points"
+    assert f"task = '{value}' is taken by those devices alone whose owners allow it (allow = ['{value}'] in" in said
+    assert said.count("is taken by those devices alone") == 1
+    with pytest.raises(SettingRefusedError, match="allow, in client"):
+        taken({"task": value})
+    taken({"task": value, "learning-rate": 0.2}, allow=[value])  # as the remedy says
+
+
+def test_partitions_beyond_the_clients_are_said(
+    made: Path, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.answers(run={"success": True, "run-id": "9"}, register={"success": True, "node-id": "77"})
+    assert fairbloom("deploy", "enroll", "a", "b", "c") == 0
+    assert fairbloom("deploy", "revoke", "a") == 0
+    for settings, said in (
+        (["clients=2"], "client c has partition 2, and clients = 2 deals data to partitions 0 to 1: set clients=3"),
+        (["clients=3"], ""),
+        ([], ""),  # of the digits, twenty are dealt
+        (["task=csv", "clients=2"], ""),  # clients come with the data: so many are waited for
+    ):
+        capsys.readouterr()
+        assert fairbloom("deploy", "submit", "--detach", *(word for each in settings for word in ("--set", each))) == 0
+        found = capsys.readouterr().err
+        assert said in found
+        assert ("partition" in found) == bool(said)
+    assert fairbloom("deploy", "revoke", "c") == 0
+    assert fairbloom("deploy", "enroll", "c") == 0
+    assert fairbloom("deploy", "submit", "--detach", "--set", "clients=2") == 0
+    assert "partition" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("details", ["nothing was learned", ""])
+def test_submit_says_in_its_last_line_why_a_run_failed(
+    made: Path, machine: Machine, details: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = {"success": True, "runs": [{"status": "finished:failed", "status-details": details}]}
+    machine.answers(run={"success": True, "run-id": "9"}, log={"text": ""}, list=ended)
+    assert fairbloom("deploy", "submit") == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "run 9: finished:failed" + (f": {details}" if details else "")
 
 
 # Which app -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,48 @@
+"""Whether devices can honour a run's settings, looked at before the run is submitted."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fairbloom.client.settings import to_be_allowed
+from fairbloom.imports import is_import_string
+from fairbloom.protocol.settings import SettingsError
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import find_task
+
+from .enrolment import beyond
+from .federation import Federation
+
+
+def check_honoured(federation: Federation, settings: Settings, given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the operator must know of how devices take a run's settings.
+
+    Raises
+    ------
+    SettingsError
+        When no device takes one; the message names it, its value and what would do.
+    """
+    refused = to_be_allowed(given)
+    if "device" in refused:
+        raise SettingsError(f"device = {refused['device']!r}: devices take auto, cpu, cuda, cuda:1 or mps")
+    info = find_task(settings.task)
+    for key, value in refused.items():
+        yield (
+            f"{key} = {value!r} is taken by those devices alone whose owners allow it (allow = [{value!r}] in "
+            "client.toml, and its module installed there); the others are refused, by name in each round"
+        )
+    dealt = info.setup(given).clients
+    if dealt and not info.is_own and (far := beyond(federation, dealt)):
+        yield far
+
+
+def check_not_pythons(given: Mapping[str, Any]) -> None:
+    """Raise SettingsError where an import string names a part of Python itself, which holds no task and no model."""
+    for key in ("task", "model"):
+        value = str(given.get(key, ""))
+        module = value.partition(":")[0].partition(".")[0]
+        if is_import_string(value) and module in sys.stdlib_module_names:
+            raise SettingsError(
+                f"{key} = {value!r}: {module} belongs to Python and holds no {key}, so no device allows it: name your "
+                f"own, as in my_module:{key}"
+            )
