@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ..errors import DeployError
 from ..processes import duration
+from ..server.overview import UNKNOWN
 from . import control_api
 from .audit import printable
 from .doctor import client_keys, server_page, server_side
@@ -101,9 +102,7 @@ def _seen(node: Mapping[str, str]) -> dict[str, str]:
 def _run(run: Mapping[str, Any], known: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what the SuperLink knows of a run, and what its folder says."""
     told = {key: run.get(key) for key in ("run-id", "status", "status-details", "elapsed", "fab-id")}
-    about = (
-        {"unknown": NOT_SAID} if known is None else known.get(str(run["run-id"]), {"unknown": "no run folder is known"})
-    )
+    about = {"unknown": NOT_SAID} if known is None else known.get(str(run["run-id"]), {"unknown": UNKNOWN})
     return {**told, **{key: about.get(key) for key in PROGRESS}, "unknown": about.get("unknown")}
 
 
@@ -156,14 +155,17 @@ def _going(run: Mapping[str, Any]) -> Iterator[RenderableType]:
 def _clients_table(clients: list[dict[str, Any]]) -> Table:
     online = sum(client["status"] == "online" for client in clients)
     table = Table(title=f"clients: {online} of {len(clients)} online", title_justify="left", title_style="bold")
-    for heading in ("client", "partition", "status", "last seen", "version", "key expires"):
+    table.add_column("client", no_wrap=True)
+    for heading in ("partition", "connected", "version", "key expires"):
         table.add_column(heading)
     for client in clients:
-        style = "" if client["status"] == "online" else "yellow"
-        seen = client["last-seen"] if client["status"] != "offline" else f"offline since {client['last-seen']}"
+        status, seen = client["status"], client["last-seen"]
+        connected = (
+            status if status == "online" else f"{status} since {seen}" if seen != "never" else f"{status}, never seen"
+        )
         partition = "" if client["partition-id"] is None else str(client["partition-id"])
-        cells = (client["client"], partition, client["status"], seen, client["version"] or "not known")
-        table.add_row(*map(Text, cells), Text(client["key-expires"][:10] or "never"), style=style)
+        cells = (client["client"], partition, connected, client["version"] or "not known", client["key-expires"][:10])
+        table.add_row(*map(Text, cells), style="" if status == "online" else "yellow")
     return table
 
 

@@ -1,12 +1,9 @@
 """The operator's calls of a real control API over TLS: Flower's app behind our door, with a database."""
 
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError, RefusedError, UnreachableError
@@ -15,40 +12,8 @@ from fairbloom.deploy.operator.enrolment import Applicant, enroll_all, revoke
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.processes import free_port
 
+from .served import Served
 from .state import submit
-from .test_control import Place
-
-
-class Served:
-    """A federation whose control API is answered by Flower's app, in a thread."""
-
-    def __init__(self, folder: Path) -> None:
-        control = f"127.0.0.1:{free_port()}"
-        self.federation = Federation.init(folder / "federation", ["localhost"], free_port(), control, 10)
-        (folder / "place").mkdir()
-        self.place = Place(folder / "place")
-        self.place.operators.write_bytes(self.federation.operators.read_bytes())
-        config = uvicorn.Config(
-            self.place.app,
-            host="127.0.0.1",
-            port=int(control.rpartition(":")[2]),
-            ssl_certfile=self.federation.certificate,
-            ssl_keyfile=self.federation.certificate_key,
-            lifespan="off",
-            ws="none",
-            log_level="critical",
-        )
-        self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-
-    def start(self) -> None:
-        self.thread.start()
-        while not self.server.started and self.thread.is_alive():
-            time.sleep(0.01)
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join()
 
 
 @pytest.fixture(scope="module")
