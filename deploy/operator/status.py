@@ -181,7 +181,11 @@ def _runs_table(runs: list[dict[str, Any]]) -> Table:
 
 
 def _rounds(run: Mapping[str, Any]) -> str:
-    return f"round {run['round']} of {run['of-rounds'] or '?'}"
+    return (
+        f"round {run['round']} of {run['of-rounds']}"
+        if run["round"]
+        else f"before the first of {run['of-rounds']} rounds"
+    )
 
 
 def _attempt(each: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from fairbloom.deploy.device.answers import AppError, CrashedError, Isolated, Resident
 from fairbloom.deploy.device.inbox import LOOP, answer_next
 from fairbloom.deploy.device.unpacked import Unpacked
+from fairbloom.errors import FairbloomError
 
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
     command = importlib.import_module("flwr.supernode.cli.flower_supernode")
@@ -72,6 +73,25 @@ def test_the_end_of_the_node_in_the_midst_of_the_app_is_no_error_of_the_app(
         handler()
     with pytest.raises(SystemExit):
         resident(*version_of(home, 1), 3, message("exit"), context())
+
+
+@pytest.mark.parametrize(("error", "traceback"), [(FairbloomError("no such partition"), False), (KeyError("x"), True)])
+def test_what_a_user_can_mend_has_no_traceback_on_the_device(
+    home: Path, error: Exception, traceback: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fab, run = version_of(home, 1)
+    state, store = node_state(fab, run)
+    asked = message("reply")
+    importlib.import_module(LOOP)._insert_message(asked, state, store)
+
+    def answer(*given: Any) -> Any:
+        raise error
+
+    answer_next(state, store, answer)
+    (reply,) = state.get_messages(is_reply=True)
+    assert reply.error.reason == f"{type(error).__name__}: {error}"
+    assert f"answered with error 2: {type(error).__name__}: {error}" in caplog.text
+    assert ("Traceback" in caplog.text) is traceback
 
 
 # In Flower's loop ---------------------------------------------------------------------------------------------------

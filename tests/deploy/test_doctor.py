@@ -21,11 +21,13 @@ from fairbloom.deploy.operator.doctor import (
     disk,
     examine,
     expiry,
+    open_folders,
     open_secrets,
     server_side,
 )
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.processes import free_port
+from fairbloom.deploy.server.supervisor import RUN_FOLDERS
 from tests.experiments.helpers import fairbloom
 
 from .commands import Machine
@@ -73,6 +75,38 @@ def test_doctor_finds_each_secret_that_others_can_read(made: Path, name: str) ->
     found = open_secrets(Federation(made))
     assert found.verdict == "fault"
     assert found.words.endswith(f"chmod 600 {made / name}")
+
+
+def test_doctor_finds_folders_of_runs_that_others_can_enter(made: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    place = made / "state" / RUN_FOLDERS
+    place.mkdir()
+    (place / "7").write_text(str(run))
+    (place / "8").write_text(str(tmp_path / "gone"))
+    assert open_folders(Federation(made)).verdict == "ok"
+    run.chmod(0o755)
+    found = open_folders(Federation(made))
+    assert found.verdict == "warning"
+    assert found.words == f"others can enter {run}, where models are: chmod 700 {run}"
+    run.chmod(0o700)  # as it says
+    (made / "state").chmod(0o750)
+    assert f"others can enter {made / 'state'}" in open_folders(Federation(made)).words
+
+
+def test_doctor_finds_a_devices_state_that_others_can_enter(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("deploy", "enroll", "a", "--unpacked") == 0
+    settings = made / "bundles" / "a" / "client.toml"
+    (tmp_path / "state").mkdir(mode=0o755)
+    settings.write_text(f'state-dir = "{tmp_path / "state"}"\n{settings.read_text()}')
+    fairbloom("deploy", "doctor", "--client", settings)
+    said = f"warning state-dir: others can enter {tmp_path / 'state'}, where models are: chmod 700"
+    assert said in capsys.readouterr().out
+    (tmp_path / "state").chmod(0o700)
+    fairbloom("deploy", "doctor", "--client", settings)
+    assert "ok state-dir: " in " ".join(capsys.readouterr().out.split(" "))
 
 
 def test_doctor_finds_a_folder_that_others_can_enter(made: Path) -> None:

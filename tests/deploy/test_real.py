@@ -1,5 +1,6 @@
 """Real processes on loopback, with TLS and node authentication: what a run gives, what it survives, who is refused."""
 
+import json
 import os
 import shutil
 import signal
@@ -390,6 +391,65 @@ def test_doctor_finds_nothing(there: Deployment) -> None:
     assert "fault" not in done.stdout
     settings = there.bundle(CLIENTS[0]) / "client.toml"
     assert "fault" not in there.fairbloom("deploy", "doctor", "--client", str(settings)).stdout
+
+
+def test_status_tells_how_far_a_run_is_and_what_became_of_it(there: Deployment, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    endless = {**SETTINGS, "num-rounds": 100_000, "out": str(out)}
+    there.submitting(endless)
+    run = there.submitted_run()
+    wait_for_rounds(out, 3)
+    (about,) = (each for each in status_of(there)["runs"] if each["run-id"] == run)
+    assert about["status"] == "running"
+    assert (about["method"], about["of-rounds"], about["folder"]) == ("fedfv", 100_000, str(out))
+    assert about["round"] >= 3
+    assert about["seconds-a-round"] > 0
+    there.stop_runs()
+    found = status_of(there)
+    (about,) = (each for each in found["runs"] if each["run-id"] == run)
+    assert about["status"] == "finished:stopped"
+    assert about["round"] >= 3
+    assert {row["client"] for row in found["clients"]} >= {*CLIENTS}
+    assert found["disk"]["runs-free-bytes"] > 0
+
+
+def status_of(there: Deployment) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(there.fairbloom("deploy", "status", "--json").stdout)
+    return found
+
+
+def test_an_expected_end_is_one_sentence_for_everybody(there: Deployment, tmp_path: Path) -> None:
+    settings = {**SETTINGS, "training-clients": "nobody", "unused-rounds": 1, "out": str(tmp_path / "run")}
+    assert there.submit(settings) == 1
+    said = there.log(there.submitted)
+    sentence = "the run has learned nothing for 1 rounds: in round 1, of those that train (training_clients = nobody)"
+    assert f"the run ends: {sentence}" in said
+    assert f"run {there.submitted_run()}: finished:failed: {sentence}" in said.splitlines()[-1]
+    assert f"the run ends: {sentence}" in there.log(there.server)
+    for words in ("Traceback", "Exit Code", "\x1b"):
+        assert words not in said
+        assert words not in there.log(there.server).partition("run folder: " + str(tmp_path))[2]
+
+
+def test_a_client_that_has_no_such_partition_says_so_without_a_traceback(there: Deployment, tmp_path: Path) -> None:
+    assert there.submit({**SETTINGS, "clients": 3, "num-rounds": 1, "out": str(tmp_path / "run")}) == 0
+    reason = "partition-id = 3 in the node config: with clients = 3 it must be an integer from 0 to 2"
+    device = there.log(there.clients[CLIENTS[3]])
+    assert reason in device
+    assert "Traceback" not in device[device.index(reason) - 2000 :]
+    submitted = there.log(there.submitted)
+    assert f"client {CLIENTS[3]} has partition 3" in submitted
+    assert "clients = 3 deals data to partitions 0 to 2" in submitted
+    assert reason in there.log(there.server)
+
+
+def test_what_processes_write_is_for_their_account_alone(there: Deployment, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "run"
+    assert there.submit({**SETTINGS, "method": "ditto", "num-rounds": 1, "out": str(out)}) == 0
+    folders = [out, there.folder / "state", *(there.home / f"state-{name}" for name in CLIENTS)]
+    written = [path for folder in folders for path in (folder, *folder.rglob("*"))]
+    assert any("safetensors" in path.name for path in written if path.is_relative_to(there.home / "state-client-0"))
+    assert [str(path) for path in written if path.exists() and path.stat().st_mode & 0o077] == []
 
 
 def test_a_name_is_enrolled_once(there: Deployment) -> None:

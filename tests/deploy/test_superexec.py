@@ -1,5 +1,6 @@
 """The SuperExec's executor: processes that are started again where they were killed, and tokens that nobody sees."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -17,7 +18,10 @@ from flwr.supercore.superexec.executor import Executor, LaunchResult
 from benchmarks.flower import ROOT, wait_until
 from fairbloom.deploy.processes import missing_names
 from fairbloom.deploy.server import superexec
-from fairbloom.deploy.server.superexec import RELIED_ON, ServerApps, patient
+from fairbloom.deploy.server.superexec import RELIED_ON, ExpectedEnds, ServerApps, patient
+from fairbloom.protocol.settings import SettingsError
+from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.server.files import RunFolderError
 
 TOKEN = "a-token-that-is-nobodys-business"
 WAITING = "import sys, time; token = sys.stdin.read(); print(token, flush=True); time.sleep(600)"
@@ -230,6 +234,65 @@ def test_calls_that_are_refused_are_not_tried_again(status: int) -> None:
 
 
 # Start --------------------------------------------------------------------------------------------------------------
+
+
+class HersError(NothingLearnedError):
+    """An error of a user's own that a user can mend."""
+
+
+def told(error: Exception, caplog: pytest.LogCaptureFixture) -> str:
+    """Return what a run's process logs when its app raises this, as Flower does."""
+    log, ends = logging.getLogger("flwr"), ExpectedEnds()
+    log.addFilter(ends)
+    try:
+        log.error("%s raised an exception", "ServerApp", exc_info=error)
+        log.error("Exit Code: 201\n\nAn unhandled exception occurred in the ServerApp.")
+        log.error("something else")
+    finally:
+        log.removeFilter(ends)
+    return caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NothingLearnedError("the run has learned nothing for 3 rounds"),
+        SettingsError("clients = 0: give at least 1"),
+        RunFolderError("round 7 cannot be written to /runs/a: No space left on device"),
+        HersError("hers"),
+    ],
+)
+def test_an_end_that_can_be_mended_is_one_sentence(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    said = told(error, caplog)
+    assert f"the run ends: {error}" in said
+    assert "Traceback" not in said
+    assert "raised an exception" not in said
+    assert "Exit Code" not in said
+    assert "something else" in said
+
+
+def test_an_end_that_nobody_expects_keeps_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise ValueError("a bug")
+    except ValueError as error:
+        said = told(error, caplog)
+    assert "ServerApp raised an exception" in said
+    assert "Traceback" in said
+    assert "ValueError: a bug" in said
+    assert "Exit Code: 201" in said
+
+
+def test_the_sentence_is_also_that_of_another_fairbloom_which_the_run_has_brought(tmp_path: Path) -> None:
+    # The modules are another time in memory, as when a run's bundle has its own copy.
+    code = """
+import sys
+from fairbloom.errors import is_expected
+del sys.modules["fairbloom.errors"]
+from fairbloom.errors import FairbloomError
+assert is_expected(type("TheirError", (FairbloomError,), {})("x"))
+assert not is_expected(ValueError("x"))
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_flower_has_every_name_that_is_replaced_or_used() -> None:
