@@ -445,7 +445,7 @@ def test_a_client_that_has_no_such_partition_says_so_without_a_traceback(there: 
 
 def test_what_processes_write_is_for_their_account_alone(there: Deployment, tmp_path: Path) -> None:
     out = tmp_path / "new" / "run"
-    assert there.submit({**SETTINGS, "method": "ditto", "num-rounds": 1, "out": str(out)}) == 0
+    assert there.submit({**SETTINGS, "method": "ditto", "fraction": 1.0, "num-rounds": 1, "out": str(out)}) == 0
     folders = [out, there.folder / "state", *(there.home / f"state-{name}" for name in CLIENTS)]
     written = [path for folder in folders for path in (folder, *folder.rglob("*"))]
     assert any("safetensors" in path.name for path in written if path.is_relative_to(there.home / "state-client-0"))
