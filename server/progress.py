@@ -8,7 +8,7 @@ from typing import Any
 
 from .files import RunFolderError, write_whole
 from .lock import is_running
-from .records import is_finished, recorded_settings
+from .records import is_finished, settings_there
 from .rows import read_rows, refusals_in
 
 FOLDERS = "FAIRBLOOM_RUN_FOLDERS"
@@ -54,10 +54,12 @@ def progress(folder: Path) -> dict[str, Any]:
     Raises
     ------
     RunFolderError
-        When the folder cannot be read.
+        When the folder holds no run, or cannot be read.
     """
     try:
-        settings = recorded_settings(folder)
+        settings = settings_there(folder)
+        if not settings:
+            raise RunFolderError(f"{folder} holds no run yet: it waits for its clients, or the folder was moved away")
         table, finished = folder / "rounds.csv", is_finished(folder)
         rows = read_rows(table, ("round",), finished=finished)
         changed = table.stat().st_mtime if rows else None

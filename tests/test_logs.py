@@ -1,5 +1,6 @@
 """What Flower's handlers write into files and on terminals."""
 
+import io
 import logging
 import os
 import pty
@@ -7,6 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from flwr.common.logger import console_handler
+
+from fairbloom.logs import colour_on_terminals_alone
+from tests.experiments.helpers import fairbloom
 
 WARN = """
 import logging
@@ -39,8 +44,13 @@ def test_a_terminal_has_colours_unless_the_user_wants_none() -> None:
     assert written("never=True", {}, terminal=True).splitlines() == [LINE]
 
 
-def test_handlers_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fairbloom.logs import colour_on_terminals_alone
+def test_our_commands_colour_nothing_where_their_words_go_to_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_handler, "colored", True)
+    monkeypatch.setattr(console_handler, "stream", io.StringIO())
+    assert fairbloom("methods", "fedavg") == 0
+    assert not console_handler.colored
 
+
+def test_handlers_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [logging.NullHandler(), logging.StreamHandler()])
     colour_on_terminals_alone()

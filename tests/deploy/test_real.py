@@ -437,6 +437,7 @@ def test_a_client_that_has_no_such_partition_says_so_without_a_traceback(there: 
     device = there.log(there.clients[CLIENTS[3]])
     assert reason in device
     assert "Traceback" not in device[device.index(reason) - 2000 :]
+    assert "\x1b" not in device
     submitted = there.log(there.submitted)
     assert f"client {CLIENTS[3]} has partition 3" in submitted
     assert "clients = 3 deals data to partitions 0 to 2" in submitted

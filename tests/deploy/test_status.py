@@ -86,7 +86,7 @@ def test_what_cannot_be_known_of_a_run_is_said(served: Served, gone: bool, tmp_p
     found = survey(served.federation)
     about = of_run(found, run)
     assert about["round"] is None
-    words = f"{tmp_path / 'gone'}/config.toml cannot be read" if gone else "its run folder is not known"
+    words = f"{tmp_path / 'gone'} holds no run yet" if gone else "its run folder is not known"
     assert words in about["unknown"]
     assert words in " ".join(text_of(found, 400).split())
 
