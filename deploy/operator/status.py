@@ -50,7 +50,7 @@ def survey(federation: Federation) -> dict[str, Any]:
     keys = client_keys(federation)
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "runs": [_run(run, page.get("runs")) for run in runs[:RECENT_RUNS]],
+        "runs": _runs(runs[:RECENT_RUNS], page.get("runs")),
         "clients": _clients(federation, nodes, page.get("nodes", {})),
         "turned-away": page.get("turned-away"),
         "disk": page.get("disk"),
@@ -99,19 +99,26 @@ def _seen(node: Mapping[str, str]) -> dict[str, str]:
     return {"status": status, "last-seen": "now" if status == "online" else node.get("offline-at") or "never"}
 
 
-def _run(run: Mapping[str, Any], known: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what the SuperLink knows of a run, and what its folder says."""
-    told = {key: run.get(key) for key in ("run-id", "status", "status-details", "elapsed", "fab-id")}
-    about = {"unknown": NOT_SAID} if known is None else known.get(str(run["run-id"]), {"unknown": UNKNOWN})
-    return {**told, **{key: about.get(key) for key in PROGRESS}, "unknown": about.get("unknown")}
+def _runs(runs: list[dict[str, Any]], known: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return what the SuperLink knows of runs, the latest first, and what their folders say."""
+    rows, writers = [], dict[str, str]()
+    for run in runs:
+        run_id = str(run["run-id"])
+        about = {"unknown": NOT_SAID} if known is None else known.get(run_id, {"unknown": UNKNOWN})
+        writer = writers.setdefault(about["folder"], run_id) if "folder" in about else run_id
+        if writer != run_id:  # what is in the folder is no longer this run's
+            about = {"folder": about["folder"], "unknown": f"run {writer} has continued it"}
+        told = {key: run.get(key) for key in ("run-id", "status", "status-details", "elapsed", "fab-id")}
+        rows.append({**told, **{key: about.get(key) for key in PROGRESS}, "unknown": about.get("unknown")})
+    return rows
 
 
 # For the eye ----------------------------------------------------------------------------------------------------------
 
 
-def show(found: Mapping[str, Any], console: Console | None = None) -> None:
+def show(found: Mapping[str, Any]) -> None:
     """Print a survey."""
-    (console or Console()).print(picture(found))
+    Console().print(picture(found))
 
 
 def picture(found: Mapping[str, Any]) -> RenderableType:
@@ -175,7 +182,7 @@ def _runs_table(runs: list[dict[str, Any]]) -> Table:
         table.add_column(heading, overflow="fold")
     for run in runs:
         said = _shortened(str(run["status-details"] or ""))
-        rounds = "not known" if run["round"] is None else f"{run['round']}/{run['of-rounds']}"
+        rounds = _shortened(str(run["unknown"])) if run["round"] is None else f"{run['round']}/{run['of-rounds']}"
         table.add_row(*map(Text, (run["run-id"], str(run["status"]), str(run["method"] or ""), rounds, said)))
     return table
 

@@ -492,16 +492,26 @@ def test_status_goes_by_the_names_that_were_enrolled(
     expires = Federation(made).client("site-1").expires
     found = json.loads(capsys.readouterr().out)
     assert found["clients"] == [
-        {"client": "site-1", "partition-id": 0, "status": "online", "last-seen": "now", "key-expires": expires},
+        {
+            "client": "site-1",
+            "partition-id": 0,
+            "status": "online",
+            "last-seen": "now",
+            "version": "",
+            "key-expires": expires,
+        },
         {
             "client": "node 5, not enrolled here",
             "partition-id": None,
             "status": "offline",
             "last-seen": "2026-01-01 00:00:00Z",
+            "version": "",
             "key-expires": "",
         },
     ]
-    assert found["runs"] == [run]
+    (told,) = found["runs"]
+    assert {key: told[key] for key in run} == run
+    assert "the server does not say how far its runs are" in told["unknown"]
     assert found["server"]["verdict"] == "fault"
     assert fairbloom("deploy", "status") == 0
     printed = capsys.readouterr().out

@@ -80,6 +80,16 @@ def test_a_run_is_told_with_what_its_folder_says(served: Served) -> None:
     assert "fedfv on digits, round 2 of 2" in text_of(found)
 
 
+def test_a_run_that_another_one_has_continued_does_not_boast_of_its_rounds(served: Served) -> None:
+    first = begin(served, served.run)  # type: ignore[attr-defined]
+    time.sleep(0.01)
+    second = begin(served, served.run)  # type: ignore[attr-defined]
+    found = survey(served.federation)
+    assert of_run(found, second)["round"] == 2
+    assert (of_run(found, first)["round"], of_run(found, first)["folder"]) == (None, str(served.run))  # type: ignore[attr-defined]
+    assert of_run(found, first)["unknown"] == f"run {second} has continued it"
+
+
 @pytest.mark.parametrize("gone", [True, False])
 def test_what_cannot_be_known_of_a_run_is_said(served: Served, gone: bool, tmp_path: Path) -> None:
     run = begin(served, tmp_path / "gone" if gone else None)
