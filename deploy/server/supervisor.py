@@ -205,7 +205,6 @@ def serve(federation: Federation) -> int:
         When a file is missing or cannot be used, a port is taken, or the folder is served already.
     """
     check_files(federation)
-    os.umask(0o077)  # of all that runs here: models in the database, and in the run folders
     with alone(federation):
         for what, place in (("control", federation.control), ("listen", federation.listen)):
             check_port(federation, what, place)
@@ -314,7 +313,8 @@ def replace_process(federation: Federation) -> None:
 
 
 def main() -> int:
-    """Serve the folder that is named."""
+    """Serve the folder that is named; what is written, models in run folders, too, is for this account alone."""
+    os.umask(0o077)
     try:
         return serve(Federation(Path(sys.argv[1])))
     except FairbloomError as error:

@@ -99,7 +99,8 @@ def test_doctor_finds_a_devices_state_that_others_can_enter(
 ) -> None:
     assert fairbloom("deploy", "enroll", "a", "--unpacked") == 0
     settings = made / "bundles" / "a" / "client.toml"
-    (tmp_path / "state").mkdir(mode=0o755)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o755)
     settings.write_text(f'state-dir = "{tmp_path / "state"}"\n{settings.read_text()}')
     fairbloom("deploy", "doctor", "--client", settings)
     said = f"warning state-dir: others can enter {tmp_path / 'state'}, where models are: chmod 700"
