@@ -116,9 +116,12 @@ def test_settings_reach_the_small_process_whole(bundle: Path, monkeypatch: pytes
     client, there = Client.of(given, bundle / "client.toml"), list[Client]()
     monkeypatch.setattr(supervisor, "Supervisor", lambda settings: there.append(settings) or SimpleNamespace(run=int))
     monkeypatch.setattr(os, "execv", lambda program, words: monkeypatch.setattr(sys, "argv", words[3:]))
+    masks: list[int] = []
+    monkeypatch.setattr(os, "umask", masks.append)
     supervisor.replace_process(client)
     supervisor.main()
     assert there == [client]
+    assert masks == [0o077]  # what a client writes is for its account alone
 
 
 # Files that cannot be used ------------------------------------------------------------------------------------------
