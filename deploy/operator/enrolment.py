@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from fairbloom.errors import FairbloomError
+
 from .. import pki
 from ..errors import DeployError, RefusedError, UnreachableError
 from ..given import NAME, check_days
@@ -119,17 +121,16 @@ def read_list(file: Path) -> list[Applicant]:
     where = f"--list {file}"
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+        filled = [(number, line) for number, line in lines if line and not line.startswith("#")]
+        rows = [(number, [cell.strip() for cell in next(csv.reader([line]))]) for number, line in filled]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DeployError(f"{where} cannot be read: {error}") from None
-    lines = [
-        (number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line.strip()[0] != "#"
-    ]
-    rows = [(number, [cell.strip() for cell in next(csv.reader([line]))]) for number, line in lines]
     columns: Sequence[str] = LIST_COLUMNS[:1]
     if rows and LIST_COLUMNS[0] in rows[0][1]:
         columns = rows.pop(0)[1]
-        if unknown := [column for column in columns if column not in LIST_COLUMNS]:
-            raise DeployError(f"{where} has a column {unknown[0]!r}: it may have {', '.join(LIST_COLUMNS)}")
+        if unknown := [column for column in columns if column not in LIST_COLUMNS or columns.count(column) > 1]:
+            raise DeployError(f"{where} has a column {unknown[0]!r}: it may have {', '.join(LIST_COLUMNS)}, each once")
     if not rows:
         raise DeployError(f"{where} names no client: write one name a line")
     return [_applicant(file, f"line {number} of {where}", columns, cells) for number, cells in rows]
@@ -193,7 +194,7 @@ def enroll_all(
                 days=days,
                 examples=each.examples,
             )
-        except DeployError as error:
+        except FairbloomError as error:
             if len(applicants) == 1:
                 raise
             left = ", ".join(one.name for one in applicants[number:] if one.name not in kept)

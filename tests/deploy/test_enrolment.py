@@ -122,6 +122,7 @@ def test_a_list_may_be_names_alone_and_come_by_standard_input(
             "line 2 of --list sites has 2 cells, and 1 are read (client): begin the list with a line of column",
         ),
         ("client,size\na,5\n", "--list sites has a column 'size': it may have client, examples, partition-id, request"),
+        ("client,client\na,b\n", "--list sites has a column 'client': it may have"),
         ("client,examples\na,many\n", "line 2 of --list sites has examples = 'many': it must be a whole number"),
         ("a\nb\nA\n", "A, a: listed more than once"),
         ("a\nthere\nover\n", "there, over: enrolled already, so nobody was enrolled; --keep leaves them as they are"),
