@@ -1,5 +1,6 @@
 """How far a deployed run is: which folder it writes to, and what that tells to those who look from outside."""
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -10,6 +11,8 @@ from .files import RunFolderError, write_whole
 from .lock import is_running
 from .records import is_finished, settings_there
 from .rows import read_rows, refusals_in
+
+log = logging.getLogger("flwr").getChild("fairbloom")
 
 FOLDERS = "FAIRBLOOM_RUN_FOLDERS"
 """Environment variable of the server: the folder where each deployed run leaves a file with its run folder's path."""
@@ -23,10 +26,7 @@ MOST_REFUSALS = 5
 def announce(folder: Path) -> None:
     """Leave word of where this run writes, for the server's status; where nobody asked for that, do nothing.
 
-    Raises
-    ------
-    RunFolderError
-        When the word cannot be written.
+    A run goes on without: a disk that does not take the word is said, and its rounds are not shown.
     """
     place = os.environ.get(FOLDERS)
     if not place:
@@ -37,7 +37,9 @@ def announce(folder: Path) -> None:
         Path(place).mkdir(mode=0o700, exist_ok=True)
         write_whole(Path(place, str(TaskIdentity.run_id)), os.fsencode(folder))
     except OSError as error:
-        raise RunFolderError(f"where the run writes cannot be noted in {place}: {error.strerror}: make room") from error
+        log.warning(
+            "deploy status will not show the rounds of this run: %s cannot be written: %s", place, error.strerror
+        )
 
 
 def announced(place: Path, run_id: str) -> Path | None:

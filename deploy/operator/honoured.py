@@ -27,9 +27,10 @@ def check_honoured(federation: Federation, settings: Settings, given: Mapping[st
         raise SettingsError(f"device = {refused['device']!r}: devices take auto, cpu, cuda, cuda:1 or mps")
     info = find_task(settings.task)
     for key, value in refused.items():
+        module = ", and its module installed there" if is_import_string(value) else ""
         yield (
             f"{key} = {value!r} is taken by those devices alone whose owners allow it (allow = [{value!r}] in "
-            "client.toml, and its module installed there); the others are refused, by name in each round"
+            f"client.toml{module}); the others are refused, by name in each round"
         )
     dealt = info.setup(given).clients
     if dealt and not info.is_own and (far := beyond(federation, dealt)):

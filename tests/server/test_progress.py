@@ -67,6 +67,16 @@ def test_a_cell_of_refusals_is_read_as_it_is_written(cell: str, found: list[tupl
     assert refusals_in(cell) == found
 
 
+def test_a_run_goes_on_where_its_word_cannot_be_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(TaskIdentity, "_run_id", 7)
+    monkeypatch.setenv(FOLDERS, str(tmp_path / "file" / "folders"))
+    announce(tmp_path / "run")
+    assert f"will not show the rounds of this run: {tmp_path / 'file' / 'folders'} cannot be written" in caplog.text
+
+
 def test_a_run_leaves_word_of_its_folder_where_the_server_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
