@@ -21,6 +21,7 @@ from . import control_api
 from .audit import printable
 from .doctor import client_keys, server_page, server_side
 from .federation import Federation
+from .roll import Enrolled
 
 RECENT_RUNS = 5
 SHOWN_REFUSALS = 5
@@ -42,8 +43,9 @@ def survey(federation: Federation) -> dict[str, Any]:
     Raises
     ------
     DeployError
-        When the SuperLink does not answer.
+        When the SuperLink does not answer, or a client's file cannot be used.
     """
+    enrolled = federation.clients
     with control_api.connected(federation) as api:
         nodes, runs = dict(api.nodes()), api.runs()
     server, page = server_side(federation), _page(federation)
@@ -51,7 +53,7 @@ def survey(federation: Federation) -> dict[str, Any]:
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "runs": _runs(runs[:RECENT_RUNS], page.get("runs")),
-        "clients": _clients(federation, nodes, page.get("nodes", {})),
+        "clients": _clients(enrolled, nodes, page.get("nodes", {})),
         "turned-away": page.get("turned-away"),
         "disk": page.get("disk"),
         "certificate-days": page.get("certificate-days"),
@@ -69,17 +71,16 @@ def _page(federation: Federation) -> dict[str, Any]:
 
 
 def _clients(
-    federation: Federation, nodes: dict[str, Mapping[str, str]], versions: Mapping[str, str]
+    enrolled: list[Enrolled], nodes: dict[str, Mapping[str, str]], versions: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Return a row a key, by the names that clients were enrolled with; nodes that nobody knows come last."""
-    everybody, keys = federation.clients, federation.keys()
-    partitions = {client.name: client.partition_id for client in everybody}
-    gone = {node_id for client in everybody if client.revoked for node_id in client.node_ids}
+    gone = {node_id for client in enrolled if client.revoked for node_id in client.node_ids}
     rows = []
-    for key in keys:
-        name = key.client if key.current else f"{key.client}, by its former key"
-        about = {"client": name, "partition-id": partitions[key.client], **_seen(nodes.pop(key.node_id, {}))}
-        rows.append({**about, "version": versions.get(key.node_id, ""), "key-expires": key.expires})
+    for client in enrolled:
+        for key in () if client.revoked else client.keys:
+            name = key.client if key.current else f"{key.client}, by its former key"
+            about = {"client": name, "partition-id": client.partition_id, **_seen(nodes.pop(key.node_id, {}))}
+            rows.append({**about, "version": versions.get(key.node_id, ""), "key-expires": key.expires})
     rows += [
         {
             "client": f"node {node_id}, not enrolled here",
