@@ -33,6 +33,9 @@ ELSEWHERE = {
     "docs/deployment.md#Keys that stay on the device": (
         "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
+    "docs/deployment.md#Many clients": (
+        "tests/deploy/test_enrolment.py::test_a_list_enrols_its_clients_with_what_it_says_of_them"
+    ),
     "docs/deployment.md#Edge devices": "tests/deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",
     "docs/docker.md#In containers": COMPOSE,
     "docs/docker.md#Settings": (
