@@ -188,6 +188,17 @@ class RunSettings(BaseModel):
         allow_inf_nan=True,
         description="Factor by which a reply's loss may exceed the round's median, or 1; inf allows any",
     )
+    update_limit: Annotated[float, Mark.LIMIT] = Field(
+        100.0,
+        ge=1,
+        allow_inf_nan=True,
+        description="Factor by which an update, or a step, may be longer than usual, or the model; inf allows any",
+    )
+    clip_updates: float = Field(
+        0.0,
+        ge=0,
+        description="Factor beyond which an update that is longer than usual is shortened to it; 0 shortens none",
+    )
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
     )

@@ -7,10 +7,14 @@ import numpy as np
 
 from .clients import Trained
 from .method import Cohort, Method, MethodError, Needed
-from .updates import FloatArray, Vectors, gram_matrix, squared_norms
+from .updates import FloatArray, Vectors, gram_matrix
 
 DECIDING_SHARE = 0.9
-"""A client of three or more that has this share of a round's absolute coefficients decides the round."""
+"""Share of the parts with the sign of its own that a client has at least which decides a round."""
+
+LEAST_SHARE = 0.4
+"""Share of all parts that such a client has at least. Where the others pull the other way, as weights do that sum to
+one with a huge one among them, nobody can have much more than half."""
 
 
 class NoStepError(Exception):
@@ -30,10 +34,10 @@ def cohort_of(
 
     The cohort raises NoStepError when it is asked for inner products that are not finite: no method can weigh by them.
     """
-    updates, counts = trained.updates.vectors, trained.column(method.weighted_by_key)
+    updates, counts = trained.updates, trained.column(method.weighted_by_key)
     size = len(counts)
     kept = {key: row for key, row in method.progress.kept.items() if method.recalls(key, trained.names)}
-    vectors = Vectors.below([updates, *kept.values()])
+    vectors = Vectors.below([updates.vectors, *kept.values()])
     cohort = Cohort(
         round=server_round,
         num_rounds=num_rounds,
@@ -45,7 +49,7 @@ def cohort_of(
         metrics=Needed(type(method).__name__, {metric: trained.column(metric) for metric in method.needs}),
         memory=tuple(kept),
         gram_of=lambda: _finite(gram_matrix(vectors, exact=method.exact_gram)),
-        squared_norms_of=lambda: _finite(squared_norms(updates)),
+        squared_norms_of=lambda: _finite(updates.squared_norms),
     )
     return cohort, vectors
 
@@ -79,12 +83,20 @@ def _finite(products: FloatArray) -> FloatArray:
     return products
 
 
-def decides(coefficients: Mapping[str, float]) -> tuple[str, float]:
-    """Return the one client of three or more that decides a round, and its share; "" and 0 where none does."""
-    weights = {name: abs(c) for name, c in coefficients.items()}
-    total = sum(weights.values())
-    if len(weights) < 3 or not 0.0 < total < math.inf:
+def decides(parts: Mapping[str, float]) -> tuple[str, float]:
+    """Return the one client of three or more that decides a round, and its share; "" and 0 where none does.
+
+    Parameters
+    ----------
+    parts
+        Each client's part of the step, c_k ‖u_k‖. The largest one decides if it is nearly all of those with its sign
+        (DECIDING_SHARE) and much of all (LEAST_SHARE); its share is that of all, in absolute value.
+    """
+    total = sum(map(abs, parts.values()))
+    if len(parts) < 3 or not 0.0 < total < math.inf:
         return "", 0.0
-    name = max(weights, key=lambda client: weights[client])
-    share = weights[name] / total
-    return (name, share) if share >= DECIDING_SHARE else ("", 0.0)
+    name = max(parts, key=lambda client: abs(parts[client]))
+    same_sign = sum(abs(part) for part in parts.values() if (part > 0.0) == (parts[name] > 0.0))
+    share = abs(parts[name]) / total
+    decided = abs(parts[name]) >= DECIDING_SHARE * same_sign and share >= LEAST_SHARE
+    return (name, share) if decided else ("", 0.0)

@@ -15,10 +15,21 @@ from fairbloom.protocol.terms import Terms
 
 from .aggregation import NoStepError, cohort_of, decides, weighed
 from .clients import Clients, Replies, Reports, Trained
+from .lengths import Usual, shares
+from .limits import (
+    check_model,
+    check_step,
+    clip,
+    explain_not_finite,
+    longest_reply,
+    screen_buffers,
+    screen_lengths,
+    screen_reports,
+)
 from .method import Cohort, Method, Probed
 from .roster import sample, share
 from .round import Round, size_on_the_wire
-from .screening import implausible_counts, out_of_proportion
+from .screening import out_of_proportion
 from .updates import FloatArray, Model, combine
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -85,6 +96,7 @@ class Rounds:
         self._probed = 0
         self._coefficients: dict[str, float] = {}
         self._decided_by = ""
+        self._clipped: tuple[str, ...] = ()
 
     def run(
         self, model: Model, *, measure: Callable[[int], Sequence[str]], measure_after: Sequence[str]
@@ -104,7 +116,10 @@ class Rounds:
         ------
         NothingLearnedError, MethodError
             As `step` and `check_learned` do.
+        BrokenModelError
+            When the model is not finite.
         """
+        check_model(model, self._method.progress.lengths.longest)
 
         def train(number: int, model: Model) -> tuple[Model | None, Metrics]:
             names, terms = self.draw(number, measure(number))
@@ -155,16 +170,19 @@ class Rounds:
         # Without the updates, which are as large as all models: they are no longer needed once the step is taken.
         self._trained = Replies(metrics=trained.metrics, refused=trained.refused, missing=trained.missing)
         self._models_a_reply = 1 if trained.snapshots is None else 2
-        self._screen(trained)
+        usual = self._screen(number, trained)
+        broken = explain_not_finite(trained, method.progress.lengths.longest, number)
         method.progress.finished_rounds = number
         after: Model | None = None
         own: Metrics = {}
-        why = "" if trained.names else _why_none_is_usable(len(self._draws), trained, method.training_clients)
-        if trained.names:
+        why = "" if usual else _why_none_is_usable(len(self._draws), trained, method.training_clients)
+        if usual:
             try:
-                after, own = self._take(number, trained)
+                after, own = self._take(number, trained, usual)
             except NoStepError as reason:
-                why = str(reason)
+                why = f"{reason}; {longest_reply(trained)}"
+        elif broken:
+            why = broken
         self._why = why
         if why:
             log.warning("round %d is skipped, and the model stays as it is: %s", number, why)
@@ -241,6 +259,7 @@ class Rounds:
             missing=trained.missing,
             coefficients=self._coefficients,
             decided_by=self._decided_by,
+            clipped=self._clipped,
             arrays=arrays,
             average=average,
             metrics=dict(metrics),
@@ -263,26 +282,29 @@ class Rounds:
         chosen = set(self._method.training_clients)
         return [name for name in names if name in chosen] if chosen else names
 
-    def _screen(self, trained: Trained) -> None:
-        """Leave out replies that are not plausible: by their counts, and in proportion to the others'."""
-        method, first = self._method, self._method.progress.first_counts
-        implausible = implausible_counts(
-            trained.metrics,
-            method.weighted_by_key,
-            enrolled=method.enrolled_sizes,
-            first=first,
-            max_growth=method.max_growth,
-        )
-        for name, reason in implausible.items():
-            trained.refuse(name, reason)
-        for name, why in out_of_proportion(trained.metrics, method.needs, method.loss_limit).items():
-            trained.refuse(name, why)
-        for name, report in trained.metrics.items():
-            first.setdefault(name, report[method.weighted_by_key])
-
-    def _take(self, number: int, trained: Trained) -> tuple[Model, Metrics]:
-        """Return the model after the step, and the method's own metrics; let the method remember the round."""
+    def _screen(self, number: int, trained: Trained) -> Usual | None:
+        """Leave out replies that are not plausible; return what is usual among the others, None where none is left."""
         method = self._method
+        screen_reports(method, trained)
+        screen_buffers(method, trained)
+        usual = screen_lengths(method, trained, number)
+        first = method.progress.first_counts
+        new = {name: report[method.weighted_by_key] for name, report in trained.metrics.items() if name not in first}
+        method.progress.first_counts = {**first, **new} if new else first
+        return usual
+
+    def _take(self, number: int, trained: Trained, usual: Usual) -> tuple[Model, Metrics]:
+        """Return the model after the step, and the method's own metrics; let the method and the run remember the round.
+
+        Raises
+        ------
+        NoStepError
+            When the step cannot be taken; nothing is remembered then.
+        """
+        method, replied = self._method, trained.updates.lengths
+        self._clipped = clip(method, trained, usual)
+        if self._clipped:
+            log.info("round %d: shortened updates of %s", number, ", ".join(self._clipped), extra={"round": number})
         online = self._training(self.online)
         cohort, vectors = cohort_of(
             method, trained, server_round=number, num_rounds=self._num_rounds, online=online, draws=self._draws
@@ -292,13 +314,16 @@ class Rounds:
             after = trained.updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
         except ValueError as reason:
             raise NoStepError(str(reason)) from reason
+        step = check_step(method, trained, after)
         probed = self._probe(cohort, coefficients, trained)
         remembered = method.remember(cohort, coefficients, probed)
         method.progress.kept = {kept: combine(mix, vectors) for kept, mix in remembered.items()}
+        parts = shares(cohort.names, coefficients, trained.updates.lengths)
+        method.progress.lengths = method.progress.lengths.plus(number, replied / usual.allowances, step, parts)
         self._coefficients = dict(zip(cohort.names, map(float, coefficients[: cohort.size]), strict=True))
-        self._decided_by, part = decides(self._coefficients)
+        self._decided_by, part = decides(parts)
         if self._decided_by:
-            words = f"client %s decides round %d: {100.0 * part:.0f} %% of all coefficients"
+            words = f"client %s decides round %d: {100.0 * part:.0f} %% of the step"
             log.warning(words, self._decided_by, number, extra={"client": self._decided_by, "round": number})
         return after, method.own_metrics(cohort, coefficients)
 

@@ -11,6 +11,7 @@ from fairbloom.protocol.names import ARRAYS, CONFIG, LOSS_BEFORE, NUM_EXAMPLES
 from fairbloom.protocol.terms import Terms
 
 from .average import Average
+from .lengths import Lengths
 from .ranges import at_least, flag, names_in, one_of, whole, within
 from .roster import sample
 from .updates import FloatArray as FloatArray
@@ -138,6 +139,8 @@ class Progress:
         The weight of each client's first usable reply.
     average
         Of the global models after each round, where the method averages them.
+    lengths
+        How long the updates of the last rounds were, and the longest step of all.
     """
 
     finished_rounds: int = 0
@@ -145,6 +148,7 @@ class Progress:
     kept: dict[Kept, Vectors] = field(default_factory=dict)
     first_counts: dict[str, float] = field(default_factory=dict)
     average: Average = field(default_factory=Average)
+    lengths: Lengths = field(default_factory=Lengths)
 
 
 Probed = Mapping[str, float]
@@ -169,6 +173,8 @@ class CommonOptions(TypedDict, total=False):
     personal_lambda: float
     max_growth: float
     loss_limit: float
+    update_limit: float
+    clip_updates: float
     unused_rounds: int
     enrolled_sizes: Mapping[str, int]
     training_clients: Sequence[str]
@@ -224,6 +230,14 @@ class Method:
         lower median of the round's otherwise usable replies. The limit is wide, because a badly served client does
         have a high loss; and it refuses, because a liar whose loss is capped keeps the most weight that there is.
         Where a method needs the learning rate, one that is so many times off the median of three or more is refused.
+    update_limit : float in [1, inf], default 100.0
+        A reply is refused whose update is longer than the received model and longer than so many times the usual
+        length, which is r of `rounds.lengths`, times the client's examples over the round's lower median of these (at
+        least 1 and at most 1000). Nor is a step taken that is longer than so many times the largest of the received
+        model, the round's longest used update and the longest step so far. inf allows any.
+    clip_updates : float at least 0 and less than `update_limit`, default 0.0
+        Above 0, an update that is not refused and is longer than so many times the usual length, times the client's
+        examples as above, is shortened to that length; 0: none is.
     enrolled_sizes : mapping of client names to int at least 1, default none
         A reply is refused whose num-examples is more than the client's entry here; one without an entry is not
         bound by this.
@@ -281,6 +295,13 @@ class Method:
         self.personal_lambda = at_least(0.0, personal_lambda=options.get("personal_lambda", 0.0))
         self.max_growth = within("[1, inf]", max_growth=options.get("max_growth", 10.0))
         self.loss_limit = within("[1, inf]", loss_limit=options.get("loss_limit", 1000.0))
+        self.update_limit = within("[1, inf]", update_limit=options.get("update_limit", 100.0))
+        self.clip_updates = at_least(0.0, clip_updates=options.get("clip_updates", 0.0))
+        if self.clip_updates >= self.update_limit:
+            raise ValueError(
+                f"clip_updates must be less than update_limit ({self.update_limit:g}), beyond which replies are "
+                f"refused, got {self.clip_updates:g}: lower it, or raise update_limit"
+            )
         self.unused_rounds = whole(0, unused_rounds=options.get("unused_rounds", 3))
         self.enrolled_sizes = {
             name: whole(1, **{f"enrolled_sizes[{name!r}]": size})
@@ -361,7 +382,8 @@ class Method:
     def state_dict(self) -> dict[str, Any]:
         """Return the last finished round, how many took a step, the method's memory and each client's first count.
 
-        Where models are averaged, their sum is there too. All is made of str, numbers, None, arrays, lists and dicts.
+        The lengths of the last rounds' updates, and of the longest step, are there too. Where models are averaged, so
+        is their sum. All is made of str, numbers, None, arrays, lists and dicts.
         """
         rows = [
             {"key": kept.key, "round": kept.round, "scale": float(row.scales[0]), "values": row.blocks[0][0].copy()}
@@ -374,11 +396,12 @@ class Method:
             "rows": rows,
             "memory": copy.deepcopy(self.memory),
             "first-counts": dict(self.progress.first_counts),
+            "lengths": self.progress.lengths.state_dict(),
         }
         return state | ({"average": self.progress.average.state_dict()} if self.average_models else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned; one of an older version has neither steps nor first counts.
+        """Continue from what `state_dict` returned; one of an older version lacks steps, first counts or lengths.
 
         Raises
         ------
@@ -396,6 +419,7 @@ class Method:
             steps=state.get("steps", state["round"]),
             kept={Kept(row["key"], row["round"]): Vectors.of(row["values"], row["scale"]) for row in state["rows"]},
             first_counts=dict(state.get("first-counts", {})),
+            lengths=Lengths.of_state(state["lengths"]) if "lengths" in state else Lengths(),
             average=Average.of_state(state["average"]) if self.average_models and "average" in state else Average(),
         )
         self.memory = copy.deepcopy(state["memory"])

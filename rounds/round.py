@@ -33,7 +33,10 @@ class Round:
         Where the method averages models, the mean of the global models up to this round, in the same form: the clients
         evaluated this one. None: they evaluated `arrays`.
     decided_by
-        The client that has nearly all the weight of a round of three or more: at least 0.9 of Σ|c|; "" for none.
+        The client that decides a round of three or more by its part of the step, c_k ‖u_k‖, as
+        `rounds.aggregation.decides` defines it; "" for none.
+    clipped
+        The clients whose updates were shortened (`clip_updates`), in the order of names.
     metrics
         Means over the used replies, and the method's own metrics.
     train_metrics
@@ -56,6 +59,7 @@ class Round:
     bytes_sent: int
     bytes_received: int
     decided_by: str = ""
+    clipped: tuple[str, ...] = ()
     average: Any = None
 
     @property

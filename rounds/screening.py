@@ -18,6 +18,8 @@ from fairbloom.protocol.names import (
     VALIDATION,
 )
 
+from .updates import NotFiniteError
+
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 LONGEST_REASON = 2000
@@ -42,6 +44,7 @@ class MissingMetricError(ValueError):
         remedy = f": {ADVICE}" if value is None else ""
         super().__init__(f"metric {metric!r} must be a finite number, got {value!r}{remedy}")
         self.metric = metric
+        self.is_number = isinstance(value, float)
 
 
 class Refusals:
@@ -51,6 +54,7 @@ class Refusals:
         self._round = server_round
         self._reasons: dict[str, list[str]] = {}
         self._lacking: dict[str, str] = {}
+        self._not_finite: list[str] = []
 
     def add(self, name: str, reason: ValueError | str) -> None:
         """Note, and log, why a reply of `name` is not used."""
@@ -58,7 +62,18 @@ class Refusals:
         self._reasons.setdefault(name, []).append(words)
         if isinstance(reason, MissingMetricError):
             self._lacking[name] = reason.metric
+        if isinstance(reason, NotFiniteError) or (isinstance(reason, MissingMetricError) and reason.is_number):
+            self._not_finite.append(name)
         log.warning("refused a reply of client %s: %s", name, words, extra={"client": name, "round": self._round})
+
+    @property
+    def not_finite(self) -> Sequence[str]:
+        """The clients whose arrays, or a metric that the method needs, are not finite numbers."""
+        return self._not_finite
+
+    def explain(self, name: str, words: str) -> None:
+        """Add the cause to the last reason of a client that is refused already."""
+        self._reasons[name][-1] += f"; {words}"
 
     @property
     def reasons(self) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,8 +34,15 @@ LARGEST = 1e150
 USUAL = (1e-20, 1e20)
 """Square sums of updates in this range need no closer look."""
 
+USUAL_SQUARE = (1e-200, 1e300)
+"""A float64 sum of squares in this range has lost nothing to overflow or underflow."""
+
 SAFE_EXPONENT = 40
 """Rows whose largest entry lies outside 2^±40 are stored divided by a power of two, so that no product overflows."""
+
+
+class NotFiniteError(ValueError):
+    """A reply with an array, or an update, that is not finite."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,8 @@ class Vectors:
         Matrices in the model's dtype, each of shape (some, d), which share memory with whoever made them; or models
         whose updates are computed where they are read.
     scales
-        What each row is multiplied by, shape (m,); powers of two, where entries would leave the range of products.
+        What each row is multiplied by, shape (m,): powers of two, where entries would leave the range of products,
+        times the factors by which updates were shortened.
     """
 
     blocks: tuple[NDArray[Any] | Lent, ...]
@@ -192,6 +201,17 @@ class Layout:
         parts = [self.arrays[name].ravel() for name in self.trainable]
         return np.concatenate(parts).astype(self.dtype, copy=False) if parts else np.empty(0, self.dtype)
 
+    @cached_property
+    def length(self) -> float:
+        """‖w‖, over the trainable part."""
+        return self.distance(None, self.trainable)
+
+    def distance(self, other: Model | None, names: Sequence[str]) -> float:
+        """Return how far these arrays, as one vector, are from those of another model, or from zero."""
+        zero = np.zeros(())
+        pairs = ((self.arrays[name].ravel(), zero if other is None else other[name].ravel()) for name in names)
+        return math.hypot(*(length(array, less) for array, less in pairs))
+
     def mismatch(self, arrays: Model) -> str | None:
         """Return how `arrays` differs from the model in names, shapes or kinds of dtype; None where it does not."""
         for name, array in self.arrays.items():
@@ -330,6 +350,7 @@ class Updates:
         self._carried = (*layout.buffers, *layout.integers)
         self._scales: list[float] = []
         self._others: list[Model] = []
+        self._squares: FloatArray | None = None
 
     @cached_property
     def matrix(self) -> NDArray[Any]:
@@ -365,6 +386,7 @@ class Updates:
             if exponent:
                 np.ldexp(self.matrix[count], -exponent, out=self.matrix[count])
             release(self.matrix)
+        self._squares = None
         self._scales.append(2.0**exponent)
         self._others.append({name: arrays[name].copy() for name in self._carried})
 
@@ -381,6 +403,7 @@ class Updates:
         Why new rows are left out, by their place among the new ones; those after them move up.
         """
         first, wrong = len(self._scales), dict[int, ValueError]()
+        self._squares = None
         self._others += [{name: other[name].copy() for name in self._carried} for other in others]
         self._scales += [1.0] * len(others)
         step = max(1, IN_CACHE // max(1, self.layout.size))
@@ -420,6 +443,33 @@ class Updates:
                     release(self.matrix)
         self._scales = [self._scales[k] for k in left]
         self._others = [self._others[k] for k in left]
+        self._squares = None
+
+    def shorten(self, factors: FloatArray) -> None:
+        """Multiply each update, wherever it is read, by its factor, shape (m,)."""
+        self._scales = (np.array(self._scales) * factors).tolist()
+
+    @property
+    def lengths(self) -> FloatArray:
+        """‖u_k‖, shape (m,), finite wherever the updates are."""
+        return np.asarray(np.sqrt(self._unscaled_squares) * self._scales)
+
+    @property
+    def squared_norms(self) -> FloatArray:
+        """‖u_k‖², shape (m,)."""
+        return np.asarray(self._unscaled_squares * np.square(self._scales))
+
+    @property
+    def _unscaled_squares(self) -> FloatArray:
+        """The squared norms as the rows lie, remembered until a row comes or goes, since they cost a pass over all."""
+        if self._squares is None:
+            self._squares = unscaled_squares(self.vectors)
+        return self._squares
+
+    def buffer_changes(self) -> FloatArray:
+        """Return how far each reply's buffers are from the global model's, as one vector, shape (m,)."""
+        layout = self.layout
+        return np.array([layout.distance(other, layout.buffers) for other in self._others])
 
     def _subtract(self, arrays: Model, row: NDArray[Any]) -> float:
         """Store u = w − `arrays` in a row; return its square sum."""
@@ -431,7 +481,7 @@ class Updates:
     def _check_finite(self, arrays: Model) -> None:
         for name, array in arrays.items():
             if not np.isfinite(array).all():
-                raise ValueError(f"array {name!r}{self._of} is not finite")
+                raise NotFiniteError(f"array {name!r}{self._of} is not finite")
 
     @property
     def vectors(self) -> Vectors:
@@ -484,7 +534,7 @@ def _exponent(row: NDArray[Any]) -> int:
     """
     largest = float(max(row.max(), -row.min())) if row.size else 0.0
     if not np.isfinite(largest):
-        raise ValueError(f"its update is beyond the range of {row.dtype}")
+        raise NotFiniteError(f"its update is beyond the range of {row.dtype}")
     if largest > LARGEST:
         raise ValueError(f"its update has an entry of {largest:.0e}, beyond {LARGEST:.0e}: inner products overflow")
     exponent = int(np.frexp(largest)[1])
@@ -507,13 +557,37 @@ def gram_matrix(vectors: Vectors, *, exact: bool = False) -> FloatArray:
 
 def squared_norms(vectors: Vectors) -> FloatArray:
     """Return the squared norm of each vector, shape (m,), accumulated in float64."""
-    norms = np.zeros(len(vectors))
+    return unscaled_squares(vectors) * vectors.scales**2
+
+
+def unscaled_squares(vectors: Vectors) -> FloatArray:
+    """Return the squared norm of each vector as it lies, without its scale, shape (m,), accumulated in float64."""
+    squares = np.zeros(len(vectors))
     if len(vectors) == 0 or vectors.size == 0:
-        return norms
+        return squares
     for _, block in vectors.chunks(vectors.few):
-        norms += [np.dot(part, part) for part in block]
-    norms *= vectors.scales**2
-    return norms
+        squares += np.vecdot(block, block)
+    return squares
+
+
+def length(values: NDArray[Any], less: NDArray[Any]) -> float:
+    """Return ‖values − less‖ of a flat vector and another or a single number, accumulated in float64; no overflow."""
+    with np.errstate(over="ignore"):
+        square = sum(float(np.dot(part, part)) for part in _differences(values, less))
+    if USUAL_SQUARE[0] < square < USUAL_SQUARE[1]:
+        return math.sqrt(square)
+    largest = max((float(np.abs(part).max()) for part in _differences(values, less)), default=0.0)
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    scaled = (part / largest for part in _differences(values, less))
+    return largest * math.sqrt(sum(float(np.dot(part, part)) for part in scaled))
+
+
+def _differences(values: NDArray[Any], less: NDArray[Any]) -> Iterator[FloatArray]:
+    """Yield `values` − `less` in float64, CHUNK entries at a time."""
+    with np.errstate(over="ignore"):
+        for place in places(values.size):
+            yield np.subtract(values[place], less[place] if less.ndim else less, dtype=np.float64)
 
 
 def weighted_sum(coefficients: FloatArray, vectors: Vectors, into: NDArray[Any]) -> None:

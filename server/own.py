@@ -26,7 +26,7 @@ from .records import MODEL, Records
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
-FREE = ("unused_rounds", "max_growth", "loss_limit")
+FREE = ("unused_rounds", "max_growth", "loss_limit", "update_limit")
 """Options of a strategy that a continued run may change."""
 
 

@@ -44,6 +44,7 @@ def round_columns(method: Method, score: Score = ACCURACY, *, validated: bool = 
     models = ("global",) if method.terms(1).personal_lambda is None else ("global", "personal")
     return (
         *("round", "participants", "replies_used", "refused", "missing", "decided_by"),
+        *(("clipped",) if method.clip_updates else ()),
         "percent_of_participants_improved",
         *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
         *((f"{score.column(split='validation')}_mean",) if validated else ()),
@@ -63,6 +64,7 @@ def round_row(
         "refused": " | ".join(f"{name}: {reason}" for name, reason in finished.refused.items()),
         "missing": " ".join(finished.missing),
         "decided_by": finished.decided_by,
+        "clipped": " ".join(finished.clipped),
         "bytes_sent": finished.bytes_sent,
         "bytes_received": finished.bytes_received,
         "seconds": round(seconds, 6),

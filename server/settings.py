@@ -158,6 +158,8 @@ class Settings(RunSettings):
             "unused_rounds": self.unused_rounds,
             "max_growth": self.max_growth,
             "loss_limit": self.loss_limit,
+            "update_limit": self.update_limit,
+            "clip_updates": self.clip_updates,
             "enrolled_sizes": sizes_of(self.enrolled_sizes),
             "training_clients": words(self.training_clients),
             "average_models": self.average_models,

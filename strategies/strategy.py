@@ -12,6 +12,7 @@ from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
 from fairbloom.rounds.clients import Replies
 from fairbloom.rounds.flower import FlowerClients, model_of, record_of
+from fairbloom.rounds.limits import check_model
 from fairbloom.rounds.loop import Metrics, Rounds, in_turn, means
 from fairbloom.rounds.method import Aggregate, Method, Options
 from fairbloom.rounds.ranges import whole
@@ -70,12 +71,15 @@ class FairStrategy(Method, Strategy):
         ------
         NothingLearnedError, MethodError
             When the rounds take no step, or the method returns what cannot be coefficients: see Rounds.step.
+        BrokenModelError
+            When `initial_arrays` are not finite.
         """
         self.reset()
         if resume is not None:
             self.load_state_dict(resume)
         self._flower = FlowerClients(self, grid, timeout)
         self._loop = Rounds(self, self._flower, whole(0, num_rounds=num_rounds))
+        check_model(model_of(initial_arrays), self.progress.lengths.longest)
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
 

@@ -448,7 +448,7 @@ def test_a_round_that_one_client_decides_is_logged_and_recorded_by_name(caplog: 
         logging.getLogger("flwr").removeHandler(caplog.handler)
     assert [r.decided_by for r in rounds] == ["", "site-2"]
     (said,) = {r.getMessage(): r for r in caplog.records if "decides" in r.getMessage()}.values()
-    assert said.getMessage() == "client site-2 decides round 2: 100 % of all coefficients"
+    assert said.getMessage() == "client site-2 decides round 2: 100 % of the step"
     assert (said.levelname, said.__dict__["client"], said.__dict__["round"]) == ("WARNING", "site-2", 2)
 
 

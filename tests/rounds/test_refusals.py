@@ -1,5 +1,6 @@
 """Replies that are not used: each is refused by the name of its client, and the round goes on without it."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from tests.strategies.helpers import (
     unpack,
 )
 
-from .helpers import bits, one_faulty, run
+from .helpers import SITE_2_IS_DRAWN, bits, one_faulty, run
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmgda", "fedfv"])
@@ -102,13 +103,10 @@ def test_all_kinds_of_broken_replies_at_once_are_each_refused() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_finite_but_huge_reply_is_used(name: str) -> None:
-    def huge(sent: Message, reply: Message) -> list[Message]:
-        arrays = unpack(reply.content.array_records["arrays"])
-        reply.content["arrays"] = record({**arrays, "bias": np.full(3, 1e30, np.float32)})
-        return [reply]
-
-    result, finished = one_faulty(name, huge)
+def test_without_a_limit_a_finite_but_huge_reply_is_used(name: str) -> None:
+    huge = arrays(bias=np.full(3, 1e30, np.float32))
+    strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=SITE_2_IS_DRAWN, update_limit=math.inf)
+    result, (finished,) = run(strategy, MemoryGrid(quadratics(6), faults={("site-2", 1): huge}), rounds=1)
     assert finished.refused == {}
     assert "site-2" in finished.coefficients
     assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())

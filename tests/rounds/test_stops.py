@@ -319,7 +319,8 @@ def test_a_hostile_client_whose_updates_have_no_inner_products_is_never_the_meth
     monkeypatch.setattr("fairbloom.rounds.updates.LARGEST", largest)
     hostile = grid_of(huge(0.99 * largest), rounds=[1])
     hostile.faults = {key: fault for key, fault in hostile.faults.items() if key[0] == "site-2"}
-    strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0, seed=4, unused_rounds=0)
+    options: dict[str, Any] = {"seed": 4, "unused_rounds": 0, "update_limit": np.inf}
+    strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0, **options)
     with np.errstate(all="ignore"):
         (finished,) = run(strategy, hostile, rounds=1, initial_arrays=in_float64())
     assert "site-2" in finished.participants
@@ -330,7 +331,7 @@ def test_a_hostile_client_whose_updates_have_no_inner_products_is_never_the_meth
 def test_updates_without_inner_products_skip_the_round_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairbloom.rounds.updates.LARGEST", 1e300)
     with np.errstate(all="ignore"), pytest.raises(NothingLearnedError, match="inner products of the updates are not f"):
-        run(FedFV(), grid_of(huge(1e200)), rounds=5, initial_arrays=in_float64())
+        run(FedFV(update_limit=np.inf), grid_of(huge(1e200)), rounds=5, initial_arrays=in_float64())
 
 
 class Forgetful(FairStrategy):

@@ -1,0 +1,181 @@
+"""How long an update and a step may be, in proportion to the others and to those of the rounds before.
+
+The usual length r of a round is the larger of two lower medians: that of ‖u_k‖ over the round's updates that are not
+zero, where there are at least two of them; and that of ‖u_k‖/e_k over the replies that were used in the rounds t − 5 to
+t − 1. Where there is neither, or both are zero, r is the larger of the received model's length and 1. The allowance e_k
+is a client's number of examples over their lower median in the round, at least 1 and at most 1000: who has more rows
+takes more steps.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from .updates import FloatArray
+
+ROUNDS_BACK = 5
+"""A round is compared with so many rounds before it, counted by their numbers; a skipped one has nothing to compare."""
+
+LARGEST_ALLOWANCE = 1000.0
+"""However many examples a client has, its update may be longer than others' by no more than this."""
+
+
+ROUNDING = 1e-6
+"""An update that is as long as the model, but for this share of it, is never refused."""
+
+
+@dataclass(frozen=True)
+class LongestStep:
+    """The longest step of a run: how long it was, its round, and the client with the largest share of it."""
+
+    length: float = 0.0
+    round: int = 0
+    client: str = ""
+    share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What a run remembers of the lengths of its updates and steps.
+
+    Attributes
+    ----------
+    used
+        ‖u_k‖/e_k of the replies that were used, by round, of the last ROUNDS_BACK rounds.
+    longest
+        The longest step up to now.
+    """
+
+    used: Mapping[int, FloatArray] = field(default_factory=dict)
+    longest: LongestStep = LongestStep()
+
+    def before(self, server_round: int) -> FloatArray:
+        """Return ‖u_k‖/e_k of all replies that were used in the rounds that this one is compared with."""
+        recent = [found for number, found in self.used.items() if server_round - ROUNDS_BACK <= number < server_round]
+        return np.concatenate(recent) if recent else np.empty(0)
+
+    def plus(self, server_round: int, used: FloatArray, step: float, parts: Mapping[str, float]) -> Self:
+        """Return the same with one round more.
+
+        Parameters
+        ----------
+        server_round
+            The round.
+        used
+            ‖u_k‖/e_k of the replies that were used.
+        step
+            The length of the step that was taken.
+        parts
+            Each client's part of it, c_k ‖u_k‖.
+        """
+        kept = {number: found for number, found in self.used.items() if number > server_round - ROUNDS_BACK}
+        longest = self.longest
+        if step > longest.length:
+            client, total = max(parts, key=lambda name: abs(parts[name])), sum(map(abs, parts.values()))
+            share = abs(parts[client]) / total if 0.0 < total < math.inf else 0.0
+            longest = LongestStep(step, server_round, client, share)
+        return type(self)({**kept, server_round: used}, longest)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it as str, numbers, arrays and dicts."""
+        used = {str(number): found for number, found in self.used.items()}
+        return {"used": used, "longest-step": asdict(self.longest)}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return what `state_dict` returned."""
+        used = {int(number): np.asarray(found, np.float64) for number, found in state["used"].items()}
+        return cls(used, LongestStep(**state["longest-step"]))
+
+
+class Refused(NamedTuple):
+    """An update that is too long: its place among the replies, and the length that it might have had."""
+
+    place: int
+    bound: float
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What is usual among the replies that are left: r, and e_k of each."""
+
+    length: float
+    allowances: FloatArray
+
+    def times(self, factor: float) -> FloatArray:
+        """Return `factor` · e_k · r for each reply."""
+        with np.errstate(over="ignore"):
+            return factor * self.length * self.allowances
+
+
+def usual(lengths: FloatArray, counts: FloatArray, past: FloatArray, model_length: Callable[[], float]) -> Usual:
+    """Return the usual length of the updates of a round, and each client's allowance.
+
+    Parameters
+    ----------
+    lengths
+        ‖u_k‖, shape (m,), of at least one reply.
+    counts
+        The clients' numbers of examples, shape (m,).
+    past
+        What `Lengths.before` returns.
+    model_length
+        Computes ‖w‖ of the received model, where it is needed.
+    """
+    moving = lengths[lengths > 0.0]
+    medians = [lower_median(each) for each in (moving[:0] if len(moving) == 1 else moving, past) if len(each)]
+    length = max(medians, default=0.0)
+    allowances = np.clip(counts / lower_median(counts), 1.0, LARGEST_ALLOWANCE)
+    return Usual(length if length > 0.0 else max(model_length(), 1.0), allowances)
+
+
+def too_long(
+    lengths: FloatArray,
+    counts: FloatArray,
+    past: FloatArray,
+    model_length: Callable[[], float],
+    limit: float,
+    longest: FloatArray | None = None,
+) -> tuple[list[Refused], Usual | None]:
+    """Return which updates are longer than ‖w‖ and than `limit` · e_k · r, and what is usual among the others.
+
+    The one furthest beyond its bound is left out first; then r and e are taken of the rest alone, as if it had not
+    come. So the others end with what they would have had among themselves. Nothing is usual where none is left.
+
+    Parameters
+    ----------
+    lengths, counts, past, model_length
+        As in `usual`.
+    limit
+        At least 1; inf refuses none.
+    longest
+        What is compared with the bound in place of ‖u_k‖, where a reply has another model beside its update.
+    """
+    compared = lengths if longest is None else longest
+    left, refused = np.arange(len(lengths)), list[Refused]()
+    while len(left):
+        found = usual(lengths[left], counts[left], past, model_length)
+        bounds = found.times(limit)
+        if (compared[left] <= bounds).all():  # all that a round of plausible replies needs
+            return refused, found
+        bounds = np.maximum(bounds, model_length() * (1.0 + ROUNDING))
+        excess = compared[left] / bounds
+        furthest = int(np.argmax(excess))
+        if excess[furthest] <= 1.0:
+            return refused, found
+        refused.append(Refused(int(left[furthest]), float(bounds[furthest])))
+        left = np.delete(left, furthest)
+    return refused, None
+
+
+def lower_median(values: FloatArray) -> float:
+    """Return the median, of an even number of values the lower one of the two in the middle."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def shares(names: Sequence[str], coefficients: FloatArray, lengths: FloatArray) -> dict[str, float]:
+    """Return each client's part of a step, c_k ‖u_k‖, by name."""
+    return dict(zip(names, (coefficients[: len(names)] * lengths).tolist(), strict=True))

@@ -1,0 +1,180 @@
+"""The limits that a method's options set to a round: which replies they refuse, and which step."""
+
+import logging
+import math
+
+import numpy as np
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.names import NUM_EXAMPLES
+
+from .aggregation import NoStepError
+from .clients import Trained
+from .lengths import LongestStep, Usual, too_long
+from .method import Method
+from .screening import implausible_counts, largest_in_proportion, out_of_proportion
+from .updates import Model
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+LARGEST_PARAMETER = 1e6
+"""A model with a larger parameter is beyond all measure: where training fails with it, the model is the reason."""
+
+
+class BrokenModelError(FairbloomError):
+    """A global model that nobody can train; the message says since when it is broken, and by which client's update."""
+
+
+# Replies ------------------------------------------------------------------------------------------------------------
+
+
+def screen_reports(method: Method, trained: Trained) -> None:
+    """Leave out replies whose counts are not plausible, or whose losses are out of proportion to the others'."""
+    first = method.progress.first_counts
+    implausible = implausible_counts(
+        trained.metrics,
+        method.weighted_by_key,
+        enrolled=method.enrolled_sizes,
+        first=first,
+        max_growth=method.max_growth,
+    )
+    for name, reason in implausible.items():
+        trained.refuse(name, reason)
+    for name, why in out_of_proportion(trained.metrics, method.needs, method.loss_limit).items():
+        trained.refuse(name, why)
+
+
+def screen_buffers(method: Method, trained: Trained) -> None:
+    """Leave out replies whose buffers change out of proportion to the global model's own and to the others' changes.
+
+    Buffers are no part of the update; but they are averaged, and one absurd variance would spoil every evaluation.
+    """
+    layout, limit = trained.updates.layout, method.update_limit
+    if not layout.buffers or limit == math.inf:
+        return
+    changes = dict(zip(trained.names, trained.updates.buffer_changes().tolist(), strict=True))
+    most = largest_in_proportion(changes.values(), limit, layout.distance(None, layout.buffers))
+    for name, change in changes.items():
+        if change > most:
+            trained.refuse(
+                name,
+                f"its buffers ({', '.join(layout.buffers)}) change by {change:g}, beyond {most:g}: {limit:g} times "
+                "(update_limit) the larger of the received model's buffers and the round's median change",
+            )
+
+
+def screen_lengths(method: Method, trained: Trained, server_round: int) -> Usual | None:
+    """Leave out replies whose update is too long; return what is usual among the others, None where none is left.
+
+    The model in the midst of a client's local work, where there is one, keeps to the bound of its update.
+    """
+    names, lengths, snapshots = trained.names, trained.updates.lengths, trained.snapshots
+    longest = lengths if snapshots is None else np.maximum(lengths, snapshots.lengths)
+    layout, limit = trained.updates.layout, method.update_limit
+    refused, usual = too_long(
+        lengths,
+        trained.column(NUM_EXAMPLES),
+        method.progress.lengths.before(server_round),
+        lambda: layout.length,
+        limit,
+        longest,
+    )
+    for place, bound in refused:
+        what = "update" if lengths[place] > bound else "snapshot"
+        trained.refuse(
+            names[place],
+            f"its {what} has the length {longest[place]:g}, beyond {bound:g}: the larger of the received model's "
+            f"length ({layout.length:g}) and {limit:g} times (update_limit) what is usual for its number of examples",
+        )
+    return usual
+
+
+def clip(method: Method, trained: Trained, usual: Usual) -> tuple[str, ...]:
+    """Shorten the updates, and the snapshots, beyond what `clip_updates` allows; return whose updates these are."""
+    if not method.clip_updates:
+        return ()
+    most = usual.times(method.clip_updates)
+    beyond = trained.updates.lengths > most
+    for updates in (trained.updates, trained.snapshots):
+        if updates is not None:
+            updates.shorten(most / np.maximum(updates.lengths, most))
+    return tuple(name for name, shortened in zip(trained.names, beyond, strict=True) if shortened)
+
+
+# Steps --------------------------------------------------------------------------------------------------------------
+
+
+def check_step(method: Method, trained: Trained, after: Model) -> float:
+    """Return how long the step to the model `after` is.
+
+    Raises
+    ------
+    NoStepError
+        When it is too long for the received model, the round's used updates and the steps of the run.
+    """
+    layout, limit = trained.updates.layout, method.update_limit
+    step = layout.distance(after, layout.trainable)
+    known = max(float(trained.updates.lengths.max()), method.progress.lengths.longest.length)
+    if step > limit * known and step > limit * layout.length:
+        raise NoStepError(
+            f"the step has the length {step:g}, beyond {limit:g} times (update_limit) the largest of the received "
+            f"model's length ({layout.length:g}), the longest update's and the longest step's so far ({known:g})"
+        )
+    return step
+
+
+def longest_reply(trained: Trained) -> str:
+    """Return in words which reply of a round is the longest."""
+    lengths = trained.updates.lengths
+    place = int(np.argmax(lengths))
+    return f"the longest update, of the length {lengths[place]:g}, is that of client {trained.names[place]}"
+
+
+# Models -------------------------------------------------------------------------------------------------------------
+
+
+def explain_not_finite(trained: Trained, longest: LongestStep, server_round: int) -> str:
+    """Return what is wrong with the received model where replies are not finite because of it, else "".
+
+    The reasons of these replies say so then: no client is to be blamed for a model that another one broke.
+    """
+    names = trained.refused.not_finite
+    if not names or (len(names) == 1 and trained.names):  # of one among several, it is that client's fault
+        return ""
+    words = what_is_broken(trained.updates.layout.arrays, longest)
+    if words:
+        log.error("round %d: %s", server_round, words, extra={"round": server_round})
+        for name in names:
+            trained.refused.explain(name, words)
+    return words
+
+
+def check_model(model: Model, longest: LongestStep) -> None:
+    """Look at the model that rounds are to begin with; where it is broken but finite, the log says so.
+
+    Raises
+    ------
+    BrokenModelError
+        When it is not finite.
+    """
+    words = what_is_broken(model, longest)
+    if not all(np.isfinite(array).all() for array in model.values()):
+        raise BrokenModelError(f"no client can train: {words}")
+    if words:
+        log.error("%s", words)
+
+
+def what_is_broken(model: Model, longest: LongestStep) -> str:
+    """Return in words that a global model is not finite, or beyond all measure, since when and by whom; or ""."""
+    floats = {name: array for name, array in model.items() if array.dtype.kind == "f"}
+    largest = {name: float(np.abs(array).max(initial=0.0)) for name, array in floats.items()}
+    worst = next((name for name, value in largest.items() if not value <= LARGEST_PARAMETER), "")
+    if not worst:
+        return ""
+    words = f"the global model is broken: array {worst!r} has an entry of {largest[worst]:g}"
+    if not longest.round:
+        return f"{words}, and no step of this run is known to have made it so"
+    return (
+        f"{words}, since the step of round {longest.round}, the longest of all, of which {longest.share:.0%} is the "
+        f"update of client {longest.client}"
+    )

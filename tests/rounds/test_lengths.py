@@ -1,0 +1,580 @@
+"""How long updates and steps may be: the rule, what it refuses and never refuses, and what a run remembers of it."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairbloom.rounds import limits, loop
+from fairbloom.rounds.aggregation import decides
+from fairbloom.rounds.clients import Trained
+from fairbloom.rounds.lengths import LARGEST_ALLOWANCE, Lengths, Usual, lower_median, too_long, usual
+from fairbloom.rounds.limits import BrokenModelError
+from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Method, Probed
+from fairbloom.rounds.updates import length
+from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, QFedAvg, Round
+from tests.strategies.helpers import (
+    ARGUMENTS,
+    BUFFERS,
+    TRAINABLE,
+    Arrays,
+    Fault,
+    MemoryGrid,
+    arrays,
+    initial_model,
+    make,
+    no_reply,
+    quadratics,
+    record,
+    unpack,
+)
+
+from .helpers import one_faulty
+
+INF = math.inf
+SIZE = 16
+
+
+# The rule, by a second hand -----------------------------------------------------------------------------------------
+
+
+def middle(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def by_the_letter(
+    replies: Mapping[int, tuple[float, float]], past: Sequence[float], model: float, limit: float
+) -> tuple[list[int], float]:
+    """Return who is refused, in turn, and r in the end; of replies by (‖u‖, n)."""
+    left, refused = dict(replies), list[int]()
+    while left:
+        moving = [u for u, _ in left.values() if u > 0.0]
+        candidates = [middle(moving)] if len(moving) > 1 else []
+        candidates += [middle(past)] if past else []
+        r = max(candidates, default=0.0) or max(model, 1.0)
+        n = middle([n for _, n in left.values()])
+        bounds = {k: max(model, limit * min(max(m / n, 1.0), 1000.0) * r) for k, (_, m) in left.items()}
+        beyond = {k: u / bounds[k] for k, (u, _) in left.items() if u > bounds[k] * (1.0 + 1e-6)}
+        if not beyond:
+            return refused, r
+        refused.append(max(beyond, key=lambda k: (beyond[k], -k)))
+        del left[refused[-1]]
+    return refused, 0.0
+
+
+some_lengths = st.sampled_from([0.0, 0.0, 1e-3, 0.5, 1.0, 1.5, 90.0, 400.0, 1e6, 1e30, 1e38])
+
+
+@given(
+    replies=st.lists(st.tuples(some_lengths, st.sampled_from([1, 3, 10, 20_000, 10**7])), min_size=1, max_size=9),
+    past=st.lists(some_lengths, max_size=9),
+    model=st.sampled_from([0.0, 1e-3, 1.0, 500.0]),
+    limit=st.sampled_from([1.0, 2.0, 100.0, INF]),
+)
+def test_the_rule_is_the_one_by_the_letter(
+    replies: list[tuple[float, float]], past: list[float], model: float, limit: float
+) -> None:
+    u, n = (np.array(column, np.float64) for column in zip(*replies, strict=True))
+    refused, found = too_long(u, n, np.array(past), lambda: model, limit)
+    expected, r = by_the_letter(dict(enumerate(replies)), past, model, limit)
+    assert [each.place for each in refused] == expected
+    assert (found is None) == (len(expected) == len(replies))
+    if found is not None:
+        assert found.length == r
+        left = [k for k in range(len(replies)) if k not in expected]
+        alone = too_long(u[left], n[left], np.array(past), lambda: model, limit)
+        assert alone[0] == []
+        assert alone[1] is not None
+        np.testing.assert_array_equal(alone[1].allowances, found.allowances)  # as if the others had not come
+
+
+def test_the_one_furthest_beyond_goes_first_and_the_median_is_taken_anew() -> None:
+    """With all six the lower median is 300: none of the last three is refused before 1e9 is, and then all are."""
+    u = np.array([1.0, 1.0, 300.0, 350.0, 400.0, 1e9])
+    refused, found = too_long(u, np.ones(6), np.empty(0), lambda: 0.0, 100.0)
+    assert [each.place for each in refused] == [5]
+    assert found is not None
+    assert found.length == 300.0
+    u = np.array([1.0, 1.0, 1.0, 350.0, 400.0, 1e9])
+    assert [each.place for each in too_long(u, np.ones(6), np.empty(0), lambda: 0.0, 100.0)[0]] == [5, 4, 3]
+
+
+def test_more_rows_allow_a_longer_update_up_to_a_thousandfold() -> None:
+    found = usual(np.ones(5), np.array([1.0, 10.0, 10.0, 50.0, 10.0**9]), np.empty(0), lambda: 0.0)
+    assert found.allowances.tolist() == [1.0, 1.0, 1.0, 5.0, LARGEST_ALLOWANCE]
+
+
+def test_of_an_even_number_the_lower_one_is_the_median() -> None:
+    assert lower_median(np.array([4.0, 1.0, 3.0, 2.0])) == 2.0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_lengths_neither_overflow_nor_vanish(dtype: Any) -> None:
+    for size in (0.0, 1e-30, 1.0, 1e38, *((1e-300, 1e200, 1e307) if dtype is np.float64 else ())):
+        values = np.full(9, size, dtype)
+        assert length(values, np.zeros(())) == pytest.approx(3.0 * float(values[0]), rel=1e-6)
+        assert length(values, values) == 0.0
+
+
+# Clients whose updates have lengths as they are told -----------------------------------------------------------------
+
+Plan = Callable[[int], float]
+
+
+def moving(name: str, plan: Plan, examples: int = 10) -> Callable[[Message], Message]:
+    """Return a client whose update in a round is as long as `plan` says, along (1, 1, …)."""
+
+    def answer(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            client = ConfigRecord({"name": name, "num-examples": examples})
+            return Message(RecordDict({"client": client}), reply_to=message)
+        numbers = {"num-examples": examples, "loss": 1.0, "accuracy": 0.5, "loss-before": 1.0, "accuracy-after": 0.5}
+        if message.metadata.message_type == MessageType.EVALUATE:
+            return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
+        (w,) = unpack(message.content.array_records["arrays"]).values()
+        number = int(str(message.content.config_records["config"]["server-round"]))
+        after = w - np.asarray(plan(number) / math.sqrt(w.size), w.dtype)
+        numbers["learning-rate"] = 0.1
+        return Message(RecordDict({"arrays": record({"w": after}), "metrics": MetricRecord(numbers)}), reply_to=message)
+
+    return answer
+
+
+def always(value: float) -> Plan:
+    return lambda number: value
+
+
+def zeros(dtype: Any = np.float32) -> Arrays:
+    return {"w": np.zeros(SIZE, dtype)}
+
+
+def rounds_of(
+    strategy: FairStrategy, plans: Mapping[str, Plan], rounds: int = 1, model: Arrays | None = None, **arguments: Any
+) -> list[Round]:
+    finished: list[Round] = []
+    sizes: Mapping[str, int] = arguments.pop("sizes", {})
+    clients = {name: moving(name, plan, sizes.get(name, 10)) for name, plan in plans.items()}
+    initial = record(zeros() if model is None else model)
+    strategy.start(MemoryGrid(clients), initial, num_rounds=rounds, on_round=finished.append, **arguments)
+    return finished
+
+
+def refused_in(rounds: Sequence[Round]) -> list[list[str]]:
+    return [list(each.refused) for each in rounds]
+
+
+@pytest.mark.parametrize(("size", "refused"), [(99.0, []), (101.0, ["c"]), (1e6, ["c"]), (1e30, ["c"])])
+def test_an_update_beyond_the_limit_is_refused_by_name_with_its_length(size: float, refused: list[str]) -> None:
+    (finished,) = rounds_of(FedAvg(), {"a": always(1.0), "b": always(1.0), "c": always(size)})
+    assert list(finished.refused) == refused
+    for reason in finished.refused.values():
+        assert reason.startswith(f"its update has the length {size:g}, beyond 100: ")
+        assert "100 times (update_limit)" in reason
+
+
+def test_inf_allows_any_and_another_limit_another_length() -> None:
+    plans = {"a": always(1.0), "b": always(1.0), "c": always(1e30)}
+    assert refused_in(rounds_of(FedAvg(update_limit=INF), plans)) == [[]]
+    plans["c"] = always(3.0)
+    assert refused_in(rounds_of(FedAvg(update_limit=2.0), plans)) == [["c"]]
+
+
+def test_an_update_as_long_as_the_model_is_never_refused() -> None:
+    """Two have converged; the third one is served badly, and is the one that matters."""
+    far = {"w": np.full(SIZE, 250.0, np.float32)}  # of the length 1000
+    plans = {"a": always(1e-3), "b": always(1e-3), "c": always(1000.0)}
+    assert refused_in(rounds_of(FedAvg(), plans, model=far)) == [[]]
+    assert refused_in(rounds_of(FedAvg(), {**plans, "c": always(1001.0)}, model=far)) == [["c"]]
+
+
+def test_twice_the_model_is_as_long_as_the_model_whatever_is_rounded() -> None:
+    for seed in range(50):
+        w = np.random.default_rng(seed).normal(size=(7, 11)).astype(np.float32)
+        grid = MemoryGrid(quadratics(0) | {n: moving(n, always(1e-9)) for n in "ab"} | {"c": doubling})
+        finished: list[Round] = []
+        FedAvg().start(grid, record({"w": w}), num_rounds=1, on_round=finished.append)
+        assert finished[0].refused == {}
+
+
+def doubling(message: Message) -> Message:
+    reply = moving("c", always(0.0))(message)
+    if message.metadata.message_type == MessageType.TRAIN:
+        (w,) = unpack(message.content.array_records["arrays"]).values()
+        reply.content["arrays"] = record({"w": 2.0 * w})
+    return reply
+
+
+# No honest reply is refused -----------------------------------------------------------------------------------------
+
+
+def test_hospitals_of_10_and_20000_rows_are_used() -> None:
+    sizes = {"a": 10, "b": 10, "c": 20_000, "d": 12}
+    plans = {"a": always(0.01), "b": always(0.01), "c": always(2.5), "d": always(0.01)}
+    assert refused_in(rounds_of(FedAvg(), plans, 3, sizes=sizes)) == [[]] * 3
+    assert refused_in(rounds_of(FedAvg(), plans, 1)) == [["c"]]  # with as many rows as the others it would be absurd
+
+
+def test_a_single_participant_is_compared_with_the_model_and_then_with_those_before() -> None:
+    first = rounds_of(FedAvg(), {"a": always(99.0)})
+    assert refused_in(first) == [[]]  # r = max(‖w‖, 1)
+    assert refused_in(rounds_of(FedAvg(unused_rounds=0), {"a": always(101.0)})) == [["a"]]
+    jumps = {"a": lambda number: 0.01 if number < 3 else 1.5}
+    assert refused_in(rounds_of(FedAvg(), jumps, 3))[-1] == ["a"]
+    model = {"w": np.ones(SIZE, np.float32)}
+    assert refused_in(rounds_of(FedAvg(), jumps, 3, model=model)) == [[]] * 3  # ‖w‖ = 4
+
+
+def test_where_half_of_the_updates_are_zero_the_others_are_used() -> None:
+    plans = {"a": always(0.0), "b": always(0.0), "c": always(0.5), "d": always(0.7)}
+    assert refused_in(rounds_of(FedAvg(), plans, 4)) == [[]] * 4
+    one = {"a": always(0.0), "b": always(0.0), "c": always(0.0), "d": always(0.7)}
+    assert refused_in(rounds_of(FedAvg(), one, 4)) == [[]] * 4
+    nobody_before = {"a": always(0.0), "b": always(0.0), "c": lambda number: float(number == 3)}
+    assert refused_in(rounds_of(FedAvg(), nobody_before, 3)) == [[]] * 3
+
+
+# What came before ---------------------------------------------------------------------------------------------------
+
+
+def test_replies_of_the_last_five_rounds_count_by_their_number() -> None:
+    """The first round's updates are 1 long, the later ones 1e-6: the fifth after it still knows the first, not more."""
+    lengths = Lengths()
+    for number in range(1, 8):
+        lengths = lengths.plus(number, np.array([float(number)]), 0.0, {"a": 1.0})
+    assert lengths.before(8).tolist() == [3.0, 4.0, 5.0, 6.0, 7.0]
+    assert lengths.before(10).tolist() == [5.0, 6.0, 7.0]
+    assert lengths.before(20).tolist() == []
+
+
+def test_a_majority_that_suddenly_is_near_zero_does_not_get_the_others_refused() -> None:
+    plans = {
+        "a": lambda number: 1.0 if number < 3 else 1e-9,
+        "b": lambda number: 1.0 if number < 3 else 1e-9,
+        "c": always(1.0),
+    }
+    assert refused_in(rounds_of(FedAvg(), plans, 4)) == [[]] * 4
+
+
+def test_a_skipped_round_leaves_no_length_behind() -> None:
+    strategy = Leap(unused_rounds=0, factors={2: 1e9})
+    rounds_of(strategy, {"a": always(1.0), "b": always(1.0)}, 3)
+    assert sorted(strategy.progress.lengths.used) == [1, 3]
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
+def test_lengths_survive_a_kill_to_the_bit(stop: int) -> None:
+    """Without those of before, a single participant's update in the last round would be used."""
+    plans = {"a": lambda number: 0.001 * number if number < 6 else 90.0}
+    states: dict[int, dict[str, Any]] = {}
+    strategy, finished = FedAvg(unused_rounds=0), list[Round]()
+
+    def on_round(one: Round) -> None:
+        finished.append(one)
+        states[one.number] = strategy.state_dict()
+
+    clients = {name: moving(name, plan) for name, plan in plans.items()}
+    strategy.start(MemoryGrid(clients), record(zeros()), num_rounds=6, on_round=on_round)
+    assert refused_in(finished)[-1] == ["a"]
+    again, rest = FedAvg(unused_rounds=0), list[Round]()
+    again.start(MemoryGrid(clients), finished[stop - 1].arrays, num_rounds=6, on_round=rest.append, resume=states[stop])
+    assert [each.refused for each in rest] == [each.refused for each in finished[stop:]]
+    assert again.state_dict().keys() == states[6].keys()
+    np.testing.assert_equal(again.state_dict()["lengths"], states[6]["lengths"])
+
+
+def test_a_state_of_an_older_version_is_continued_without_lengths() -> None:
+    strategy = FedAvg()
+    (finished,) = rounds_of(strategy, {"a": always(0.001), "b": always(0.001)})
+    old = {key: value for key, value in strategy.state_dict().items() if key != "lengths"}
+    resumed = rounds_of(FedAvg(), {"a": always(90.0)}, 2, model=unpack(finished.arrays), resume=old)
+    assert refused_in(resumed) == [[]]
+
+
+# Attacks, on every method -------------------------------------------------------------------------------------------
+
+
+def filled(value: float) -> Fault:
+    shapes = {name: array for name, array in initial_model().items() if array.dtype.kind == "f" and name not in BUFFERS}
+    return arrays(**{name: np.full(array.shape, value, array.dtype) for name, array in shapes.items()})
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("value", [1e6, 1e30, 1e38])
+def test_absurd_weights_are_refused_by_name_and_the_round_ends_as_without_them(name: str, value: float) -> None:
+    result, finished = one_faulty(name, filled(value))
+    without, absent = one_faulty(name, no_reply)
+    assert list(finished.refused) == ["site-2"]
+    assert "update_limit" in finished.refused["site-2"]
+    assert finished.coefficients == absent.coefficients
+    assert {k: a.tobytes() for k, a in unpack(result.arrays).items()} == {
+        k: a.tobytes() for k, a in unpack(without.arrays).items()
+    }
+
+
+def test_an_absurd_snapshot_is_refused_as_its_update_is() -> None:
+    def fault(sent: Message, reply: Message) -> list[Message]:
+        snapshot = unpack(reply.content.array_records["snapshot"])
+        reply.content["snapshot"] = record({**snapshot, "bias": np.full(3, 1e30, np.float32)})
+        return [reply]
+
+    _, finished = one_faulty("drfa", fault)
+    assert list(finished.refused) == ["site-2"]
+    assert finished.refused["site-2"].startswith("its snapshot has the length ")
+
+
+@pytest.mark.parametrize("value", [1e30, -1e20])
+def test_absurd_buffers_are_refused_by_name(value: float) -> None:
+    fault = arrays(**{BUFFERS[0]: np.full(2, value, np.float32)})
+    result, finished = one_faulty("fedavg", fault)
+    assert list(finished.refused) == ["site-2"]
+    assert finished.refused["site-2"].startswith(f"its buffers ({BUFFERS[0]}) change by ")
+    assert np.abs(unpack(result.arrays)[BUFFERS[0]]).max() < 10.0
+
+
+# Steps --------------------------------------------------------------------------------------------------------------
+
+
+class Leap(FedAvg):
+    """FedAvg whose coefficients are multiplied in some rounds, and which remembers those that it has seen."""
+
+    def __init__(self, *, factors: Mapping[int, float], **options: Any) -> None:
+        super().__init__(**options)
+        self.factors = factors
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.prior * self.factors.get(cohort.round, 1.0)
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> dict[Kept, FloatArray]:
+        self.memory.setdefault("seen", []).append(cohort.round)
+        return {}
+
+
+TWO = {"a": always(1.0), "b": always(3.0)}
+
+
+def test_a_step_that_is_too_long_is_not_taken_and_the_round_says_whose_reply_was_longest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strategy = Leap(factors={2: 500.0})
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        one, two, three = rounds_of(strategy, TWO, 3)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert two.coefficients == {}
+    assert unpack(two.arrays)["w"].tobytes() == unpack(one.arrays)["w"].tobytes()
+    assert three.coefficients == {"a": 0.5, "b": 0.5}
+    assert strategy.memory["seen"] == [1, 3]  # what the method remembers is not changed either
+    (said,) = {r.getMessage() for r in caplog.records if "round 2 is skipped" in r.getMessage()}
+    assert "the step has the length 1000, beyond 100 times (update_limit) the largest of" in said
+    assert "the longest update, of the length 3, is that of client b" in said
+
+
+def test_without_a_limit_every_finite_step_is_taken() -> None:
+    _, two = rounds_of(Leap(factors={2: 500.0}, update_limit=INF), TWO, 2)
+    assert set(two.coefficients) == {"a", "b"}
+
+
+def test_steps_may_be_as_long_as_an_earlier_one_whatever_the_last_was() -> None:
+    """q-FedAvg's steps grow by a millionfold from one round to the next."""
+    strategy = Leap(factors={1: 90.0, 2: 1e-9, 3: 1e-3, 4: 90.0})
+    assert [bool(each.coefficients) for each in rounds_of(strategy, TWO, 4)] == [True] * 4
+
+
+def test_a_step_that_leaves_the_range_of_numbers_names_the_longest_reply() -> None:
+    with pytest.raises(NothingLearnedError, match=r"beyond the range of float32; the longest update, .* client b"):
+        rounds_of(Leap(factors=dict.fromkeys(range(9), 1e39)), TWO, 5)
+
+
+@pytest.mark.parametrize("q", [0.0, 1.0, 5.0, 15.0])
+def test_no_honest_step_of_q_fedavg_is_refused(q: float) -> None:
+    finished: list[Round] = []
+    QFedAvg(q=q, lipschitz=3.0, buffers=BUFFERS).start(
+        MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=30, on_round=finished.append
+    )
+    assert all(each.coefficients and not each.refused for each in finished)
+
+
+# A model that is broken ---------------------------------------------------------------------------------------------
+
+
+def failing_beyond(name: str, plan: Plan) -> Callable[[Message], Message]:
+    """Return a client that replies NaN where the received model is absurd, as training does."""
+    honest = moving(name, plan)
+
+    def answer(message: Message) -> Message:
+        reply = honest(message)
+        if message.metadata.message_type == MessageType.TRAIN:
+            (w,) = unpack(message.content.array_records["arrays"]).values()
+            if np.abs(w).max() > 1e10:
+                reply.content["arrays"] = record({"w": np.full_like(w, np.nan)})
+        return reply
+
+    return answer
+
+
+def poisoned(rounds: int, **options: Any) -> tuple[FairStrategy, list[Round]]:
+    strategy, finished = FedAvg(update_limit=INF, **options), list[Round]()
+    attack: Plan = lambda number: 1e30 if number == 2 else 1.0  # noqa: E731
+    clients = {n: failing_beyond(n, attack if n == "c" else always(1.0)) for n in "abcd"}
+    strategy.start(MemoryGrid(clients), record(zeros()), num_rounds=rounds, on_round=finished.append)
+    return strategy, finished
+
+
+def test_where_the_model_is_broken_the_refused_are_told_since_when_and_by_whom() -> None:
+    _, finished = poisoned(4, unused_rounds=0)
+    assert refused_in(finished)[1] == []
+    for reason in finished[2].refused.values():
+        assert reason.startswith("array 'w' is not finite; the global model is broken: array 'w' has an entry")
+        assert reason.endswith("since the step of round 2, the longest of all, of which 100% is the update of client c")
+    with pytest.raises(NothingLearnedError, match=r"in round 5, the global .* round 2, .* is the update of client c"):
+        poisoned(9)
+
+
+def test_a_resumed_run_says_it_too() -> None:
+    strategy, finished = poisoned(3, unused_rounds=0)
+    again = FedAvg(unused_rounds=1)
+    clients = {n: failing_beyond(n, always(1.0)) for n in "abcd"}
+    with pytest.raises(NothingLearnedError, match=r"round 2, the longest of all, of which 100% is .* client c"):
+        again.start(MemoryGrid(clients), finished[-1].arrays, num_rounds=5, resume=strategy.state_dict())
+
+
+def test_a_model_that_is_not_finite_is_refused_at_once() -> None:
+    with pytest.raises(BrokenModelError, match="no client can train: the global model is broken: array 'w'"):
+        rounds_of(FedAvg(), TWO, model={"w": np.full(SIZE, np.nan, np.float32)})
+
+
+def test_one_broken_reply_among_good_ones_is_that_clients_fault() -> None:
+    _, finished = one_faulty("fedavg", arrays(bias=np.float32([1, np.nan, 2])))
+    assert finished.refused == {"site-2": "array 'bias' is not finite"}
+
+
+# Shortened updates --------------------------------------------------------------------------------------------------
+
+
+def test_a_long_update_is_shortened_to_the_multiple_and_the_record_says_so() -> None:
+    plans = {"a": always(1.0), "b": always(1.0), "c": always(50.0)}
+    (finished,) = rounds_of(FedAvg(clip_updates=4.0), plans)
+    assert finished.clipped == ("c",)
+    np.testing.assert_allclose(unpack(finished.arrays)["w"], -(1.0 + 1.0 + 4.0) / 3.0 / math.sqrt(SIZE), rtol=1e-6)
+    assert rounds_of(FedAvg(), plans)[0].clipped == ()
+
+
+def test_more_rows_allow_longer_updates_here_too() -> None:
+    plans = {"a": always(1.0), "b": always(1.0), "c": always(50.0)}
+    (finished,) = rounds_of(FedAvg(clip_updates=4.0, weighting="uniform"), plans, sizes={"c": 50})
+    np.testing.assert_allclose(unpack(finished.arrays)["w"], -(1.0 + 1.0 + 20.0) / 3.0 / math.sqrt(SIZE), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_shortened_update_is_used_as_if_the_client_had_sent_it_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With kept rows and snapshots too; the buffers and integers of such a reply are as they came."""
+    plain = limits.clip
+    factors: dict[tuple[str, int, str], float] = {}
+    number = iter(range(1, 4))
+
+    def noted(method: Method, trained: Trained, usual: Usual) -> tuple[str, ...]:
+        most, now = usual.times(method.clip_updates), next(number)
+        for what, updates in (("arrays", trained.updates), ("snapshot", trained.snapshots)):
+            if updates is not None:
+                found = zip(trained.names, np.minimum(1.0, most / np.maximum(updates.lengths, 1e-300)), strict=True)
+                factors.update({(client, now, what): float(factor) for client, factor in found})
+        return plain(method, trained, usual)
+
+    def rounds(strategy: FairStrategy, faults: Mapping[tuple[str, int], Fault]) -> list[Round]:
+        finished: list[Round] = []
+        grid, initial = MemoryGrid(quadratics(6), faults=faults), record(float64(initial_model()))
+        strategy.start(grid, initial, num_rounds=3, on_round=finished.append)
+        return finished
+
+    options: dict[str, Any] = {"buffers": BUFFERS, "seed": 4}
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "clip", noted)
+        clipped = rounds(make(name, ARGUMENTS[name][0], clip_updates=0.8, **options), {})
+    assert any(each.clipped for each in clipped) == (name != "local")  # which sends no updates
+    by_hand = {(client, now): shortened(factors) for client, now, _ in factors}
+    for one, other in zip(clipped, rounds(make(name, ARGUMENTS[name][0], **options), by_hand), strict=True):
+        assert one.coefficients == pytest.approx(other.coefficients, rel=1e-6)
+        for key, array in unpack(other.arrays).items():
+            np.testing.assert_allclose(unpack(one.arrays)[key], array, rtol=1e-6, atol=1e-9)
+
+
+def float64(model: Arrays) -> Arrays:
+    return {key: array.astype(np.float64) if array.dtype.kind == "f" else array for key, array in model.items()}
+
+
+def shortened(factors: Mapping[tuple[str, int, str], float]) -> Fault:
+    """What arrives of a client that shortens its updates itself."""
+
+    def fault(sent: Message, reply: Message) -> list[Message]:
+        received = unpack(sent.content.array_records["arrays"])
+        number = int(str(sent.content.config_records["config"]["server-round"]))
+        name = names[sent.metadata.dst_node_id]
+        for what in reply.content.array_records:
+            model = unpack(reply.content.array_records[what])
+            for key in TRAINABLE:
+                model[key] = received[key] - factors[name, number, what] * (received[key] - model[key])
+            reply.content[what] = record(model)
+        return [reply]
+
+    names = MemoryGrid(quadratics(6)).nodes
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"clip_updates": 100.0},
+            r"clip_updates must be less than update_limit \(100\), .*, got 100: lower it, or raise",
+        ),
+        ({"clip_updates": 5.0, "update_limit": 4.0}, r"clip_updates must be less than update_limit \(4\), .*, got 5"),
+        ({"clip_updates": -1.0}, "clip_updates must be a finite number of at least 0, got -1.0"),
+        ({"update_limit": 0.5}, "update_limit must lie in .1, inf., got 0.5"),
+        ({"update_limit": math.nan}, "update_limit must lie in .1, inf., got nan"),
+    ],
+)
+def test_impossible_limits_are_refused_with_name_value_and_remedy(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        FedAvg(**options)
+    assert FedAvg(clip_updates=1e9, update_limit=INF).clip_updates == 1e9
+
+
+# Who decides --------------------------------------------------------------------------------------------------------
+
+
+def test_who_decides_is_told_by_coefficient_times_length() -> None:
+    plans = {"a": always(1.0), "b": always(1.0), "c": always(95.0), "d": always(1.0)}
+    (finished,) = rounds_of(FedAvg(), plans)
+    assert set(finished.coefficients.values()) == {0.25}
+    assert finished.decided_by == "c"
+
+
+@pytest.mark.parametrize(
+    ("parts", "decider"),
+    [
+        ({"a": 28.0, "b": -9.0, "c": -9.0, "d": -9.0}, "a"),  # weights that sum to one, one of them huge
+        ({"a": -28.0, "b": 9.0, "c": 10.0, "d": 10.0}, "a"),
+        ({"a": 1.1, "b": -0.05, "c": -0.05}, "a"),
+        ({"a": -0.1, "b": 0.6, "c": 0.5}, ""),  # the only one of its sign, and of no weight
+        ({"a": 0.5, "b": 0.5, "c": -0.4}, ""),
+    ],
+)
+def test_one_whom_all_others_pull_against_decides(parts: dict[str, float], decider: str) -> None:
+    assert decides(parts)[0] == decider
+
+
+# With FedFV, what is kept -------------------------------------------------------------------------------------------
+
+
+def test_a_refused_update_is_not_kept_by_a_method_that_remembers_updates() -> None:
+    strategy = FedFV(tau=2)
+    rounds_of(strategy, {"a": always(1.0), "b": always(1.0), "c": always(1e20)}, 2)
+    assert {kept.key for kept in strategy.progress.kept} == {"a", "b"}
