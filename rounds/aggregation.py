@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from .clients import Trained
+from .lengths import largest_share
 from .method import Cohort, Method, MethodError, Needed
 from .updates import FloatArray, Vectors, gram_matrix
 
 DECIDING_SHARE = 0.9
-"""Share of the parts with the sign of its own that a client has at least which decides a round."""
+"""A client of three or more that decides a round has this share at least: of the parts of the step that have the sign
+of its own, or of the step's squared length."""
 
-LEAST_SHARE = 0.4
-"""Share of all parts that such a client has at least. Where the others pull the other way, as weights do that sum to
-one with a huge one among them, nobody can have much more than half."""
+LEAST_SHARE, LEAST_SHARE_ALONG = 0.4, 0.6
+"""It also has this share of all parts, in the first case and in the second. Where the others pull the other way, as
+weights do that sum to one with a huge one among them, nobody can have much more than half; where the others' parts
+cancel each other, one that is not much larger than theirs makes up the step without deciding it."""
 
 
 class NoStepError(Exception):
@@ -83,20 +86,36 @@ def _finite(products: FloatArray) -> FloatArray:
     return products
 
 
-def decides(parts: Mapping[str, float]) -> tuple[str, float]:
+def parts_of(cohort: Cohort, coefficients: FloatArray, lengths: FloatArray) -> dict[str, float]:
+    """Return each client's part of the step, c_k ‖u_k‖, by its name."""
+    return dict(zip(cohort.names, (coefficients[: cohort.size] * lengths).tolist(), strict=True))
+
+
+def along_step(cohort: Cohort, coefficients: FloatArray) -> dict[str, float] | None:
+    """Return each client's share of the step's squared length, c_k ⟨u_k, d⟩ / ‖d‖² with d the step, by its name.
+
+    None where the method has not asked for the inner products, which are not computed for this alone, or d is zero.
+    """
+    if "gram" not in vars(cohort):
+        return None
+    products = coefficients * (cohort.gram @ coefficients)
+    square = float(products.sum())
+    if not 0.0 < square < math.inf:
+        return None
+    return dict(zip(cohort.names, (products[: cohort.size] / square).tolist(), strict=True))
+
+
+def decides(parts: Mapping[str, float], along: Mapping[str, float] | None = None) -> tuple[str, float]:
     """Return the one client of three or more that decides a round, and its share; "" and 0 where none does.
 
-    Parameters
-    ----------
-    parts
-        Each client's part of the step, c_k ‖u_k‖. The largest one decides if it is nearly all of those with its sign
-        (DECIDING_SHARE) and much of all (LEAST_SHARE); its share is that of all, in absolute value.
+    It has the largest of the `parts`, nearly all of those with its sign (DECIDING_SHARE) and much of all (LEAST_SHARE);
+    or nearly all of the step's squared length, where `along` says it, and most of all parts (LEAST_SHARE_ALONG). Its
+    share is that of all parts, in absolute value.
     """
-    total = sum(map(abs, parts.values()))
-    if len(parts) < 3 or not 0.0 < total < math.inf:
+    if len(parts) < 3:
         return "", 0.0
-    name = max(parts, key=lambda client: abs(parts[client]))
+    name, share = largest_share(parts)
     same_sign = sum(abs(part) for part in parts.values() if (part > 0.0) == (parts[name] > 0.0))
-    share = abs(parts[name]) / total
-    decided = abs(parts[name]) >= DECIDING_SHARE * same_sign and share >= LEAST_SHARE
-    return (name, share) if decided else ("", 0.0)
+    of_its_sign = share >= LEAST_SHARE and abs(parts[name]) >= DECIDING_SHARE * same_sign
+    of_the_step = share >= LEAST_SHARE_ALONG and along is not None and along[name] >= DECIDING_SHARE
+    return (name, share) if of_its_sign or of_the_step else ("", 0.0)

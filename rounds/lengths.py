@@ -8,7 +8,7 @@ takes more steps.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -74,9 +74,7 @@ class Lengths:
         kept = {number: found for number, found in self.used.items() if number > server_round - ROUNDS_BACK}
         longest = self.longest
         if step > longest.length:
-            client, total = max(parts, key=lambda name: abs(parts[name])), sum(map(abs, parts.values()))
-            share = abs(parts[client]) / total if 0.0 < total < math.inf else 0.0
-            longest = LongestStep(step, server_round, client, share)
+            longest = LongestStep(step, server_round, *largest_share(parts))
         return type(self)({**kept, server_round: used}, longest)
 
     def state_dict(self) -> dict[str, Any]:
@@ -171,11 +169,12 @@ def too_long(
     return refused, None
 
 
+def largest_share(parts: Mapping[str, float]) -> tuple[str, float]:
+    """Return the client with the largest part of a step, and its share of all parts, in absolute value."""
+    client, total = max(parts, key=lambda name: abs(parts[name])), sum(map(abs, parts.values()))
+    return client, abs(parts[client]) / total if 0.0 < total < math.inf else 0.0
+
+
 def lower_median(values: FloatArray) -> float:
     """Return the median, of an even number of values the lower one of the two in the middle."""
     return float(np.sort(values)[(len(values) - 1) // 2])
-
-
-def shares(names: Sequence[str], coefficients: FloatArray, lengths: FloatArray) -> dict[str, float]:
-    """Return each client's part of a step, c_k ‖u_k‖, by name."""
-    return dict(zip(names, (coefficients[: len(names)] * lengths).tolist(), strict=True))

@@ -8,7 +8,6 @@ import numpy as np
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import NUM_EXAMPLES
 
-from .aggregation import NoStepError
 from .clients import Trained
 from .lengths import LongestStep, Usual, too_long
 from .method import Method
@@ -109,14 +108,14 @@ def check_step(method: Method, trained: Trained, after: Model) -> float:
 
     Raises
     ------
-    NoStepError
+    ValueError
         When it is too long for the received model, the round's used updates and the steps of the run.
     """
     layout, limit = trained.updates.layout, method.update_limit
     step = layout.distance(after, layout.trainable)
     known = max(float(trained.updates.lengths.max()), method.progress.lengths.longest.length)
     if step > limit * known and step > limit * layout.length:
-        raise NoStepError(
+        raise ValueError(
             f"the step has the length {step:g}, beyond {limit:g} times (update_limit) the largest of the received "
             f"model's length ({layout.length:g}), the longest update's and the longest step's so far ({known:g})"
         )

@@ -13,9 +13,9 @@ from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
-from .aggregation import NoStepError, cohort_of, decides, weighed
+from .aggregation import NoStepError, along_step, cohort_of, decides, parts_of, weighed
 from .clients import Clients, Replies, Reports, Trained
-from .lengths import Usual, shares
+from .lengths import Usual, largest_share
 from .limits import (
     check_model,
     check_step,
@@ -310,22 +310,27 @@ class Rounds:
             method, trained, server_round=number, num_rounds=self._num_rounds, online=online, draws=self._draws
         )
         coefficients = weighed(method, cohort)
+        parts = parts_of(cohort, coefficients, trained.updates.lengths)
+        self._note_decider(number, *decides(parts, along_step(cohort, coefficients)))
         try:
             after = trained.updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
+            step = check_step(method, trained, after)
         except ValueError as reason:
-            raise NoStepError(str(reason)) from reason
-        step = check_step(method, trained, after)
+            client, share = largest_share(parts)
+            raise NoStepError(f"{reason}; client {client} has {share:.0%} of the step") from reason
         probed = self._probe(cohort, coefficients, trained)
         remembered = method.remember(cohort, coefficients, probed)
         method.progress.kept = {kept: combine(mix, vectors) for kept, mix in remembered.items()}
-        parts = shares(cohort.names, coefficients, trained.updates.lengths)
         method.progress.lengths = method.progress.lengths.plus(number, replied / usual.allowances, step, parts)
         self._coefficients = dict(zip(cohort.names, map(float, coefficients[: cohort.size]), strict=True))
-        self._decided_by, part = decides(parts)
-        if self._decided_by:
-            words = f"client %s decides round %d: {100.0 * part:.0f} %% of the step"
-            log.warning(words, self._decided_by, number, extra={"client": self._decided_by, "round": number})
         return after, method.own_metrics(cohort, coefficients)
+
+    def _note_decider(self, number: int, client: str, share: float) -> None:
+        """Note, and log, which client decides a round, be its step taken or not; "" for none."""
+        self._decided_by = client
+        if client:
+            words = f"client %s decides round %d: {100.0 * share:.0f} %% of the step"
+            log.warning(words, client, number, extra={"client": client, "round": number})
 
     def _probe(self, cohort: Cohort, coefficients: FloatArray, trained: Trained) -> Probed:
         """Ask a second sample of clients for their loss at the model that the method probes, if it probes one.

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message, MessageType, MetricRecord
+from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord
 from flwr.app.error import Error
 from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
 from fairbloom.rounds.flower import FlowerClients, unpacked_content
+from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
@@ -82,6 +83,52 @@ def test_a_loss_beyond_any_models_takes_no_weight(tmp_path: Path, method: str, l
 def test_without_a_limit_such_a_loss_takes_all_weight_and_the_record_says_so(tmp_path: Path) -> None:
     rows = run(tmp_path / "run", telling(loss_before=1e300), method="term", **{"loss-limit": float("inf")})[1]
     assert [row["decided_by"] for row in rows] == [LIAR] * 3
+
+
+@pytest.mark.parametrize("method", ["semivred", "vred", "adafed", "term", "qfedavg"])
+@pytest.mark.parametrize("partition", ["shards", "iid"])
+def test_a_false_loss_within_the_limit_names_the_liar(tmp_path: Path, method: str, partition: str) -> None:
+    """Be the step that follows from it taken or too long: no honest client is named."""
+    free = {"unused-rounds": 0, "partition": partition}
+    rows = run(tmp_path / "run", telling(loss_before=999.0), method=method, **free)[1]
+    assert [row["decided_by"] for row in rows] == [LIAR] * 3
+    assert [row["refused"] for row in rows] == [""] * 3
+
+
+def test_a_run_that_a_false_loss_ends_says_whose_it_is(tmp_path: Path) -> None:
+    words = r"beyond 100 times \(update_limit\) .*; client client-1 has 49% of the step"
+    with pytest.raises(NothingLearnedError, match=words):
+        run(tmp_path / "run", telling(loss_before=999.0), method="semivred")
+
+
+def weights(change: Callable[[Any], Any], since: int = 1) -> Lie:
+    """A lie about the model from a round on: what `change` makes of the received arrays."""
+
+    def lie(message: Message, reply: Message) -> Message:
+        if int(str(message.content.config_records["config"]["server-round"])) >= since:
+            received = message.content.array_records["arrays"]
+            reply.content["arrays"] = ArrayRecord({n: Array(change(a.numpy())) for n, a in received.items()})
+        return reply
+
+    return lie
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfv", "afl"])
+def test_the_sender_of_minus_a_hundred_times_the_model_is_refused_or_named(tmp_path: Path, method: str) -> None:
+    lie = weights(lambda array: -100.0 * array)
+    iid = {"method": method, "partition": "iid"}
+    lying, rows = run(tmp_path / "lying", lie, **iid)
+    assert lying == run(tmp_path / "without", failing(), **iid)[0]
+    assert all(row["refused"].startswith(f"{LIAR}: its update has the length") for row in rows)
+    unlimited = run(tmp_path / "unlimited", lie, **iid, **{"update-limit": float("inf")})[1]
+    assert [row["decided_by"] for row in unlimited] == [LIAR] * 3
+    assert [row["refused"] for row in unlimited] == [""] * 3
+
+
+def test_the_table_has_a_column_for_shortened_updates_where_some_may_be(tmp_path: Path) -> None:
+    rows = run(tmp_path / "run", weights(lambda array: 2.0 * array), **{"clip-updates": 0.5, "evaluate-every": 0})[1]
+    assert all(LIAR in row["clipped"].split() for row in rows)
+    assert "clipped" not in run(tmp_path / "plain", telling())[1][0]
 
 
 def test_a_number_of_examples_that_jumps_takes_no_weight(tmp_path: Path) -> None:
