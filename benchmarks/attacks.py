@@ -32,11 +32,13 @@ from fairbloom.tasks import load_task
 from fairbloom.tasks.models import float_buffers, shared_parameters
 
 HOSTILE = "client-1"
-ROUNDS = 15
+ROUNDS = 20
 PLAIN: Mapping[str, Any] = {
     "clients": 4,
     "partition": "iid",
     "fraction": 1.0,
+    "batch-size": 32,
+    "learning-rate": 0.05,
     "num-rounds": ROUNDS,
     "evaluate-every": 0,
     "device": "cpu",

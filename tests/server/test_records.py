@@ -84,7 +84,7 @@ def test_a_run_with_other_settings_is_refused_with_what_differs(tmp_path: Path) 
     assert "--out" in message
 
 
-@pytest.mark.parametrize("changed", [{"max-growth": 20.0}, {"loss-limit": float("inf")}])
+@pytest.mark.parametrize("changed", [{"max-growth": 20.0}, {"loss-limit": float("inf")}, {"update-limit": 1e3}])
 def test_limits_may_be_changed_until_the_run_is_finished(tmp_path: Path, changed: dict[str, float]) -> None:
     records(tmp_path, settings())
     continued = records(tmp_path, settings(**changed))
@@ -93,6 +93,12 @@ def test_limits_may_be_changed_until_the_run_is_finished(tmp_path: Path, changed
     records(tmp_path, settings(**changed))
     with pytest.raises(RunFolderError, match=f"{next(iter(changed))} = .* there and .* here"):
         records(tmp_path, settings())
+
+
+def test_shortening_updates_is_part_of_what_a_run_is(tmp_path: Path) -> None:
+    records(tmp_path, settings())
+    with pytest.raises(RunFolderError, match=r"clip-updates = 0.0 there and 5.0 here"):
+        records(tmp_path, settings(**{"clip-updates": 5.0}))
 
 
 def test_clients_may_enroll_while_a_run_goes_on_and_after_it(tmp_path: Path) -> None:

@@ -71,6 +71,11 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"max-growth": 0.5}, ("max-growth = 0.5", "greater than or equal to 1")),
     ({"max-growth": math.nan}, ("max-growth = nan", "greater than or equal to 1")),
     ({"loss-limit": 0.0}, ("loss-limit = 0.0", "greater than or equal to 1")),
+    ({"update-limit": 0.5}, ("update-limit = 0.5", "greater than or equal to 1")),
+    ({"update-limit": math.nan}, ("update-limit = nan", "greater than or equal to 1")),
+    ({"clip-updates": -1.0}, ("clip-updates = -1.0", "greater than or equal to 0")),
+    ({"clip-updates": math.inf}, ("clip-updates = inf",)),
+    ({"clip-updates": 100.0}, ("clip_updates must be less than update_limit (100)", "lower it, or raise")),
     ({"enrolled-sizes": "site-a"}, ("enrolled-sizes = 'site-a'", "'site-a' does not state", "as site-a=1200")),
     ({"enrolled-sizes": "site-a=0"}, ("enrolled-sizes = 'site-a=0'", "as site-a=1200")),
     ({"enrolled-sizes": "a=5 b=-1"}, ("'b=-1' does not state", "as site-a=1200")),
@@ -338,12 +343,15 @@ def test_limits_and_enrolled_sizes_reach_every_method() -> None:
     config: dict[str, Any] = {
         "max-growth": 3,
         "loss-limit": math.inf,
+        "update-limit": 50,
+        "clip-updates": 5,
         "unused-rounds": 5,
         "enrolled-sizes": " site-a=1200  client.7_b=300 ",
     }
     for method in (*METHODS, "torchjd:upgrad"):
         strategy = Settings.of({**config, "method": method}).strategy()
         assert (strategy.max_growth, strategy.loss_limit) == (3.0, math.inf)
+        assert (strategy.update_limit, strategy.clip_updates) == (50.0, 5.0)
         assert strategy.enrolled_sizes == {"site-a": 1200, "client.7_b": 300}
         assert strategy.unused_rounds == 5
     assert assigned(["enrolled-sizes=site-a=1200 site-b=300"]) == {"enrolled-sizes": "site-a=1200 site-b=300"}
@@ -421,7 +429,7 @@ def test_another_tasks_setting_is_refused_where_somebody_typed_it(monkeypatch: p
 def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     free = {"out", "log-format", "metrics-port", "enrolled-sizes", "unused-rounds", "memory"}
     assert may_differ(finished=True) == free
-    assert may_differ(finished=False) == free | {"max-growth", "loss-limit"}
+    assert may_differ(finished=False) == free | {"max-growth", "loss-limit", "update-limit"}
     assert set(marked(Mark.PLACE)) == {"data-dir", "state-dir", "device"}
 
 
