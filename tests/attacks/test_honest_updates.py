@@ -1,0 +1,114 @@
+"""No honest reply is refused for its length: the largest ratio of an update to what is usual, on data of many kinds."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairbloom.protocol.settings import key_of
+from fairbloom.rounds import limits
+from fairbloom.rounds.lengths import Refused, Usual
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.round import Round
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.run import simulate
+from fairbloom.tasks import load_task
+from fairbloom.tasks.models import float_buffers, shared_parameters
+from tests.originals import needs
+from tests.simulation.helpers import table
+from tests.tasks.tables import csv_of
+
+DEFAULT = 100.0
+MEASURED = 10.0
+"""What was measured is below: from 1.05 to 5.4, of the limit's 100."""
+
+UNLIKE = ["fedavg", "qfedsgd", "drfa", "propfair", "fedfa", "fedmgdaplus", "fedfv"]
+"""Methods whose clients work in different ways, or whose steps have very different lengths."""
+
+
+@pytest.fixture
+def ratios(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The largest ‖u_k‖/(e_k r) of each round that is run, of all replies that reach the screening of lengths."""
+    found: list[float] = []
+    plain = limits.too_long
+
+    def noted(lengths: FloatArray, *rest: Any) -> tuple[list[Refused], Usual | None]:
+        refused, usual = plain(lengths, *rest)
+        assert refused == []
+        assert usual is not None
+        found.append(float((lengths / usual.times(1.0)).max()))
+        return refused, usual
+
+    monkeypatch.setattr(limits, "too_long", noted)
+    return found
+
+
+def rounds_of(*, zero: bool = False, **changes: Any) -> list[Round]:
+    """Return the rounds of a run in this process, from a model of zeros or from the usual one."""
+    given = {"device": "cpu", "evaluate-every": 0, "fraction": 1.0, "unused-rounds": 0}
+    settings = Settings.of(given | {key_of(name): value for name, value in changes.items()})
+    config, method = settings.run_config(), settings.strategy()
+    assert method.update_limit == DEFAULT
+    module = load_task(config).model()
+    method.buffers, method.shared = float_buffers(module), shared_parameters(module)
+    model = {name: tensor.detach().numpy() * (not zero) for name, tensor in module.state_dict().items()}
+    loop = Rounds(method, LoopClients(method, config), settings.num_rounds)
+    return list(loop.run(model, measure=lambda number: (), measure_after=()))
+
+
+@needs("heart-disease/processed.va.data")
+@pytest.mark.parametrize("method", UNLIKE)
+def test_of_the_four_hospitals(ratios: list[float], method: str) -> None:
+    rounds = rounds_of(task="heart-disease", method=method, num_rounds=20)
+    assert all(each.refused == {} and each.coefficients for each in rounds)
+    assert max(ratios) < MEASURED
+
+
+@pytest.mark.parametrize("method", UNLIKE)
+def test_of_rotated_digits(ratios: list[float], method: str) -> None:
+    rounds = rounds_of(clients=10, method=method, num_rounds=6, **{"digits.rotated-clients": 3})
+    assert all(each.refused == {} and each.coefficients for each in rounds)
+    assert max(ratios) < MEASURED
+
+
+@needs("FashionMNIST/raw/train-labels-idx1-ubyte")
+def test_of_clients_with_one_class_of_fashion_mnist_each(ratios: list[float]) -> None:
+    rounds = rounds_of(task="fashion-mnist", partition="class", batch_size=200, num_rounds=2)
+    assert all(each.refused == {} and each.coefficients for each in rounds)
+    assert max(ratios) < MEASURED
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"zero": True},
+        {"momentum": 0.9},
+        {"fraction": 0.1, "num_rounds": 20},  # one participant a round
+        {"fraction": 0.1, "momentum": 0.9, "num_rounds": 20, "zero": True},
+        {"partition": "sizes", "dirichlet_alpha": 0.2, "fraction": 0.3},
+        {"learning_rate": 1.0, "local_epochs": 5},
+        {"model": "cnn", "num_rounds": 3},
+    ],
+    ids=str,
+)
+def test_of_other_ways_to_train(ratios: list[float], changes: dict[str, Any]) -> None:
+    rounds = rounds_of(**{"clients": 10, "num_rounds": 6, **changes})
+    assert all(each.refused == {} and each.coefficients for each in rounds)
+    assert max(ratios) < MEASURED
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.25])
+def test_of_hospitals_with_10_and_20000_rows(ratios: list[float], tmp_path: Path, fraction: float) -> None:
+    """The large one's updates are by far the longest, as it takes 2,000 times as many steps."""
+    rows = {"a": 12, "b": 12, "c": 15, "large": 20_000}
+    (tmp_path / "data").mkdir()
+    for seed, (name, count) in enumerate(rows.items()):
+        (tmp_path / "data" / f"{name}.csv").write_text(csv_of(count, seed))
+    plain = {"task": "csv", "data-dir": str(tmp_path / "data"), "evaluate-every": 0, "device": "cpu", "engine": "loop"}
+    out = {"out": str(tmp_path / "run"), "fraction": fraction, "num-rounds": 6}
+    run = simulate(Settings.of(plain | out))
+    assert all(row["refused"] == "" and row["replies_used"] != "0" for row in table(run / "rounds.csv"))
+    assert np.isfinite(ratios).all()
