@@ -1,14 +1,14 @@
 """From the replies of a round to the coefficients of its step."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from .clients import Trained
 from .lengths import largest_share
 from .method import Cohort, Method, MethodError, Needed
-from .updates import FloatArray, Vectors, gram_matrix
+from .updates import FloatArray, Vectors, combine, gram_matrix
 
 DECIDING_SHARE = 0.9
 """A client of three or more that decides a round has this share at least: of the parts of the step that have the sign
@@ -91,31 +91,25 @@ def parts_of(cohort: Cohort, coefficients: FloatArray, lengths: FloatArray) -> d
     return dict(zip(cohort.names, (coefficients[: cohort.size] * lengths).tolist(), strict=True))
 
 
-def along_step(cohort: Cohort, coefficients: FloatArray) -> dict[str, float] | None:
-    """Return each client's share of the step's squared length, c_k ⟨u_k, d⟩ / ‖d‖² with d the step, by its name.
-
-    None where the method has not asked for the inner products, which are not computed for this alone, or d is zero.
-    """
-    if "gram" not in vars(cohort):
-        return None
-    products = coefficients * (cohort.gram @ coefficients)
-    square = float(products.sum())
-    if not 0.0 < square < math.inf:
-        return None
-    return dict(zip(cohort.names, (products[: cohort.size] / square).tolist(), strict=True))
+def share_along(coefficients: FloatArray, vectors: Vectors, place: int) -> float:
+    """Return the share of one vector's part in a step's squared length, c_k ⟨u_k, d⟩ / ‖d‖² with d = Σ c_j u_j."""
+    with np.errstate(all="ignore"):  # where the step is zero, or has left the range of numbers, this is not finite
+        gram = gram_matrix(Vectors.below([vectors[place], combine(coefficients, vectors)]))
+        return float(coefficients[place] * gram[0, 1] / gram[1, 1])
 
 
-def decides(parts: Mapping[str, float], along: Mapping[str, float] | None = None) -> tuple[str, float]:
+def decides(parts: Mapping[str, float], along: Callable[[str], float] | None = None) -> tuple[str, float]:
     """Return the one client of three or more that decides a round, and its share; "" and 0 where none does.
 
     It has the largest of the `parts`, nearly all of those with its sign (DECIDING_SHARE) and much of all (LEAST_SHARE);
-    or nearly all of the step's squared length, where `along` says it, and most of all parts (LEAST_SHARE_ALONG). Its
-    share is that of all parts, in absolute value.
+    or most of all parts (LEAST_SHARE_ALONG) and nearly all of the step's squared length, which `along` computes for a
+    client where it is needed. Its share is that of all parts, in absolute value.
     """
     if len(parts) < 3:
         return "", 0.0
     name, share = largest_share(parts)
     same_sign = sum(abs(part) for part in parts.values() if (part > 0.0) == (parts[name] > 0.0))
-    of_its_sign = share >= LEAST_SHARE and abs(parts[name]) >= DECIDING_SHARE * same_sign
-    of_the_step = share >= LEAST_SHARE_ALONG and along is not None and along[name] >= DECIDING_SHARE
-    return (name, share) if of_its_sign or of_the_step else ("", 0.0)
+    decided = share >= LEAST_SHARE and abs(parts[name]) >= DECIDING_SHARE * same_sign
+    if not decided and share >= LEAST_SHARE_ALONG and along is not None:
+        decided = along(name) >= DECIDING_SHARE
+    return (name, share) if decided else ("", 0.0)

@@ -13,7 +13,7 @@ from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
-from .aggregation import NoStepError, along_step, cohort_of, decides, parts_of, weighed
+from .aggregation import NoStepError, cohort_of, decides, parts_of, share_along, weighed
 from .clients import Clients, Replies, Reports, Trained
 from .lengths import Usual, largest_share
 from .limits import (
@@ -30,7 +30,7 @@ from .method import Cohort, Method, Probed
 from .roster import sample, share
 from .round import Round, size_on_the_wire
 from .screening import out_of_proportion
-from .updates import FloatArray, Model, combine
+from .updates import FloatArray, Model, Vectors, combine
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -311,7 +311,7 @@ class Rounds:
         )
         coefficients = weighed(method, cohort)
         parts = parts_of(cohort, coefficients, trained.updates.lengths)
-        self._note_decider(number, *decides(parts, along_step(cohort, coefficients)))
+        self._note_decider(number, parts, coefficients, vectors)
         try:
             after = trained.updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
             step = check_step(method, trained, after)
@@ -325,12 +325,18 @@ class Rounds:
         self._coefficients = dict(zip(cohort.names, map(float, coefficients[: cohort.size]), strict=True))
         return after, method.own_metrics(cohort, coefficients)
 
-    def _note_decider(self, number: int, client: str, share: float) -> None:
-        """Note, and log, which client decides a round, be its step taken or not; "" for none."""
-        self._decided_by = client
-        if client:
+    def _note_decider(
+        self, number: int, parts: Mapping[str, float], coefficients: FloatArray, vectors: Vectors
+    ) -> None:
+        """Note, and log, which client decides a round, be its step taken or not, if one does."""
+
+        def along(name: str) -> float:
+            return share_along(coefficients, vectors, list(parts).index(name))
+
+        self._decided_by, share = decides(parts, along)
+        if self._decided_by:
             words = f"client %s decides round %d: {100.0 * share:.0f} %% of the step"
-            log.warning(words, client, number, extra={"client": client, "round": number})
+            log.warning(words, self._decided_by, number, extra={"client": self._decided_by, "round": number})
 
     def _probe(self, cohort: Cohort, coefficients: FloatArray, trained: Trained) -> Probed:
         """Ask a second sample of clients for their loss at the model that the method probes, if it probes one.

@@ -38,9 +38,14 @@ def test_without_the_limit_one_such_update_ruins_the_run(method: str) -> None:
 
 
 @pytest.mark.parametrize("attack", WITHIN)
-def test_an_update_as_long_as_the_model_is_not_refused(attack: str) -> None:
+@pytest.mark.parametrize("method", ["fedavg", "fedfv"])
+def test_an_update_as_long_as_the_model_is_not_refused_and_its_sender_is_named(method: str, attack: str) -> None:
     """What docs/settings.md says that the limit does not stop."""
-    assert all(each.refused == {} for each in run(WITHIN[attack], EACH, method="fedavg"))
+    rounds = run(WITHIN[attack], EACH, method=method)
+    assert all(each.refused == {} for each in rounds)
+    assert accuracy(rounds[-1]) < without(method) - TWO_POINTS
+    assert {each.decided_by for each in rounds} == {"", HOSTILE}
+    assert sum(each.decided_by == HOSTILE for each in rounds) >= len(rounds) // 2
 
 
 def test_shortened_updates_cost_an_attack_most_of_its_effect() -> None:
