@@ -108,8 +108,10 @@ def decides(parts: Mapping[str, float], along: Callable[[str], float] | None = N
     if len(parts) < 3:
         return "", 0.0
     name, share = largest_share(parts)
+    if share < LEAST_SHARE:
+        return "", 0.0
     same_sign = sum(abs(part) for part in parts.values() if (part > 0.0) == (parts[name] > 0.0))
-    decided = share >= LEAST_SHARE and abs(parts[name]) >= DECIDING_SHARE * same_sign
+    decided = abs(parts[name]) >= DECIDING_SHARE * same_sign
     if not decided and share >= LEAST_SHARE_ALONG and along is not None:
         decided = along(name) >= DECIDING_SHARE
     return (name, share) if decided else ("", 0.0)

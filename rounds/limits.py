@@ -12,7 +12,7 @@ from .clients import Trained
 from .lengths import LongestStep, Usual, too_long
 from .method import Method
 from .screening import implausible_counts, largest_in_proportion, out_of_proportion
-from .updates import Model
+from .updates import Layout, Model
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -103,17 +103,17 @@ def clip(method: Method, trained: Trained, usual: Usual) -> tuple[str, ...]:
 # Steps --------------------------------------------------------------------------------------------------------------
 
 
-def check_step(method: Method, trained: Trained, after: Model) -> float:
-    """Return how long the step to the model `after` is.
+def check_step(method: Method, layout: Layout, after: Model, longest_update: float) -> float:
+    """Return how long the step from a layout's model to the one `after` is.
 
     Raises
     ------
     ValueError
         When it is too long for the received model, the round's used updates and the steps of the run.
     """
-    layout, limit = trained.updates.layout, method.update_limit
+    limit = method.update_limit
     step = layout.distance(after, layout.trainable)
-    known = max(float(trained.updates.lengths.max()), method.progress.lengths.longest.length)
+    known = max(longest_update, method.progress.lengths.longest.length)
     if step > limit * known and step > limit * layout.length:
         raise ValueError(
             f"the step has the length {step:g}, beyond {limit:g} times (update_limit) the largest of the received "

@@ -310,11 +310,12 @@ class Rounds:
             method, trained, server_round=number, num_rounds=self._num_rounds, online=online, draws=self._draws
         )
         coefficients = weighed(method, cohort)
-        parts = parts_of(cohort, coefficients, trained.updates.lengths)
+        lengths = trained.updates.lengths if self._clipped else replied
+        parts = parts_of(cohort, coefficients, lengths)
         self._note_decider(number, parts, coefficients, vectors)
         try:
             after = trained.updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
-            step = check_step(method, trained, after)
+            step = check_step(method, trained.updates.layout, after, float(lengths.max()))
         except ValueError as reason:
             client, share = largest_share(parts)
             raise NoStepError(f"{reason}; client {client} has {share:.0%} of the step") from reason

@@ -21,6 +21,9 @@ Model = Mapping[str, NDArray[Any]]
 CHUNK = 16384
 """Columns handled at once: m rows of them fit into the processor's cache."""
 
+WIDE = 4096
+"""Of rows with so many columns, one after the other is multiplied by itself."""
+
 IN_CACHE = 262144
 """So many numbers of whole rows are looked at, subtracted and looked at again before the next ones are read."""
 
@@ -208,8 +211,7 @@ class Layout:
 
     def distance(self, other: Model | None, names: Sequence[str]) -> float:
         """Return how far these arrays, as one vector, are from those of another model, or from zero."""
-        zero = np.zeros(())
-        pairs = ((self.arrays[name].ravel(), zero if other is None else other[name].ravel()) for name in names)
+        pairs = ((self.arrays[name].ravel(), None if other is None else other[name].ravel()) for name in names)
         return math.hypot(*(length(array, less) for array, less in pairs))
 
     def mismatch(self, arrays: Model) -> str | None:
@@ -566,12 +568,13 @@ def unscaled_squares(vectors: Vectors) -> FloatArray:
     if len(vectors) == 0 or vectors.size == 0:
         return squares
     for _, block in vectors.chunks(vectors.few):
-        squares += np.vecdot(block, block)
+        few = block.shape[1] < WIDE  # a call for each row then takes longer than the work
+        squares += np.vecdot(block, block) if few else [np.dot(part, part) for part in block]
     return squares
 
 
-def length(values: NDArray[Any], less: NDArray[Any]) -> float:
-    """Return ‖values − less‖ of a flat vector and another or a single number, accumulated in float64; no overflow."""
+def length(values: NDArray[Any], less: NDArray[Any] | None = None) -> float:
+    """Return ‖values‖ of a flat vector, or ‖values − less‖ of two, accumulated in float64 and without overflow."""
     with np.errstate(over="ignore"):
         square = sum(float(np.dot(part, part)) for part in _differences(values, less))
     if USUAL_SQUARE[0] < square < USUAL_SQUARE[1]:
@@ -583,11 +586,14 @@ def length(values: NDArray[Any], less: NDArray[Any]) -> float:
     return largest * math.sqrt(sum(float(np.dot(part, part)) for part in scaled))
 
 
-def _differences(values: NDArray[Any], less: NDArray[Any]) -> Iterator[FloatArray]:
+def _differences(values: NDArray[Any], less: NDArray[Any] | None) -> Iterator[FloatArray]:
     """Yield `values` − `less` in float64, CHUNK entries at a time."""
     with np.errstate(over="ignore"):
         for place in places(values.size):
-            yield np.subtract(values[place], less[place] if less.ndim else less, dtype=np.float64)
+            part = values[place].astype(np.float64)
+            if less is not None:
+                part -= less[place]
+            yield part
 
 
 def weighted_sum(coefficients: FloatArray, vectors: Vectors, into: NDArray[Any]) -> None:
