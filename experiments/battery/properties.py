@@ -603,7 +603,7 @@ def _seconds_of_products() -> tuple[float, float]:
 
 def learns(trial: Trial) -> Answer:
     """Some rounds with real clients lower their mean loss."""
-    method = trial.new(fraction_evaluate=0.0, update_limit=math.inf)  # so that a step that is too long shows
+    method = trial.new(fraction_evaluate=0.0)
     situation = ordinary(5)
     sums = [trial.coefficients(situation)[:5]]
     rounds = trial.run(method, LEARNED_ROUNDS, batch_size=10, learning_rate=0.1)

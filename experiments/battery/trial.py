@@ -1,6 +1,7 @@
 """A method that is put to the test: in made-up cohorts and in real rounds, with what it does wrong in words."""
 
 import logging
+import math
 import random
 import sys
 import traceback
@@ -267,6 +268,7 @@ class Trial:
         unknown = unknown_metrics(method)
         if unknown:
             raise Untried(f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them.")
+        method.update_limit = math.inf  # every step is taken, so that it shows where one is too long
         loop = Rounds(method, LoopClients(method, run_config(**settings)), ROUNDS)
         first = initial_model() if model is None else model
         hang_on = ("needs", "shape", "memory")
