@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 CONFIG, COMPARISON = "config.toml", "comparison.json"
 """The files that make a folder that of a run, and that of a comparison."""
 
-TEXTS = ("client", "refused", "missing", "decided_by", "method", "score")
+TEXTS = ("client", "refused", "missing", "decided_by", "clipped", "method", "score")
 """The columns of tables that hold words, however much they look like numbers."""
 
 Rows = list[dict[str, str]]

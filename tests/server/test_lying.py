@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord
 from flwr.app.error import Error
 from safetensors.numpy import load_file
 
+import fairbloom
 from fairbloom.client.app import app
 from fairbloom.rounds.flower import FlowerClients, unpacked_content
 from fairbloom.rounds.loop import NothingLearnedError
@@ -128,6 +129,7 @@ def test_the_sender_of_minus_a_hundred_times_the_model_is_refused_or_named(tmp_p
 def test_the_table_has_a_column_for_shortened_updates_where_some_may_be(tmp_path: Path) -> None:
     rows = run(tmp_path / "run", weights(lambda array: 2.0 * array), **{"clip-updates": 0.5, "evaluate-every": 0})[1]
     assert all(LIAR in row["clipped"].split() for row in rows)
+    assert [LIAR in names for names in fairbloom.load(tmp_path / "run").rounds["clipped"]] == [True] * 3
     assert "clipped" not in run(tmp_path / "plain", telling())[1][0]
 
 
