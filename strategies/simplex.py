@@ -19,6 +19,9 @@ ENOUGH = 1e-11
 POLISHING_WORK = 2e8
 """Bounds the time of exact refinement: so many operations, in steps of m³ each, ten steps at least."""
 
+DEPENDENT = 1e-13
+"""Squared distance from the span of other updates, relative to its squared length, at which an update lies in it."""
+
 
 def project(vector: FloatArray) -> FloatArray:
     """Return the point of the simplex that is nearest to `vector`, shape (m,).
@@ -35,6 +38,9 @@ def project(vector: FloatArray) -> FloatArray:
 
 def shortest(gram: FloatArray, prior: FloatArray, epsilon: float) -> FloatArray:
     """Return argmin λᵀGλ over λ in the simplex with |λ_k − p_k| ≤ `epsilon`, shape (m,).
+
+    Where several λ give the minimum, as when two updates are equal, it is the one nearest to p. So equal updates with
+    equal priors get equal weights, and rounding does not decide which minimiser is returned.
 
     Parameters
     ----------
@@ -63,11 +69,16 @@ def shortest(gram: FloatArray, prior: FloatArray, epsilon: float) -> FloatArray:
     )
     weights: FloatArray = np.clip(np.array(solution["x"]).ravel(), lower, upper)
     weights /= weights.sum()
-    rounding = 1e-12 * (weights @ np.sqrt(np.diag(G))) ** 2
-    if excess(G, weights, lower, upper) > ENOUGH * (weights @ G @ weights) + rounding:
+    if not is_minimal(G, weights, lower, upper):
         slack, pressure = (np.array(solution[key]).reshape(2, m) for key in "sz")
         weights = _polished(G, weights, lower, upper, active=pressure > slack)
-    return weights
+    return _nearest_minimiser(G, weights, prior, lower, upper)
+
+
+def is_minimal(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> bool:
+    """Return whether xᵀGx is the minimum over the boxed simplex, to `ENOUGH` and to what rounding allows."""
+    rounding = 1e-12 * (x @ np.sqrt(np.diag(G))) ** 2
+    return excess(G, x, lower, upper) <= ENOUGH * float(x @ G @ x) + float(rounding)
 
 
 def excess(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> float:
@@ -96,7 +107,7 @@ def _polished(
         if not free.any():
             free[np.argmax(np.where(at_upper, G @ y, -np.inf))] = True
         target, nu = _on_face(G, y, free, lengths)
-        below, beyond = target < lower, target > upper
+        below, beyond = target < lower * (1.0 - 1e-15), target > upper * (1.0 + 1e-15)  # not by rounding alone
         if (below | beyond).any():  # go as far as the first bound
             with np.errstate(divide="ignore", invalid="ignore"):
                 room = np.where(below, (lower - y) / (target - y), (upper - y) / (target - y))
@@ -104,7 +115,7 @@ def _polished(
             y += room[k] * (target - y)
             y[k], at_lower[k], at_upper[k] = (lower if below[k] else upper)[k], below[k], beyond[k]
             continue
-        y = target
+        y = np.clip(target, lower, upper)
         pull = (G @ y - nu) / lengths
         wrong = np.where(at_lower, -pull, np.where(at_upper, pull, 0.0))
         k = int(np.argmax(wrong))
@@ -127,3 +138,95 @@ def _on_face(G: FloatArray, y: FloatArray, free: NDArray[np.bool_], lengths: Flo
     target = fixed.copy()
     target[free] = solution[:size] / lengths[free]
     return target, float(solution[size] * lengths.min())
+
+
+def _nearest_minimiser(
+    G: FloatArray, x: FloatArray, prior: FloatArray, lower: FloatArray, upper: FloatArray
+) -> FloatArray:
+    """Return the minimiser of λᵀGλ that is nearest to the prior, given any one minimiser x."""
+    moves = _neutral_moves(G, x, lower, upper)
+    wanted = moves.T @ (prior - x)
+    nearest = x + moves @ wanted
+    if (nearest < lower).any() or (nearest > upper).any():
+        try:
+            solution = cvxopt.solvers.qp(
+                cvxopt.spdiag([1.0] * len(wanted)),
+                cvxopt.matrix(-wanted),
+                cvxopt.matrix(np.vstack([-moves, moves])),
+                cvxopt.matrix(np.maximum(np.concatenate([x - lower, upper - x]), 0.0)),
+                options=SOLVER,
+            )
+        except (ArithmeticError, ValueError):  # cvxopt's square root of a number that rounding made negative
+            return x
+        nearest = x + moves @ np.array(solution["x"]).ravel()
+    nearest = np.clip(nearest, lower, upper)
+    nearest /= nearest.sum()
+    lengths = np.sqrt(np.diag(G))
+    rounding = 1e-15 * len(x) * (x @ lengths) ** 2 + (1e-15 * lengths.max()) ** 2
+    return nearest if nearest @ G @ nearest <= (1.0 + ENOUGH) * (x @ G @ x) + rounding else x
+
+
+def _neutral_moves(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> FloatArray:
+    """Return an orthonormal basis, shape (m, k), of the moves from the minimiser x that change neither Σλu nor Σλ.
+
+    There are none (k = 0) where the updates that can share in the minimum are independent: a Cholesky factorisation
+    says so, which costs little beside the QP. Updates whose bound holds them off the minimum are left out.
+    """
+    lengths = np.sqrt(np.diag(G))
+    slope, reach = G @ x, lengths * (x @ lengths)  # rounding of the slope is relative to the reach
+    inside = (x > lower + 1e-7) & (x < upper - 1e-7)
+    pull = slope - (slope[inside][np.argmin(lengths[inside])] if inside.any() else 0.0)
+    (free,) = np.nonzero(inside | ~inside.any() | (np.abs(pull) <= 1e-6 * reach))
+    combinations = _combinations(G[np.ix_(free, free)])
+    combinations = _kept(combinations, combinations.sum(axis=0), 1e-12 * np.abs(combinations).sum(axis=0))
+    first_order = pull[free] @ combinations
+    rounding = 1e-12 * (x @ slope) + 1e-14 * len(x) * (reach[free] @ np.abs(combinations))
+    combinations = _kept(combinations, first_order, rounding)
+    moves = np.zeros((len(x), combinations.shape[1]))
+    moves[free] = np.linalg.qr(combinations)[0]
+    return moves
+
+
+def _kept(vectors: FloatArray, changes: FloatArray, rounding: FloatArray) -> FloatArray:
+    """Return a basis of those combinations of the columns that leave a linear quantity as it is.
+
+    `changes`, shape (k,), says by how much each column changes that quantity, `rounding` how much of it is rounding.
+    """
+    changes = np.where(np.abs(changes) > rounding, changes, 0.0)
+    if not changes.any():
+        return vectors
+    axes = np.linalg.svd(changes[None, :])[2]
+    kept: FloatArray = vectors @ axes[1:].T
+    return kept
+
+
+def _combinations(G: FloatArray) -> FloatArray:
+    """Return a basis, shape (m, k), of the weights that combine the updates to zero, by pivoted Cholesky.
+
+    Each column is one update that lies in the span of others, less its combination of those. Pivots are taken by their
+    length, so that the entries stay small where lengths differ widely.
+    """
+    m = len(G)
+    lengths = np.sqrt(np.diag(G))
+    lengths[lengths == 0.0] = 1.0
+    try:
+        np.linalg.cholesky(G / np.outer(lengths, lengths) - DEPENDENT * np.eye(m))
+    except np.linalg.LinAlgError:
+        pass
+    else:
+        return np.zeros((m, 0))
+    factor, left = np.zeros((m, m)), np.diag(G).copy()
+    least, pivots = DEPENDENT * left, []
+    while (left > least).any():
+        pivot, size = int(np.argmax(np.where(left > least, left, 0.0))), len(pivots)
+        column = (G[:, pivot] - factor[:, :size] @ factor[pivot, :size]) / np.sqrt(left[pivot])
+        factor[:, size] = column
+        left -= column**2
+        left[pivot] = 0.0
+        pivots.append(pivot)
+    others = np.setdiff1d(np.arange(m), pivots)
+    basis = np.zeros((m, len(others)))
+    basis[others, np.arange(len(others))] = 1.0
+    size = len(pivots)
+    basis[pivots] = -np.linalg.solve(factor[pivots, :size].T, factor[others, :size].T)
+    return basis
