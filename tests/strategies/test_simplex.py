@@ -1,9 +1,17 @@
 """The projection on the simplex and the shortest combination, by their optimality conditions."""
 
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from fairbloom.rounds.method import FloatArray
 from fairbloom.strategies.simplex import project, shortest
@@ -197,3 +205,135 @@ def test_the_unit_of_the_rows_does_not_matter(U: FloatArray, factor: float) -> N
     step = shortest(U @ U.T, p, 1.0) @ U
     scaled = shortest(factor**2 * (U @ U.T), p, 1.0) @ U
     np.testing.assert_allclose(scaled, step, atol=1e-5 * np.linalg.norm(U, axis=1).max())
+
+
+# The minimiser nearest to the prior ---------------------------------------------------------------------------------
+
+
+@st.composite
+def related_updates(draw: st.DrawFn) -> FloatArray:
+    """Few small whole numbers: rows are equal, collinear, opposite, zero, or more than their columns."""
+    d = draw(st.integers(1, 5))
+    entries = st.lists(st.integers(-3, 3), min_size=d, max_size=d)
+    rows = draw(st.lists(entries, min_size=1, max_size=5))
+    members = draw(
+        st.lists(
+            st.tuples(st.integers(0, len(rows) - 1), st.sampled_from((1.0, 1.0, 1.0, 0.5, 2.0, 0.0, -1.0))),
+            min_size=2,
+            max_size=9,
+        )
+    )
+    return np.array([factor * np.array(rows[k]) for k, factor in members])
+
+
+def priors(m: int) -> st.SearchStrategy[FloatArray]:
+    counts = st.lists(st.sampled_from((1.0, 1.0, 2.0, 5.0)), min_size=m, max_size=m)
+    return counts.map(lambda n: np.array(n) / sum(n))
+
+
+def most_gain(U: FloatArray, x: FloatArray, p: FloatArray, epsilon: float) -> float:
+    """The largest (p − x)ᵀ(q − x) over the minimisers q, by a linear programme; 0 where x is the one nearest to p.
+
+    The minimisers are the q in the box with Σq = 1 whose combination of the updates is that of x.
+    """
+    lower, upper = np.maximum(p - epsilon, 0.0), np.minimum(p + epsilon, 1.0)
+    same = np.vstack([U.T, np.ones(len(x))])
+    found = linprog(
+        x - p,
+        A_ub=np.vstack([same, -same]),
+        b_ub=np.concatenate([same @ x, -same @ x]) + 1e-9,
+        bounds=list(zip(np.minimum(lower, x), np.maximum(upper, x), strict=True)),
+    )
+    assert found.success
+    return float((p - x) @ (found.x - x))
+
+
+@given(U=related_updates(), epsilon=st.sampled_from((1.0, 0.3, 0.1, 0.02)), data=st.data())
+def test_of_all_minimisers_it_is_the_one_nearest_to_the_prior(
+    U: FloatArray, epsilon: float, data: st.DataObject
+) -> None:
+    p = data.draw(priors(len(U)))
+    x = shortest(U @ U.T, p, epsilon)
+    assert_optimal(U @ U.T, x, p, epsilon)
+    assert most_gain(U, x, p, epsilon) <= 1e-5
+    for i, j in itertools.combinations(range(len(U)), 2):
+        if p[i] == p[j] and (U[i] == U[j]).all():
+            assert x[i] == pytest.approx(x[j], abs=1e-7)
+
+
+@given(U=related_updates(), seed=st.integers(0, 99), data=st.data())
+def test_who_comes_first_does_not_matter(U: FloatArray, seed: int, data: st.DataObject) -> None:
+    p, order = data.draw(priors(len(U))), np.random.default_rng(seed).permutation(len(U))
+    x = shortest(U @ U.T, p, 1.0)
+    np.testing.assert_allclose(shortest(U[order] @ U[order].T, p[order], 1.0), x[order], atol=1e-6)
+
+
+def test_twins_and_clients_without_an_update_by_hand() -> None:
+    one, two, zero = [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]
+    for rows, p, expected in (
+        ([one, two, two], [1.0, 1.0, 1.0], [0.5, 0.25, 0.25]),
+        ([one, two, two, two], [1.0, 1.0, 1.0, 1.0], [1 / 2, 1 / 6, 1 / 6, 1 / 6]),
+        ([two, one, two], [3.0, 2.0, 1.0], [5 / 12, 1 / 2, 1 / 12]),  # ⅓ more than priors ½ and ⅙ hold, half each
+        ([one, zero, two, zero], [1.0, 1.0, 1.0, 1.0], [0.0, 0.5, 0.0, 0.5]),
+        ([one, one, [2.0, 0.0]], [1.0, 1.0, 1.0], [0.5, 0.5, 0.0]),
+    ):
+        U, prior = np.array(rows), np.array(p) / sum(p)
+        np.testing.assert_allclose(shortest(U @ U.T, prior, 1.0), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("exponent", [-15, -6, 0, 6, 15])
+def test_twins_among_updates_of_other_lengths_get_equal_weights(exponent: int) -> None:
+    U = np.random.default_rng(exponent + 20).normal(size=(10, 40)) + 0.3
+    U[5:] *= 10.0**exponent
+    U[1], U[6], U[7] = U[0], U[5], U[5]
+    x = shortest(U @ U.T, np.full(10, 0.1), 1.0)
+    assert_optimal(U @ U.T, x, np.full(10, 0.1), 1.0)
+    np.testing.assert_allclose(x[[1, 6, 7]], x[[0, 5, 5]], atol=1e-9)
+
+
+WEIGHTS = """
+import json
+import numpy as np
+from threadpoolctl import threadpool_info
+from fairbloom.rounds import updates
+from fairbloom.strategies.simplex import shortest
+
+updates.EXACT_NUMBERS = 0
+rng = np.random.default_rng(0)
+found = []
+for d in (3, 40, 5000):
+    for factor in (1.0, 1e-15, 1.0 + 1e-16):
+        U = rng.normal(size=(9, d)) + 0.3
+        U[1] = U[2] = U[0]
+        U[4] = factor * U[3]
+        U[6] = 0.0 if d == 40 else 2.0 * U[5]
+        p = np.full(9, 1 / 9)
+        found.append(shortest(U @ U.T, p, 1.0).tolist())
+        single = updates.Vectors((U.astype(np.float32),), np.ones(9))
+        x = shortest(updates.gram_matrix(single), p, 1.0)
+        assert np.ptp(x[:3]) < 1e-9, x
+        found.append(shortest(U @ U.T, p, 0.05).tolist())
+(kernel,) = {each["architecture"] for each in threadpool_info() if "numpy" in each["filepath"]}
+print(json.dumps([kernel, found]))
+"""
+
+
+def test_processors_agree_on_the_weights() -> None:
+    """OpenBLAS has other products for each make of processor; those that this one can run are tried."""
+    weights = {}
+    for kernel in ("Prescott", "Nehalem", "Haswell", "Zen", "SkylakeX", "ARMV8", "NEOVERSEN1"):
+        environment = os.environ | {"OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", WEIGHTS], env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode != -signal.SIGILL:  # an instruction that this processor lacks
+            assert done.returncode == 0, done.stderr
+            used, found = json.loads(done.stdout)
+            weights[used] = found
+    if len(weights) < 2:
+        pytest.skip(f"NumPy's products are {', '.join(weights)} only")
+    first, *others = weights.values()
+    for other in others:
+        for one, another in zip(first, other, strict=True):
+            np.testing.assert_allclose(one, another, atol=1e-6)
+            np.testing.assert_allclose(another[:3], another[0], atol=1e-9)
