@@ -71,8 +71,11 @@ def declared(*, extras: bool = True, group: str | None = None) -> list[Requireme
     return [Requirement(line) for line in (*PROJECT["project"]["dependencies"], *(optional if extras else []))]
 
 
-def needed(asked: Iterable[Requirement], system: dict[str, str]) -> Iterator[Requirement]:
-    """Return what is asked for, and all that it needs on a system by what the installed packages say of themselves."""
+def needed(asked: Iterable[Requirement], system: dict[str, str], *, cuda: bool) -> Iterator[Requirement]:
+    """Return what is asked for, and all that it needs on a system by what the installed packages say of themselves.
+
+    What PyTorch needs depends on its build: the CPU build's needs are those that its other builds have on all systems.
+    """
     waiting, seen = list(asked), set()
     while waiting:
         requirement = waiting.pop()
@@ -80,10 +83,11 @@ def needed(asked: Iterable[Requirement], system: dict[str, str]) -> Iterator[Req
             continue
         seen.add(str(requirement))
         yield requirement
+        there = system if cuda or requirement.name != "torch" else system | {"platform_system": "none"}
         for line in [] if requirement.name == "torchvision" else requires(requirement.name) or []:  # it may be absent
             further = Requirement(line)
             marker = further.marker
-            if marker is None or any(marker.evaluate(system | {"extra": extra}) for extra in {"", *requirement.extras}):
+            if marker is None or any(marker.evaluate(there | {"extra": extra}) for extra in {"", *requirement.extras}):
                 further.marker = None
                 waiting.append(further)
 
@@ -137,21 +141,25 @@ def test_what_the_project_asks_for_is_locked_in_its_range(lock: str, asked: list
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("lock", ["requirements", "client", "server"])
 def test_a_lock_file_is_complete(lock: str, system: str) -> None:
-    """What a locked package needs is locked, too, or pip would refuse it; PyTorch, which the user chooses, is apart."""
+    """What a locked package needs is locked, too, or pip would refuse it.
+
+    PyTorch, which the user chooses, is apart: the CPU build finds all that it needs here, another one finds here or in
+    torch.lock what it needs more. This holds whichever build is installed.
+    """
     if lock == "requirements":
         asked = [*declared(), *declared(group="dev"), *declared(group="build")]
     else:
         asked = [Requirement(line) for extra in EXTRAS[lock] for line in OPTIONAL[extra]]
-    pins = locked(lock)
-    for requirement in needed(asked, SYSTEMS[system]):
-        if requirement.name not in ("torch", "torchvision"):
-            on_system = [
-                pin
-                for pin in pins.get(canonicalize_name(requirement.name), [])
-                if pin.requirement.marker is None or pin.requirement.marker.evaluate(SYSTEMS[system])
-            ]
-            assert len(on_system) == 1, f"{requirement} is not in {LOCKS[lock].name}"
-            assert on_system[0].version in requirement.specifier
+    for cuda, pins in ((False, locked(lock)), (True, locked("torch") | locked(lock))):
+        for requirement in needed(asked, SYSTEMS[system], cuda=cuda):
+            if requirement.name not in ("torch", "torchvision"):
+                on_system = [
+                    pin
+                    for pin in pins.get(canonicalize_name(requirement.name), [])
+                    if pin.requirement.marker is None or pin.requirement.marker.evaluate(SYSTEMS[system])
+                ]
+                assert len(on_system) == 1, f"{requirement} is not in {LOCKS[lock].name}"
+                assert on_system[0].version in requirement.specifier
 
 
 def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
