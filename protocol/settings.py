@@ -212,7 +212,7 @@ class RunSettings(BaseModel):
     memory: Annotated[float, Mark.FREE] = Field(
         0.0,
         ge=0,
-        description="Gigabytes of memory for a round's updates, more lie in a file; 0 is half of the machine's",
+        description="Gigabytes of memory for a round's updates, more lie in a file; 0 is half of what there is",
     )
     log_format: Annotated[str, Mark.FREE] = Field(
         "text", description="Format of the server's log: text, or json with run, round and client in every line"

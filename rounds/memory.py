@@ -4,6 +4,7 @@ import mmap
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,13 @@ from fairbloom.errors import FairbloomError
 GIGABYTE = 1_000_000_000
 
 SHARE = 0.5
-"""Where no budget is set, updates may take this share of the machine's memory."""
+"""Where no budget is set, updates may take this share of the memory that there is."""
+
+CGROUPS = Path("/proc/self/cgroup")
+"""Says to which control groups this process belongs, whose memory containers and services limit; Linux alone has it."""
+
+HIERARCHIES = Path("/sys/fs/cgroup")
+"""Where the control groups lie as folders, with their limits."""
 
 ROWS = 32
 """Of a file, so many rows are looked at before they are given back; a look at one may hold 2 MB, a huge page."""
@@ -29,7 +36,7 @@ class Memory:
     Attributes
     ----------
     gigabytes
-        The budget, at least 0; 0 is half of the machine's memory.
+        The budget, at least 0; 0 is half of the machine's memory, or of the limit that a container or service sets.
     folder
         Where the file lies; None: where temporary files do, which the environment variable TMPDIR says.
     """
@@ -48,7 +55,7 @@ class Memory:
             When the file's disk has no room for it.
         """
         size = rows * columns * np.dtype(dtype).itemsize
-        if size * of <= (self.gigabytes * GIGABYTE or SHARE * _of_the_machine()):
+        if size * of <= (self.gigabytes * GIGABYTE or SHARE * physical_memory()):
             return np.empty((rows, columns), dtype)
         folder = self.folder or Path(tempfile.gettempdir())
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -95,5 +102,24 @@ def read(matrix: NDArray[Any], columns: slice, out: NDArray[Any]) -> None:
         release(matrix)
 
 
-def _of_the_machine() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def physical_memory() -> int:
+    """Return the bytes of memory that this process may use: the machine's, or the least limit of its control groups."""
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
+
+
+def _limits() -> Iterator[int]:
+    """Yield the memory limits of this process's control groups and of those above them, in both versions of Linux's.
+
+    A container may see its own group at the root of the hierarchy, under whatever name the host has for it.
+    """
+    for line in CGROUPS.read_text().splitlines() if CGROUPS.is_file() else []:
+        _, controllers, place = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        group = HIERARCHIES / controllers / place.lstrip("/")
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(HIERARCHIES / controllers) and (folder / name).is_file():
+                limit = (folder / name).read_text().strip()
+                if limit != "max":
+                    yield int(limit)

@@ -1,5 +1,6 @@
 """What is installed is what was locked: every file has a hash, every image a digest."""
 
+import ast
 import os
 import re
 import runpy
@@ -10,7 +11,7 @@ import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator
-from importlib.metadata import distributions, requires
+from importlib.metadata import distributions, packages_distributions, requires
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,6 +173,53 @@ def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
 def test_no_client_gets_what_only_simulation_and_figures_need() -> None:
     assert not {"ray", "matplotlib", "cvxopt", "pytest"} & set(locked("client"))
     assert set(locked("client")) < set(locked("server")) < set(locked("requirements"))
+
+
+def imports_of(module: Path) -> Iterator[str]:
+    """Return the names that a file imports, in functions too: of our modules, and of others' packages."""
+    package = ["fairbloom", *module.relative_to(ROOT).parts[:-1]]
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            of = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*of, *([node.module] if node.module else [])])
+            yield source
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def files_of(module: str) -> Iterator[Path]:
+    """Return the files that an import of a module runs, but for fairbloom itself, which imports others when asked."""
+    parts = module.split(".")[1:]
+    for size in range(1, len(parts) + 1):
+        for place in (ROOT.joinpath(*parts[:size]), ROOT.joinpath("fairbloom", *parts[:size])):
+            yield from (file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file())
+
+
+def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> None:
+    """A package that no dependency names, as grpc, is one that Flower, of which we take one version alone, asks for."""
+    started = [file for room in ("client", "deploy/device", "tasks") for file in (ROOT / room).rglob("*.py")]
+    waiting, seen, others = [*started, ROOT / "fairbloom" / "clientapp.py"], set(), set()
+    while waiting:
+        file = waiting.pop()
+        if file not in seen:
+            seen.add(file)
+            for name in imports_of(file):
+                if name.partition(".")[0] == "fairbloom":
+                    waiting += files_of(name)
+                else:
+                    others.add(name.partition(".")[0])
+    assert ROOT / "protocol" / "settings.py" in seen
+    owners = packages_distributions()
+    imported = {canonicalize_name(owners[name][0]) for name in others - sys.stdlib_module_names - {"__future__"}}
+
+    def names(lines: Iterable[str]) -> set[str]:
+        return {canonicalize_name(Requirement(line).name) for line in lines}
+
+    optional = names(line for extra in ("images", "datasets") for line in OPTIONAL[extra]) | {"datasets"}
+    flowers = names(requires("flwr") or []) - names(PROJECT["project"]["dependencies"])
+    assert {"flwr", "torch", "pydantic", "pillow"} <= imported
+    assert imported - optional - flowers <= names(OPTIONAL["client"])
 
 
 def test_pytorch_and_its_cuda_libraries_are_locked_apart() -> None:

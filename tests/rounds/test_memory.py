@@ -1,5 +1,6 @@
 """A round's updates lie in memory or in a file: its numbers are the same to the bit."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -129,3 +130,37 @@ def test_a_round_larger_than_the_budget_stays_within_it() -> None:
         return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout) / 1000
 
     assert grown("0.1") < 100 < 300 < grown("1")
+
+
+# The memory that there is -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "expected"),
+    [
+        ("0::/\n", {"memory.max": "3000000"}, 3_000_000),
+        ("0::/\n", {"memory.max": "max"}, None),
+        ("0::/system.slice/a.service\n", {"system.slice/a.service/memory.max": "4000000"}, 4_000_000),
+        ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": "5000000"}, 5_000_000),
+        ("4:memory:/docker/0\n3:cpu:/docker/0\n0::/\n", {"memory/memory.limit_in_bytes": "6000000"}, 6_000_000),
+        ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "7000000"}, 7_000_000),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712"}, None),  # none is set
+        ("2:cpu:/\n", {"cpu/memory.limit_in_bytes": "1"}, None),
+        (None, {}, None),
+    ],
+)
+def test_half_of_the_memory_is_half_of_what_a_container_may_use(
+    groups: str | None, limits: dict[str, str], expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "HIERARCHIES", tmp_path / "sys")
+    if groups is not None:
+        (tmp_path / "cgroup").write_text(groups)
+    for place, limit in limits.items():
+        (tmp_path / "sys" / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys" / place).write_text(f"{limit}\n")
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert memory.physical_memory() == (expected or machine)
+    fits, too_large = ((expected or 8_000_000) // 2 + more for more in (0, 1))
+    assert not isinstance(Memory().matrix(1, fits, np.uint8), np.memmap)
+    assert isinstance(Memory().matrix(1, too_large, np.uint8), np.memmap) == (expected is not None)
