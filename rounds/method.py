@@ -179,7 +179,7 @@ class CommonOptions(TypedDict, total=False):
     enrolled_sizes: Mapping[str, int]
     training_clients: Sequence[str]
     average_models: bool
-    buffers: Sequence[str]
+    buffers: Sequence[str] | None
     shared: Mapping[str, str]
     weighted_by_key: str
     arrayrecord_key: str
@@ -250,8 +250,9 @@ class Method:
     average_models : bool, default False
         Whether the mean of the global models after each round up to now, which a skipped round leaves as it is, is
         evaluated and saved in place of the last one. Training goes on from the last one.
-    buffers : names of float arrays, default none
-        BatchNorm statistics: averaged by p_k and no part of the update.
+    buffers : names of float arrays or None, default None
+        BatchNorm statistics: averaged by p_k and no part of the update. None: the float arrays whose names end in
+        running_mean or running_var; an empty sequence: none.
     shared : mapping of names of arrays to names of arrays, default none
         Arrays that are the same parameter as another one (tied weights), which stands for them: it counts once.
     weighted_by_key, arrayrecord_key, configrecord_key : str
@@ -309,7 +310,8 @@ class Method:
         }
         self.training_clients = names_in(training_clients=options.get("training_clients", ()))
         self.average_models = flag(average_models=options.get("average_models", False))
-        self.buffers = tuple(options.get("buffers", ()))
+        buffers = options.get("buffers")
+        self.buffers = None if buffers is None else tuple(buffers)
         self.shared = dict(options.get("shared", {}))
         self.weighted_by_key = options.get("weighted_by_key", NUM_EXAMPLES)
         self.arrayrecord_key = options.get("arrayrecord_key", ARRAYS)

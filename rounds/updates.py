@@ -44,6 +44,9 @@ USUAL = (1e-20, 1e20)
 USUAL_SQUARE = (1e-200, 1e300)
 """A float64 sum of squares in this range has lost nothing to overflow or underflow."""
 
+STATISTICS = ("running_mean", "running_var")
+"""PyTorch's names of the statistics that BatchNorm keeps; those of a model's arrays end so."""
+
 SAFE_EXPONENT = 40
 """Rows whose largest entry lies outside 2^±40 are stored divided by a power of two, so that no product overflows."""
 
@@ -147,7 +150,8 @@ class Layout:
     arrays
         The global model w by array name.
     buffers
-        Names of float arrays (BatchNorm statistics) that are averaged but are no part of the update.
+        Names of float arrays (BatchNorm statistics) that are averaged but are no part of the update; None: those that
+        are called as BatchNorm's are.
     shared
         Names of arrays that are the same parameter as another one, each with the name of that one, which stands for
         them: the update has it once, and they get its values.
@@ -159,8 +163,13 @@ class Layout:
         float, integer nor bool, or not finite.
     """
 
-    def __init__(self, arrays: Model, buffers: Sequence[str] = (), shared: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, arrays: Model, buffers: Sequence[str] | None = None, shared: Mapping[str, str] | None = None
+    ) -> None:
         self.shared = dict(shared or {})
+        if buffers is None:
+            floats = [name for name, array in arrays.items() if array.dtype.kind == "f" and name not in self.shared]
+            buffers = [name for name in floats if name.endswith(STATISTICS)]
         for name in buffers:
             if name not in arrays or arrays[name].dtype.kind != "f":
                 raise ValueError(f"buffers names {name!r}, which is no float array of the model ({', '.join(arrays)})")

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Probed
-from fairbloom.strategies import METHODS, FairStrategy, FedAvg, Round
+from fairbloom.rounds.updates import Layout
+from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, Round
 from tests.strategies.helpers import (
     BUFFERS,
     TRAINABLE,
@@ -229,6 +231,38 @@ def test_the_integer_buffer_is_of_the_client_with_the_most_examples_and_ties_go_
 
     result, _ = run(FedAvg(buffers=BUFFERS), MemoryGrid({**counted, "site-2": other_steps}), rounds=1)
     assert unpack(result.arrays)["norm.steps"] == 5 + 9
+
+
+@pytest.mark.parametrize("options", [{}, {"buffers": None}, {"buffers": ["norm.running_mean", "norm.running_var"]}])
+def test_batch_norms_statistics_are_buffers_though_nobody_names_them(options: dict[str, Any]) -> None:
+    """Clients whose weights conflict, and whose statistics are far from 0, as those of unscaled features are."""
+    received = {f"norm.{name}": value.numpy() for name, value in torch.nn.BatchNorm1d(2).state_dict().items()}
+    examples, lengths = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32), {"a": 30.0, "b": 3.0}
+
+    def client(name: str) -> Callable[[Message], Message]:
+        def answer(message: Message) -> Message:
+            if message.metadata.message_type == MessageType.QUERY:
+                return error(message, message)[0]
+            arrays = dict(unpack(message.content.array_records["arrays"]))
+            values = lengths[name] * examples
+            arrays["norm.weight"] = arrays["norm.weight"] + np.float32(1.0 if name == "a" else -2.0)
+            arrays["norm.running_mean"], arrays["norm.running_var"] = values.mean(axis=0), values.var(axis=0)
+            numbers = MetricRecord({"num-examples": 64, "loss-before": 1.0})
+            return Message(RecordDict({"metrics": numbers, "arrays": record(arrays)}), reply_to=message)
+
+        return answer
+
+    grid = MemoryGrid({name: client(name) for name in lengths})
+    result = FedFV(fraction_evaluate=0.0, **options).start(grid, record(received), num_rounds=4)
+    expected = np.mean([(length * examples).var(axis=0) for length in lengths.values()], axis=0)
+    np.testing.assert_allclose(unpack(result.arrays)["norm.running_var"], expected, rtol=1e-5)
+
+
+def test_a_layer_of_ones_own_may_call_a_parameter_as_batch_norm_calls_its_statistics() -> None:
+    arrays = {"own.running_mean": np.ones(3, np.float32), "w": np.ones(2, np.float32), "running_var": np.array(1)}
+    assert Layout(arrays).buffers == ("own.running_mean",)
+    assert Layout(arrays, buffers=()).trainable == ("own.running_mean", "w")
+    assert Layout(arrays, buffers=("w",)).trainable == ("own.running_mean",)
 
 
 def test_a_buffer_that_is_not_named_is_part_of_the_update() -> None:

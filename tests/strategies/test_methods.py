@@ -274,7 +274,7 @@ def test_defaults_are_as_documented(name: str) -> None:
         "seed": 0,
         "proximal_mu": 0.0,
         "personal_lambda": 0.0,
-        "buffers": (),
+        "buffers": None,
         "weighted_by_key": "num-examples",
         "arrayrecord_key": "arrays",
         "configrecord_key": "config",
