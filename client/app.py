@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.terms import Terms
+from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.tasks import find_task, forget_own_tasks
 
 from .packing import packing
@@ -60,12 +60,12 @@ def discreet(context: Context) -> Iterator[None]:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Say who this is and how many training examples it has."""
+    """Say who this is, how many training examples it has, and that it honours all terms."""
     from .local import about
 
     with discreet(context):
         name, told = about(*_who(context))
-    answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(told["examples"])})
+    answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(told["examples"]), wire.HONOURS: list(WORK)})
     if message.content.config_records.get(wire.CONFIG, ConfigRecord()).get(wire.ABOUT):
         answer[wire.ABOUT] = json.dumps(told)
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
@@ -81,6 +81,8 @@ def train(message: Message, context: Context) -> Message:
     content = RecordDict({wire.ARRAYS: _record(update.arrays), wire.METRICS: MetricRecord({**update.metrics})})
     if update.snapshot:
         content[wire.SNAPSHOT] = _record(update.snapshot)
+    if terms.work:
+        content[wire.CLIENT] = ConfigRecord({wire.HONOURS: list(WORK)})
     keep_personal(context, local.personal.last)
     return Message(content, reply_to=message)
 

@@ -67,6 +67,11 @@ class Terms:
         sent = {name.replace("_", "-"): value for name, value in told.items()}
         return {**self.others, "server-round": self.server_round, "measure": list(self.measure), **sent}
 
+    @property
+    def work(self) -> dict[str, Any]:
+        """What is sent of `WORK`: a client that does not act on it would do other work than the method needs."""
+        return {key: value for key, value in self.to_config().items() if key in WORK}
+
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         """Return the terms that were sent; what is not known here is among the others."""
@@ -81,3 +86,6 @@ _FIELDS: Mapping[str, str] = {
 _DEFAULTS: Mapping[str, Any] = {
     each.name: each.default for each in fields(Terms) if each.name not in ("server_round", "measure", "others")
 }
+
+WORK = tuple(name.replace("_", "-") for name in _DEFAULTS if name != "agreed")
+"""The keys by which a client's local work may be changed; a client says which of them it honours."""

@@ -19,7 +19,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 
 from fairbloom.protocol.helper import ADVICE
-from fairbloom.protocol.names import ABOUT, CLIENT, CONFIG, METRICS, NAME, SNAPSHOT, TRAIN_LOSS
+from fairbloom.protocol.names import ABOUT, CLIENT, CONFIG, HONOURS, METRICS, NAME, SNAPSHOT, TRAIN_LOSS
 from fairbloom.protocol.packing import MOST_BYTES, PACKED, PACKS, joined, pieces
 from fairbloom.protocol.terms import Terms
 
@@ -41,8 +41,18 @@ EXPIRED = (3, 4)
 UNNAMED = f"clients are called after their node ids, and a seed does not fix the draws; for names, {ADVICE}"
 """What it means that an app answers no QUERY, and what to do about it."""
 
+FAILED_QUERY = (
+    "%d nodes fail when they are asked for their name, so they are called after their node ids, and a seed does not "
+    "fix the draws; node %d says: %s. Mods of ClientApp(mods=[...]) run on QUERY too, and many refuse a message "
+    "without arrays: give them to @app.train(mods=[...]), or to fair(..., mods=[...])"
+)
+"""A warning: how many nodes, one of them, and its reason."""
+
 NO_QUERY = ("No query function registered", "Invalid message type: query")
 """An app without a query function answers with an error that has one of these texts; the second is of a NumPyClient."""
+
+LONGEST_REASON = 500
+"""A warning shows so many characters of a client's error."""
 
 LARGEST_ABOUT = 1_000_000
 """What a client tells about its data has at most so many characters."""
@@ -73,8 +83,10 @@ class FlowerClients:
         self._training, self._evaluation = Exchange(), Exchange()
         self._sent: tuple[Model, ArrayRecord] | None = None
         self._told_to_train: Mapping[str, Any] = {}
+        self._work: Mapping[str, Any] = {}
         self._answers_query: bool | None = None  # not known before a node has answered
         self._packing = set[int]()  # the nodes whose apps take packed messages
+        self._honours: dict[int, frozenset[str]] = {}  # by node, the terms that it says it honours when asked
 
     # Who is there ---------------------------------------------------------------------------------------------------
 
@@ -108,37 +120,44 @@ class FlowerClients:
         One node is asked before the others: if its app answers no QUERY, they are not asked, since each of them would
         log an error with a traceback.
         """
-        names: dict[int, str] = {}
+        replies: dict[int, Message] = {}
         if self._answers_query is None:
             first, node_ids = node_ids[:1], node_ids[1:]
             with quiet_simulation() as hidden:
-                names, replies = self._introduced(first)
-                if any(map(has_no_query, replies)):
+                replies = self._query(first)
+                if any(map(has_no_query, replies.values())):
                     self._answers_query = False
                     log.info("the clients' app answers no QUERY: %s", UNNAMED)
                 else:
-                    self._answers_query = True if names else None
+                    self._answers_query = True if replies else None
                     hidden.show()
         if self._answers_query is False:
-            return names | {node_id: str(node_id) for node_id in node_ids}
-        return names | self._introduced(node_ids)[0]
+            return {node_id: str(node_id) for node_id in (*replies, *node_ids)}
+        replies |= self._query(node_ids)
+        failed = {node_id: reply for node_id, reply in replies.items() if reply.has_error() and not has_no_query(reply)}
+        if failed:
+            node_id, reply = next(iter(failed.items()))
+            log.warning(FAILED_QUERY, len(failed), node_id, str(reply.error.reason)[:LONGEST_REASON])
+        return {node_id: name_in(reply) or str(node_id) for node_id, reply in replies.items()}
 
-    def _introduced(self, node_ids: list[int]) -> tuple[dict[int, str], list[Message]]:
-        """Ask nodes for their client names; return them, and the replies."""
+    def _query(self, node_ids: list[int]) -> dict[int, Message]:
+        """Ask nodes who they are; return their replies by node, and note which terms these say they honour."""
         asked = Exchange()
         for node_id in node_ids:
             message = Message(RecordDict(), dst_node_id=node_id, message_type=MessageType.QUERY, ttl=self._timeout)
             asked.messages[str(node_id)] = message
-        replies, names = self.deliver(asked.messages.values()), {}
+        replies, delivered = dict[int, Message](), self.deliver(asked.messages.values())
         sender = asked.senders()  # by the ids that the grid has given the messages
-        for reply in replies:
+        for reply in delivered:
             node = sender(reply)
-            if node is not None and node not in names and not expired(reply):
-                client = reply.content.config_records.get(CLIENT) if reply.has_content() else None
-                names[node] = str(client[NAME]) if client and client.get(NAME) else node
-        asked.answered = set(names)
+            if node is not None and not expired(reply):
+                replies.setdefault(int(node), reply)
+        asked.answered = set(map(str, replies))
         self._note_debts(asked)
-        return {int(node): name for node, name in names.items()}, replies
+        for node_id, reply in replies.items():
+            if reply.has_content() or has_no_query(reply):
+                self._honours[node_id] = honoured(reply.content) if reply.has_content() else frozenset()
+        return replies
 
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
         """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
@@ -173,7 +192,7 @@ class FlowerClients:
         """
         self._layout = Layout(model_of(arrays), self._method.buffers, self._method.shared)
         self._training = Exchange(terms.server_round)
-        self._told_to_train = terms.others
+        self._told_to_train, self._work = terms.others, terms.work
         for name in names:
             self._training.messages[name] = self._message(MessageType.TRAIN, name, arrays, terms.to_config())
         return list(self._training.messages.values())
@@ -190,11 +209,13 @@ class FlowerClients:
         if not asked.server_round:
             raise RuntimeError("there are no messages that these could be replies to: call configure_train first")
         contents = asked.sort(replies, self._roster.online, refused)
+        honours = self._honoured_by(contents)
         trained = Trained.none(
             self._layout, len(contents), refused=refused, missing=asked.missing, snapshots=method.snapshots, lent=True
         )
         for name, content in contents:
             try:
+                check_honoured(self._work, honours[name])
                 report = usable_metrics(reported(content), method.weighted_by_key, method.needs)
                 snapshot = usable_arrays(content, SNAPSHOT, self._layout) if method.snapshots else {}
                 trained.add(name, report, usable_arrays(content, method.arrayrecord_key, self._layout), snapshot)
@@ -202,6 +223,18 @@ class FlowerClients:
                 refused.add(name, reason)
         self._note_debts(asked)
         return trained
+
+    def _honoured_by(self, contents: Sequence[tuple[str, RecordDict]]) -> dict[str, frozenset[str]]:
+        """Return which terms each client honours, by its reply and by what its node answers when asked.
+
+        A node that an operator has named was not asked for its name, so it is asked now if its reply says nothing.
+        """
+        nodes = {name: self._training.messages[name].metadata.dst_node_id for name, _ in contents}
+        says = {name: honoured(content) for name, content in contents}
+        silent = [nodes[name] for name, honours in says.items() if not honours and nodes[name] not in self._honours]
+        if self._work and silent and self.grid is not None and self._answers_query is not False:
+            self._query(silent)
+        return {name: honours | self._honours.get(nodes[name], frozenset()) for name, honours in says.items()}
 
     # Evaluation -----------------------------------------------------------------------------------------------------
 
@@ -359,6 +392,30 @@ class Exchange:
         """
         sent = {(m.metadata.message_id or m.metadata.dst_node_id): name for name, m in self.messages.items()}
         return lambda reply: sent.get(reply.metadata.reply_to_message_id or reply.metadata.src_node_id)
+
+
+def name_in(reply: Message) -> str:
+    """Return the name that a client gives itself in its answer to a QUERY, "" where there is none."""
+    client = reply.content.config_records.get(CLIENT) if reply.has_content() else None
+    return str(client[NAME]) if client and client.get(NAME) else ""
+
+
+def honoured(content: RecordDict) -> frozenset[str]:
+    """Return the terms of local work on which a client says that it acts."""
+    keys = content.config_records.get(CLIENT, ConfigRecord()).get(HONOURS)
+    return frozenset(map(str, keys)) if isinstance(keys, list) else frozenset()
+
+
+def check_honoured(work: Mapping[str, Any], honours: Collection[str]) -> None:
+    """Raise ValueError, with the remedy, where a client does not say that it acts on all terms of its local work."""
+    lacking = [key for key in work if key not in honours]
+    if lacking:
+        terms = ", ".join(f"{key} = {work[key]}" for key in lacking)
+        raise ValueError(
+            f"it does not say that it acts on {terms}, without which it does other work than the method needs: "
+            f"{ADVICE}; a client of your own code that acts on it lists {', '.join(map(repr, lacking))} under "
+            f"{HONOURS!r} in its answer to QUERY"
+        )
 
 
 def expired(reply: Message) -> bool:

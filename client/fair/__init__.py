@@ -23,7 +23,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.streams import generator
-from fairbloom.protocol.terms import Terms
+from fairbloom.protocol.terms import WORK, Terms
 
 from ..app import keep_personal, last_personal
 from ..personal import PersonalModels, StateDict, folder_of
@@ -52,7 +52,8 @@ def fair(train: Callable[P, R], test: Function, *, mods: Sequence[Mod] = ()) -> 
         Measures a model and returns (loss, accuracy), (loss, dict with accuracy) or a dict with both. It is called with
         the training data too. Parameters beside model and loader take the value that `train` has by the same name.
     mods
-        As ClientApp takes them; they see the messages as they travel.
+        Flower's mods around the train handlers, which see messages as they travel. Others do not pass them: many mods,
+        LocalDpMod among them, refuse what has no arrays. `@app.evaluate(mods=[...])` takes those for evaluation.
 
     """
     return FairClientApp(train, test, list(mods))
@@ -78,7 +79,8 @@ class FairClientApp(ClientApp, Generic[P, R]):
     """
 
     def __init__(self, train: Callable[P, R], test: Function, mods: list[Mod]) -> None:
-        super().__init__(mods=mods)
+        super().__init__()
+        self._train_mods = mods
         # Not a function of this scope: Ray would pickle it with all it refers to, and a ContextVar cannot be pickled.
         self.train_fn: Callable[P, R] = functools.update_wrapper(functools.partial(_on_terms, train), train)
         self._functions = train, test
@@ -89,7 +91,7 @@ class FairClientApp(ClientApp, Generic[P, R]):
         self, action: str = "default", *, mods: list[Mod] | None = None
     ) -> Callable[[ClientAppCallable], ClientAppCallable]:
         """Register a train function, as ClientApp does."""
-        register = super().train(action, mods=mods)
+        register = super().train(action, mods=[*self._train_mods, *(mods or [])])
 
         def decorator(handler: ClientAppCallable) -> ClientAppCallable:
             register(functools.partial(self._answer_train, handler))
@@ -126,6 +128,9 @@ class FairClientApp(ClientApp, Generic[P, R]):
             reply.content[wire.SNAPSHOT] = _like_received(session.snapshot, message)
         if terms.personal_lambda is not None:
             keep_personal(context, personal.last)
+        if terms.work:
+            about = reply.content.config_records.get(wire.CLIENT, ConfigRecord())
+            reply.content[wire.CLIENT] = ConfigRecord({**about, wire.HONOURS: list(WORK)})
         return reply
 
     def _answer_evaluate(self, handler: ClientAppCallable, message: Message, context: Context) -> Message:
@@ -218,8 +223,9 @@ def name_of(context: Context) -> str:
 
 
 def introduce(message: Message, context: Context) -> Message:
-    """Say who this client is."""
-    return Message(RecordDict({wire.CLIENT: ConfigRecord({wire.NAME: name_of(context)})}), reply_to=message)
+    """Say who this client is, and that it honours all terms: what its functions cannot do is an error by name."""
+    about = ConfigRecord({wire.NAME: name_of(context), wire.HONOURS: list(WORK)})
+    return Message(RecordDict({wire.CLIENT: about}), reply_to=message)
 
 
 def terms_of(message: Message) -> Terms | None:

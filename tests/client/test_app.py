@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, MessageType
 from torch.nn.functional import cross_entropy
 
 from fairbloom.client.training import train, with_channels_last
+from fairbloom.protocol.terms import WORK
 from fairbloom.tasks import Setup, Task, find_task
 
 from .helpers import CLIENTS, ask, context, fresh, run_config, work_of
@@ -29,6 +30,7 @@ def test_a_query_is_answered_with_name_and_number_of_training_examples() -> None
     assert dict(content.config_records["client"]) == {
         "name": "client-1",
         "num-examples": len(task.splits("client-1").train),
+        "honours": list(WORK),
         "packs": True,
     }
 

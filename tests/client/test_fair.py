@@ -18,6 +18,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from flwr.serverapp.strategy import FedProx as FlowersFedProx
 from flwr.serverapp.strategy import Result
@@ -28,8 +29,11 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 from fairbloom.client import training
 from fairbloom.client.app import app as our_app
 from fairbloom.client.fair import fair
+from fairbloom.protocol.terms import WORK
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import METHODS, Ditto, FairStrategy, FedAvg, QFedAvg, Round
+from fairbloom.strategies import METHODS, Ditto, FairStrategy, FedAvg, FedMGDA, QFedAvg, Round
+from fairbloom.tasks import load_task
+from tests.docs.pages import blocks
 from tests.strategies.helpers import CASES, make
 
 from . import changed
@@ -271,6 +275,8 @@ def app_of(
     loader: Any = None,
     model: Callable[[], nn.Module] = Point,
     epochs: int = 1,
+    train_mods: Any = None,
+    evaluate_mods: Any = None,
     **how: Any,
 ) -> ClientApp:
     """Return an app whose handlers call the functions with a model and a loader, batches of two unless told."""
@@ -283,14 +289,14 @@ def app_of(
         net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         return net
 
-    @app.train()
+    @app.train(mods=train_mods)
     def on_train(message: Message, context: Context) -> Message:
         net = received(message)
         told = train_fn(net, data, epochs)
         metrics = MetricRecord({"returned": float(told), "num-examples": 5})
         return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
 
-    @app.evaluate()
+    @app.evaluate(mods=evaluate_mods)
     def on_evaluate(message: Message, context: Context) -> Message:
         loss, accuracy = test_point(received(message), data)
         metrics = MetricRecord({"eval_loss": loss, "eval_acc": accuracy, "num-examples": 5})
@@ -826,7 +832,7 @@ def test_terms_are_kept_for_her_model_alone() -> None:
 )
 def test_a_client_is_called_by_its_name_else_by_its_partition_else_by_its_node(node: dict[str, Any], name: str) -> None:
     content = ask(app_of(), MessageType.QUERY, where=context(**node))
-    assert dict(content.config_records["client"]) == {"name": name}
+    assert dict(content.config_records["client"]) == {"name": name, "honours": list(WORK)}
 
 
 def test_a_reply_depends_on_the_message_and_not_on_who_worked_before_in_this_process() -> None:
@@ -839,21 +845,64 @@ def test_a_reply_depends_on_the_message_and_not_on_who_worked_before_in_this_pro
     assert dict(first.metric_records["metrics"]) == dict(again.metric_records["metrics"])
 
 
-def test_her_mods_see_the_messages_as_they_travel() -> None:
-    seen: list[tuple[str, list[str]]] = []
+def test_her_mods_see_the_messages_of_training_as_they_travel_and_those_that_she_hangs_on_evaluation_its() -> None:
+    seen: list[tuple[str, str, list[str]]] = []
 
-    def watching(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
-        reply = call(message, context)
-        seen.append((message.metadata.message_type, sorted(reply.content.metric_records["metrics"])))
-        return reply
+    def watching(who: str) -> Callable[..., Message]:
+        def watch(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
+            reply = call(message, context)
+            seen.append((who, message.metadata.message_type, sorted(reply.content.metric_records["metrics"])))
+            return reply
 
-    app = app_of(mods=[watching])
+        return watch
+
+    app = app_of(mods=[watching("outer")], train_mods=[watching("inner")], evaluate_mods=[watching("other")])
+    ask(app, MessageType.QUERY)
     ask(app, told={"measure": ["loss-before"]})
     ask(app, MessageType.EVALUATE, {"measure": ["train-loss"]})
     assert seen == [
-        ("train", ["loss-before", "num-examples", "returned"]),
-        ("evaluate", ["eval_acc", "eval_loss", "num-examples", "train-loss"]),
+        ("inner", "train", ["loss-before", "num-examples", "returned"]),
+        ("outer", "train", ["loss-before", "num-examples", "returned"]),
+        ("other", "evaluate", ["eval_acc", "eval_loss", "num-examples", "train-loss"]),
     ]
+
+
+def rounds_of(app: ClientApp, strategy: FairStrategy, config: dict[str, Any], model: nn.Module) -> list[Round]:
+    finished: list[Round] = []
+    grid, arrays = InProcessGrid(app, config, CLIENTS), ArrayRecord(model.state_dict())
+    strategy.start(grid, arrays, num_rounds=2, timeout=60.0, on_round=finished.append)
+    return finished
+
+
+def test_names_and_evaluations_survive_a_mod_that_refuses_what_has_no_arrays() -> None:
+    """Without names, other clients are drawn, and a method's memory of them is lost at a resume."""
+    private = LocalDpMod(clipping_norm=1e-3, sensitivity=1e-6, epsilon=15.0, delta=1e-5)
+    plain, clipped = (
+        rounds_of(app_of(mods=mods), FedAvg(fraction_train=0.5, seed=3), {}, Point()) for mods in ([], [private])
+    )
+    for one, other in zip(plain, clipped, strict=True):
+        assert one.participants == other.participants
+        assert other.refused == {}
+        assert set(other.evaluations) == {f"client-{k}" for k in range(CLIENTS)}
+    step = weights(clipped[0].arrays) - weights(ArrayRecord(Point().state_dict()))
+    assert 0.0 < np.linalg.norm(step) < 2e-3 < np.linalg.norm(weights(plain[0].arrays) - Point().x.item())
+
+
+def test_the_recipe_for_differential_privacy_clips_and_every_client_evaluates() -> None:
+    (recipe,) = [block for block in blocks("docs/deployment.md") if "LocalDpMod" in block.text]
+    app = {}
+    exec(recipe.text, app)  # noqa: S102
+    config = run_config(clients=CLIENTS)
+    model = load_task(config).model()
+    finished = rounds_of(app["app"], FedMGDA(), config, model)
+    for each in finished:
+        assert each.refused == {}
+        assert each.missing == ()
+        assert len(each.coefficients) == len(each.evaluations) == CLIENTS
+        assert all(name.startswith("client-") for name in each.participants)
+    noise = 0.3 * math.sqrt(2 * math.log(1.25 / 1e-5)) / 15.0
+    moved = weights(finished[0].arrays) - weights(ArrayRecord(model.state_dict()))
+    assert 0.2 * noise < moved.std() < noise
 
 
 def test_personal_models_outlive_the_process_in_the_nodes_own_folder(tmp_path: Path) -> None:

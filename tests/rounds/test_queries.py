@@ -191,3 +191,24 @@ def test_a_metric_that_one_reply_lacks_is_named_with_the_helper_and_the_page() -
     reason = finished.refused["site-1"]
     for words in ("'loss-before'", "app = fair(train_fn, test_fn)", "docs/flower.md"):
         assert words in reason
+
+
+# Names that fail ----------------------------------------------------------------------------------------------------
+
+
+def test_nodes_that_fail_at_query_are_said_in_one_warning_with_the_reason_and_the_remedy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def failing(message: Message) -> Message | None:
+        if message.metadata.message_type == MessageType.QUERY:
+            return Message(Error(2, f"LocalDpMod is not compatible {'x' * 1000}"), reply_to=message)
+        return quadratics(1)["site-0"](message)
+
+    grid = MemoryGrid({**quadratics(1), "site-1": failing, "site-2": failing})
+    with caplog.at_level(logging.WARNING, "flwr"):
+        _, rounds = run(FedAvg(), grid, rounds=3)
+    (warning,) = [each.getMessage() for each in caplog.records if "QUERY" in each.getMessage()]
+    for words in ("2 nodes", "LocalDpMod is not compatible", "@app.train(mods=[...])"):
+        assert words in warning
+    assert len(warning) < 1000
+    assert len(rounds[-1].participants) == 3

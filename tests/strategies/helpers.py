@@ -14,6 +14,7 @@ from flwr.supercore.run import Run
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fairbloom.protocol.terms import WORK
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Method
 from fairbloom.strategies import METHODS, FairStrategy
 
@@ -209,7 +210,7 @@ class Quadratic:
 
     def __call__(self, message: Message) -> Message:
         if message.metadata.message_type == MessageType.QUERY:
-            client = ConfigRecord({"name": self.name, "num-examples": self.examples})
+            client = ConfigRecord({"name": self.name, "num-examples": self.examples, "honours": list(WORK)})
             return Message(RecordDict({"client": client}), reply_to=message)
         before: Arrays = unpack(message.content.array_records["arrays"])
         config: Mapping[str, Any] = message.content.config_records.get("config", ConfigRecord())

@@ -1,0 +1,136 @@
+"""Which terms of local work a client acts on: it says so, or its replies are refused where a term is sent."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from fairbloom.protocol.terms import WORK, Terms
+from fairbloom.strategies import FairStrategy, FedAvg, FedFV, FedMGDA, FedProx, QFedAvg
+from tests.strategies.helpers import ARGUMENTS, BUFFERS, Answer, MemoryGrid, error, make, quadratics
+
+from .helpers import run
+
+SENT = {
+    "fedprox": ["proximal-mu"],
+    "mgdaprox": ["proximal-mu"],
+    "propfair": ["loss-transform", "propfair-baseline", "propfair-epsilon"],
+    "ditto": ["personal-lambda", "personal-epochs"],
+    "local": ["personal-lambda", "personal-epochs", "local-only"],
+    "fedfa": ["client-momentum"],
+    "qfedsgd": ["full-batch-step"],
+    "drfa": ["local-steps", "snapshot-step"],
+}
+
+
+def client(
+    name: str, *, on_query: Sequence[str] | None = (), on_train: Sequence[str] = (), asked: list[str] | None = None
+) -> Answer:
+    """Return a client that honours these terms by what it says; with `on_query` None it answers QUERY with an error."""
+    answering = quadratics(4)[name]
+
+    def answer(message: Message) -> Message | None:
+        kind = message.metadata.message_type
+        if kind == MessageType.QUERY and asked is not None:
+            asked.append(name)
+        if kind == MessageType.QUERY and on_query is None:
+            return error(message, message)[0]
+        reply = answering(message)
+        for where, honours in ((MessageType.QUERY, on_query), (MessageType.TRAIN, on_train)):
+            if kind == where:
+                about = {**reply.content.config_records.get("client", ConfigRecord())}
+                about.pop("honours", None)
+                reply.content["client"] = ConfigRecord(about | ({"honours": list(honours)} if honours else {}))
+        return reply
+
+    return answer
+
+
+def method(name: str) -> FairStrategy:
+    return make(name, ARGUMENTS[name][0], buffers=BUFFERS, unused_rounds=0)
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_a_client_that_knows_nothing_of_a_methods_terms_is_refused_with_the_remedy_which_helps(name: str) -> None:
+    clients: dict[str, Answer] = dict(quadratics(3))
+    _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": client("site-1")}), rounds=1)
+    assert set(finished.refused) == {"site-1"} & set(finished.participants)
+    if name != "drfa":  # it draws with replacement, so that not everybody needs to take part
+        assert set(finished.coefficients) == {"site-0", "site-2"}
+    for words in ("app = fair(train_fn, test_fn)", "docs/flower.md", "'honours'", *SENT[name]):
+        assert all(words in reason for reason in finished.refused.values())
+    told = client("site-1", on_query=SENT[name])
+    _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": told}), rounds=1)
+    assert finished.refused == {}
+
+
+def test_that_is_about_all_terms_and_about_no_other_key() -> None:
+    assert {key for keys in SENT.values() for key in keys} == set(WORK)
+    plain = Terms(server_round=3, measure=("loss-before",), agreed="{}", others={"lr": 0.1})
+    assert plain.work == {}
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedMGDA, FedFV, lambda **o: QFedAvg(q=1.0, lipschitz=1.0, **o)])
+def test_methods_that_send_no_terms_take_clients_that_say_nothing(strategy: Callable[..., FairStrategy]) -> None:
+    grid = MemoryGrid({name: client(name) for name in quadratics(3)})
+    _, (finished,) = run(strategy(buffers=BUFFERS), grid, rounds=1)
+    assert finished.refused == {}
+    assert len(finished.coefficients) == 3
+
+
+def test_a_term_of_strength_zero_is_not_sent_and_asks_nothing() -> None:
+    grid = MemoryGrid({name: client(name) for name in quadratics(3)})
+    _, (finished,) = run(FedProx(mu=0.0, buffers=BUFFERS), grid, rounds=1)
+    assert finished.refused == {}
+
+
+def test_a_common_option_asks_as_a_methods_own_term_does() -> None:
+    grid = MemoryGrid({**dict(quadratics(2)), "site-2": client("site-2", on_query=["personal-lambda"])})
+    _, (finished,) = run(FedFV(proximal_mu=0.5, personal_lambda=1.0, buffers=BUFFERS), grid, rounds=1)
+    assert set(finished.refused) == {"site-2"}
+    reason = finished.refused["site-2"]
+    assert "proximal-mu = 0.5" in reason
+    assert "personal-lambda" not in reason
+
+
+@pytest.mark.parametrize("all_alike", [True, False])
+def test_a_node_that_answers_no_query_may_say_it_in_its_replies(all_alike: bool) -> None:
+    clients: dict[str, Answer] = {
+        name: client(name, on_query=None, on_train=["proximal-mu"]) for name in ("site-0", "site-1")
+    }
+    clients["site-2"] = client("site-2", on_query=None) if all_alike else quadratics(3)["site-2"]
+    _, rounds = run(FedProx(mu=0.1, buffers=BUFFERS), MemoryGrid(clients), rounds=2)
+    for finished in rounds:
+        assert len(finished.coefficients) == (2 if all_alike else 3)
+        assert len(finished.refused) == all_alike
+
+
+def test_a_node_that_an_operator_named_is_asked_once_if_its_reply_says_nothing() -> None:
+    asked: list[str] = []
+    says = {"site-0": {"on_query": ["proximal-mu"]}, "site-1": {"on_train": ["proximal-mu"]}, "site-2": {}}
+    clients = {name: client(name, asked=asked, **how) for name, how in says.items()}
+    _, rounds = run(FedProx(mu=0.1, buffers=BUFFERS), MemoryGrid(clients, registered=clients), rounds=3)
+    assert [set(finished.refused) for finished in rounds] == [{"site-2"}] * 3
+    assert sorted(asked) == ["site-0", "site-2"]
+
+
+def test_nobody_is_asked_for_the_sake_of_a_method_without_terms() -> None:
+    asked: list[str] = []
+    clients = {name: client(name, asked=asked) for name in quadratics(3)}
+    run(FedAvg(buffers=BUFFERS), MemoryGrid(clients, registered=clients), rounds=2)
+    assert asked == []
+
+
+@pytest.mark.parametrize("honours", ["proximal-mu", 7, [1, 2], b"proximal-mu"])
+def test_an_answer_of_another_kind_honours_nothing(honours: Any) -> None:
+    answering = quadratics(1)["site-0"]
+
+    def answer(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            about = ConfigRecord({"name": "site-0", "honours": honours})
+            return Message(RecordDict({"client": about}), reply_to=message)
+        return answering(message)
+
+    _, (finished,) = run(FedProx(mu=0.1, buffers=BUFFERS, unused_rounds=0), MemoryGrid({"site-0": answer}), rounds=1)
+    assert set(finished.refused) == {"site-0"}
