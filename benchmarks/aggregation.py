@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fairbloom.client.app import app
+from fairbloom.protocol.names import CLIENT, HONOURS
+from fairbloom.protocol.terms import WORK
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS
@@ -59,7 +61,7 @@ def record(model: dict[str, np.ndarray]) -> ArrayRecord:
 
 
 def reply(model: dict[str, np.ndarray], random: np.random.Generator) -> RecordDict:
-    """Return a client's reply with all metrics that any method needs."""
+    """Return a client's reply with all metrics that any method needs, on whatever terms."""
     after = {name: w - np.float32(0.01) * random.standard_normal(w.shape, np.float32) for name, w in model.items()}
     metrics = {
         "num-examples": int(random.integers(10, 100)),
@@ -67,7 +69,8 @@ def reply(model: dict[str, np.ndarray], random: np.random.Generator) -> RecordDi
         "accuracy-after": float(random.uniform(0.5, 1.0)),
         "learning-rate": 0.1,
     }
-    return RecordDict({"arrays": record(after), "metrics": MetricRecord(metrics)})
+    about = ConfigRecord({HONOURS: list(WORK)})
+    return RecordDict({"arrays": record(after), "metrics": MetricRecord(metrics), CLIENT: about})
 
 
 def measure(strategy: Strategy, grid: Replies, repeats: int) -> tuple[float, float]:

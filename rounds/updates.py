@@ -168,8 +168,8 @@ class Layout:
     ) -> None:
         self.shared = dict(shared or {})
         if buffers is None:
-            floats = [name for name, array in arrays.items() if array.dtype.kind == "f" and name not in self.shared]
-            buffers = [name for name in floats if name.endswith(STATISTICS)]
+            named = [name for name in arrays if name.endswith(STATISTICS) and name not in self.shared]
+            buffers = [name for name in named if arrays[name].dtype.kind == "f"]
         for name in buffers:
             if name not in arrays or arrays[name].dtype.kind != "f":
                 raise ValueError(f"buffers names {name!r}, which is no float array of the model ({', '.join(arrays)})")
@@ -585,7 +585,7 @@ def _equal_vectors(vectors: Vectors, gram: FloatArray) -> Iterator[tuple[int, in
         return
     for _, block in vectors.chunks(exact=False):
         for row, digest in digests.items():
-            digest.update(np.ascontiguousarray(block[row]))
+            digest.update(block[row].tobytes())
     first: dict[tuple[bytes, float], int] = {}
     for row, digest in digests.items():
         twin = first.setdefault((digest.digest(), vectors.scales[row]), row)

@@ -18,6 +18,7 @@ class FedMGDA(Stepped):
         \quad \text{over the simplex with } |\lambda_k - p_k| \le \epsilon
 
     With epsilon = 1 the step d satisfies ⟨d, u_k⟩ ≥ ‖d‖² for every client: to first order no participant's loss rises.
+    Where several λ are minimal, the one nearest to p is taken: clients with equal updates and priors count the same.
 
     Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, equation 25.
 

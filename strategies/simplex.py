@@ -216,7 +216,7 @@ def _combinations(G: FloatArray) -> FloatArray:
     else:
         return np.zeros((m, 0))
     factor, left = np.zeros((m, m)), np.diag(G).copy()
-    least, pivots = DEPENDENT * left, []
+    least, pivots = DEPENDENT * left, list[int]()
     while (left > least).any():
         pivot, size = int(np.argmax(np.where(left > least, left, 0.0))), len(pivots)
         column = (G[:, pivot] - factor[:, :size] @ factor[pivot, :size]) / np.sqrt(left[pivot])
