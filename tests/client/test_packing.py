@@ -66,7 +66,8 @@ def test_handlers_in_an_app_of_ones_own_are_never_sent_packed_messages() -> None
     """A mod of Flower's around them, for differential privacy say, must see the arrays."""
     own = ClientApp()
     own.train()(ours.train)
-    assert "client" not in own(message(MessageType.TRAIN), context(1)).content
+    about = own(message(MessageType.TRAIN), context(1)).content.config_records.get("client", ConfigRecord())
+    assert "packs" not in about
 
 
 def test_mods_within_see_arrays_by_name() -> None:
@@ -81,7 +82,7 @@ def test_mods_within_see_arrays_by_name() -> None:
     own = ClientApp(mods=[packing, watch])
     own.train()(ours.train)
     own(packed(message(MessageType.TRAIN)), context(1))
-    assert seen == [{"arrays", "config"}, {"arrays", "metrics", "snapshot"}]
+    assert seen == [{"arrays", "config"}, {"arrays", "metrics", "snapshot", "client"}]
 
 
 def test_a_message_whose_pieces_are_damaged_is_an_error_with_words() -> None:

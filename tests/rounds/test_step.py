@@ -148,7 +148,7 @@ def as_named(name: str, client: Quadratic) -> Callable[[Message], Message]:
     def answer(message: Message) -> Message:
         reply = client(message)
         if message.metadata.message_type == MessageType.QUERY:
-            reply.content["client"] = ConfigRecord({"name": name, "num-examples": client.examples})
+            reply.content["client"]["name"] = name
         return reply
 
     return answer
