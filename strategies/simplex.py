@@ -145,6 +145,8 @@ def _nearest_minimiser(
 ) -> FloatArray:
     """Return the minimiser of λᵀGλ that is nearest to the prior, given any one minimiser x."""
     moves = _neutral_moves(G, x, lower, upper)
+    if not moves.size:
+        return x
     wanted = moves.T @ (prior - x)
     nearest = x + moves @ wanted
     if (nearest < lower).any() or (nearest > upper).any():
