@@ -7,7 +7,7 @@ import hmac
 import logging
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,15 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.security.utils import get_authorization_scheme_param
 from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.common.event_log_plugin import EventLogWriterPlugin
+from flwr.supercore.auth import compute_superexec_signature, derive_auth_secret, verify_superexec_signature
 from flwr.supercore.auth.typing import AccountInfo
-from flwr.supercore.constant import SUPEREXEC_AUTH_SIGNATURE_HEADER, TASK_TOKEN_HEADER
+from flwr.supercore.constant import (
+    SUPEREXEC_AUTH_BODY_SHA256_HEADER,
+    SUPEREXEC_AUTH_NONCE_HEADER,
+    SUPEREXEC_AUTH_SIGNATURE_HEADER,
+    SUPEREXEC_AUTH_TIMESTAMP_HEADER,
+    TASK_TOKEN_HEADER,
+)
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.dependencies.account import AccountAccessDependency
 from starlette.concurrency import run_in_threadpool
@@ -25,6 +32,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..operator import audit
+from .connections import Connections
 from .overview import overview
 from .post import Post
 from .refusals import Refusals
@@ -32,10 +40,17 @@ from .supervisor import SEEN, STARTED, is_newer
 
 STATUS_PATH, HEALTH_PATH = "/fairbloom/server", "/health"
 RUNTIME_PATHS = "/v1/runtime/"
-SUPEREXEC_PATHS = frozenset(RUNTIME_PATHS + call for call in ("acquire-task", "pull-pending-tasks", "claim-task"))
-"""Calls of the SuperExec, which Flower checks by a shared secret; all others carry the token of a run's process."""
+SUPEREXEC_CALLS: Mapping[str, str] = {
+    RUNTIME_PATHS + "acquire-task": "/flwr.proto.Runtime/AcquireTask",
+    RUNTIME_PATHS + "pull-pending-tasks": "/flwr.proto.Runtime/PullPendingTasks",
+    RUNTIME_PATHS + "claim-task": "/flwr.proto.Runtime/ClaimTask",
+}
+"""Calls of the SuperExec, with the names under which they are signed; all others carry the token of a run's process."""
 
 LARGEST_SUPEREXEC_CALL = 1 << 20
+LARGEST_HEAD = 1 << 16
+"""Largest head of a call, in bytes."""
+
 TOKEN_SECONDS = 10.0
 """How long a task's token counts as good after it was looked up."""
 
@@ -150,8 +165,17 @@ class FrontDoor:
     all: the descriptions of its API, and the way to log in.
     """
 
-    def __init__(self, app: ASGIApp, door: Door, state_factory: Any, refusals: Refusals) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        door: Door,
+        secret: bytes,
+        state_factory: Any,
+        refusals: Refusals,
+        connections: Connections,
+    ) -> None:
         self._app, self._door, self._state_factory, self._refusals = app, door, state_factory, refusals
+        self._secret, self._connections = derive_auth_secret(secret), connections
         self._good: dict[str, float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,9 +187,19 @@ class FrontDoor:
                 what = f"a call of the {'runtime' if runtime else 'control'} API without the credential"
                 peer = request.client.host if request.client else ""
                 await run_in_threadpool(self._refusals.note, what, call=scope["path"], peer=peer)
-                await JSONResponse({"detail": "not authenticated"}, status_code=401)(scope, receive, send)
+                refusal = JSONResponse({"detail": "not authenticated"}, 401, headers={"connection": "close"})
+                await refusal(scope, receive, send)
+                self._say_of(scope, self._connections.dismiss)
                 return
+            if scope["path"] != HEALTH_PATH:
+                self._say_of(scope, self._connections.admit)
         await self._app(scope, receive, send)
+
+    @staticmethod
+    def _say_of(scope: Scope, tell: Callable[[int, str, int], None]) -> None:
+        """Tell by what connection a call came, unless the peer has hung up already."""
+        if scope["client"] and scope["server"]:
+            tell(scope["server"][1], *scope["client"])
 
     def _may_control(self, request: Request) -> bool:
         if request.scope["path"] == HEALTH_PATH:
@@ -177,11 +211,10 @@ class FrontDoor:
         return True
 
     async def _may_run(self, request: Request) -> bool:
-        if request.scope["path"] in SUPEREXEC_PATHS:
+        if request.scope["path"] in SUPEREXEC_CALLS:
             length = request.headers.get("content-length", "")
             whole = length.isdecimal() and "transfer-encoding" not in request.headers
-            signed = SUPEREXEC_AUTH_SIGNATURE_HEADER in request.headers
-            return signed and whole and int(length) <= LARGEST_SUPEREXEC_CALL
+            return whole and int(length) <= LARGEST_SUPEREXEC_CALL and self._is_signed(request)
         token = request.headers.get(TASK_TOKEN_HEADER, "")
         if time.monotonic() - self._good.get(token, -TOKEN_SECONDS) < TOKEN_SECONDS:
             return True
@@ -189,6 +222,22 @@ class FrontDoor:
         if good:
             self._good = {**dict(list(self._good.items())[-100:]), token: time.monotonic()}
         return good
+
+    def _is_signed(self, request: Request) -> bool:
+        """Return whether the head of a SuperExec's call is signed; that the body is the one it names, Flower checks."""
+        names = (SUPEREXEC_AUTH_TIMESTAMP_HEADER, SUPEREXEC_AUTH_NONCE_HEADER, SUPEREXEC_AUTH_BODY_SHA256_HEADER)
+        timestamp, nonce, body = (request.headers.get(name, "") for name in names)
+        try:
+            expected = compute_superexec_signature(
+                auth_secret=self._secret,
+                method=SUPEREXEC_CALLS[request.scope["path"]],
+                timestamp=int(timestamp),
+                nonce=nonce,
+                body_sha256=body,
+            )
+            return verify_superexec_signature(expected, request.headers.get(SUPEREXEC_AUTH_SIGNATURE_HEADER, ""))
+        except (ValueError, TypeError):  # no number, or a signature of other characters than ASCII
+            return False
 
 
 class Watched:
@@ -259,13 +308,26 @@ class Watched:
 
 
 def guard(
-    app: FastAPI, operators: Operators, state_folder: Path, database: Path, refusals: Refusals, post: Post
+    app: FastAPI,
+    operators: Operators,
+    state_folder: Path,
+    database: Path,
+    refusals: Refusals,
+    post: Post,
+    connections: Connections,
 ) -> None:
     """Put Flower's HTTP app behind credentials, note what is changed, and add the server's own status."""
     app.state.account_access_dep = door = Door(operators)
     app.state.control_event_log_plugin = AuditPlugin(state_folder)
     app.state.runtime_handlers = watched = Watched(app.state.runtime_handlers, state_folder, post)
-    app.add_middleware(FrontDoor, door=door, state_factory=app.state.linkstate_factory, refusals=refusals)
+    app.add_middleware(
+        FrontDoor,
+        door=door,
+        secret=app.state.superexec_auth_secret,
+        state_factory=app.state.linkstate_factory,
+        refusals=refusals,
+        connections=connections,
+    )
 
     def status() -> dict[str, Any]:
         """Return who is there to run the server's side, the database's size, our version, and what goes on."""

@@ -16,7 +16,14 @@ from flwr.app.metadata import Metadata
 from flwr.common.constant import PUBLIC_KEY_HEADER, SUPERLINK_NODE_ID
 from flwr.common.serde import message_from_proto
 from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest, PushMessagesResponse, Reconnect
-from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResponse
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedResponse,
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
@@ -64,6 +71,16 @@ FROM objects WHERE object_id IN (SELECT object_id FROM part)"""
 KEEP_SIZE = "INSERT OR IGNORE INTO fairbloom_sizes VALUES (:message_id, :objects, :bytes)"
 MEASURED = "SELECT objects, bytes FROM fairbloom_sizes WHERE message_id = :message_id"
 OTHER_REPLY = "SELECT 1 FROM message_res WHERE reply_to_message_id = :answered AND message_id != :reply"
+PARENTS = "CREATE INDEX IF NOT EXISTS fairbloom_parents ON object_children (child_id)"
+ADDRESSED = """
+WITH RECURSIVE above (object_id) AS (
+  SELECT :object_id UNION SELECT parent_id FROM object_children JOIN above ON child_id = above.object_id
+)
+SELECT 1 FROM message_ins WHERE dst_node_id = :node_id AND message_id IN (SELECT object_id FROM above)"""
+"""An object is a node's to receive if it is a message to this node, or a part of one."""
+
+IS_KNOWN = "SELECT 1 FROM objects WHERE object_id = :object_id"
+
 LOST = """
 message_id IN (SELECT object_id FROM objects) AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)"""
 """What a node was handed and has not received whole: Flower deletes a message's parts when its receipt is confirmed."""
@@ -134,7 +151,7 @@ class GuardedFleet(FleetServicer):
         self._members, self._refusals, self._post = members, refusals, post
         self._turns = Turns()
         self._budgets: OrderedDict[str, Budget] = OrderedDict()
-        for statement in (*TABLES, *FORGET):
+        for statement in (*TABLES, PARENTS, *FORGET):
             self._query(statement)
         # What was just whole when the SuperLink ended.
         self._query(SHOW, mark=HIDDEN, reply_id=None)
@@ -161,6 +178,10 @@ class GuardedFleet(FleetServicer):
         self._check_expiry(request.node.node_id, context)
         return self._in_turn(super().SendNodeHeartbeat, request, context)
 
+    def node_of(self, key: bytes) -> int | None:
+        """Return the node that a public key is registered for."""
+        return self._state.get_node_id_by_public_key(key)
+
     def _check_expiry(self, node_id: int, context: ServicerContext) -> None:
         since = self._members.expired(node_id)
         if since:
@@ -176,8 +197,12 @@ class GuardedFleet(FleetServicer):
             with self._turns.of(request.node.node_id):
                 return call(request, context)
         except TooManyCallsError:
-            self._note_refused(request.node.node_id, f"more than {UNDER_WAY_AT_ONCE} calls at once")
-            context.abort(StatusCode.RESOURCE_EXHAUSTED, "too many calls of this node at once: try again")
+            self.turn_away(request.node.node_id, context)
+
+    def turn_away(self, node_id: int, context: ServicerContext) -> None:
+        """End a call of a node that has too many under way."""
+        self._note_refused(node_id, f"more than {UNDER_WAY_AT_ONCE} calls at once")
+        context.abort(StatusCode.RESOURCE_EXHAUSTED, "too many calls of this node at once: try again")
 
     def PullMessages(self, request: Any, context: ServicerContext) -> Any:
         """Hand out a message; the call is held while there is none."""
@@ -199,8 +224,21 @@ class GuardedFleet(FleetServicer):
             return super().PullMessages(request, context)
 
     def PullObject(self, request: Any, context: ServicerContext) -> Any:
-        """Hand out a part of a message."""
-        return self._in_turn(super().PullObject, request, context)
+        """Hand out a part of a message to the node that it is for."""
+        return self._in_turn(self._pull_part, request, context)
+
+    def _pull_part(self, request: PullObjectRequest, context: ServicerContext) -> PullObjectResponse:
+        if not self._may_receive(request.node.node_id, request.object_id):
+            return PullObjectResponse(object_found=False, object_available=False)
+        return cast(PullObjectResponse, super().PullObject(request, context))
+
+    def _may_receive(self, node_id: int, object_id: str) -> bool:
+        """Return whether a message, or a part of one, is for this node; note an attempt to get another's."""
+        if self._query(ADDRESSED, node_id=uint64_to_int64(node_id), object_id=object_id):
+            return True
+        if self._query(IS_KNOWN, object_id=object_id):  # else it is over: its run has ended, say
+            self._note_refused(node_id, "a call for what is another client's")
+        return False
 
     def GetRun(self, request: Any, context: ServicerContext) -> Any:
         """Hand out what is known of a run."""
@@ -215,6 +253,8 @@ class GuardedFleet(FleetServicer):
         return self._in_turn(self._confirm, request, context)
 
     def _confirm(self, request: Any, context: ServicerContext) -> Any:
+        if not self._may_receive(request.node.node_id, request.message_object_id):
+            return ConfirmMessageReceivedResponse()
         self._measure(request.message_object_id)
         return super().ConfirmMessageReceived(request, context)
 

@@ -25,6 +25,7 @@ from fairbloom.logs import colour_on_terminals_alone
 
 from ..operator.federation import Federation
 from ..processes import end_with, missing_names
+from .connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
 from .refusals import Refusals
 
 COMMAND = "flwr.superlink.cli.flower_superlink"
@@ -37,7 +38,20 @@ SQL = "flwr.supercore.sql_mixin"
 RELIED_ON: Mapping[str, Iterable[str]] = {
     f"{COMMAND}:FleetServicer": ("state_factory", "objectstore_factory", "enable_supernode_auth"),
     f"{COMMAND}:flower_superlink": (),
-    f"{COMMAND}:uvicorn.run": ("timeout_graceful_shutdown",),
+    f"{COMMAND}:generic_create_grpc_server": (
+        "servicer_and_add_fn",
+        "server_address",
+        "max_message_length",
+        "certificates",
+        "interceptors",
+    ),
+    f"{COMMAND}:uvicorn.run": (
+        "timeout_graceful_shutdown",
+        "http",
+        "h11_max_incomplete_event_size",
+        "ws",
+        "proxy_headers",
+    ),
     f"{MAIN}:create_app": ("config", "superlink_lifespan_class"),
     f"{FACTORY}:SqlLinkState": (),
     f"{STORES}:SqlObjectStore": (),
@@ -79,15 +93,25 @@ INCREMENTAL = 2
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 
-def put_in_place(federation: Federation) -> None:
-    """Replace what is open or brittle in Flower's SuperLink by ours."""
-    from .control import Operators, guard
+def put_in_place(federation: Federation, descriptors: int) -> Connections:
+    """Replace what is open or brittle in Flower's SuperLink by ours, with room for so many descriptors.
+
+    Returns
+    -------
+    Connections
+        Those of the SuperLink's ports, for which somebody has to look.
+    """
+    from .control import LARGEST_HEAD, Operators, guard
     from .fleet import LARGEST_CALL, GuardedFleet
+    from .gate import fleet_server
     from .members import EnrolledMembers
     from .post import Post
     from .run_state import RunState, RunStore
 
     refusals, post = Refusals(federation.state), Post()
+    strangers = {federation.listen: MOST_STRANGERS, federation.control: MOST_STRANGERS_OVER_HTTP}
+    ports = {int(place.rpartition(":")[2]): most for place, most in strangers.items()}
+    connections = Connections(ports, descriptors, refusals)
     command: Any = importlib.import_module(COMMAND)
     main: Any = importlib.import_module(MAIN)
     sql: Any = importlib.import_module(SQL)
@@ -97,7 +121,7 @@ def put_in_place(federation: Federation) -> None:
 
     def create_guarded_app(config: Any, superlink_lifespan_class: Any) -> Any:
         app = create_app(config, superlink_lifespan_class)
-        guard(app, Operators(federation.operators), federation.state, federation.database, refusals, post)
+        guard(app, Operators(federation.operators), federation.state, federation.database, refusals, post, connections)
         return app
 
     main.create_app = create_guarded_app
@@ -105,11 +129,21 @@ def put_in_place(federation: Federation) -> None:
     members = EnrolledMembers(federation.path)
     command.FleetServicer = partial(GuardedFleet, members=members, refusals=refusals, post=post)
     command.GRPC_MAX_MESSAGE_LENGTH = LARGEST_CALL
+    command.generic_create_grpc_server = partial(fleet_server, connections=connections, refusals=refusals)
     # Operators who follow a run's log keep a call open, for which the server would wait when it is told to stop.
-    serve = partial(command.uvicorn.run, timeout_graceful_shutdown=CLOSING_SECONDS)
+    # h11, in place of uvicorn's faster parser, bounds what is read of a call's head.
+    serve = partial(
+        command.uvicorn.run,
+        timeout_graceful_shutdown=CLOSING_SECONDS,
+        http="h11",
+        h11_max_incomplete_event_size=LARGEST_HEAD,
+        ws="none",
+        proxy_headers=False,
+    )
     command.uvicorn = SimpleNamespace(run=serve)
     kept = tuple(pragma for pragma in sql.SQLITE_PRAGMAS if pragma[0] not in dict(PRAGMAS))
     sql.SQLITE_PRAGMAS = kept + PRAGMAS
+    return connections
 
 
 # The database -------------------------------------------------------------------------------------------------------
@@ -197,12 +231,13 @@ def main(parent: int) -> None:
             f"fairbloom server: this version of Flower has no {'; '.join(missing)}: without it the control API would "
             "be open to everybody; install the version of flwr that fairbloom's pyproject.toml names"
         )
-    put_in_place(federation)
+    connections = put_in_place(federation, raise_descriptors())
     try:
         prepare_database(federation.database)
     except (OSError, sqlite3.Error) as error:
         sys.exit(f"fairbloom server: {federation.database} cannot be used: {error}")
     threading.Thread(target=keep_small, args=(federation.database,), daemon=True, name="keep-small").start()
+    threading.Thread(target=connections.watch, daemon=True, name="watch-connections").start()
     sys.argv = ["flower-superlink", *arguments(federation)]
     command: Any = importlib.import_module(COMMAND)
     colour_on_terminals_alone()

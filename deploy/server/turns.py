@@ -1,10 +1,10 @@
-"""How many calls of one node a server works on at once: a node that floods delays itself."""
+"""How many calls of one node, or connection, a server works on at once: who floods delays itself."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
 CALLS_AT_ONCE = 2
@@ -16,28 +16,30 @@ Flower's clients make fewer than 20 at once. Without a limit, one node could tak
 
 
 class TooManyCallsError(Exception):
-    """A node has too many calls under way."""
+    """A caller has too many calls under way."""
 
 
 class Turns:
-    """Lets at most a few calls of one node be worked on at once, and some more wait."""
+    """Lets at most a few calls of one caller be worked on at once, and some more wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._under_way: Counter[int] = Counter()
-        self._semaphores: dict[int, threading.Semaphore] = {}
+        self._under_way: Counter[Hashable] = Counter()
+        self._semaphores: dict[Hashable, threading.Semaphore] = {}
 
     @contextmanager
-    def of(self, node_id: int) -> Iterator[None]:
-        """Wait for this node's turn, and hold it; raise TooManyCallsError where too many wait already."""
+    def of(self, caller: Hashable) -> Iterator[None]:
+        """Wait for this caller's turn, and hold it; raise TooManyCallsError where too many wait already."""
         with self._lock:
-            if self._under_way[node_id] >= UNDER_WAY_AT_ONCE:
+            if self._under_way[caller] >= UNDER_WAY_AT_ONCE:
                 raise TooManyCallsError
-            self._under_way[node_id] += 1
-            semaphore = self._semaphores.setdefault(node_id, threading.Semaphore(CALLS_AT_ONCE))
+            self._under_way[caller] += 1
+            semaphore = self._semaphores.setdefault(caller, threading.Semaphore(CALLS_AT_ONCE))
         try:
             with semaphore:
                 yield
         finally:
             with self._lock:
-                self._under_way[node_id] -= 1
+                self._under_way[caller] -= 1
+                if not self._under_way[caller]:
+                    del self._under_way[caller], self._semaphores[caller]

@@ -33,13 +33,14 @@ from flwr.superlink.config_loader import SuperLinkLifespanConfig
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.operator import audit
+from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.control import (
     HEALTH_PATH,
     LARGEST_SUPEREXEC_CALL,
     NOTED,
     RUNTIME_PATHS,
     STATUS_PATH,
-    SUPEREXEC_PATHS,
+    SUPEREXEC_CALLS,
     Operators,
     guard,
 )
@@ -91,7 +92,10 @@ class Place:
         )
         with warnings.catch_warnings(action="ignore"):  # Alembic's
             self.app = create_app(config, SuperLinkLifespan)
-        guard(self.app, Operators(self.operators), folder, folder / "superlink.db", Refusals(folder), Post())
+        refusals = Refusals(folder)
+        self.connections = Connections({8000: 100}, 1000, refusals)
+        given = (folder, folder / "superlink.db", refusals, Post(), self.connections)
+        guard(self.app, Operators(self.operators), *given)
         self.state: Any = self.app.state.linkstate_factory.state()
 
     def request(self, method: str, path: str, **given: Any) -> httpx.Response:
@@ -297,7 +301,7 @@ def test_no_body_is_read_without_a_credential(closed: Place, path: str, length: 
     assert raw(closed, "POST", path, length, UNREAD) == 401
 
 
-@pytest.mark.parametrize("path", sorted(SUPEREXEC_PATHS))
+@pytest.mark.parametrize("path", sorted(SUPEREXEC_CALLS))
 @pytest.mark.parametrize(
     "length",
     [
@@ -311,6 +315,46 @@ def test_no_body_is_read_without_a_credential(closed: Place, path: str, length: 
 )
 def test_no_large_body_is_read_of_one_who_may_be_the_superexec(closed: Place, path: str, length: Any) -> None:
     assert raw(closed, "POST", path, [*length, (SUPEREXEC_AUTH_SIGNATURE_HEADER.encode(), b"x")], UNREAD) == 401
+
+
+def signed(path: str, secret: bytes = SECRET, **changed: str) -> list[tuple[bytes, bytes]]:
+    """Return the head of a SuperExec's call, with some of its values changed."""
+    made = create_superexec_auth_metadata(
+        auth_secret=derive_auth_secret(secret), method=SUPEREXEC_CALLS[path], request=AcquireTaskRequest()
+    )
+    values = made | {name: changed[key] for key in changed for name in made if name.endswith(key)}
+    return [(name.encode(), value.encode("latin-1")) for name, value in values.items()]
+
+
+@pytest.mark.parametrize("path", sorted(SUPEREXEC_CALLS))
+def test_no_body_is_read_of_a_superexec_whose_signature_is_made_up(closed: Place, path: str) -> None:
+    small = (b"content-length", b"10")
+    another = next(other for other in SUPEREXEC_CALLS if other != path)
+    for made_up in (
+        [(SUPEREXEC_AUTH_SIGNATURE_HEADER.encode(), b"x")],
+        signed(path, secret=bytes(32)),
+        signed(another),
+        signed(path, signature="ÿ" * 64),
+        signed(path, nonce="another"),
+        signed(path, ts="1"),
+        signed(path, ts="soon"),
+        signed(path, sha256="0" * 64),
+    ):
+        assert raw(closed, "POST", path, [small, *made_up], UNREAD) == 401
+    assert raw(closed, "POST", path, [small, *signed(path)], UNREAD) == 500  # it was read, where there is none
+
+
+def test_a_connection_is_kept_by_a_credential_and_closed_without_one(place: Place) -> None:
+    kept, closed = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+    place.connections.admit = lambda *given: kept.append(given)  # type: ignore[method-assign, assignment]
+    place.connections.dismiss = lambda *given: closed.append(given)  # type: ignore[method-assign]
+    assert place.get(HEALTH_PATH).status_code == 200
+    assert (kept, closed) == ([], [])
+    answer = place.get(STATUS_PATH)
+    assert (answer.status_code, answer.headers["connection"]) == (401, "close")
+    assert (kept, closed) == ([], [(8000, "127.0.0.1", 123)])
+    assert place.get(STATUS_PATH, headers=BEARER).status_code == 200
+    assert (kept, closed) == ([(8000, "127.0.0.1", 123)], [(8000, "127.0.0.1", 123)])
 
 
 def test_the_superexec_is_known_by_its_secret(place: Place) -> None:
@@ -355,7 +399,8 @@ def test_a_good_token_is_looked_up_now_and_then(place: Place, monkeypatch: pytes
     from fairbloom.deploy.server import control
 
     _, token = run_with_token(place)
-    door = control.FrontDoor(place.app, None, place.app.state.linkstate_factory, None)  # type: ignore[arg-type]
+    given: Any = (place.app, None, SECRET, place.app.state.linkstate_factory, None, None)
+    door = control.FrontDoor(*given)
     looked, find = [], place.state.get_task_by_token
     monkeypatch.setattr(place.state, "get_task_by_token", lambda token: looked.append(token) or find(token))
     clock = [time.monotonic()]
@@ -443,8 +488,8 @@ def test_what_operators_change_is_noted_with_their_names(place: Place) -> None:
 def test_what_is_noted_exists(closed: Place) -> None:
     paths = {path for _, path in routes(closed.app)}
     assert set(NOTED) <= paths
-    assert paths >= SUPEREXEC_PATHS
-    assert all(path.startswith(RUNTIME_PATHS) for path in SUPEREXEC_PATHS)
+    assert paths >= set(SUPEREXEC_CALLS)
+    assert all(path.startswith(RUNTIME_PATHS) for path in SUPEREXEC_CALLS)
 
 
 @pytest.fixture
@@ -460,6 +505,6 @@ def test_a_full_disk_opens_no_door(place: Place, full_disk: None) -> None:
     assert place.get("/docs").status_code == 401
 
 
-@pytest.mark.parametrize("path", sorted(SUPEREXEC_PATHS))
+@pytest.mark.parametrize("path", sorted(SUPEREXEC_CALLS))
 def test_no_body_is_read_of_a_superexec_that_does_not_sign(closed: Place, path: str) -> None:
     assert raw(closed, "POST", path, [(b"content-length", b"10")], UNREAD) == 401

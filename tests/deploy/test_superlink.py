@@ -321,7 +321,7 @@ def folder(tmp_path: Path) -> Path:
 def put_in_place(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Replace Flower's names for one test."""
     replaced = {
-        superlink.COMMAND: ("FleetServicer", "GRPC_MAX_MESSAGE_LENGTH"),
+        superlink.COMMAND: ("FleetServicer", "GRPC_MAX_MESSAGE_LENGTH", "generic_create_grpc_server", "uvicorn"),
         superlink.MAIN: ("create_app",),
         superlink.FACTORY: ("SqlLinkState",),
         superlink.SQL: ("SQLITE_PRAGMAS",),
@@ -330,7 +330,7 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         found = importlib.import_module(module)
         for name in names:
             monkeypatch.setattr(found, name, getattr(found, name))
-    superlink.put_in_place(Federation(folder))
+    superlink.put_in_place(Federation(folder), 1000)
 
 
 def test_the_arguments_say_what_the_folder_says(folder: Path) -> None:
@@ -376,7 +376,7 @@ def test_without_a_name_nothing_is_started(name: str, folder: Path, monkeypatch:
 def test_a_damaged_database_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "state" / "superlink.db").write_bytes(b"no database" * 1000)
     monkeypatch.setattr(superlink, "end_with", lambda parent: None)
-    monkeypatch.setattr(superlink, "put_in_place", lambda federation: None)
+    monkeypatch.setattr(superlink, "put_in_place", lambda *given: None)
     monkeypatch.setattr(sys, "argv", ["superlink", str(folder)])
     umask = os.umask(0o022)
     try:

@@ -1,0 +1,185 @@
+"""Connections to the server's ports: how many there may be, and how long one may last that has shown no credential.
+
+Neither gRPC nor uvicorn closes a connection because nobody has shown a key on it, and behind one address there may be
+two hundred honest clients. So the process looks at its own sockets, and is told which of them have made a call with a
+good credential.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+from .refusals import Refusals
+
+MOST_DESCRIPTORS = 65_536
+"""Most descriptors that this process asks the system for."""
+
+STRANGER_SECONDS = 15.0
+"""How long a connection may last on which no call with a good credential has come. A handshake over a slow link takes
+less than half of it, and a client's first call follows at once."""
+
+MOST_STRANGERS = 1000
+"""Most connections of a port without a credential, where there are descriptors for them; a fifth of those at most.
+Beyond that, the oldest is closed: an honest client shows its key long before a flood has pushed its connection out."""
+
+MOST_STRANGERS_OVER_HTTP = 100
+"""The same of the control API's port, where a connection on which much is sent takes 0.8 MB."""
+
+CONNECTIONS_OF_ONE_KEY = 4
+"""Most connections on which one client has shown its key; it needs one. The oldest beyond are closed."""
+
+LOOK_SECONDS = 0.25
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+
+class Place(NamedTuple):
+    """A connection, by the server's port and the address and port of the peer."""
+
+    port: int
+    peer: str
+    peer_port: int
+
+
+class Connections:
+    """Knows the connections of some ports, and closes those that nobody with a credential has used.
+
+    Parameters
+    ----------
+    ports
+        The server's ports, and how many connections without a credential each may have.
+    descriptors
+        How many descriptors this process may have.
+    refusals
+        Where closed connections are noted.
+
+    Attributes
+    ----------
+    most
+        Most connections of one port, with a credential or without. What is left is for the other port, the database,
+        files and processes.
+    """
+
+    def __init__(self, ports: Mapping[int, int], descriptors: int, refusals: Refusals) -> None:
+        self._refusals = refusals
+        self.most = descriptors // 2
+        self._most_strangers = {port: min(most, descriptors // 5) for port, most in ports.items()}
+        self._lock = threading.Lock()
+        self._since: dict[Place, float] = {}
+        self._admitted: dict[Place, int] = {}
+        self._dismissed: set[Place] = set()
+
+    def admit(self, port: int, peer: str, peer_port: int, node_id: int = 0) -> None:
+        """Keep a connection on which a call with a good credential came, of this node where it was one's key."""
+        with self._lock:
+            self._admitted[_place(port, peer, peer_port)] = node_id
+
+    def dismiss(self, port: int, peer: str, peer_port: int) -> None:
+        """Close a connection soon on which a call without a good credential was answered, whatever it still sends."""
+        with self._lock:
+            self._dismissed.add(_place(port, peer, peer_port))
+
+    def watch(self) -> None:
+        """Look after the connections for ever."""
+        while True:
+            time.sleep(LOOK_SECONDS)
+            try:
+                self.look()
+            except OSError as error:
+                log.warning("the server's connections cannot be looked at: %s", error)
+
+    def look(self) -> None:
+        """Close the connections that have lasted too long without a credential, and the oldest of too many."""
+        with self._lock:
+            admitted = dict(self._admitted)
+        now, connected = time.monotonic(), dict(self._connected())
+        # Oldest first: a connection keeps its place in the order in which it was first seen.
+        self._since = {place: since for place, since in self._since.items() if place in connected}
+        self._since |= {place: now for place in connected if place not in self._since}
+        with self._lock:
+            for place in admitted:  # not those that were admitted since: they may be newer than the list
+                if place not in connected:
+                    del self._admitted[place]
+            admitted = dict(self._admitted)
+            dismissed, self._dismissed = self._dismissed, set()
+        for port, most in self._most_strangers.items():
+            strangers = [place for place in self._since if place.port == port and place not in admitted]
+            too_many = len(strangers) - most
+            for number, place in enumerate(strangers):
+                if number < too_many or now - self._since[place] > STRANGER_SECONDS:
+                    self._close(connected[place], place)
+                    self._refusals.note("a connection without a credential", port=str(port), peer=place.peer)
+                elif place in dismissed:
+                    self._close(connected[place], place)
+        of_one: dict[int, list[Place]] = {}
+        for place in self._since:
+            if node_id := admitted.get(place):
+                of_one.setdefault(node_id, []).append(place)
+        for places in of_one.values():
+            for place in places[:-CONNECTIONS_OF_ONE_KEY]:
+                self._close(connected[place], place)
+
+    def _connected(self) -> Iterator[tuple[Place, int]]:
+        """Give this process's connections to the ports, and their descriptors."""
+        for descriptor in [int(file.name) for file in Path("/dev/fd").iterdir()]:
+            place = self._place_of(descriptor)
+            if place is not None:
+                yield place, descriptor
+
+    def _place_of(self, descriptor: int) -> Place | None:
+        """Return the connection that a descriptor is, None where it is none of the ports'."""
+        try:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                return None
+            seen = socket.socket(fileno=descriptor)
+        except OSError:  # it was closed in the meantime
+            return None
+        try:
+            if (
+                seen.family not in (socket.AF_INET, socket.AF_INET6)
+                or seen.getsockname()[1] not in self._most_strangers
+            ):
+                return None
+            return _place(seen.getsockname()[1], *seen.getpeername()[:2])
+        except OSError:  # it listens, or was closed
+            return None
+        finally:
+            seen.detach()  # it is gRPC's or uvicorn's
+
+    def _close(self, descriptor: int, place: Place) -> None:
+        """Let a connection end, as if the peer had hung up: who reads from it closes it."""
+        if self._place_of(descriptor) != place:
+            return
+        ended = socket.socket(fileno=descriptor)
+        try:
+            ended.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the peer has hung up
+            pass
+        finally:
+            ended.detach()
+
+
+def _place(port: int, peer: str, peer_port: int) -> Place:
+    """Return a connection; an IPv4 peer of an IPv6 socket is written as an IPv4 address."""
+    address = ip_address(peer.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return Place(port, str(mapped or address), peer_port)
+
+
+def raise_descriptors() -> int:
+    """Let this process have as many descriptors as the system allows, within reason; return how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed
