@@ -1,6 +1,7 @@
 """What the system tells of running processes."""
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -24,6 +25,16 @@ def pss(pid: int) -> float:
 def peak_memory(pid: int) -> float:
     """Return the most memory that a process has had, in MB; 0 where it is gone."""
     return _kilobytes(Path(f"/proc/{pid}/status"), "VmHWM:") / 1000
+
+
+@contextlib.contextmanager
+def grown_memory(pid: int) -> Iterator[list[float]]:
+    """Give a list that holds, afterwards, by how many MB at most a process grew in the meantime."""
+    status = Path(f"/proc/{pid}/status")
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # from here on its peak is counted anew
+    before, grown = _kilobytes(status, "VmRSS:"), list[float]()
+    yield grown
+    grown.append((_kilobytes(status, "VmHWM:") - before) / 1000)
 
 
 def _kilobytes(file: Path, key: str) -> float:

@@ -7,6 +7,7 @@ good credential.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -130,11 +131,18 @@ class Connections:
                 self._close(connected[place], place)
 
     def _connected(self) -> Iterator[tuple[Place, int]]:
-        """Give this process's connections to the ports, and their descriptors."""
+        """Give this process's connections to the ports, and their descriptors, the oldest first.
+
+        The system numbers sockets, more or less, in the order in which it makes them; descriptors are used again.
+        """
+        found = list[tuple[int, Place, int]]()
         for descriptor in [int(file.name) for file in Path("/dev/fd").iterdir()]:
             place = self._place_of(descriptor)
-            if place is not None:
-                yield place, descriptor
+            with contextlib.suppress(OSError):  # it was closed in the meantime
+                if place is not None:
+                    found.append((os.fstat(descriptor).st_ino, place, descriptor))
+        for _, place, descriptor in sorted(found):
+            yield place, descriptor
 
     def _place_of(self, descriptor: int) -> Place | None:
         """Return the connection that a descriptor is, None where it is none of the ports'."""
@@ -161,12 +169,9 @@ class Connections:
         if self._place_of(descriptor) != place:
             return
         ended = socket.socket(fileno=descriptor)
-        try:
+        with contextlib.suppress(OSError):  # the peer has hung up
             ended.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the peer has hung up
-            pass
-        finally:
-            ended.detach()
+        ended.detach()
 
 
 def _place(port: int, peer: str, peer_port: int) -> Place:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import selectors
 import socket
 import ssl
 import struct
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -18,8 +16,6 @@ DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW = 0, 1, 3, 4, 6, 7, 8
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 FRAME, FIRST_WINDOW = 16_384, 65_535
 PULL = "/flwr.proto.Fleet/PullMessages"
-
-sent_bytes = 0
 
 
 @contextlib.contextmanager
@@ -52,7 +48,7 @@ class Stranger:
         """Open a connection and shake hands."""
         self._tls.set_alpn_protocols(list(protocols))
         made = self._tls.wrap_socket(self.plain(), server_hostname="localhost")
-        self._open[-1] = made
+        self._open.append(made)
         return made
 
     def http2(self) -> Http2:
@@ -73,8 +69,9 @@ class Http2:
         self._tls = tls
         self._windows = {0: FIRST_WINDOW}
         self._first_window, self._received, self._streams = FIRST_WINDOW, b"", 0
+        self.sent: dict[int, int] = {}
         self.ended: set[int] = set()
-        self.gone = False
+        self.gone, self.most_streams = False, 1 << 31
         self.send(PREFACE + frame(SETTINGS, 0, 0, b""))
 
     def send(self, content: bytes) -> None:
@@ -96,29 +93,32 @@ class Http2:
         self.send(frame(HEADERS, END_HEADERS, stream, b"".join(map(header, about, about.values()))))
         return stream
 
-    def push(self, bodies: Mapping[int, int], size: int, seconds: float, last: bool) -> None:
-        """Send, as far as the server takes it, `bodies` (stream: bytes sent so far) of one message of `size` bytes.
+    def push(self, streams: Iterable[int], size: int, seconds: float, *, whole: bool) -> None:
+        """Send calls' bodies of `size` bytes, as far as the server takes them; how much it took is in `sent`.
 
-        It ends when all is sent, less the last byte where `last` is false, when the server has ended all calls, or
-        when the time is over.
+        It ends when all is sent, less the last byte where it shall not be `whole`, when the server has ended all
+        calls, or when the time is over.
         """
-        left = dict(bodies)
-        until = time.monotonic() + seconds
-        goal = 5 + size - (0 if last else 1)
-        while not self.gone and time.monotonic() < until and left:
-            for stream in list(left):
-                room = min(FRAME, self._windows[0], self._windows[stream], goal - left[stream])
-                if stream in self.ended or left[stream] >= goal:
-                    del left[stream]
-                elif room > 0:
-                    head = b"\0" + struct.pack(">I", size) if left[stream] == 0 else b""
-                    over = last and left[stream] + room == goal
-                    body = (head + bytes(FRAME))[:room]
-                    self.send(frame(DATA, END_STREAM if over else 0, stream, body))
-                    left[stream] += room
-                    self._windows[0] -= room
-                    self._windows[stream] -= room
+        until, goal = time.monotonic() + seconds, 5 + size - (0 if whole else 1)
+        self.sent = dict.fromkeys(streams, 0) | self.sent
+        left = set(self.sent)
+        while left and not self.gone and time.monotonic() < until:
+            for stream in sorted(left):
+                self._push_part(stream, size, goal, whole)
+            left = {stream for stream in left - self.ended if self.sent[stream] < goal}
             self.read(0.0 if left else 0.2)
+
+    def _push_part(self, stream: int, size: int, goal: int, whole: bool) -> None:
+        sent = self.sent[stream]
+        room = min(FRAME, self._windows[0], self._windows[stream], goal - sent)
+        if room <= 0:
+            return
+        head = b"\0" + struct.pack(">I", size) if sent == 0 else b""
+        over = whole and sent + room == goal
+        self.send(frame(DATA, END_STREAM if over else 0, stream, (head + bytes(FRAME))[:room]))
+        self.sent[stream] += room
+        self._windows[0] -= room
+        self._windows[stream] -= room
 
     def read(self, seconds: float) -> None:
         """Take in what the server says, waiting at most so long for it."""
@@ -142,6 +142,8 @@ class Http2:
         if kind == SETTINGS and not flags & ACK:
             for place in range(0, len(content), 6):
                 name, value = struct.unpack(">HI", content[place : place + 6])
+                if name == 3:
+                    self.most_streams = value
                 if name == 4:
                     self._windows |= {
                         each: room + value - self._first_window for each, room in self._windows.items() if each

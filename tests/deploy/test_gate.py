@@ -1,0 +1,422 @@
+"""The fleet API's server: whose call's body is taken in, how much of it, and whose connections last."""
+
+import contextlib
+import socket
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
+from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
+from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import NodeAuthServerInterceptor
+from flwr.supercore.date import now
+from flwr.supercore.interceptors import (
+    RpcErrorTranslationServerInterceptor,
+    RuntimeVersionClientInterceptor,
+    create_fleet_runtime_version_server_interceptor,
+)
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from grpc import StatusCode
+
+from benchmarks.flower import wait_until
+from fairbloom.deploy import pki
+from fairbloom.deploy.processes import free_port
+from fairbloom.deploy.server import connections, fleet, gate, post
+from fairbloom.deploy.server.connections import Connections
+from fairbloom.deploy.server.fleet import LARGEST_CALL, GuardedFleet
+from fairbloom.deploy.server.gate import fleet_server, host_and_port
+from fairbloom.deploy.server.post import Post
+from fairbloom.deploy.server.refusals import Refusals
+from tests.attacks.strangers import Http2, Stranger
+from tests.deploy.state import SuperLinkState
+from tests.deploy.test_fleet import Known
+
+MB = 1 << 20
+DESCRIPTORS = 1000
+
+
+class Shared:
+    """What several servers have, one after the other: certificates and a database."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority, self.certificate, self.key = (folder / name for name in ("ca.crt", "server.crt", "server.key"))
+        pki.make_authority(self.authority, folder / "ca.key")
+        pki.make_server_certificate(self.authority, folder / "ca.key", self.certificate, self.key, ["localhost"], 30)
+        self.link = SuperLinkState(folder / "superlink.db")
+
+
+class Server:
+    """A fleet API with its database, in this process, and those who call it."""
+
+    def __init__(self, shared: "Shared", folder: Path) -> None:
+        self.folder, self.port, self.link = folder, free_port(), shared.link
+        self.authority, refusals = shared.authority, Refusals(folder)
+        given: Any = {"members": Known(), "refusals": refusals, "post": Post()}
+        self.fleet = GuardedFleet(self.link.factory, self.link.objects, True, **given)
+        self.connections = Connections({self.port: connections.MOST_STRANGERS}, DESCRIPTORS, refusals)
+        self.server = fleet_server(
+            (self.fleet, add_FleetServicer_to_server),
+            f"127.0.0.1:{self.port}",
+            LARGEST_CALL,
+            (self.authority.read_bytes(), shared.certificate.read_bytes(), shared.key.read_bytes()),
+            [  # as Flower's
+                RpcErrorTranslationServerInterceptor(),
+                NodeAuthServerInterceptor(self.link.factory),
+                create_fleet_runtime_version_server_interceptor(),
+            ],
+            connections=self.connections,
+            refusals=refusals,
+        )
+        self.server.start()
+        self._channels: list[grpc.Channel] = []
+        self.stranger = Stranger(self.port, self.authority)
+
+    def close(self) -> None:
+        self.stranger.close()
+        for channel in self._channels:
+            channel.close()
+        self.server.stop(0).wait()
+
+    def node(self, compression: Any = None) -> "Caller":
+        """Return a new, registered node."""
+        key = ec.generate_private_key(ec.SECP384R1())
+        return self.caller(key, self.link.node(public_key_to_bytes(key.public_key())), compression)
+
+    def unknown(self) -> "Caller":
+        """Return a node whose key nobody knows."""
+        return self.caller(ec.generate_private_key(ec.SECP384R1()), 7)
+
+    def caller(self, key: ec.EllipticCurvePrivateKey, node_id: int, compression: Any = None) -> "Caller":
+        """Return who calls with a key, on a connection of its own."""
+        channel = grpc.secure_channel(
+            f"localhost:{self.port}",
+            grpc.ssl_channel_credentials(self.authority.read_bytes()),
+            [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)],
+            compression,
+        )
+        self._channels.append(channel)
+        return Caller(channel, key, node_id)
+
+    def look_for(self, seconds: float) -> None:
+        """Look after the connections for a time, as the server's thread does."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.connections.look()
+            time.sleep(0.02)
+
+    def refused(self) -> set[str]:
+        file = self.folder / "audit.jsonl"
+        return {line.split('"')[7] for line in file.read_text().splitlines()} if file.exists() else set()
+
+
+class Caller:
+    """A node's side of the fleet API."""
+
+    def __init__(self, channel: grpc.Channel, key: ec.EllipticCurvePrivateKey, node_id: int) -> None:
+        self.key, self.node = key, Node(node_id=node_id)
+        safety = [RuntimeVersionClientInterceptor(component_name="SuperNode")]
+        safety.append(NodeAuthClientInterceptor(key, key.public_key()))
+        self.channel = grpc.intercept_channel(channel, *safety)
+        self.stub: Any = FleetStub(self.channel)
+
+    def head(self) -> dict[str, str]:
+        """Return what shows the key, as it is written in a call's head."""
+        at = now().isoformat()
+        shown = {PUBLIC_KEY_HEADER: public_key_to_bytes(self.key.public_key())}
+        shown[SIGNATURE_HEADER] = sign_message(self.key, at.encode())
+        return {TIMESTAMP_HEADER: at, **{name: b64encode(value).decode() for name, value in shown.items()}}
+
+    def beat(self) -> bool:
+        request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30.0)
+        return bool(self.stub.SendNodeHeartbeat(request, timeout=60).success)
+
+    def activate(self) -> Any:
+        request = ActivateNodeRequest(public_key=public_key_to_bytes(self.key.public_key()), heartbeat_interval=30.0)
+        return self.stub.ActivateNode(request, timeout=60)
+
+    def push(self, size: int, **given: Any) -> bool:
+        request = PushObjectRequest(node=self.node, object_id="0" * 64, object_content=bytes(size))
+        return bool(self.stub.PushObject(request, timeout=60, **given).stored)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    return Shared(tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture
+def server(shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(post, "HELD_SECONDS", 0.01)
+    made = Server(shared, tmp_path)
+    yield made
+    made.close()
+
+
+def refusal(call: Callable[[], Any]) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as refused:
+        call()
+    return refused.value
+
+
+def taken_in(connection: Http2, size: int, **head: Any) -> int:
+    """Return how much of a call's body a server takes in, which ends the call by itself or waits for more."""
+    stream = connection.begin(**head)
+    connection.push([stream], size, 3.0, whole=False)
+    return connection.sent[stream]
+
+
+# Without a key ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["PullMessages", "PushObject", "PushMessages", "ActivateNode", "NoSuchCall"])
+def test_of_a_call_without_a_key_hardly_anything_is_taken_in(server: Server, path: str) -> None:
+    connection = server.stranger.http2()
+    assert taken_in(connection, 8 * MB, path=f"/flwr.proto.Fleet/{path}") <= 4 * gate.AHEAD_BYTES
+    assert connection.ended
+    assert not connection.gone
+    if path != "NoSuchCall":
+        assert server.refused() == {"refused: a call of the fleet API without a key"}
+
+
+def test_a_made_up_key_and_signature_are_none(server: Server) -> None:
+    stranger, registered = server.unknown(), server.node()
+    for call in (lambda: stranger.push(8 * MB), stranger.beat):
+        error = refusal(call)
+        assert (error.code(), error.details()) == (StatusCode.UNAUTHENTICATED, "Invalid node ID")
+    assert "refused: a call of the fleet API with an unregistered key" in server.refused()
+    shown = registered.head() | {SIGNATURE_HEADER: b64encode(bytes(100)).decode()}
+    connection = server.stranger.http2()
+    assert taken_in(connection, 8 * MB, headers=shown) <= 4 * gate.AHEAD_BYTES
+    assert connection.ended
+    assert "refused: a call of the fleet API without a key" in server.refused()
+
+
+def test_a_client_that_is_not_enrolled_is_told_so(server: Server) -> None:
+    """Its key is sound, so that Flower's words come, by which it knows what to say."""
+    error = refusal(server.unknown().activate)
+    assert error.code() == StatusCode.FAILED_PRECONDITION
+    assert "refused: an unregistered key" in server.refused()
+
+
+def test_many_calls_on_a_connection_hold_little(server: Server) -> None:
+    connection = server.stranger.http2()
+    connection.read(0.5)
+    assert connection.most_streams <= gate.STREAMS
+    streams = [connection.begin() for _ in range(gate.STREAMS)]
+    connection.push(streams, MB, 5.0, whole=False)
+    assert sum(connection.sent.values()) <= gate.STREAMS * 2 * gate.AHEAD_BYTES
+
+
+# With one -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_registered_node_is_served(server: Server) -> None:
+    node = server.node()
+    assert node.beat()
+    assert not node.stub.PullMessages(PullMessagesRequest(node=node.node), timeout=20).messages_list
+    assert not node.push(5 * MB)  # of no reply that is under way
+    assert server.refused() == set()
+
+
+def test_parts_of_a_large_model_go_through(server: Server) -> None:
+    node = server.node()
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(node.push, [5 * MB] * 20)) == [False] * 20
+    assert server.refused() == set()
+
+
+def test_a_slow_body_of_a_node_is_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.2)
+    node = server.node()
+    assert node.beat()
+    connection = server.stranger.http2()
+    stream = connection.begin("/flwr.proto.Fleet/PushObject", node.head())
+    for _ in range(3):
+        connection.push([stream], MB, 0.3, whole=False)
+        server.look_for(0.3)
+    assert connection.sent[stream] == MB + 4
+    assert not connection.ended
+    assert not connection.gone
+    connection.push([stream], MB, 5.0, whole=True)
+    connection.read(5.0)
+    assert connection.ended == {stream}
+    assert node.beat()
+
+
+@pytest.mark.parametrize("size", [gate.SMALL_CALL // 2, gate.SMALL_CALL + 1])
+def test_only_parts_of_replies_are_large(server: Server, size: int) -> None:
+    node = server.node()
+    call = node.channel.unary_unary("/flwr.proto.Fleet/PullMessages")
+    filled = PullMessagesRequest(node=node.node).SerializeToString() + b"\xfa\x7f" + _varint(size) + bytes(size)
+    if size > gate.SMALL_CALL:
+        assert refusal(lambda: call(filled, timeout=20)).code() == StatusCode.RESOURCE_EXHAUSTED
+    else:
+        assert call(filled, timeout=20) == b""
+    assert refusal(lambda: node.push(LARGEST_CALL)).code() == StatusCode.RESOURCE_EXHAUSTED
+    assert node.beat()
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number & 127 | 128, number >> 7 & 127 | 128, number >> 14])
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xff\xff"])
+def test_a_body_that_says_nothing_is_an_error(server: Server, content: bytes) -> None:
+    node = server.node()
+    call = node.channel.unary_unary("/flwr.proto.Fleet/PullMessages")
+    assert refusal(lambda: call(content, timeout=20)).code() in (
+        StatusCode.INVALID_ARGUMENT,
+        StatusCode.UNAUTHENTICATED,
+    )
+    assert node.beat()
+
+
+def test_what_is_compressed_is_not_blown_up(server: Server) -> None:
+    node = server.node(compression=grpc.Compression.Gzip)
+    assert refusal(lambda: node.push(MB)).code() == StatusCode.INVALID_ARGUMENT
+    assert server.node().beat()
+
+
+def test_a_connection_has_a_few_bodies_under_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, most, lock, go = [0], [0], threading.Lock(), threading.Event()
+
+    def hold(*given: Any) -> Any:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        go.wait(20)
+        with lock:
+            inside[0] -= 1
+        return fleet.PushObjectResponse(stored=False)
+
+    monkeypatch.setattr(server.fleet, "_push_part", hold)
+    monkeypatch.setattr(server.fleet, "_in_turn", lambda call, *given: call(*given))
+    node, other = server.node(), server.node()
+    with ThreadPoolExecutor(12) as threads:
+        pushes = [threads.submit(node.push, 1000) for _ in range(6)]
+        wait_until(lambda: inside[0] >= 2, 20, lambda: str(inside))
+        assert node.beat()  # its sign of life does not wait behind its replies
+        pushes += [threads.submit(other.push, 1000) for _ in range(2)]
+        wait_until(lambda: inside[0] >= 4, 20, lambda: str(inside))
+        go.set()
+        assert not any(push.result() for push in pushes)
+    assert most[0] == 4
+
+
+# Connections --------------------------------------------------------------------------------------------------------
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.settimeout(0.01)
+    try:
+        return bool(connection.recv(1 << 16))
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
+def test_connections_end_on_which_nobody_shows_a_key(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STRANGER_SECONDS", 1.0)
+    node = server.node()
+    assert node.beat()
+    silent, shaken, half = server.stranger.plain(), server.stranger.tls("h2"), server.stranger.plain()
+    half.sendall(b"\x16\x03\x01")
+    talking = server.stranger.http2()
+    server.connections.look()
+    until = time.monotonic() + 20
+    while time.monotonic() < until and not (talking.gone and not any(is_open(each) for each in (silent, shaken, half))):
+        talking.begin()  # which is refused, and keeps nothing
+        talking.read(0.01)
+        server.connections.look()
+    assert talking.gone
+    assert not any(is_open(each) for each in (silent, shaken, half))
+    assert "refused: a connection without a credential" in server.refused()
+    assert node.beat()
+
+
+def test_beyond_a_number_the_oldest_strangers_go_and_clients_stay(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = server.node()
+    assert early.beat()
+    opened = list[socket.socket]()
+    for _ in range(DESCRIPTORS // 5 + 20):
+        opened.append(server.stranger.plain())
+        if len(opened) % 50 == 0:
+            server.look_for(0.1)
+    server.look_for(0.5)
+    late = server.node()
+    assert late.beat()
+    states = [is_open(each) for each in opened]
+    assert states.count(False) >= 20
+    assert not any(states[:15])
+    assert all(states[-15:])
+    assert early.beat()
+
+
+def test_there_are_no_more_connections_than_half_of_the_descriptors(server: Server) -> None:
+    with contextlib.suppress(OSError):
+        for _ in range(server.connections.most + 50):
+            server.stranger.plain()
+    wait_until(lambda: sum(1 for _ in server.connections._connected()) >= server.connections.most - 5, 20)
+    time.sleep(0.5)
+    assert sum(1 for _ in server.connections._connected()) <= server.connections.most
+
+
+def test_a_client_may_have_a_few_connections(server: Server) -> None:
+    node = server.node()
+    again = [server.caller(node.key, node.node.node_id) for _ in range(8)]
+    for each in (node, *again):
+        assert each.beat()
+        server.connections.look()
+    server.look_for(0.5)
+    assert sum(1 for _ in server.connections._connected()) <= connections.CONNECTIONS_OF_ONE_KEY
+    assert again[-1].beat()
+
+
+@pytest.mark.parametrize("number", [20, 200])
+def test_clients_behind_one_address_all_come_in(server: Server, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(connections, "STRANGER_SECONDS", 30.0)
+    nodes = [server.node() for _ in range(number)]
+    looking = threading.Event()
+
+    def look() -> None:
+        while not looking.wait(0.05):
+            server.connections.look()
+
+    watch = threading.Thread(target=look)
+    watch.start()
+    try:
+        with ThreadPoolExecutor(20) as threads:
+            assert all(threads.map(lambda node: node.beat(), nodes))
+            assert all(threads.map(lambda node: node.beat(), nodes))
+    finally:
+        looking.set()
+        watch.join()
+    assert sum(1 for _ in server.connections._connected()) == number
+    assert server.refused() == set()
+
+
+@pytest.mark.parametrize(
+    ("written", "peer"),
+    [
+        ("ipv4:192.0.2.7:4711", ("192.0.2.7", 4711)),
+        ("ipv6:%5B2001:db8::7%5D:4711", ("2001:db8::7", 4711)),
+        ("ipv6:[::1]:80", ("::1", 80)),
+    ],
+)
+def test_a_peer_is_read_as_grpc_writes_it(written: str, peer: tuple[str, int]) -> None:
+    assert host_and_port(written) == peer
