@@ -15,7 +15,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -72,7 +72,7 @@ class Connections:
     """
 
     def __init__(self, ports: Mapping[int, int], descriptors: int, refusals: Refusals) -> None:
-        self._refusals = refusals
+        self._most_descriptors, self._refusals = descriptors, refusals
         self.most = descriptors // 2
         self._most_strangers = {port: min(most, descriptors // 5) for port, most in ports.items()}
         self._lock = threading.Lock()
@@ -104,31 +104,33 @@ class Connections:
         with self._lock:
             admitted = dict(self._admitted)
         now, connected = time.monotonic(), dict(self._connected())
-        # Oldest first: a connection keeps its place in the order in which it was first seen.
         self._since = {place: since for place, since in self._since.items() if place in connected}
-        self._since |= {place: now for place in connected if place not in self._since}
+        self._since |= {place: now for place in connected if place not in self._since}  # so the oldest stay first
         with self._lock:
             for place in admitted:  # not those that were admitted since: they may be newer than the list
                 if place not in connected:
                     del self._admitted[place]
             admitted = dict(self._admitted)
             dismissed, self._dismissed = self._dismissed, set()
+        for place in self._strangers_to_close(admitted, now):
+            self._close(connected[place], place)
+            self._refusals.note("a connection without a credential", port=str(place.port), peer=place.peer)
+        for place in [*(dismissed & connected.keys() - admitted.keys()), *self._too_many_of_one_key(admitted)]:
+            self._close(connected[place], place)
+
+    def _strangers_to_close(self, admitted: Mapping[Place, int], now: float) -> Iterator[Place]:
         for port, most in self._most_strangers.items():
             strangers = [place for place in self._since if place.port == port and place not in admitted]
-            too_many = len(strangers) - most
             for number, place in enumerate(strangers):
-                if number < too_many or now - self._since[place] > STRANGER_SECONDS:
-                    self._close(connected[place], place)
-                    self._refusals.note("a connection without a credential", port=str(port), peer=place.peer)
-                elif place in dismissed:
-                    self._close(connected[place], place)
+                if number < len(strangers) - most or now - self._since[place] > STRANGER_SECONDS:
+                    yield place
+
+    def _too_many_of_one_key(self, admitted: Mapping[Place, int]) -> list[Place]:
         of_one: dict[int, list[Place]] = {}
         for place in self._since:
             if node_id := admitted.get(place):
                 of_one.setdefault(node_id, []).append(place)
-        for places in of_one.values():
-            for place in places[:-CONNECTIONS_OF_ONE_KEY]:
-                self._close(connected[place], place)
+        return [place for places in of_one.values() for place in places[:-CONNECTIONS_OF_ONE_KEY]]
 
     def _connected(self) -> Iterator[tuple[Place, int]]:
         """Give this process's connections to the ports, and their descriptors, the oldest first.
@@ -136,13 +138,19 @@ class Connections:
         The system numbers sockets, more or less, in the order in which it makes them; descriptors are used again.
         """
         found = list[tuple[int, Place, int]]()
-        for descriptor in [int(file.name) for file in Path("/dev/fd").iterdir()]:
+        for descriptor in self._descriptors():
             place = self._place_of(descriptor)
             with contextlib.suppress(OSError):  # it was closed in the meantime
                 if place is not None:
                     found.append((os.fstat(descriptor).st_ino, place, descriptor))
         for _, place, descriptor in sorted(found):
             yield place, descriptor
+
+    def _descriptors(self) -> Iterable[int]:
+        try:
+            return [int(file.name) for file in Path("/dev/fd").iterdir()]
+        except OSError:  # none is left to look with: all numbers are looked at, whether they are in use or not
+            return range(self._most_descriptors)
 
     def _place_of(self, descriptor: int) -> Place | None:
         """Return the connection that a descriptor is, None where it is none of the ports'."""

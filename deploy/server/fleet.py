@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import OrderedDict
@@ -79,6 +80,7 @@ WITH RECURSIVE above (object_id) AS (
 SELECT 1 FROM message_ins WHERE dst_node_id = :node_id AND message_id IN (SELECT object_id FROM above)"""
 """An object is a node's to receive if it is a message to this node, or a part of one."""
 
+HAS_MESSAGE = "SELECT 1 FROM message_ins WHERE message_id IN (SELECT value FROM json_each(:ids))"
 IS_KNOWN = "SELECT 1 FROM objects WHERE object_id = :object_id"
 
 LOST = """
@@ -285,6 +287,10 @@ class GuardedFleet(FleetServicer):
         if count(request.message_object_trees[0], objects) > objects:
             self._answer_in_its_place(reply, f"a reply of more than the {objects} objects that its message allows")
             return _taken(reply)
+        if self._query(HAS_MESSAGE, ids=json.dumps(identifiers(request.message_object_trees[0]))):
+            # What stands below a message that was received may be pulled by whom it is for: another's parts, say.
+            self._note_refused(reply.src_node_id, "a reply with a message as a part")
+            context.abort(StatusCode.INVALID_ARGUMENT, "no message is a part of a reply")
         if request.messages_list[0].ByteSize() > LARGEST_HEAD:
             self._answer_in_its_place(reply, "a reply with content in its head")
             return _taken(reply)
@@ -406,6 +412,16 @@ def count(tree: ObjectTree, most: int) -> int:
         number += 1
         left.extend(left.pop().children)
     return number
+
+
+def identifiers(tree: ObjectTree) -> list[str]:
+    """Return the ids of all objects of a tree."""
+    found, left = list[str](), [tree]
+    while left:
+        below = left.pop()
+        found.append(below.object_id)
+        left.extend(below.children)
+    return found
 
 
 def _metadata(row: dict[str, Any]) -> Metadata:

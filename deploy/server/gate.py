@@ -99,22 +99,25 @@ class KeyFirst(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no type
             return handler.unary_unary(None, context)
         key = get_metadata_bytes(context.invocation_metadata(), PUBLIC_KEY_HEADER) or b""
         node_id = self._fleet.node_of(key)
-        if node_id is None and call == "ActivateNode":  # Flower says what a client must do that is not enrolled
+        if node_id is not None:
+            self._connections.admit(self._port, *host_and_port(context.peer()), node_id)
+            return self._serve(call, node_id, handler, bodies, context)
+        if call == "ActivateNode":  # Flower says what a client must do that is not enrolled
             return handler.unary_unary(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0), context)
-        if node_id is None:
-            self._refusals.note("a call of the fleet API with an unregistered key", peer=context.peer())
-            context.abort(StatusCode.UNAUTHENTICATED, "Invalid node ID")  # Flower's words
-            raise RuntimeError("a call that was aborted goes on")
-        self._connections.admit(self._port, *host_and_port(context.peer()), node_id)
+        self._refusals.note("a call of the fleet API with an unregistered key", peer=context.peer())
+        return context.abort(StatusCode.UNAUTHENTICATED, "Invalid node ID")  # Flower's words
+
+    def _serve(self, call: str, node_id: int, handler: Any, bodies: Iterator[bytes], context: ServicerContext) -> Any:
+        """Take in a registered node's call, when it is its connection's turn, and answer it."""
         try:
             if call in PUSHES:
                 with self._large.of(context.peer()):
                     return handler.unary_unary(_request(handler, bodies, LARGEST_CALL, context), context)
-            with self._small.of(context.peer()):
+            with self._small.of(context.peer()):  # a turn of its own: signs of life do not wait behind a slow reply
                 request = _request(handler, bodies, SMALL_CALL, context)
             return handler.unary_unary(request, context)
         except TooManyCallsError:
-            self._fleet.turn_away(node_id, context)
+            return self._fleet.turn_away(node_id, context)
 
 
 def _request(handler: Any, bodies: Iterator[bytes], most: int, context: ServicerContext) -> Any:
@@ -125,7 +128,7 @@ def _request(handler: Any, bodies: Iterator[bytes], most: int, context: Servicer
     try:
         return handler.request_deserializer(body)
     except DecodeError:
-        context.abort(StatusCode.INVALID_ARGUMENT, "the call cannot be read")
+        return context.abort(StatusCode.INVALID_ARGUMENT, "the call cannot be read")
 
 
 def host_and_port(peer: str) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from flwr.common.constant import NOOP_FLWR_AID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 from flwr.proto.task_pb2 import Task
@@ -441,6 +441,74 @@ def test_a_node_that_was_receiving_while_the_superlink_was_started_again_is_not_
     assert not place.fleet.PullMessages(pull(place.node), Call()).messages_list
     assert all(place.push(reply_to(asked)))
     assert len(place.link.answers(asked)) == 1
+
+
+# Whose message ------------------------------------------------------------------------------------------------------
+
+
+def pulled_part(place: Place, node: int, object_id: str) -> bytes | None:
+    request = PullObjectRequest(node=Node(node_id=node), run_id=place.run, object_id=object_id)
+    answer = place.fleet.PullObject(request, Call())
+    return answer.object_content if answer.object_found else None
+
+
+def confirmed(place: Place, node: int, message_id: str) -> None:
+    request = ConfirmMessageReceivedRequest(node=Node(node_id=node), run_id=place.run, message_object_id=message_id)
+    place.fleet.ConfirmMessageReceived(request, Call())
+
+
+def test_another_nodes_message_can_be_neither_pulled_nor_deleted(place: Place) -> None:
+    theirs = place.send(arrays=3)
+    mine = place.link.send(place.run, place.other, arrays=1, size=7)
+    for object_id in parts(theirs):
+        assert pulled_part(place, place.other, object_id) is None
+        confirmed(place, place.other, object_id)
+    assert {object_id: pulled_part(place, place.node, object_id) for object_id in parts(theirs)} == parts(theirs)
+    assert {object_id: pulled_part(place, place.other, object_id) for object_id in parts(mine)} == parts(mine)
+    assert place.refused() == ["refused: a call for what is another client's"]
+
+
+def test_parts_that_two_messages_share_go_to_both(place: Place) -> None:
+    ours, theirs = place.send(), place.link.send(place.run, place.other)
+    shared = parts(ours).keys() & parts(theirs).keys()
+    assert shared
+    for node in (place.node, place.other):
+        assert all(pulled_part(place, node, object_id) for object_id in shared)
+    confirmed(place, place.node, ours.metadata.message_id)
+    assert all(pulled_part(place, place.other, object_id) for object_id in parts(theirs))
+    assert all(pulled_part(place, place.node, object_id) is None for object_id in shared)
+
+
+def test_another_nodes_reply_can_be_neither_pulled_nor_deleted(place: Place) -> None:
+    reply = reply_to(place.send(), arrays=2)
+    assert all(place.push(reply))
+    for object_id in parts(reply):
+        assert pulled_part(place, place.other, object_id) is None
+        confirmed(place, place.other, object_id)
+    assert {object_id: place.link.state.get_object(place.run, object_id) for object_id in parts(reply)} == parts(reply)
+
+
+def test_what_is_over_is_neither_handed_out_nor_noted(place: Place) -> None:
+    asked = place.send()
+    place.fleet.ConfirmMessageReceived(confirm(asked), Call())
+    place.fleet.ConfirmMessageReceived(confirm(asked), Call())
+    assert pulled_part(place, place.node, asked.metadata.message_id) is None
+    assert pulled_part(place, place.node, "f" * 64) is None
+    assert place.refused() == []
+
+
+def test_a_received_message_does_not_open_another_nodes(place: Place) -> None:
+    """Its id may be registered once more, by a reply that names it as a part, with another's message below it."""
+    mine, second = place.send(), place.send(size=101)
+    theirs = place.link.send(place.run, place.other, arrays=2, size=9)
+    place.fleet.ConfirmMessageReceived(confirm(mine), Call())
+    reply = reply_to(second)
+    tree = ObjectTree(object_id=reply.metadata.message_id)
+    tree.children.add(object_id=mine.metadata.message_id).children.add(object_id=theirs.metadata.message_id)
+    with pytest.raises(AbortedError, match="INVALID_ARGUMENT: no message is a part of a reply"):
+        place.fleet.PushMessages(head(reply, tree=tree), Call())
+    assert pulled_part(place, place.node, theirs.metadata.message_id) is None
+    assert "refused: a reply with a message as a part" in place.refused()
 
 
 # Waiting for messages -----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import NodeAuthServerInterceptor
 from flwr.supercore.date import now
@@ -39,8 +39,8 @@ from fairbloom.deploy.server.fleet import LARGEST_CALL, GuardedFleet
 from fairbloom.deploy.server.gate import fleet_server, host_and_port
 from fairbloom.deploy.server.post import Post
 from fairbloom.deploy.server.refusals import Refusals
-from tests.attacks.strangers import Http2, Stranger
-from tests.deploy.state import SuperLinkState
+from tests.attacks.strangers import Http2, Stranger, descriptors
+from tests.deploy.state import SuperLinkState, parts
 from tests.deploy.test_fleet import Known
 
 MB = 1 << 20
@@ -146,9 +146,18 @@ class Caller:
         request = ActivateNodeRequest(public_key=public_key_to_bytes(self.key.public_key()), heartbeat_interval=30.0)
         return self.stub.ActivateNode(request, timeout=60)
 
-    def push(self, size: int, **given: Any) -> bool:
+    def push(self, size: int) -> bool:
         request = PushObjectRequest(node=self.node, object_id="0" * 64, object_content=bytes(size))
-        return bool(self.stub.PushObject(request, timeout=60, **given).stored)
+        return bool(self.stub.PushObject(request, timeout=60).stored)
+
+    def pull(self, run: int, object_id: str) -> bytes | None:
+        request = PullObjectRequest(node=self.node, run_id=run, object_id=object_id)
+        answer = self.stub.PullObject(request, timeout=60)
+        return answer.object_content if answer.object_found else None
+
+    def confirm(self, run: int, object_id: str) -> None:
+        request = ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=object_id)
+        self.stub.ConfirmMessageReceived(request, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -315,6 +324,19 @@ def test_a_connection_has_a_few_bodies_under_way(server: Server, monkeypatch: py
     assert most[0] == 4
 
 
+def test_a_node_gets_nothing_of_another_nodes_message(server: Server) -> None:
+    honest, other = server.node(), server.node()
+    run = server.link.run()
+    message = server.link.send(run, honest.node.node_id, arrays=2)
+    for object_id in parts(message):
+        assert other.pull(run, object_id) is None
+        other.confirm(run, object_id)
+    assert {object_id: honest.pull(run, object_id) for object_id in parts(message)} == parts(message)
+    honest.confirm(run, message.metadata.message_id)
+    assert honest.pull(run, message.metadata.message_id) is None
+    assert server.refused() == {"refused: a call for what is another client's"}
+
+
 # Connections --------------------------------------------------------------------------------------------------------
 
 
@@ -365,6 +387,22 @@ def test_beyond_a_number_the_oldest_strangers_go_and_clients_stay(
     assert not any(states[:15])
     assert all(states[-15:])
     assert early.beat()
+
+
+def test_strangers_go_even_where_no_descriptor_is_left(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.0)
+    stranger = server.stranger.plain()
+    wait_until(lambda: bool(dict(server.connections._connected())), 20)
+    server.connections.look()
+    time.sleep(0.1)
+    highest = max(int(file.name) for file in Path("/dev/fd").iterdir())
+    with contextlib.ExitStack() as held:
+        held.enter_context(descriptors(highest + 3))
+        with contextlib.suppress(OSError):
+            while True:
+                held.enter_context(Path("/dev/null").open())
+        server.connections.look()
+    assert not is_open(stranger)
 
 
 def test_there_are_no_more_connections_than_half_of_the_descriptors(server: Server) -> None:
