@@ -232,7 +232,7 @@ class GuardedFleet(FleetServicer):
     def _pull_part(self, request: PullObjectRequest, context: ServicerContext) -> PullObjectResponse:
         if not self._may_receive(request.node.node_id, request.object_id):
             return PullObjectResponse(object_found=False, object_available=False)
-        return cast(PullObjectResponse, super().PullObject(request, context))
+        return super().PullObject(request, context)
 
     def _may_receive(self, node_id: int, object_id: str) -> bool:
         """Return whether a message, or a part of one, is for this node; note an attempt to get another's."""

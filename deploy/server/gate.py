@@ -11,7 +11,7 @@ import grpc
 from flwr.common.constant import PUBLIC_KEY_HEADER
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.supercore.utils import get_metadata_bytes
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from grpc import ServicerContext, StatusCode
 
 from .connections import Connections
