@@ -1,6 +1,7 @@
 """The fleet API's server: whose call's body is taken in, how much of it, and whose connections last."""
 
 import contextlib
+import resource
 import socket
 import threading
 import time
@@ -446,6 +447,15 @@ def test_clients_behind_one_address_all_come_in(server: Server, monkeypatch: pyt
         watch.join()
     assert sum(1 for _ in server.connections._connected()) == number
     assert server.refused() == set()
+
+
+def test_all_descriptors_are_taken_that_the_system_allows() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = connections.MOST_DESCRIPTORS
+    allowed = allowed if hard == resource.RLIM_INFINITY else min(hard, allowed)
+    with descriptors(500):
+        assert connections.raise_descriptors() == allowed
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (allowed, hard)
 
 
 @pytest.mark.parametrize(
