@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import grpc
 from flwr.common.constant import PUBLIC_KEY_HEADER
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.supercore.error import rpc_error_translator
 from flwr.supercore.utils import get_metadata_bytes
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from grpc import ServicerContext, StatusCode
@@ -98,7 +99,8 @@ class KeyFirst(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no type
             self._refusals.note("a call of the fleet API without a key", peer=context.peer())
             return handler.unary_unary(None, context)
         key = get_metadata_bytes(context.invocation_metadata(), PUBLIC_KEY_HEADER) or b""
-        node_id = self._fleet.node_of(key)
+        with rpc_error_translator(context, call):  # as for what Flower's own handlers ask of the database
+            node_id = self._fleet.node_of(key)
         if node_id is not None:
             self._connections.admit(self._port, *host_and_port(context.peer()), node_id)
             return self._serve(call, node_id, handler, bodies, context)

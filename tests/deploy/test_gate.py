@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -23,6 +24,7 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequ
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import NodeAuthServerInterceptor
 from flwr.supercore.date import now
+from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.interceptors import (
     RpcErrorTranslationServerInterceptor,
     RuntimeVersionClientInterceptor,
@@ -227,6 +229,17 @@ def test_many_calls_on_a_connection_hold_little(server: Server) -> None:
     streams = [connection.begin() for _ in range(gate.STREAMS)]
     connection.push(streams, MB, 5.0, whole=False)
     assert sum(connection.sent.values()) <= gate.STREAMS * 2 * gate.AHEAD_BYTES
+
+
+def test_a_client_tries_again_while_the_database_cannot_say_whose_key_it_is(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = server.node()
+    with monkeypatch.context() as patch:
+        fault = FlowerError(ApiErrorCode.LINKSTATE_NOT_INITIALIZED, "the database: locked")
+        patch.setattr(server.fleet, "node_of", Mock(side_effect=fault))
+        assert refusal(node.beat).code() == StatusCode.UNAVAILABLE
+    assert node.beat()
 
 
 # With one -----------------------------------------------------------------------------------------------------------
