@@ -224,5 +224,5 @@ def test_connections_end_that_show_no_credential_in_time(there: Deployment, flee
 
 def test_all_of_it_is_a_few_lines_in_the_audit_log(there: Deployment) -> None:
     lines = [line for line in refused(there).splitlines() if '"refused' in line]
-    assert 3 <= len(lines) < 40
+    assert 0 < len(lines) < 40
     there.fairbloom("deploy", "status")
