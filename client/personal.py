@@ -1,20 +1,34 @@
 """Personal models of a client: the last one in memory, and a few on disk where it has a folder.
 
-Each is stored with the round that made it, and up to two earlier ones are kept. So the rounds since the server's last
-two checkpoints start from the same personal models as the first time when they are run again, because the server went
-down and had to go back to the checkpoint before its last.
+Each is stored with the round that made it and a checksum, and up to two earlier ones are kept. So the rounds since the
+server's last two checkpoints start from the same personal models as the first time when they are run again, because the
+server went down and had to go back to the checkpoint before its last.
 """
 
+import hashlib
+import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
+
+from fairbloom.files import make_folder, write_whole
 
 from .settings import FINGERPRINT, fingerprint
 
 StateDict = dict[str, Tensor]
+
+FOLDER = re.compile(r"(?![.%])[^/\\\x00-\x1f\x7f]+")
+"""A client's name that is the name of its folder as well; any other has a folder that is called after its checksum."""
+
+LONGEST_FOLDER = 200
+"""Bytes of a folder's name; no file system takes more than 255."""
+
+log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 class PersonalModels:
@@ -43,8 +57,15 @@ class PersonalModels:
         if self.last is not None and self.last[0] < number:
             return self.last[1]
         files = {int(path.stem): path for path in self._files()}
-        earlier = [made for made in files if made < number]
-        return load_file(files[max(earlier)]) if earlier else None
+        for made in sorted((made for made in files if made < number), reverse=True):
+            model = load_model(files[made])
+            if model is not None:
+                return model
+            damaged = files[made].replace(files[made].with_suffix(".damaged"))
+            log.warning(
+                "%s does not hold what was written: an earlier personal model is taken, if there is one", damaged
+            )
+        return None
 
     def keep(self, number: int, model: StateDict) -> None:
         """Keep the model of round `number` in memory, and on disk where each is stored at once."""
@@ -58,32 +79,60 @@ class PersonalModels:
         if self.last is None or self._folder is None or self._stored:
             return
         number, model = self.last
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self._folder)
         earlier = [int(path.stem) for path in self._files() if int(path.stem) < since]
-        draft = self._folder / ".draft"
-        draft.write_bytes(save({name: tensor.contiguous() for name, tensor in model.items()}))
-        draft.replace(self._folder / f"{number}.safetensors")
+        save_model(self._folder / f"{number}.safetensors", model)
         self._stored = True
         for path in self._files():
             if int(path.stem) not in range(since, number + 1) and int(path.stem) != max(earlier, default=number):
                 path.unlink()
+        for draft in self._folder.glob(".*.draft"):  # of a process that was killed
+            draft.unlink()
 
     def _files(self) -> list[Path]:
         return [] if self._folder is None else list(self._folder.glob("[0-9]*.safetensors"))
 
 
+def save_model(path: Path, model: StateDict) -> None:
+    """Write a model whole, with a checksum of it."""
+    tensors = {name: tensor.contiguous() for name, tensor in model.items()}
+    write_whole(path, save(tensors, metadata={"sha256": _checksum(tensors)}))
+
+
+def load_model(path: Path) -> StateDict | None:
+    """Return the model that `save_model` wrote, None where the file is not as it was written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is not iterable)
+            written = (file.metadata() or {}).get("sha256")
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError):  # all that flipped bits lead to
+        return None
+    return tensors if written == _checksum(tensors) else None
+
+
+def _checksum(tensors: StateDict) -> str:
+    return hashlib.sha256(save(tensors)).hexdigest()
+
+
+def folder_name(client: str) -> str:
+    """Return what the folder of a client is called: its name, or where that might be a path, a checksum of it."""
+    if FOLDER.fullmatch(client) and len(client.encode()) <= LONGEST_FOLDER:
+        return client
+    return f"%{hashlib.sha256(client.encode()).hexdigest()[:32]}"
+
+
 def state_folder(settings: Mapping[str, Any]) -> Path | None:
-    """Return where clients keep their personal models in runs with these settings, each in a folder of its name.
+    """Return where clients keep their personal models in these runs, each in a folder of its `folder_name`.
 
     None where they keep none.
     """
     state_dir = settings.get("state-dir", "")
     if not state_dir:
         return None
-    return Path(str(state_dir)) / str(settings.get(FINGERPRINT) or fingerprint(settings))
+    return Path(str(state_dir)) / folder_name(str(settings.get(FINGERPRINT) or fingerprint(settings)))
 
 
 def folder_of(settings: Mapping[str, Any], client: str) -> Path | None:
     """Return where a client keeps its personal models in runs with these settings, None where it keeps none."""
     folder = state_folder(settings)
-    return None if folder is None else folder / client
+    return None if folder is None else folder / folder_name(client)

@@ -9,8 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairbloom.files import write_whole
 from fairbloom.protocol.scores import ACCURACY, Score
-from fairbloom.server.files import RunFolderError, write_whole, written
+from fairbloom.server.files import RunFolderError, written
 from fairbloom.server.records import is_finished
 from fairbloom.server.rows import as_csv
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairbloom.errors import FairbloomError
+from fairbloom.files import write_whole
 from fairbloom.protocol.settings import SettingsError, Value
-from fairbloom.server.files import write_whole, written
+from fairbloom.server.files import written
 from fairbloom.server.rows import as_csv
 from fairbloom.simulation.processes import processors_here
 

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from .files import RunFolderError, write_whole
+from fairbloom.files import write_whole
+
+from .files import RunFolderError
 
 Arrays = Mapping[str, NDArray[Any]]
 

@@ -1,6 +1,5 @@
-"""The files of a run folder: each is written whole or not at all, and what a disk refuses is said in one line."""
+"""The files of a run folder: what a disk refuses is said in one line."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,20 +9,6 @@ from fairbloom.errors import FairbloomError
 
 class RunFolderError(FairbloomError):
     """A run folder that cannot be used, or a file in it that cannot be read or written."""
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that, whatever happens, either the old or the new content is there."""
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager

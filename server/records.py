@@ -17,12 +17,13 @@ import numpy as np
 import tomli_w
 
 from fairbloom import __version__
+from fairbloom.files import write_whole
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
 
 from .checkpoint import Arrays, checkpoints, load_last, load_model, save_model, save_round
-from .files import RunFolderError, check_place, usable, write_whole, written
+from .files import RunFolderError, check_place, usable, written
 from .lock import LOCK
 from .rows import Row, Table, client_columns, client_rows, furthest_round, round_columns, round_row
 from .settings import default_config, may_differ, may_grow

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from fairbloom.files import write_whole
 from fairbloom.protocol import names
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.rounds.method import Method
@@ -16,7 +17,7 @@ from fairbloom.rounds.round import Round
 
 from .checkpoint import KEPT
 from .fairness import percent_improved, summarize
-from .files import RunFolderError, write_whole
+from .files import RunFolderError
 
 MEASURES = tuple(summarize({"anyone": 1.0}))
 """The measures of fairness that rounds.csv has of the score."""

@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from fairbloom.client.device import choose
 from fairbloom.client.local import Local, Metrics, Update, about, loaded
-from fairbloom.client.personal import PersonalModels, StateDict, state_folder
+from fairbloom.client.personal import PersonalModels, StateDict, folder_name, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import AGREED
 from fairbloom.protocol.settings import complete, words
@@ -140,7 +140,7 @@ class LocalClients(ABC):
     def personal(self, name: str) -> PersonalModels:
         """Return the personal models of a client."""
         if name not in self._personal:
-            folder = None if self._state_folder is None else self._state_folder / name
+            folder = None if self._state_folder is None else self._state_folder / folder_name(name)
             self._personal[name] = PersonalModels(folder, stored_at_once=False)
         self._personal.move_to_end(name)
         return self._personal[name]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from fairbloom.files import write_whole
 from fairbloom.server.checkpoint import (
     checkpoints,
     load_checkpoint,
@@ -28,7 +29,7 @@ from fairbloom.server.checkpoint import (
     save_model,
     save_round,
 )
-from fairbloom.server.files import RunFolderError, write_whole
+from fairbloom.server.files import RunFolderError
 
 arrays = arrays_of.arrays(
     st.sampled_from((np.float32, np.float64, np.int64, np.uint8, np.bool_)),
