@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import WORK, Terms
-from fairbloom.tasks import find_task, forget_own_tasks
+from fairbloom.tasks import TASKS, find_task, forget_own_tasks
 
 from .packing import packing
 
@@ -35,9 +34,6 @@ PERSONAL_MODEL, ABOUT_PERSONAL, ROUND = "personal-model", "personal", "round"
 OWN_PLACES = ("state-dir", "data-dir")
 """Where this device keeps things: its owner says it in the node config, which wins over a run's settings."""
 
-QUOTED = re.compile(r"(column )?('[^']*'|\"[^\"]*\")")
-"""In an error about a client's files, what is in quotes is a cell's content, except behind the word column."""
-
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 app = ClientApp(mods=[packing])
@@ -45,17 +41,20 @@ app = ClientApp(mods=[packing])
 
 @contextmanager
 def discreet(context: Context) -> Iterator[None]:
-    """Keep what a device's own files hold from being told: an error's values and paths stay in its own log."""
+    """Let no error of a deployed client quote its data: the server is told words that were written for it.
+
+    An error of a task of ours that reads no files of the client's own is about settings and may be told in full.
+    """
     try:
         yield
-    except FairbloomError as error:
-        config, _, _ = _who(context)
-        if "num-partitions" in context.node_config or not find_task(str(config["task"])).own_clients:
+    except Exception as error:
+        if not is_deployed(context):
             raise
-        log.error("the data of this client cannot be used: %s", error)
-        place = str(config.get("data-dir", ""))
-        told = str(error).replace(place, "…") if place else str(error)
-        raise FairbloomError(QUOTED.sub(lambda found: found[0] if found[1] else "'…'", told)) from None
+        mendable = isinstance(error, FairbloomError)
+        log.error("this client cannot do its work: %s", error, exc_info=not mendable)
+        known = TASKS.get(str(context.run_config.get("task")))
+        in_full = mendable and known is not None and not known.own_clients
+        raise ReportableError(str(error) if in_full else reportable(error)) from None
 
 
 @app.query()
@@ -74,26 +73,25 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the received model on the local training set; reply with it and the metrics that were asked for."""
-    terms = _terms(message)
     with discreet(context):
+        terms = _terms(message)
         local = local_of(context, terms.agreed)
-    update = local.train(_model(message), terms)
+        update = local.train(_model(message), terms)
+        keep_personal(context, local.personal.last)
     content = RecordDict({wire.ARRAYS: _record(update.arrays), wire.METRICS: MetricRecord({**update.metrics})})
     if update.snapshot:
         content[wire.SNAPSHOT] = _record(update.snapshot)
     if terms.work:
         content[wire.CLIENT] = ConfigRecord({wire.HONOURS: list(WORK)})
-    keep_personal(context, local.personal.last)
     return Message(content, reply_to=message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Measure the received model on the local test set, and on the training set where that is asked for."""
-    terms = _terms(message)
     with discreet(context):
-        local = local_of(context, terms.agreed)
-    metrics = local.evaluate(_model(message), terms)
+        terms = _terms(message)
+        metrics = local_of(context, terms.agreed).evaluate(_model(message), terms)
     return Message(RecordDict({wire.METRICS: MetricRecord({**metrics})}), reply_to=message)
 
 
@@ -101,6 +99,15 @@ def evaluate(message: Message, context: Context) -> Message:
 def begin_run(run_id: int) -> None:
     """Load a user's own task anew for the first message of another run: its files may have changed since the last."""
     forget_own_tasks()
+
+
+def is_deployed(context: Context) -> bool:
+    """Return whether a client works on a device of its own, so that what it replies leaves the device.
+
+    Flower's simulation is one process on one machine. It numbers its clients and gives them no folder of their own.
+    """
+    node = context.node_config
+    return "num-partitions" not in node or any(node.get(key) for key in OWN_PLACES)
 
 
 def local_of(context: Context, agreed: str = "") -> Local:
@@ -115,7 +122,7 @@ def local_of(context: Context, agreed: str = "") -> Local:
 
     config, partition, name = _who(context)
     if config.get("pooled"):
-        raise FairbloomError(
+        raise ReportableError(
             "pooled = true: the training data of all clients lie together in one process only: leave it out with "
             "deployed clients, or use fairbloom run"
         )
@@ -143,6 +150,7 @@ def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
     begin_run(context.run_id)
     node = context.node_config
     config = {**context.run_config, **{key: place for key in OWN_PLACES if (place := node.get(key))}}
+    config[wire.DEPLOYED] = is_deployed(context)
     partition, name = node.get("partition-id"), node.get("name")
     if "num-partitions" not in node and find_task(str(config["task"])).own_clients:
         partition = None  # a device's data are its own: a number that it was enrolled with chooses nothing there

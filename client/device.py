@@ -2,7 +2,7 @@
 
 import torch
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import ReportableError
 
 
 def choose(name: str) -> torch.device:
@@ -18,4 +18,4 @@ def choose(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise FairbloomError(f"device = {name!r} is not available here: auto, cpu, cuda or mps would do") from error
+        raise ReportableError(f"device = {name!r} is not available here: auto, cpu, cuda or mps would do") from error

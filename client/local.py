@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import complete
 from fairbloom.protocol.terms import Terms
@@ -194,11 +194,13 @@ def part_of(settings: Mapping[str, Any], task: Task, partition: object, name: st
     if isinstance(partition, int) and 0 <= partition < len(task.clients):
         return task.clients[partition]
     if info.own_clients:
-        raise FairbloomError(
+        raise ReportableError(
             f"data-dir = {settings['data-dir']!r} holds the data of {', '.join(task.clients)}: say which are this "
-            "client's, by name in its client.toml, or leave those alone in the folder"
+            "client's, by name in its client.toml, or leave those alone in the folder",
+            f"its data-dir holds the data of {len(task.clients)} clients, and none is called as this one: say whose "
+            "they are by name in its client.toml, or leave its own alone in the folder",
         )
-    raise FairbloomError(
+    raise ReportableError(
         f"partition-id = {partition!r} in the node config: with clients = {len(task.clients)} it must be an "
         f"integer from 0 to {len(task.clients) - 1}: set clients higher, or give this client a partition that is free"
     )

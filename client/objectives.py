@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fairbloom.errors import ReportableError
 from fairbloom.protocol.terms import Terms
 
 Transform = Callable[[Tensor], Tensor]
@@ -23,9 +24,9 @@ def transform_of(terms: Terms) -> Transform:
     if not terms.loss_transform:
         return unchanged
     if terms.loss_transform != "propfair":
-        raise ValueError(f"loss-transform = {terms.loss_transform!r} is unknown: this client knows propfair")
+        raise ReportableError(f"loss-transform = {terms.loss_transform!r} is unknown: this client knows propfair")
     if terms.propfair_baseline is None or terms.propfair_epsilon is None:
-        raise ValueError("loss-transform = 'propfair' came without propfair-baseline or propfair-epsilon")
+        raise ReportableError("loss-transform = 'propfair' came without propfair-baseline or propfair-epsilon")
     return partial(propfair, baseline=terms.propfair_baseline, epsilon=terms.propfair_epsilon)
 
 

@@ -73,7 +73,7 @@ def taken(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, A
     except SettingRefusedError:
         raise
     except FairbloomError as error:
-        raise SettingRefusedError(f"the run sets {error}") from error
+        raise SettingRefusedError(f"the run sets {getattr(error, 'reportable', error)}") from error
     chosen = {key: value for key, value in config.items() if key in kinds}
     for key, value in chosen.items():
         if not of_kind(value, kinds[key]):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import LOSS
 from fairbloom.protocol.streams import generator, seed_of
 from fairbloom.protocol.terms import Terms
@@ -153,7 +153,7 @@ def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
             each.set_state(state)
 
 
-class StragglerError(Exception):
+class StragglerError(ReportableError):
     """A client that is too slow for this round, where such clients are dropped."""
 
 
@@ -189,7 +189,7 @@ def train(
     model.train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise FairbloomError(f"the model, {_type(model)}, has no parameter to train: all are frozen (requires_grad)")
+        raise ReportableError(f"the model, {_type(model)}, has no parameter to train: all are frozen (requires_grad)")
     pulled_to = (parameters if anchor is None else anchor) if work.pull > 0.0 else []
     received = [tensor.detach().clone() for tensor in pulled_to]
     velocity = [torch.zeros_like(parameter) for parameter in parameters] if work.momentum > 0.0 else []
@@ -284,7 +284,7 @@ def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:
     """
     size = batch_of(count, work)
     if size < fewest:
-        raise FairbloomError(
+        raise ReportableError(
             f"a batch has {size} example here, of {count} to train on, and the model's BatchNorm needs {fewest}: raise "
             "batch-size, leave out clients with a single example, or put GroupNorm or LayerNorm in its place"
         )
@@ -302,7 +302,7 @@ def batch_of(count: int, work: LocalWork) -> int:
         When there is no example.
     """
     if not count:
-        raise FairbloomError("there is no training example here, so nothing can be trained: leave this client out")
+        raise ReportableError("there is no training example here, so nothing can be trained: leave this client out")
     return min(work.batch_size or count, count)
 
 
@@ -332,7 +332,7 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
     outputs = model(inputs)
     if not isinstance(outputs, Tensor):
         when = "in training" if model.training else "in evaluation"
-        raise FairbloomError(
+        raise ReportableError(
             f"the model, {_type(model)}, returns a {type(outputs).__name__} {when}: it must return one tensor, with a "
             "row for each example; an auxiliary output or a hidden state must be left out"
         )

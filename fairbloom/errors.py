@@ -1,7 +1,9 @@
 """The base of all errors that a user can mend, and what they suggest."""
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import PurePath
 
 
 class FairbloomError(ValueError):
@@ -15,6 +17,32 @@ class FairbloomError(ValueError):
 def is_expected(error: BaseException) -> bool:
     """Return whether an error is a FairbloomError, of this Fairbloom or of another one that a run has brought."""
     return any((each.__module__, each.__name__) == (__name__, FairbloomError.__name__) for each in type(error).__mro__)
+
+
+class ReportableError(FairbloomError):
+    """An error on a client whose words were written for the server to read, too.
+
+    Every other error of a deployed client stays in that client's own log, because nobody knows what its text quotes.
+
+    Attributes
+    ----------
+    reportable
+        What the server may be told. It quotes nothing of what the client's files hold; the message may.
+    """
+
+    def __init__(self, message: str, reportable: str = "") -> None:
+        super().__init__(message)
+        self.reportable = reportable or message
+
+
+def reportable(error: BaseException) -> str:
+    """Return what a server may be told of a client's error: words written for it, else the error's kind and place."""
+    words = getattr(error, "reportable", None)  # asked of any class: a bundle may bring its own copy of this module
+    if isinstance(words, str):
+        return words
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" in {PurePath(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{place}: what it says stays in this client's own log"
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

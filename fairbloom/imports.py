@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, ReportableError
 
 IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -40,9 +40,10 @@ def imported(what: str, name: str) -> Any:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
-            raise FairbloomError(
+            raise ReportableError(
                 f"{what} = {name!r}: there is no module {error.name}, neither in {here} nor among the installed "
-                "packages: go to the directory that it lies in, or install it"
+                "packages: go to the directory that it lies in, or install it",
+                f"{what} = {name!r}: there is no module {error.name} on this client: install it",
             ) from error
         raise FairbloomError(
             f"{what} = {name!r}: {module} imports {error.name}, which is not installed here: install it"

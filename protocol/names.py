@@ -18,6 +18,9 @@ ABOUT = "about"
 AGREED = "agreed"
 """What clients have agreed on about their data has this key in the terms of their work."""
 
+DEPLOYED = "deployed"
+"""A client's settings say by this whether what it tells about its data leaves the machine; no run can set it."""
+
 NUM_EXAMPLES = "num-examples"
 """This metric counts the examples of a client's training set, and in an evaluation those of its test set."""
 

@@ -262,6 +262,12 @@ KNOWN = (
                 "What columns of numbers are standardised by: each client's own mean and deviation, or common ones",
                 choices=("client", "together"),
             ),
+            TaskSetting(
+                "smallest-category",
+                5,
+                "Fewest training rows of a category that a deployed client tells by its name, and not as other",
+                lowest=1,
+            ),
         ),
         reads_folder=True,
         own_clients=True,

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.protocol.scores import ACCURACY, Score
@@ -58,6 +58,8 @@ class Setup:
     agreed
         What the clients of the run have agreed on about their data, as the task has written it; "" before they have,
         and with tasks that need no agreement.
+    deployed
+        Whether this is a device with data of its own, so that what it tells about them leaves it.
     """
 
     model: str
@@ -73,6 +75,7 @@ class Setup:
     test_share: float = 0.2
     validation_share: float = 0.0
     verify_data: bool = True
+    deployed: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Setup:
@@ -279,12 +282,13 @@ class TaskInfo:
     def check_readable(self, data_dir: str) -> None:
         """Raise FairbloomError when this machine lacks the folder that the task reads."""
         if self.reads_folder and not data_dir:
-            raise FairbloomError(
+            raise ReportableError(
                 f"task {self.name} reads its data from a folder: name it by --data-dir, or on a deployed client by "
                 "data-dir in its client.toml"
             )
         if data_dir and not Path(data_dir).exists():
-            raise FairbloomError(f"data-dir = {data_dir!r}: there is no such folder or file on this machine")
+            said = "there is no such folder or file on this machine"
+            raise ReportableError(f"data-dir = {data_dir!r}: {said}", f"its data-dir: {said}")
 
     def agreement(self, told: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
         """Return what clients agree on, by what each tells of its data, and why some cannot take part.

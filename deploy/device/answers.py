@@ -12,7 +12,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fairbloom.errors import is_expected
+from fairbloom.errors import ReportableError, is_expected, reportable
 
 from ..processes import end_with, ending
 from .bundles import BundleRefusedError, Bundles
@@ -40,7 +40,7 @@ class CrashedError(Exception):
     """The process that answered a message ended without a reply."""
 
 
-class AppError(Exception):
+class AppError(ReportableError):
     """What the app raised, in words: the exception itself may not travel, or would end this process."""
 
 
@@ -88,7 +88,7 @@ class Resident:
         except SystemExit as end:
             if self._ending.is_set():  # SIGTERM in the midst of the app: the node's end, not the app's
                 raise
-            raise AppError(f"SystemExit: {end}") from end
+            raise AppError(f"SystemExit: {end}", reportable(end)) from end
         return reply
 
 
@@ -155,7 +155,6 @@ def _answer_in_child(pipe: Connection, bundles: Bundles, fork_server: int) -> No
     except BundleRefusedError as error:
         outcome = error
     except BaseException as error:
-        if not is_expected(error):
-            log.exception("the client app raised")
-        outcome = AppError(f"{type(error).__name__}: {error}")
+        log.error("the client app raised %s", error, exc_info=not is_expected(error))
+        outcome = AppError(f"{type(error).__name__}: {error}", reportable(error))
     pipe.send(outcome)

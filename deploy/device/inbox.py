@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
-from fairbloom.errors import is_expected
+from fairbloom.errors import is_expected, reportable
 
-from .answers import Answer, AppError, CrashedError
+from .answers import Answer, CrashedError
 from .bundles import BundleRefusedError
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
 
 LOOP = "flwr.supernode.start_client_internal"
+
+NO_HANDLER = re.compile(
+    r"(ValueError: )?(No (train|evaluate|query) function registered with name '\w+'|Invalid message type: [a-z.]+)"
+)
+"""What Flower raises where an app has no handler for a message; a server that asks by QUERY knows it by these words."""
 
 log = logging.getLogger("flwr")
 
@@ -60,14 +66,17 @@ def _answered(answer: Answer, state: Any, run: Any, task_id: int, message: Messa
         code, reason = ErrorCode.INVALID_FAB, str(error)
     except CrashedError as error:
         code, reason = ErrorCode.CLIENT_APP_CRASHED, str(error)
-    except AppError as error:
-        code, reason = ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)
     except Exception as error:  # one message's failure is one error reply
-        if not is_expected(error):
-            log.exception("the client app raised")
-        code, reason = ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"
+        log.error("the client app raised %s", error, exc_info=not is_expected(error))
+        code, reason = ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason_of(error)
     log.error("answered with error %d: %s", code, reason)
     return Message(Error(code, reason), reply_to=message), None
+
+
+def reason_of(error: Exception) -> str:
+    """Return what the server is told of what the app raised: what quotes no data, and that it has no such handler."""
+    said = str(error)
+    return said if NO_HANDLER.fullmatch(said) else reportable(error)
 
 
 def _drop_tasks(state: Any) -> int:

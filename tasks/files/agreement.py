@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, ReportableError
 
 from .reading import LARGEST, LONGEST
 from .targets import Target, in_order, named
@@ -159,7 +159,7 @@ def text_of(agreed: Mapping[str, Any], told: Iterable[str], reasons: Mapping[str
 def agreement_of(agreed: str) -> dict[str, Any]:
     """Return what the clients have agreed on; raise FairbloomError where they have not."""
     if not agreed:
-        raise FairbloomError(
+        raise ReportableError(
             "the clients have not agreed on their data yet, which a run does before its first round: a server of "
             "another version may have left it out"
         )

@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import words
 
 from ..partition import FEWEST, split, splits_of
 from ..task import Setup, Splits, Task
 from .agreement import MOST_CLASSES, Aim
 from .folders import files_in
+from .identities import nearly_all_differ
+from .numbers import number
+from .reasons import DataError, Heading
 from .rows import moments
 from .shapes import Agreed, about, task_of
 from .targets import as_targets, in_order, named
@@ -41,7 +43,7 @@ class Arrays:
 
     Raises
     ------
-    FairbloomError
+    DataError
         When they cannot be used; the message names file, array and value, and what to do.
     """
 
@@ -57,9 +59,10 @@ class Arrays:
             self._check_pair("x_train", "y_train", x_train, y_train, 1)
             self._check_pair("x_test", "y_test", x_test, y_test, 1)
             if x_train.shape[1:] != x_test.shape[1:] or y_train.dtype.kind != y_test.dtype.kind:
-                raise FairbloomError(
+                raise DataError(
                     f"{path}: examples of x_train have shape {x_train.shape[1:]} and y_train is {y_train.dtype}, those "
-                    f"of x_test have {x_test.shape[1:]} and y_test is {y_test.dtype}: make them the same"
+                    f"of x_test have {x_test.shape[1:]} and y_test is {y_test.dtype}: make them the same",
+                    "array-shapes",
                 )
             x, y = np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test])
             self.parts = split(np.arange(len(x_train)), setup, client, np.arange(len(x_train), len(x)))
@@ -72,34 +75,42 @@ class Arrays:
                 there = set(file.files)
                 wanted = WHOLE if set(WHOLE) <= there else APART
                 if not set(wanted) <= there:
-                    raise FairbloomError(
+                    raise DataError(
                         f"{self._path} holds {named(sorted(there)) or 'nothing'}: it needs x and y, or x_train, "
-                        "y_train, x_test and y_test, as numpy.savez(file, x=…, y=…) writes them"
+                        "y_train, x_test and y_test, as numpy.savez(file, x=…, y=…) writes them",
+                        "arrays",
                     )
                 return {name: file[name] for name in wanted}
-        except FairbloomError:
+        except DataError:
             raise
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
             objects = "Object arrays" in str(error)
             remedy = "make its arrays of numbers or texts, none of Python objects" if objects else "write it again"
-            raise FairbloomError(f"{self._path} cannot be read ({error}): {remedy}, by numpy.savez") from error
+            raise DataError(f"{self._path} cannot be read ({error}): {remedy}, by numpy.savez", "unreadable") from error
 
     def _check_pair(self, x_name: str, y_name: str, x: NDArray[Any], y: NDArray[Any], fewest: int) -> None:
         if x.ndim < 2 or y.ndim != 1:
-            raise FairbloomError(
+            raise DataError(
                 f"{self._path}: {x_name} has shape {x.shape} and {y_name} {y.shape}: the first dimension is that of "
-                f"examples, each has one or more numbers in {x_name}, and one value in {y_name}"
+                f"examples, each has one or more numbers in {x_name}, and one value in {y_name}",
+                "array-shapes",
             )
         if len(x) != len(y):
-            raise FairbloomError(
-                f"{self._path}: {x_name} has {len(x)} examples and {y_name} {len(y)}: one target for each is due"
+            raise DataError(
+                f"{self._path}: {x_name} has {len(x)} examples and {y_name} {len(y)}: one target for each is due",
+                "array-shapes",
             )
         if len(x) < fewest:
-            raise FairbloomError(f"{self._path}: {x_name} has {len(x)} examples, and at least {fewest} are needed")
+            raise DataError(
+                f"{self._path}: {x_name} has {len(x)} examples, and at least {fewest} are needed",
+                "few-examples",
+                examples=len(x),
+                fewest=fewest,
+            )
 
     def _inputs(self, x: NDArray[Any]) -> NDArray[np.float32]:
         if x.dtype.kind not in "biuf":
-            raise FairbloomError(f"{self._path}: x is {x.dtype}, and numbers are due")
+            raise DataError(f"{self._path}: x is {x.dtype}, and numbers are due", "array-shapes")
         if x.dtype == np.uint8:
             return x.astype(np.float32) / np.float32(255)
         inputs = x.astype(np.float32)
@@ -111,14 +122,19 @@ class Arrays:
             self._check_finite("y", y)
             return y.astype(np.float64)
         if y.dtype.kind not in "biuU":
-            raise FairbloomError(f"{self._path}: y is {y.dtype}: whole numbers or texts are classes, floats a quantity")
+            raise DataError(
+                f"{self._path}: y is {y.dtype}: whole numbers or texts are classes, floats a quantity", "array-shapes"
+            )
         return y.astype(str)
 
     def _check_finite(self, name: str, values: NDArray[Any]) -> None:
         if len(strange := np.flatnonzero(~np.isfinite(values))):
-            raise FairbloomError(
+            raise DataError(
                 f"{self._path}: {name} holds NaN, or a number that float32 cannot hold, in {len(strange)} of "
-                f"{len(values)} examples, first in example {strange[0]}: fill them in, or leave such examples out"
+                f"{len(values)} examples, first in example {strange[0]}: fill them in, or leave such examples out",
+                "not-finite",
+                example=int(strange[0]),
+                array=Heading(name),
             )
 
     def aim(self) -> Aim:
@@ -130,9 +146,20 @@ class Arrays:
             return Aim("classes", self._stated)
         names = in_order(set(self.y.tolist()))
         if len(names) == 1 or len(names) > MOST_CLASSES:
-            raise FairbloomError(
+            raise DataError(
                 f"{self._path}: y has {len(names):,} different values, as {names[0]}: a client with one class needs "
-                f"all stated, as in npz.classes=0,1; {MOST_CLASSES:,} are the most; a quantity needs y in floats"
+                f"all stated, as in npz.classes=0,1; {MOST_CLASSES:,} are the most; a quantity needs y in floats",
+                "class-count",
+                different=len(names),
+                most=MOST_CLASSES,
+            )
+        if nearly_all_differ(len(names), len(self.y)) and any(number(name) is None for name in names):
+            raise DataError(
+                f"{self._path}: y has {len(names)} different texts in {len(self.y)} examples, as {names[0]}, which may "
+                "say who an example is about: take another y, or state all classes by npz.classes",
+                "different-targets",
+                different=len(names),
+                rows=len(self.y),
             )
         return Aim("classes", tuple(names))
 
@@ -140,9 +167,11 @@ class Arrays:
         order = {text: place for place, text in enumerate(classes)}
         for k, value in enumerate(self.y.tolist()):
             if value not in order:
-                raise FairbloomError(
+                raise DataError(
                     f"{self._path}: y holds {value!r}, first in example {k}, which is none of the classes "
-                    f"{named(classes)}: mend it, or state all classes by npz.classes"
+                    f"{named(classes)}: mend it, or state all classes by npz.classes",
+                    "strange-label",
+                    example=k,
                 )
         return np.array([order[value] for value in self.y.tolist()], np.int64)
 
@@ -160,10 +189,12 @@ class Arrays:
         return {"train": len(self.parts.train), "test": len(self.parts.test), "shape": shape, "target": target}
 
     def splits(self, agreed: Agreed) -> Splits:
-        """Return inputs and targets as the clients have agreed; raise FairbloomError where these are others."""
+        """Return inputs and targets as the clients have agreed; raise DataError where these are others."""
         agreed.check(str(self._path), self.x.shape[1:])
         if (self.y.dtype.kind == "f") == bool(agreed.target.classes):
-            raise FairbloomError(f"{self._path}: y is of another kind than with the others: classes, or a quantity")
+            raise DataError(
+                f"{self._path}: y is of another kind than with the others: classes, or a quantity", "other-target"
+            )
         target = agreed.target
         values: NDArray[Any] = self._places(target.classes) if target.classes else self.y
         inputs = torch.from_numpy(self.x).reshape(-1, *agreed.shape)

@@ -16,6 +16,7 @@ from .agreement import (
     majority,
     mapping,
     moments_of,
+    short,
     text_of,
     texts,
     together,
@@ -25,6 +26,9 @@ from .targets import Target, in_order, named
 
 KINDS = NUMBERS, CATEGORIES, EMPTY = "numbers", "categories", "empty"
 """The kinds of columns; an empty one has no value in any row."""
+
+OTHER = "other"
+"""The category that stands for those which clients keep to themselves."""
 
 REMEDIES = {
     "kind": "mend it, name the right column by csv.target, or say csv.kind=classification or csv.kind=regression",
@@ -94,7 +98,7 @@ def _unions(fit: "Mapping[str, About]", reasons: dict[str, str]) -> dict[str, li
 
 def _input(column: str, kind: str, abouts: "list[About]", unions: Mapping[str, list[str]]) -> "Input":
     if kind == CATEGORIES:
-        return Input(column, tuple(unions.get(column, ())))
+        return Input(column, tuple(unions.get(column, ())), other=any(column in about.others for about in abouts))
     moments = [about.moments.get(column) for about in abouts]
     if 2 * sum(about.together for about in abouts) > len(abouts):
         return Input(column, moments=together(moments))
@@ -116,11 +120,14 @@ class Input:
         One number of each; None: it is one of numbers.
     moments
         The common center and scale of numbers; None: each client standardises by its own.
+    other
+        Whether any category that is not among them counts as "other", which then is one of them.
     """
 
     name: str
     categories: tuple[str, ...] | None = None
     moments: Moments | None = None
+    other: bool = False
 
     @property
     def width(self) -> int:
@@ -142,7 +149,11 @@ class Agreed:
 
     def told(self) -> dict[str, Any]:
         """Return it as JSON knows it; `of` reads it."""
-        inputs = [{"name": each.name, "categories": each.categories, "moments": each.moments} for each in self.inputs]
+        inputs = [
+            {"name": each.name, "categories": each.categories, "moments": each.moments}
+            | ({"other": True} if each.other else {})
+            for each in self.inputs
+        ]
         return {"inputs": inputs, "target": self.target.agreed()}
 
     @classmethod
@@ -154,6 +165,7 @@ class Agreed:
                 each["name"],
                 None if each["categories"] is None else tuple(each["categories"]),
                 None if each["moments"] is None else (each["moments"][0], each["moments"][1]),
+                each.get("other", False),
             )
             for each in found["inputs"]
         )
@@ -176,6 +188,8 @@ class About:
         What it tells of the target.
     together
         Whether columns are standardised together.
+    others
+        The columns of which some categories are not told, and "other" stands for them.
     """
 
     columns: Mapping[str, str]
@@ -183,6 +197,7 @@ class About:
     moments: Mapping[str, Moments]
     aim: Aim
     together: bool
+    others: frozenset[str] = frozenset()
 
     @property
     def names(self) -> frozenset[str]:
@@ -217,7 +232,10 @@ class About:
             for name, each in mapping("moments", told.get("moments")).items()
             if columns.get(name) == NUMBERS
         }
-        return cls(columns, categories, moments, Aim.of(told.get("target")), told.get("together") is True)
+        others = frozenset(texts("others", told.get("others", []), MOST_COLUMNS))
+        if lacking := [name for name in sorted(others) if OTHER not in categories.get(name, ())]:
+            raise ValueError(f"it keeps categories of column {short(lacking[0])} back, and does not tell {OTHER!r}")
+        return cls(columns, categories, moments, Aim.of(told.get("target")), told.get("together") is True, others)
 
 
 def differs(own: frozenset[str], others: frozenset[str]) -> str:

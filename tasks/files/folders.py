@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from fairbloom.errors import FairbloomError
+from .reasons import DataError
 
 
 def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
@@ -20,7 +20,7 @@ def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
 
     Raises
     ------
-    FairbloomError
+    DataError
         When there is no such place, nothing of that kind in it, or two files of one name.
     """
     if not place:
@@ -32,14 +32,15 @@ def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
     for file in _shown(path):
         if file.is_file() and file.suffix.lower() in endings:
             if file.stem in found:
-                raise FairbloomError(
+                raise DataError(
                     f"data-dir = {place!r}: {found[file.stem].name} and {file.name} would both be client {file.stem}: "
-                    "rename one of them"
+                    "rename one of them",
+                    "same-name",
                 )
             found[file.stem] = file
     if not found:
         kinds = " or ".join(endings)
-        raise FairbloomError(f"data-dir = {place!r}: there is no {kinds} file in it, but {_contents(path)}")
+        raise DataError(f"data-dir = {place!r}: there is no {kinds} file in it, but {_contents(path)}", "no-file")
     return found
 
 
@@ -48,7 +49,7 @@ def folders_in(place: str) -> dict[str, Path]:
 
     Raises
     ------
-    FairbloomError
+    DataError
         When there is no such folder, or none below it.
     """
     if not place:
@@ -56,14 +57,14 @@ def folders_in(place: str) -> dict[str, Path]:
     path = _there(place)
     found = {each.name: each for each in _shown(path) if each.is_dir()} if path.is_dir() else {}
     if not found:
-        raise FairbloomError(f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}")
+        raise DataError(f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}", "no-file")
     return found
 
 
 def _there(place: str) -> Path:
     path = Path(place).expanduser()
     if not path.exists():
-        raise FairbloomError(f"data-dir = {place!r}: there is no such folder or file on this machine")
+        raise DataError(f"data-dir = {place!r}: there is no such folder or file on this machine", "no-place")
     return path
 
 

@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import words
 
 from ..partition import FEWEST, split, splits_of
 from ..task import Setup, Splits, Task
 from .agreement import Aim
 from .folders import folders_in
+from .reasons import DataError
 from .shapes import Agreed, about, task_of
 from .targets import as_targets, in_order, named
 
@@ -46,7 +46,7 @@ class Images:
 
     Raises
     ------
-    FairbloomError
+    DataError
         When they cannot be used; the message names folder or file, and what to do.
     """
 
@@ -56,20 +56,25 @@ class Images:
         self.files = [file for files in found.values() for file in files]
         self.labels = [name for name, files in found.items() for _ in files]
         if len(self.files) < FEWEST:
-            raise FairbloomError(
+            raise DataError(
                 f"{folder} has {len(self.files)} images ({', '.join(ENDINGS)}) in {len(found)} folders of classes: at "
-                f"least {FEWEST} are needed, four fifths for training and one for testing, as {folder}/CLASS/1.png"
+                f"least {FEWEST} are needed, four fifths for training and one for testing, as {folder}/CLASS/1.png",
+                "few-examples",
+                examples=len(self.files),
+                fewest=FEWEST,
             )
         self.classes = stated or tuple(in_order(set(self.labels)))
         if strange := [label for label in self.labels if label not in self.classes]:
-            raise FairbloomError(
+            raise DataError(
                 f"{folder / strange[0]} is a folder of none of the classes {named(self.classes)}: rename it, or "
-                "state all classes by image-folder.classes"
+                "state all classes by image-folder.classes",
+                "strange-folder",
             )
         if len(self.classes) == 1:
-            raise FairbloomError(
+            raise DataError(
                 f"{folder} has images of one class alone, {self.labels[0]}: state all classes, as in "
-                f"image-folder.classes={self.labels[0]},other, or leave this client out"
+                f"image-folder.classes={self.labels[0]},other, or leave this client out",
+                "one-class",
             )
         self._size = (size, size) if size else self._size_of_all()
         self.parts = split(np.arange(len(self.files)), setup, client)
@@ -85,9 +90,10 @@ class Images:
         usual, _ = Counter(sizes).most_common(1)[0]
         for file, size in zip(self.files, sizes, strict=True):
             if size != usual:
-                raise FairbloomError(
+                raise DataError(
                     f"{file} has {size[0]}×{size[1]} pixels, and most images of its client {usual[0]}×{usual[1]}: "
-                    "image-folder.size=32 brings all to 32×32"
+                    "image-folder.size=32 brings all to 32×32",
+                    "image-sizes",
                 )
         return usual
 
@@ -108,9 +114,10 @@ class Images:
         order = {name: place for place, name in enumerate(agreed.target.classes)}
         for label in self.labels:
             if label not in order:
-                raise FairbloomError(
+                raise DataError(
                     f"{self._folder / label} is a folder of none of the agreed classes {named([*order])}: rename it, "
-                    "or state all classes by image-folder.classes"
+                    "or state all classes by image-folder.classes",
+                    "strange-folder",
                 )
         inputs = np.empty((len(self.files), *self.shape), np.float32)
         for place, file in enumerate(self.files):
@@ -127,11 +134,12 @@ class Images:
 
 
 def _opened(file: Path, look: Callable[[Image.Image], T]) -> T:
-    """Return what a look at an image gives; raise FairbloomError where it cannot be read."""
+    """Return what a look at an image gives; raise DataError where it cannot be read."""
     try:
         with Image.open(file) as image:
             return look(image)
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise FairbloomError(
-            f"{file} cannot be read as an image ({error}): save it again, or take it out of the folder"
+        raise DataError(
+            f"{file} cannot be read as an image ({error}): save it again, or take it out of the folder",
+            "unreadable",
         ) from error

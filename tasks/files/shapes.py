@@ -19,6 +19,7 @@ from .agreement import (
     text_of,
     understood,
 )
+from .reasons import DataError
 from .targets import Target
 
 Shape = tuple[int, ...]
@@ -41,9 +42,9 @@ class Agreed:
         return cls(tuple(found["shape"]), Target.of(found["target"]))
 
     def check(self, whose: str, shape: Shape) -> None:
-        """Raise FairbloomError where a client's examples have another shape."""
+        """Raise DataError where a client's examples have another shape."""
         if as_image(shape) != self.shape:
-            raise FairbloomError(f"{whose}: {_differs(as_image(shape), self.shape, size=False)}")
+            raise DataError(f"{whose}: {_differs(as_image(shape), self.shape, size=False)}", "other-shape")
 
 
 class Part(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol.settings import words
 
 from .. import models
@@ -17,6 +17,7 @@ from ..task import Described, Setup, Task
 from .columns import EMPTY, Agreed
 from .folders import files_in
 from .reading import Column, Table, read
+from .reasons import DataError
 from .rows import Options, Part, column_called, kind_of
 from .targets import Target, in_order, named
 
@@ -36,6 +37,7 @@ def load(
     ignore: str,
     missing: str,
     standardise: str,
+    smallest_category: int,
 ) -> Task:
     """Return the clients of a folder of CSV files, or of one file.
 
@@ -50,6 +52,7 @@ def load(
         ignore=words(ignore),
         missing=missing,
         together=standardise == "together",
+        smallest_category=smallest_category,
     )
     data = Data(setup, options)
     aim = Agreed.of(setup.agreed).target if setup.agreed else Target()
@@ -79,7 +82,7 @@ class Data:
         self._setup, self._options = setup, options
         self.about = cache(self._about)
         if len(options.classes) == 1 or len(set(options.classes)) < len(options.classes):
-            raise FairbloomError(
+            raise ReportableError(
                 f"csv.classes = {','.join(options.classes)!r}: name two or more different classes, with commas"
             )
 
@@ -98,17 +101,22 @@ class Data:
         """Return the one file, and the column that says whose a row is."""
         name = self._options.client
         if len(self._files) > 1:
-            raise FairbloomError(
+            raise DataError(
                 f"csv.client = {name!r}: it names the column of clients in a single file, and {self._setup.data_dir} "
-                f"has {len(self._files)} files: leave csv.client out, so that each file is a client"
+                f"has {len(self._files)} files: leave csv.client out, so that each file is a client",
+                "several-files",
+                files=len(self._files),
             )
         (path,) = self._files.values()
         table = read(path, self._options.reading)
         column = column_called(table, name, "csv.client")
         if len(nobody := np.flatnonzero(column.codes < 0)):
-            raise FairbloomError(
+            raise DataError(
                 f"{table.place(int(nobody[0]), column.name)} names no client, as {len(nobody)} rows do: csv.client = "
-                f"{name!r} must say of each row whose it is"
+                f"{name!r} must say of each row whose it is",
+                "nameless-rows",
+                column=column.label,
+                rows=len(nobody),
             )
         return table, column
 

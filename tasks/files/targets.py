@@ -13,7 +13,7 @@ from fairbloom.protocol.scores import ACCURACY, Score
 
 from ..measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE, absolute_error, auc, balanced_accuracy, r2, rmse
 from ..task import is_highest
-from .reading import number
+from .numbers import number
 
 Measure = Callable[[Tensor, Tensor], Tensor | float]
 

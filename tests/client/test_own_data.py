@@ -27,7 +27,7 @@ def test_the_only_file_of_a_device_is_its_own_whatever_number_it_was_enrolled_wi
     (tmp_path / "lund.csv").write_text(csv_of(20))
     assert asked(device(tmp_path)).content["client"]["name"] == "lund"
     (tmp_path / "oslo.csv").write_text(csv_of(20))
-    with pytest.raises(FairbloomError, match=r"holds the data of lund, oslo: say which are this client's, by name"):
+    with pytest.raises(FairbloomError, match=r"holds the data of 2 clients, .*: say whose they are by name"):
         asked(device(tmp_path))
 
 
@@ -46,8 +46,20 @@ def test_what_a_cell_holds_and_where_files_lie_stays_in_the_devices_own_log(
     with caplog.at_level(logging.ERROR, "flwr"), pytest.raises(FairbloomError) as refusal:
         asked(device(tmp_path))
     told = str(refusal.value)
-    assert "lund.csv, line 2, column 'age' holds '…'" in told
+    assert "line 2, column 'age' holds no number, and most of the column is numbers" in told
     assert "Svensson" not in told
     assert str(tmp_path) not in told
-    with pytest.raises(FairbloomError, match="Svensson"):  # a simulation's data are its user's
-        asked(device(tmp_path, **{"num-partitions": 4}))
+    assert "lund" not in told
+    assert f"{tmp_path / 'lund.csv'}, line 2, column 'age' holds 'Anna Svensson'" in caplog.text
+
+
+def test_a_simulation_tells_all_since_its_data_are_its_users_and_a_numbered_device_does_not(tmp_path: Path) -> None:
+    lines = csv_of(20).splitlines()
+    (tmp_path / "lund.csv").write_text("\n".join([lines[0], "Anna Svensson,0.2,north,1", *lines[1:]]) + "\n")
+    numbered = device(tmp_path, **{"num-partitions": 1, "partition-id": 0})
+    with pytest.raises(FairbloomError) as refusal:
+        asked(numbered)
+    assert "Svensson" not in str(refusal.value)
+    numbered.run_config, numbered.node_config = config(tmp_path), {"partition-id": 0, "num-partitions": 1}
+    with pytest.raises(FairbloomError, match="Svensson"):
+        asked(numbered)

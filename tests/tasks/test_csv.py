@@ -129,7 +129,7 @@ def test_nothing_but_names_leaves_a_client_that_standardises_by_itself(folder: F
     about = told_by(config(folder(a=csv_of(20), b=csv_of(20))))["a"]
     assert about["moments"] == {}
     assert about["target"] == {"kind": "either", "classes": ["0", "1"], "moments": None}
-    assert set(about) == {"examples", "columns", "kinds", "categories", "moments", "together", "target"}
+    assert set(about) == {"examples", "columns", "kinds", "categories", "others", "moments", "together", "target"}
     assert about["examples"] == 16
 
 
@@ -399,21 +399,6 @@ def test_what_each_client_has_is_one_log_line(folder: Folder, caplog: pytest.Log
         told_by(config(folder(a=csv_of(20), b=csv_of(20))))
     (line, _) = caplog.messages
     assert "a.csv: 16 rows to train on, 4 to test on; numbers: age, dose; categories: ward; target: target" in line
-
-
-def test_a_column_that_is_an_identifier_is_warned_of(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
-    lines = csv_of(25).splitlines()
-    named = [f"name,{lines[0]}", *(f"person-{k},{line}" for k, line in enumerate(lines[1:]))]
-    there = folder(a="\n".join(named), b="\n".join(named))
-    with caplog.at_level("WARNING", logger="flwr"):
-        told_by(config(there))
-    assert len(caplog.messages) == 2
-    for words in ("a.csv, column 'name' holds another text in each row, as 'person-0'", "csv.ignore=name"):
-        assert words in caplog.messages[0]
-    caplog.clear()
-    with caplog.at_level("WARNING", logger="flwr"):
-        assert "name" not in told_by(config(there, ignore="name"))["a"]["columns"]
-    assert not caplog.messages
 
 
 def test_a_run_of_one_client_alone_is_refused_before_it_begins(folder: Folder) -> None:

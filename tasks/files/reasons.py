@@ -1,0 +1,110 @@
+"""What the server may be told of what is wrong with a client's files: these sentences, and nothing else.
+
+An error about files quotes them, so that their owner finds the place. None of that is told to anybody else: the server
+gets one of the sentences below, with numbers of lines, rows and columns, and with names that the run itself uses.
+"""
+
+from fairbloom.errors import ReportableError
+
+REASONS = {
+    "unusable": "its data cannot be used: its own log says why",
+    "no-place": "its data-dir names no folder or file on the device",
+    "no-file": "its data-dir holds no file, or folder, of the kind that the task reads",
+    "same-name": "two of its files have the same name but for the ending: rename one of them",
+    "unreadable": "one of its files cannot be read: its own log names it",
+    "several-files": "csv.client is for a single file, and its data-dir holds {files}: leave csv.client out",
+    "not-utf-8": "line {line} of its file is not in UTF-8: save the file in UTF-8",
+    "utf-16": "its file is in UTF-16, or no text: save it in UTF-8",
+    "empty": "its file is empty: the first line must name the columns",
+    "row-length": "line {line} has {cells} values, and line 1 names {columns} columns",
+    "quotes": "line {line} cannot be read: look for a quotation mark that is not closed, or one too many",
+    "one-column": "line 1 names one column only: columns are separated by comma, semicolon, tab or |",
+    "no-header": "line 1 holds values: the first line must name the columns",
+    "doubtful-header": "line 1 may hold values in place of the columns' names, as in column {column}: the first line "
+    "must name the columns, and no name may be a number, a date, an e-mail address, or a value of its own column",
+    "unnamed-column": "column {column} has no name: give it one",
+    "long-name": "the name of column {column} has {characters} characters: shorten it",
+    "same-column": "columns {column} and {other} have the same name: rename or remove one",
+    "decimal-comma": "line {line}, column {column} holds a number with a comma: write decimal points, and nothing "
+    "between thousands",
+    "no-number": "line {line}, column {column} holds no number, and most of the column is numbers: mend it, leave the "
+    "cell empty if the value is missing, or take the column as categories by csv.categories",
+    "large-number": "line {line}, column {column} holds a number that is too large: mend it, or leave it empty",
+    "long-text": "line {line}, column {column} holds a text of {characters} characters: leave the column out by "
+    "csv.ignore",
+    "no-target": "it has no column called target, label or y: name the target by csv.target",
+    "two-targets": "it has several of the columns target, label and y: name one by csv.target, and leave the others "
+    "out by csv.ignore",
+    "no-column": "it has no column {column}, which {setting} names",
+    "nameless-rows": "column {column} names no client in {rows} rows",
+    "no-inputs": "it has no columns but the target: nothing to learn from",
+    "few-rows": "it has {rows} rows, {kept} of them without a missing value: at least {fewest} are needed",
+    "missing": "line {line}, column {column} has no value, the first of {cells} such cells: csv.missing=drop, "
+    "csv.missing=fill or csv.ignore would do",
+    "many-categories": "column {column} holds {different} different texts, and {most} categories are the most: leave "
+    "it out by csv.ignore",
+    "dates": "column {column} holds texts that look like dates: leave it out by csv.ignore, or allow it by "
+    "csv.categories",
+    "identifiers": "column {column} holds texts that look like numbers of persons or cases, or like addresses: leave "
+    "it out by csv.ignore, or allow it by csv.categories",
+    "all-different": "column {column} holds {different} different texts in {rows} rows, which may say who a row is "
+    "about: leave it out by csv.ignore, or allow it by csv.categories",
+    "different-targets": "the target has {different} different values in {rows} rows, texts among them, which may say "
+    "who a row is about: choose another target, or state all classes",
+    "mixed-target": "line {line}, column {column} holds no number, and most of the target is numbers: mend it, or say "
+    "csv.kind=classification",
+    "many-classes": "the target, column {column}, has {different} different values, and {most} classes are the most: "
+    "name the right column by csv.target, or state all classes by csv.classes",
+    "class-count": "its target has {different} different values: one class needs all of them stated, {most} are the "
+    "most, and a quantity is of floats",
+    "one-class": "all rows have the same class: state all classes, or leave this client out",
+    "strange-class": "line {line}, column {column} holds none of the stated classes: mend it, or state all classes by "
+    "csv.classes",
+    "no-quantity": "line {line}, column {column} holds no number to be predicted: mend it, name another column by "
+    "csv.target, or say csv.kind=classification",
+    "other-columns": "its columns are not those that the clients agreed on: its file has changed",
+    "other-kind": "column {column} holds numbers where the others have categories, or categories where they have "
+    "numbers: mend it, or take it as categories everywhere by csv.categories",
+    "other-target": "its target is of another kind than with the others: classes, or a quantity",
+    "other-shape": "its examples have another shape than those of the others",
+    "arrays": "its file lacks x and y, or x_train, y_train, x_test and y_test",
+    "array-shapes": "the shapes or kinds of its arrays do not fit together: its own log names them",
+    "few-examples": "it has {examples} examples, and at least {fewest} are needed",
+    "not-finite": "example {example} of {array} holds NaN, or a number that float32 cannot hold",
+    "strange-label": "example {example} has none of the stated classes: mend it, or state all classes",
+    "strange-folder": "it has a folder of none of the stated classes: rename it, or state all classes",
+    "image-sizes": "its images are not all of one size: image-folder.size=32 brings all to 32×32",
+}
+"""Every sentence by its key; what is in braces is a number, or a Heading."""
+
+
+class Heading(str):
+    """A word that may be told: a name that the run itself uses, or one in a header that has passed its check."""
+
+    __slots__ = ()
+
+
+class DataError(ReportableError):
+    """What is wrong with a client's files: the message is for their owner, and the server gets one of REASONS.
+
+    Parameters
+    ----------
+    message
+        Names file, place and value, and what to do.
+    why
+        Key in REASONS.
+    **told
+        What stands in its braces.
+
+    Raises
+    ------
+    TypeError
+        When something is to be told that is neither a number nor a Heading.
+    """
+
+    def __init__(self, message: str, why: str = "unusable", **told: int | Heading) -> None:
+        for key, value in told.items():
+            if type(value) is not int and not isinstance(value, Heading):
+                raise TypeError(f"{key} of {why} is a {type(value).__name__}, which may quote a client's files")
+        words = {key: repr(str(value)) if isinstance(value, Heading) else value for key, value in told.items()}
+        super().__init__(message, REASONS[why].format(**words))
