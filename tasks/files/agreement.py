@@ -25,6 +25,9 @@ MOST_NUMBERED_CLASSES = 100
 FEW_NUMBERED_CLASSES = 20
 """More whole numbers look like a quantity, and nobody states them one by one."""
 
+ALIKE = "write them as the others do, in the same upper and lower case"
+"""What to do where clients spell the same classes in different ways; to state all spellings would make each a class."""
+
 T = TypeVar("T", bound=Hashable)
 Moments = tuple[float, float]
 """Mean and standard deviation."""
@@ -98,11 +101,18 @@ def agree_on_target(aims: Mapping[str, Aim], reasons: dict[str, str], remedies: 
         every = [*every[:3], "…"]
     for client, aim in left.items():
         if aim.classes != classes:
+            stated = remedies["classes"].format(",".join(every[:MOST_NUMBERED_CLASSES]))
+            remedy = ALIKE if _alike(aim.classes, classes) else f"mend it, or {stated}"
             reasons[client] = (
-                f"its target has the classes {named(aim.classes)}, and that of most others {named(classes)}: mend it, "
-                f"or {remedies['classes'].format(','.join(every[:MOST_NUMBERED_CLASSES]))}"
+                f"its target has the classes {named(aim.classes)}, and that of most others {named(classes)}: {remedy}"
             )
     return Target(classes)
+
+
+def _alike(classes: Sequence[str], others: Sequence[str]) -> bool:
+    """Return whether classes are others in another spelling: stated together, each would be a class of its own."""
+    spelled = {name.casefold() for name in others}
+    return any(name not in others and name.casefold() in spelled for name in classes)
 
 
 # How it is found out --------------------------------------------------------------------------------------------------

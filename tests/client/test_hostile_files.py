@@ -63,7 +63,7 @@ def table(*lines: str, header: str | None = HEADER) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A file, what an operator asks of it, which words may leave, and what the server must be told of it, if anything."""
+    """A file, what an operator asks of it, which words may leave, and what the server must be told of it, if any."""
 
     content: str | bytes
     settings: Mapping[str, Any] = field(default_factory=lambda: ASKED)
@@ -158,7 +158,9 @@ CASES: dict[str, Case] = {
     "a pickle": case(pickle.dumps({"rows": rows()})),
     "JSON": case(json.dumps([dict(zip(HEADER.split(","), line.split(","), strict=True)) for line in rows()], indent=1)),
     "a page": case("<table>\n" + "\n".join(f"<tr><td>{who}</td>, <td>4</td></tr>" for who in PEOPLE)),
-    "a dump of a database": case("\n".join(f"INSERT INTO patients VALUES ({k}, '{w}');" for k, w in enumerate(PEOPLE))),
+    "a dump of a database": case(
+        "INSERT INTO ward VALUES\n" + ",\n".join(f"({k}, '{who}')" for k, who in enumerate(PEOPLE))
+    ),
     "a log": case("\n".join(f"2024-03-17 08:15:{k:02}, INFO, admitted {who}" for k, who in enumerate(PEOPLE))),
     # Cells
     "a huge cell": case(table(*rows(), f"{'Lindqvist ' * 20_000},1,male,asthma,recovered")),
@@ -396,9 +398,13 @@ def test_no_name_of_a_folder_or_image_leaves_in_an_error(tmp_path: Path) -> None
         messages, usable = everything_sent(context_of(tmp_path, {"task": "image-folder", **own}, name="site"))
         assert not usable
         assert not words_of(messages) & words_of([*PEOPLE, "Haraldsen", tmp_path.parent.name])
-    (tmp_path / "site" / PEOPLE[0] / "Haraldsen0.png").write_bytes(b"Lindqvist")
-    messages, _ = everything_sent(context_of(tmp_path, {"task": "image-folder", "image-folder.size": 8}, name="site"))
-    assert not words_of(messages) & words_of([*PEOPLE, "Haraldsen", tmp_path.parent.name])
+    (tmp_path / "site" / PEOPLE[0] / "Haraldsen0.png").write_bytes(b"Petrovic")
+    messages, usable = everything_sent(
+        context_of(tmp_path, {"task": "image-folder", "image-folder.size": 8}, name="site")
+    )
+    assert usable  # the folders of classes are told, as the targets of a table are
+    assert messages[2] == messages[3] == REASONS["unreadable"]
+    assert not words_of(messages) & {"haraldsen0", "petrovic", tmp_path.parent.name}
 
 
 OWN = """

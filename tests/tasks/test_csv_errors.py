@@ -1,5 +1,7 @@
 """What users get wrong in CSV files: each error says what, where, which value, and what to do."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +136,7 @@ def test_what_is_wrong_with_a_file_is_said_with_place_value_and_remedy(folder: F
         (csv_of(20, 1, "age,ward,target"), {}, ("lacks the columns dose", "in any order", "csv.ignore")),
         (csv_of(20, 1).replace("dose", "Dose"), {}, ("lacks the columns dose and it has the columns Dose",)),
         (GOOD.replace(",1\n", ",2\n"), {}, ("the classes 0, 2", "0, 1", "csv.classes=0,1,2")),
-        (GOOD.replace(",1\n", ",yes\n"), {}, ("the classes 0, yes", "0, 1")),
+        (GOOD.replace(",1\n", ",yes\n"), {}, ("the classes 0, yes", "0, 1", "csv.classes=0,1,yes")),
         (
             csv_of(20).replace("north", "1").replace("south", "2").replace("west", "3"),
             {},
@@ -151,6 +153,56 @@ def test_a_client_that_differs_from_the_others_is_told_in_what(
     assert list(reasons) == ["odd"]
     for word in words:
         assert word in reasons["odd"]
+
+
+@pytest.mark.parametrize("spelling", [("Yes", "No"), ("yes", "NO"), ("YES", "No")])
+def test_classes_in_another_spelling_are_to_be_written_alike_and_not_stated_together(
+    folder: Folder, spelling: tuple[str, str]
+) -> None:
+    """To state all four would make four classes of two."""
+
+    def answers(yes: str, no: str) -> str:
+        return GOOD.replace(",1\n", f",{yes}\n").replace(",0\n", f",{no}\n")
+
+    there = folder(a=answers("yes", "no"), b=answers("yes", "no"), odd=answers(*spelling))
+    _, reasons = find_task("csv").agreement(told_by(config(there)))
+    assert list(reasons) == ["odd"]
+    assert "the classes no, yes: write them as the others do, in the same upper and lower case" in reasons["odd"]
+    assert "csv.classes" not in reasons["odd"]
+    folder(odd=answers("yes", "no"))  # which is what it says
+    text, reasons = find_task("csv").agreement(told_by(config(there)))
+    assert reasons == {}
+    assert json.loads(text)["target"] == {"classes": ["no", "yes"]}
+
+
+@pytest.mark.parametrize("sign", ["nan", "NaN", "-nan", "+nan", "-NaN", "NAN", "+NaN"])
+@pytest.mark.parametrize("column", ["age", "target"])
+def test_every_spelling_of_nan_is_a_missing_value(folder: Folder, sign: str, column: str) -> None:
+    cells = f"50,0.1,north,{sign}" if column == "target" else f"{sign},0.1,north,1"
+    text = line(GOOD, 5, cells)
+    with pytest.raises(FairbloomError, match=f"line 5, column '{column}' has no value .'{re.escape(sign)}'"):
+        told_by(config(folder(a=text, b=GOOD)))
+    assert told_by(config(folder(a=text, b=GOOD), missing="drop"))["a"]["examples"] == 15
+
+
+@pytest.mark.parametrize("sign", ["inf", "-inf", "+Infinity", "1e999"])
+def test_an_endless_number_is_no_missing_value(folder: Folder, sign: str) -> None:
+    for missing in ("error", "drop", "fill"):
+        with pytest.raises(FairbloomError, match=f"holds {re.escape(sign)}: mend it, or leave it empty"):
+            told_by(config(folder(a=line(GOOD, 5, f"{sign},0.1,north,1"), b=GOOD), missing=missing))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "latin1"])
+def test_a_file_in_another_encoding_is_read_once_the_advice_is_followed(folder: Folder, encoding: str) -> None:
+    text = GOOD.replace("north", "nörth")
+    there = folder(a=text, b=text.encode(encoding))
+    with pytest.raises(FairbloomError) as refusal:
+        told_by(config(there))
+    advised = re.search(r"iconv -f (\S+) -t (\S+)", str(refusal.value))
+    assert advised is not None
+    assert advised[1] == ("latin1" if encoding == "latin1" else "utf-16")
+    folder(b=(there / "b.csv").read_bytes().decode(encoding).encode(advised[2]))
+    assert told_by(config(there))["b"]["categories"]["ward"] == ["nörth", "south", "west"]
 
 
 def test_clients_whose_many_whole_numbers_differ_are_told_of_quantities_and_not_of_all_numbers(folder: Folder) -> None:
