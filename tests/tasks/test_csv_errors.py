@@ -167,7 +167,7 @@ def test_classes_in_another_spelling_are_to_be_written_alike_and_not_stated_toge
     there = folder(a=answers("yes", "no"), b=answers("yes", "no"), odd=answers(*spelling))
     _, reasons = find_task("csv").agreement(told_by(config(there)))
     assert list(reasons) == ["odd"]
-    assert "the classes no, yes: write them as the others do, in the same upper and lower case" in reasons["odd"]
+    assert "that of most others no, yes: write them as the others do, in the same upper and lower case" in reasons["odd"]
     assert "csv.classes" not in reasons["odd"]
     folder(odd=answers("yes", "no"))  # which is what it says
     text, reasons = find_task("csv").agreement(told_by(config(there)))
@@ -179,10 +179,12 @@ def test_classes_in_another_spelling_are_to_be_written_alike_and_not_stated_toge
 @pytest.mark.parametrize("column", ["age", "target"])
 def test_every_spelling_of_nan_is_a_missing_value(folder: Folder, sign: str, column: str) -> None:
     cells = f"50,0.1,north,{sign}" if column == "target" else f"{sign},0.1,north,1"
-    text = line(GOOD, 5, cells)
+    text = GOOD
+    for number in range(5, 15):
+        text = line(text, number, cells)
     with pytest.raises(FairbloomError, match=f"line 5, column '{column}' has no value .'{re.escape(sign)}'"):
         told_by(config(folder(a=text, b=GOOD)))
-    assert told_by(config(folder(a=text, b=GOOD), missing="drop"))["a"]["examples"] == 15
+    assert told_by(config(folder(a=text, b=GOOD), missing="drop"))["a"]["examples"] == 8
 
 
 @pytest.mark.parametrize("sign", ["inf", "-inf", "+Infinity", "1e999"])
