@@ -407,6 +407,14 @@ def data(
         Path | None,
         typer.Option(metavar="PATH", help="Draw who has how many examples of each class into PATH.png and PATH.svg."),
     ] = None,
+    leaves: Annotated[
+        bool,
+        typer.Option(
+            "--leaves",
+            help="Print all that deployed clients with these data would send, but for the numbers of models. On a "
+            "device, DIR may be its client.toml.",
+        ),
+    ] = False,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
@@ -414,6 +422,9 @@ def data(
 
     The exit code is 1 where something is.
     """
+    if leaves:
+        show_leaving(task, data_dir or folder, settings_of(settings), as_json)
+        return
     options: dict[str, Value | None] = {"task": task, "data-dir": folder, "clients": clients, "partition": partition}
     named = {} if data_dir is None else {"data-dir": data_dir}
     config = api.merged(options | {"seed": seed}, api.merged(named, settings_of(settings)))
@@ -429,6 +440,33 @@ def data(
 
         draw_split(Split.of(load_task(run_config)), figure, as_json)
     if any("problem" in row for row in described["clients"]):
+        raise typer.Exit(1)
+
+
+def show_leaving(task: str, place: str | None, settings: dict[str, Value], as_json: bool) -> None:
+    """Print what clients with these data send in a run with these settings; exit with 1 where it is an error."""
+    from fairbloom.deploy.device.client import Client  # imported late: Flower and PyTorch take seconds
+    from fairbloom.experiments.leaving import as_json as leaving_json
+    from fairbloom.experiments.leaving import sentences
+    from fairbloom.simulation.rehearsal import rehearse
+
+    device = Client.of({}, Path(place)) if place and place.endswith(".toml") else None
+    config = api.merged({"task": task, "data-dir": device.data_dir if device else place}, settings)
+    chosen = Settings.of(config)
+    check_used(config, [chosen.method], task)
+    allow = device.allow if device else [value for value in config.values() if isinstance(value, str)]
+    sent = rehearse(chosen, name=device.name if device else "", allow=allow)
+    found = leaving_json(sent)
+    if not as_json:
+        least = int(chosen.run_config().get("csv.smallest-category", 0))
+        for client in dict.fromkeys(each.client for each in sent):
+            print(client)
+            for sentence in sentences([each for each in sent if each.client == client], least):
+                print(f"  {sentence}")
+            print()
+        print("The same as JSON, with the types and shapes of arrays in place of their numbers:")
+    print(json.dumps(found, indent=2, ensure_ascii=False))
+    if any("error" in each.content for each in sent):
         raise typer.Exit(1)
 
 

@@ -167,7 +167,9 @@ def test_classes_in_another_spelling_are_to_be_written_alike_and_not_stated_toge
     there = folder(a=answers("yes", "no"), b=answers("yes", "no"), odd=answers(*spelling))
     _, reasons = find_task("csv").agreement(told_by(config(there)))
     assert list(reasons) == ["odd"]
-    assert "that of most others no, yes: write them as the others do, in the same upper and lower case" in reasons["odd"]
+    assert (
+        "that of most others no, yes: write them as the others do, in the same upper and lower case" in reasons["odd"]
+    )
     assert "csv.classes" not in reasons["odd"]
     folder(odd=answers("yes", "no"))  # which is what it says
     text, reasons = find_task("csv").agreement(told_by(config(there)))

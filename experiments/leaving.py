@@ -1,0 +1,84 @@
+"""What leaves a site, in sentences and as JSON, for those who have to agree to it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fairbloom.protocol.names import ABOUT, ARRAYS, CLIENT, METRICS, NAME, NUM_EXAMPLES, SNAPSHOT
+from fairbloom.simulation.rehearsal import Sent
+
+WHEN = {
+    "query": "When it is asked who it is",
+    ABOUT: "Before the first round",
+    "train": "In each round that it trains in",
+    "evaluate": "In each round that it is tested in",
+}
+
+INSTEAD = (
+    "No row is sent. Where it cannot work, it sends in place of these things one sentence of a fixed list, or the kind "
+    "of an error and its place in the code."
+)
+
+
+def as_json(sent: Sequence[Sent]) -> list[dict[str, Any]]:
+    """Return what clients send, a list of messages for each."""
+    clients = dict.fromkeys(each.client for each in sent)
+    return [
+        {
+            "client": client,
+            "messages": [{"asked": each.asked, "sends": each.content} for each in sent if each.client == client],
+        }
+        for client in clients
+    ]
+
+
+def sentences(sent: Sequence[Sent], smallest_category: int) -> Iterator[str]:
+    """Yield what one client sends, a sentence a thing; the same message once."""
+    said = set[str]()
+    for each in sent:
+        when = WHEN[each.asked]
+        for what in _things(each.content, smallest_category):
+            sentence = f"{when}, it sends {what}."
+            if sentence not in said:
+                said.add(sentence)
+                yield sentence
+    yield INSTEAD
+
+
+def _things(content: Mapping[str, Any], smallest_category: int) -> Iterator[str]:
+    """Yield the things that a message's content has."""
+    if "error" in content:
+        yield f"the error {content['error']!r}"
+        return
+    about = content.get(CLIENT, {})
+    if NAME in about and ABOUT not in about:
+        yield f"its name, {about[NAME]}, and how many examples it trains on, {about[NUM_EXAMPLES]}"
+    if ABOUT in about:
+        yield from _of_data(about[ABOUT], smallest_category)
+    for record, model in ((ARRAYS, "the trained model"), (SNAPSHOT, "the model in the midst of its training")):
+        if record in content:
+            yield f"{model}: {', '.join(f'{name} ({kind})' for name, kind in content[record].items())}"
+    if METRICS in content:
+        yield f"these numbers: {', '.join(f'{name} = {value:.6g}' for name, value in content[METRICS].items())}"
+
+
+def _of_data(about: Mapping[str, Any], smallest_category: int) -> Iterator[str]:
+    """Yield what is told about data that clients agree on."""
+    if "columns" in about:
+        kinds = zip(about["columns"], about["kinds"], strict=True)
+        yield f"the names of its columns and what they hold: {', '.join(f'{name} ({kind})' for name, kind in kinds)}"
+    for column, categories in about.get("categories", {}).items():
+        rest = f", where other stands for those of fewer than {smallest_category} training rows"
+        hidden = rest if column in about["others"] else ""
+        yield f"the categories of its column {column}: {', '.join(categories)}{hidden}"
+    for column, (mean, deviation) in about.get("moments", {}).items():
+        yield f"the mean, {mean:.6g}, and the standard deviation, {deviation:.6g}, of its column {column}"
+    if "shape" in about:
+        yield f"the shape of its examples: {'×'.join(map(str, about['shape']))}"
+    target = about.get("target", {})
+    if target.get("classes"):
+        yield f"the classes of its target: {', '.join(target['classes'])}"
+    if target.get("moments"):
+        mean, deviation = target["moments"]
+        yield f"the mean, {mean:.6g}, and the standard deviation, {deviation:.6g}, of its target"
+    if "examples" in about:
+        yield f"how many examples it trains on, {about['examples']}"

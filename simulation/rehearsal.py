@@ -1,0 +1,142 @@
+"""What deployed clients with these data would send: a run of one round, in this process, whose messages are kept."""
+
+import json
+import logging
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.app.error import Error
+from flwr.app.user_config import UserConfig
+from flwr.common.constant import ErrorCode
+
+from fairbloom.client.app import app
+from fairbloom.client.settings import taken
+from fairbloom.errors import FairbloomError, reportable
+from fairbloom.protocol.names import ABOUT, CLIENT
+from fairbloom.rounds.flower import FlowerClients, unpacked_content
+from fairbloom.server.app import federate
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import find_task, load_task
+
+from .grid import InProcessGrid
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One reply of a client.
+
+    Attributes
+    ----------
+    client
+        The client's name on this machine.
+    asked
+        What it was asked: query, about, train or evaluate.
+    content
+        All that it sends, in plain values; of arrays their names, types and shapes alone.
+    """
+
+    client: str
+    asked: str
+    content: Mapping[str, Any]
+
+
+def rehearse(settings: Settings, *, name: str = "", allow: Collection[str] = ()) -> list[Sent]:
+    """Return what clients with these data send in a run of one round, in the order in which they send it.
+
+    Parameters
+    ----------
+    settings
+        Of the run; the folder of the data among them.
+    name
+        What a client with data of its own calls itself; "" for the name that its data have.
+    allow
+        Values of settings that the device's owner allows.
+
+    Raises
+    ------
+    FairbloomError
+        When the settings are impossible, or none that a device takes.
+    """
+    own_clients = find_task(settings.task).own_clients
+    config = settings.run_config()
+    clients = load_task(config).clients
+    place = {"data-dir": settings.data_dir} if settings.data_dir else {}
+    nodes: dict[str, dict[str, Any]] = {client: {"partition-id": k, **place} for k, client in enumerate(clients)}
+    for client, node in nodes.items():
+        if name or len(clients) > 1:
+            node["name"] = name if len(clients) == 1 else client
+    grid = RecordingGrid(nodes, taken(config, allow))
+    with tempfile.TemporaryDirectory() as folder, _quiet(), suppress(FairbloomError):  # which stands in the replies
+        changed = {"num_rounds": 1, "fraction": 1.0, "out": str(Path(folder, "run")), "training_clients": ""}
+        if own_clients:
+            changed["data_dir"] = ""  # a server has none
+        one_round = settings.model_copy(update=changed)
+        federate(one_round, lambda method: FlowerClients(method, grid, settings.round_timeout), deployed=True)
+    return grid.sent
+
+
+class RecordingGrid(InProcessGrid):
+    """Clients in this process that work as deployed ones do, each with its own node config; it keeps their replies.
+
+    Parameters
+    ----------
+    nodes
+        The node config of each client, by its name.
+    run_config
+        The settings that a device takes of the run.
+    """
+
+    def __init__(self, nodes: Mapping[str, UserConfig], run_config: UserConfig) -> None:
+        super().__init__(app, run_config, len(nodes))
+        self.sent: list[Sent] = []
+        self._names = dict(zip(self.contexts, nodes, strict=True))
+        for context, node in zip(self.contexts.values(), nodes.values(), strict=True):
+            context.node_config = dict(node)
+
+    def _answer(self, message: Message) -> Message:
+        node_id = message.metadata.dst_node_id
+        reply = _answered(message, self.contexts[node_id])
+        asked = message.metadata.message_type
+        if asked == "query" and message.content.config_records:
+            asked = ABOUT
+        content = {"error": reply.error.reason} if reply.has_error() else plain(unpacked_content(reply.content))
+        self.sent.append(Sent(self._names[node_id], asked, content))
+        return reply
+
+
+def _answered(message: Message, context: Context) -> Message:
+    try:
+        return app(message, context)
+    except Exception as error:  # as a deployed client replies
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reportable(error)), reply_to=message)
+
+
+def plain(content: RecordDict) -> dict[str, Any]:
+    """Return the records of a reply in plain values; of arrays their types and shapes, of JSON what it says."""
+    found: dict[str, Any] = {}
+    for name, record in content.items():
+        if name in content.array_records:
+            arrays = content.array_records[name].items()
+            found[name] = {key: f"{array.dtype}, {'×'.join(map(str, array.shape))}" for key, array in arrays}
+        else:
+            found[name] = dict(record)
+    if ABOUT in found.get(CLIENT, {}):
+        found[CLIENT][ABOUT] = json.loads(found[CLIENT][ABOUT])
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let the log say what is wrong with data, and nothing of the run's progress."""
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
