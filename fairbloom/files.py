@@ -20,9 +20,9 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, so that none is lost when the power fails."""
+    """Make a folder, for its owner alone, and those above it that are missing: none is lost when the power fails."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for place in missing:
         sync_folder(place.parent)
 

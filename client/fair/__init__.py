@@ -21,6 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
+from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import WORK, Terms
@@ -162,7 +163,9 @@ class FairClientApp(ClientApp, Generic[P, R]):
         action = message.metadata.message_type.partition(".")[2] or "default"
         handler = self._train_handlers.get(action) or self._train_handlers.get("default")
         if handler is None:
-            raise ValueError("measure = train-loss: this ClientApp has no train function, which would load the data")
+            raise ReportableError(
+                "measure = train-loss: this ClientApp has no train function, which would load the data"
+            )
         with suppress(Measured):
             handler(message, context)
 
@@ -247,7 +250,7 @@ def metrics_of(reply: Message) -> MetricRecord:
     if wire.METRICS in records:
         return records[wire.METRICS]
     if len(records) != 1:
-        raise ValueError(f"a reply must have one MetricRecord, got {list(records)}")
+        raise ReportableError(f"a reply must have one MetricRecord, got {list(records)}")
     return next(iter(records.values()))
 
 
@@ -286,7 +289,7 @@ def _like_received(model: Mapping[str, Any], message: Message) -> ArrayRecord:
     _, received = _received(message)
     missing = [name for name in received if name not in model]
     if missing:
-        raise ValueError(
+        raise ReportableError(
             f"the model of the training function has no {missing[0]!r}, which the received arrays have: both must have "
             "the names of one state_dict()"
         )

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.terms import Terms
@@ -64,7 +65,7 @@ class Call:
         loaders = [value for value in given if isinstance(value, DataLoader)]
         for kind, found in (("torch.nn.Module with parameters", models), ("torch.utils.data.DataLoader", loaders)):
             if not found:
-                raise ValueError(
+                raise ReportableError(
                     f"{_name(function)}() was called without a {kind}: the server's terms need one among its arguments"
                 )
         return cls(function, args, kwargs, models[0], loaders[0])
@@ -169,7 +170,7 @@ class Session:
             self._seed("train")
             return self._train(*args, **kwargs)
         if self._called:
-            raise ValueError(
+            raise ReportableError(
                 f"{_name(self._train)}() was called twice for one message: its terms hold for one call, and "
                 f"the server asks for {self._asks()}"
             )
@@ -183,7 +184,7 @@ class Session:
     def check_called(self) -> None:
         """Raise ValueError when the terms ask for something, and the training function was not called."""
         if not self._plain and not self._called:
-            raise ValueError(
+            raise ReportableError(
                 f"the server asks for {self._asks()}, but the client's train handler did not call the function that "
                 f"fair() returned: {ADVICE}"
             )
@@ -203,7 +204,7 @@ class Session:
             personal = self._personal_work(call, anchor, received)
             outcome = personal if terms.local_only else outcome
         elif terms.local_only:
-            raise ValueError("local-only = True came without personal-lambda: there is nothing to train")
+            raise ReportableError("local-only = True came without personal-lambda: there is nothing to train")
         return outcome
 
     def _global_work(self, call: Call, anchor: Anchor) -> Any:
@@ -248,7 +249,7 @@ class Session:
         elif terms.local_steps is not None:
             steps.check_taken(f"local-steps = {terms.local_steps}", terms.local_steps)
         if terms.snapshot_step is not None and not self.snapshot:
-            raise ValueError(f"snapshot-step = {terms.snapshot_step}: the training took fewer steps")
+            raise ReportableError(f"snapshot-step = {terms.snapshot_step}: the training took fewer steps")
         if wire.LEARNING_RATE in terms.measure:
             self.metrics[wire.LEARNING_RATE] = steps.learning_rate()
 
@@ -278,7 +279,7 @@ class Session:
         for name, key in ((loss, wire.LOSS), (accuracy, wire.ACCURACY)):
             if name in self._terms.measure:
                 if key not in measured:
-                    raise ValueError(f"measure = {name}: {_name(self._test)}() returns no accuracy; {RETURNED}")
+                    raise ReportableError(f"measure = {name}: {_name(self._test)}() returns no accuracy; {RETURNED}")
                 self.metrics[name] = measured[key]
 
     def _measured(self, call: Call) -> dict[str, float]:
@@ -320,9 +321,10 @@ def understood(function: Function, returned: Any) -> dict[str, float]:
     except (TypeError, ValueError):
         numbers = {}
     if wire.LOSS not in numbers:
-        raise ValueError(f"{_name(function)}() returned {type(returned).__name__} {str(returned)[:60]!r}; {RETURNED}")
+        what = f"{_name(function)}() returned {type(returned).__name__}"
+        raise ReportableError(f"{what} {str(returned)[:60]!r}; {RETURNED}", f"{what}; {RETURNED}")
     if not 0.0 <= numbers.get(wire.ACCURACY, 0.0) <= 1.0:
-        raise ValueError(
+        raise ReportableError(
             f"{_name(function)}() returned the accuracy {numbers[wire.ACCURACY]:g}: it must be a share in [0, 1]"
         )
     return numbers
@@ -346,14 +348,14 @@ def arguments_of(test: Function, call: Call, loader: Loader) -> tuple[list[Any],
     values = {p.name: known[p.name] for p in parameters if p.name in known}
     vacant = [p.name for p in parameters if p.name not in values and p.default is p.empty]
     if len(vacant) < 2:
-        raise ValueError(
+        raise ReportableError(
             f"{_name(test)}() must take the model and a loader, whose parameters have other names than those of "
             f"{trained}() that take something else; it has {[p.name for p in parameters]}"
         )
     model = call.model_name if call.model_name in vacant else vacant[0]
     data, *others = [name for name in vacant if name != model]
     if others:
-        raise ValueError(
+        raise ReportableError(
             f"{_name(test)}() has the parameter {others[0]!r}, for which {trained}() has no value: give it a default, "
             f"or {trained}() a parameter of that name"
         )

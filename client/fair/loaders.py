@@ -17,6 +17,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from fairbloom.errors import ReportableError
+
 Loader = DataLoader[Any]
 
 
@@ -69,7 +71,7 @@ def one_batch(loader: Loader) -> Batches:
     """
     examples = examples_of(loader)
     if examples is None:
-        raise ValueError(
+        raise ReportableError(
             "full-batch-step = True: the training loader cannot make one batch of all examples, since it has an "
             "IterableDataset or no batch size"
         )
@@ -125,7 +127,9 @@ def _passes(loader: Loader) -> Iterator[Any]:
         for batch in loader:
             yield batch
         if batch is None:
-            raise ValueError("the training loader has no batch: with drop_last it needs at least batch_size examples")
+            raise ReportableError(
+                "the training loader has no batch: with drop_last it needs at least batch_size examples"
+            )
 
 
 def _like(loader: Loader, examples: Any, size: int) -> Loader:

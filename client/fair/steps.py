@@ -11,6 +11,8 @@ from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from fairbloom.errors import ReportableError
+
 from ..objectives import Transform
 
 Anchor = Mapping[nn.Parameter, Tensor]
@@ -66,10 +68,12 @@ class Steps:
     def check_taken(self, term: str, wanted: int | None = None) -> None:
         """Raise ValueError, naming a term, when there was no step, or an optimizer took more or fewer than wanted."""
         if not self.counts:
-            raise ValueError(f"{term}: no optimizer of torch.optim took a step on the model of the training function")
+            raise ReportableError(
+                f"{term}: no optimizer of torch.optim took a step on the model of the training function"
+            )
         for optimizer, count in self.counts.items():
             if wanted is not None and count != wanted:
-                raise ValueError(
+                raise ReportableError(
                     f"{term}: {type(optimizer).__name__} took {count} steps in {wanted} batches, but each batch must "
                     "be one step: without accumulated gradients, and with an epoch at least"
                 )
@@ -84,7 +88,7 @@ class Steps:
         """
         self.check_taken("measure = learning-rate")
         if len(set(self.rates)) != 1:
-            raise ValueError(f"measure = learning-rate: the optimizer has several, {sorted(set(self.rates))}")
+            raise ReportableError(f"measure = learning-rate: the optimizer has several, {sorted(set(self.rates))}")
         return self.rates[0]
 
     def _mine(self, optimizer: Optimizer) -> list[nn.Parameter]:
@@ -107,24 +111,24 @@ class Steps:
     def _set_momentum(self, optimizer: Optimizer) -> None:
         name, momentum = type(optimizer).__name__, 0.0 if self._plain else self._momentum
         if self._plain and not isinstance(optimizer, SGD):
-            raise ValueError(f"full-batch-step = True: the optimizer must be torch.optim.SGD, and it is {name}")
+            raise ReportableError(f"full-batch-step = True: the optimizer must be torch.optim.SGD, and it is {name}")
         if momentum is None:
             return
         for group in optimizer.param_groups:
             if "momentum" not in group:
-                raise ValueError(f"client-momentum = {momentum:g}: {name} has no momentum; torch.optim.SGD has")
+                raise ReportableError(f"client-momentum = {momentum:g}: {name} has no momentum; torch.optim.SGD has")
             group["momentum"] = momentum
 
     def _check_gradients(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise ValueError where the gradients are not there yet, or are still scaled."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:
-            raise ValueError(
+            raise ReportableError(
                 f"{self._pull_term}: {type(optimizer).__name__} computes its gradients in a closure, where the "
                 "proximal term cannot be added; call step() without one"
             )
         if getattr(optimizer, "grad_scale", None) is not None:
-            raise ValueError(
+            raise ReportableError(
                 f"{self._pull_term}: a fused optimizer with a GradScaler is not supported; use fused=False"
             )
 
@@ -147,7 +151,7 @@ class TransformedLoss(TorchFunctionMode):
     ) -> Any:
         """Call a function of PyTorch, `backward` with another loss."""
         if func is torch._amp_foreach_non_finite_check_and_unscale_:
-            raise ValueError(
+            raise ReportableError(
                 f"{self._term}: a GradScaler scales the loss, so it is not the loss that is transformed; "
                 "train without a scaler, in bfloat16 for example"
             )
@@ -161,7 +165,7 @@ class TransformedLoss(TorchFunctionMode):
         steps.check_taken(self._term)
         for count in steps.counts.values():
             if count != self._calls:
-                raise ValueError(
+                raise ReportableError(
                     f"{self._term}: {self._calls} calls of loss.backward() for {count} steps, but each step must have "
                     "one: accumulated gradients, several losses and torch.autograd.grad are not supported"
                 )

@@ -17,7 +17,13 @@ from fairbloom.errors import FairbloomError
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
     command = importlib.import_module("flwr.supernode.cli.flower_supernode")
 
-from .unpacking import context, message, node_state, version_of
+from .unpacking import APP, bundle_of, context, message, node_state, version_of
+
+TELLING = """
+
+class Telling(Exception):
+    reportable = "the scanner is off"
+"""
 
 
 @pytest.fixture(params=[Resident, Isolated])
@@ -89,9 +95,51 @@ def test_what_a_user_can_mend_has_no_traceback_on_the_device(
 
     answer_next(state, store, answer)
     (reply,) = state.get_messages(is_reply=True)
-    assert reply.error.reason == f"{type(error).__name__}: {error}"
-    assert f"answered with error 2: {type(error).__name__}: {error}" in caplog.text
+    assert reply.error.reason.startswith(f"{type(error).__name__} in test_answers.py, line ")
+    assert f"the client app raised {error}" in caplog.text
+    assert f"answered with error 2: {reply.error.reason}" in caplog.text
     assert ("Traceback" in caplog.text) is traceback
+
+
+def replied_to(do: str, answer: Any, bundle: Any) -> Any:
+    """Return the reply that a node would send to a message."""
+    state, store = node_state(*bundle)
+    asked = message(do)
+    importlib.import_module(LOOP)._insert_message(asked, state, store)
+    answer_next(state, store, answer)
+    (reply,) = state.get_messages(is_reply=True)
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("do", "kind", "text"), [("raise", "ValueError in ", "a reason"), ("exit", "SystemExit in ", "SystemExit: 5")]
+)
+def test_of_what_an_app_raises_the_server_is_told_kind_and_place_and_its_own_log_the_text(
+    answer: Any, home: Path, do: str, kind: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = replied_to(do, answer, version_of(home, 1))
+    assert reply.error.reason.startswith(kind)
+    assert "what it says stays in this client's own log" in reply.error.reason
+    assert text not in reply.error.reason
+    assert str(home) not in reply.error.reason
+    assert text in caplog.text
+
+
+def test_an_app_may_say_in_words_what_the_server_is_told(answer: Any, home: Path) -> None:
+    files = {"tried_app.py": APP.replace("VERSION", "1").replace('ValueError("a reason")', "Telling()") + TELLING}
+    reply = replied_to("raise", answer, bundle_of(home, "tried_app:app", files))
+    assert reply.error.reason == "the scanner is off"
+
+
+@pytest.mark.parametrize("kind", ["query", "evaluate"])
+def test_an_app_without_a_handler_says_so_as_flower_does(answer: Any, home: Path, kind: str) -> None:
+    state, store = node_state(*version_of(home, 1))
+    asked = message("reply")
+    asked.metadata.message_type = kind
+    importlib.import_module(LOOP)._insert_message(asked, state, store)
+    answer_next(state, store, answer)
+    (reply,) = state.get_messages(is_reply=True)
+    assert f"No {kind} function registered with name 'default'" in reply.error.reason
 
 
 # In Flower's loop ---------------------------------------------------------------------------------------------------
