@@ -1,6 +1,7 @@
 """Four hospitals with CSV files of their own: compared in one command, and deployed, a file on each device."""
 
 import csv
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,7 +25,12 @@ pytestmark = [
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 COLUMNS = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,target"
-OURS: dict[str, Any] = {"task": "csv", "csv.missing": "fill", "csv.categories": "cp,restecg,slope,thal"}
+OURS: dict[str, Any] = {
+    "task": "csv",
+    "csv.missing": "fill",
+    "csv.categories": "cp,restecg,slope,thal",
+    "csv.smallest-category": 1,  # some have two patients in all, of whom a run in one process is told
+}
 SETTINGS: dict[str, Any] = OURS | {
     "method": "fedfv",
     "num-rounds": 4,
@@ -94,6 +100,32 @@ def test_four_nodes_with_a_file_each_give_the_run_in_process(
     assert (deployed / "agreed.json").read_bytes() == (here / "agreed.json").read_bytes()
     assert_same_model(deployed, here)
     assert {row["refused"] for row in rounds(deployed)} == {""}
+
+
+def test_four_nodes_keep_their_rare_categories_to_themselves(there: Deployment, tmp_path: Path) -> None:
+    out = tmp_path / "rare"
+    asked = {key: value for key, value in SETTINGS.items() if key != "csv.smallest-category"}
+    assert there.submit({**asked, "num-rounds": 2, "out": str(out)}) == 0, there.log(there.submitted)
+    inputs = {each["name"]: each for each in json.loads((out / "agreed.json").read_text())["inputs"]}
+    assert inputs["cp"]["other"]
+    assert "other" in inputs["cp"]["categories"]
+    assert {row["refused"] for row in rounds(out)} == {""}
+
+
+def test_a_node_whose_file_has_no_header_sends_none_of_its_values(there: Deployment, tmp_path: Path) -> None:
+    out, own = tmp_path / "run", there.home / "data-headless"
+    write_hospital("va", own / "va.csv")
+    _, rows = (own / "va.csv").read_text().split("\n", 1)
+    (own / "va.csv").write_text(rows.replace(",", ",Svensson-", 1))
+    there.stop(there.clients["va"])
+    there.start_client("va", "--data-dir", str(own))
+    there.wait_for_clients("va")
+    submitted = {**SETTINGS, "num-rounds": 2, "fraction": 1.0, "out": str(out)}
+    assert there.submit(submitted) == 0, there.log(there.submitted)
+    refused = {row["refused"] for row in rounds(out)}
+    assert all(each.startswith("va: ") and "line 1 may hold values" in each for each in refused)
+    written = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+    assert b"Svensson" not in written + there.log(there.submitted).encode()
 
 
 def test_a_node_with_a_bad_file_is_left_out_by_name_with_the_reason(there: Deployment, tmp_path: Path) -> None:
