@@ -20,10 +20,10 @@ def doubtful_place(header: Sequence[str], columns: Sequence[Sequence[str]], aske
     columns
         The cells below each.
     asked
-        Names that the run itself uses, in small letters: nothing is told by using them.
+        Names that the run itself uses, in small letters: these may look like any value, as long as none is one.
     """
     for place, (name, cells) in enumerate(zip(header, columns, strict=True), start=1):
-        if name.lower() not in asked and (looks_like_value(name) or _recurs(name, cells)):
+        if _recurs(name, cells) or (name.lower() not in asked and looks_like_value(name)):
             return place
     return None
 

@@ -123,7 +123,7 @@ class Part:
         for column in of_texts:
             self._check_categories(column)
         kept = {column.name: self._frequent(column) for column in of_texts}
-        fewer = [column.name for column in of_texts if len(kept[column.name]) < len(self._categories(column))]
+        fewer = [each.name for each in of_texts if len(kept[each.name]) < len(each.texts_in(self.parts.train))]
         numbers = [column for column in self.inputs if kind_of(column) == NUMBERS]
         of_numbers = {c.name: moments(c.numbers, self.parts.train) for c in numbers if self._options.together}
         return {
@@ -157,18 +157,12 @@ class Part:
         rows = f"{len(self.parts.train)} rows to train on, {len(self.parts.test)} to test on"
         return f"{self._whose}: {rows}; {inputs}; target: {self.target.name}"
 
-    def _categories(self, column: Column) -> list[str]:
-        """Return the categories that a column has in training rows."""
-        return column.texts_in(self.parts.train)
-
     def _frequent(self, column: Column) -> list[str]:
-        """Return those categories that may be told: on a device, those of enough training rows."""
-        if not self._deployed:
-            return self._categories(column)
+        """Return those categories of training rows that may be told: on a device, those of enough rows."""
+        least = self._options.smallest_category if self._deployed else 1
         codes = column.codes[self.parts.train]
         counts = np.bincount(codes[codes >= 0], minlength=len(column.texts))
-        least = self._options.smallest_category
-        return [text for text, count in zip(column.texts, counts, strict=True) if count >= least and count]
+        return [text for text, count in zip(column.texts, counts, strict=True) if count >= least]
 
     def _check_categories(self, column: Column) -> None:
         """Raise DataError when a column's texts are too many, or may say who a row is about and are not allowed."""

@@ -107,6 +107,11 @@ CASES: dict[str, Case] = {
     "no header, and a person is asked for as the target": case(
         HEADLESS, ask={"target": PEOPLE[0]}, may_leave={"Astrid", "Lindqvist"}
     ),
+    "no header, all texts, none twice, and a value that is a target's usual name": case(
+        "\n".join(f"{who},flat {k} of Villa {who},{'yn'[k > 0 and k % 3 > 0]}" for k, who in enumerate(PEOPLE)),
+        "as in column 3",
+        ask={"target": "", "classes": "y,n"},
+    ),
     "no header but quotes": case(HEADLESS.replace(",", '","').replace("\n", '"\n"')[:-1], "line"),
     "a patient's row above the header": case(
         table(rows()[0], HEADER, *rows(), header=None), "line 2, column 2 holds no number"

@@ -233,7 +233,8 @@ def test_who_keeps_categories_back_must_tell_other(folder: Folder) -> None:
         (["x", "NA"], [["30", "F"]], 2),
         (["x", "2024-03-17"], [["30", "F"]], 2),
         (["x", "anna@clinic.example"], [["30", "F"]], 2),
-        (["ward", "12"], [["ward", "F"]], None),
+        (["ward", "12"], [["north", "F"]], None),
+        (["ward", "12"], [["Ward", "F"]], 1),
         (["income_2019", "e-mail", "p53", "A/B"], [["1", "2", "3", "4"]], None),
     ],
 )
