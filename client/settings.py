@@ -12,7 +12,7 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.names import AGREED
+from fairbloom.protocol.names import AGREED, DEPLOYED
 from fairbloom.protocol.settings import OWN_SETTINGS, Mark, complete, marked, of_kind, spread
 from fairbloom.tasks import TASKS, find_task
 
@@ -107,7 +107,7 @@ def _is_harmless(key: str, value: object) -> bool:
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return eight letters that stand for all settings that make a run what it is; a client keeps its state by them."""
-    others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.GROWS), OWN_SETTINGS, AGREED}
+    others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.GROWS), OWN_SETTINGS, AGREED, DEPLOYED}
     about = {key: value for key, value in complete(config).items() if key not in others}
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
 
