@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import WORK, Terms
-from fairbloom.tasks import TASKS, find_task, forget_own_tasks
+from fairbloom.tasks import find_task, forget_own_tasks
 
 from .packing import packing
 
@@ -41,20 +41,14 @@ app = ClientApp(mods=[packing])
 
 @contextmanager
 def discreet(context: Context) -> Iterator[None]:
-    """Let no error of a deployed client quote its data: the server is told words that were written for it.
-
-    An error of a task of ours that reads no files of the client's own is about settings and may be told in full.
-    """
+    """Let no error of a deployed client quote its data or places: the server is told words that were written for it."""
     try:
         yield
     except Exception as error:
         if not is_deployed(context):
             raise
-        mendable = isinstance(error, FairbloomError)
-        log.error("this client cannot do its work: %s", error, exc_info=not mendable)
-        known = TASKS.get(str(context.run_config.get("task")))
-        in_full = mendable and known is not None and not known.own_clients
-        raise ReportableError(str(error) if in_full else reportable(error)) from None
+        log.error("this client cannot do its work: %s", error, exc_info=not isinstance(error, FairbloomError))
+        raise ReportableError(reportable(error)) from None
 
 
 @app.query()

@@ -116,9 +116,10 @@ def _checksum(tensors: StateDict) -> str:
 
 def folder_name(client: str) -> str:
     """Return what the folder of a client is called: its name, or where that might be a path, a checksum of it."""
-    if FOLDER.fullmatch(client) and len(client.encode()) <= LONGEST_FOLDER:
+    written = client.encode(errors="surrogatepass")  # the name of a file may be no UTF-8
+    if FOLDER.fullmatch(client) and len(written) <= LONGEST_FOLDER:
         return client
-    return f"%{hashlib.sha256(client.encode()).hexdigest()[:32]}"
+    return f"%{hashlib.sha256(written).hexdigest()[:32]}"
 
 
 def state_folder(settings: Mapping[str, Any]) -> Path | None:

@@ -40,7 +40,7 @@ def reportable(error: BaseException) -> str:
     words = getattr(error, "reportable", None)  # asked of any class: a bundle may bring its own copy of this module
     if isinstance(words, str):
         return words
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     place = f" in {PurePath(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}{place}: what it says stays in this client's own log"
 

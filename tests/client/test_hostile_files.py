@@ -456,8 +456,19 @@ def test_an_own_task_may_say_in_words_what_the_server_is_told(tmp_path: Path, mo
     assert set(messages) == {"a row is damaged"}
 
 
-def test_a_known_data_set_says_in_full_what_is_wrong_with_a_setting() -> None:
+def test_what_is_wrong_with_a_number_that_a_client_was_enrolled_with_is_told() -> None:
     context = context_of(Path("/nowhere"), {"task": "digits"})
     context.node_config = {"partition-id": 99}
     with pytest.raises(FairbloomError, match="partition-id = 99 in the node config"):
         app(Message(RecordDict(), dst_node_id=2, message_type=MessageType.QUERY), context)
+
+
+def test_a_place_of_a_known_data_set_stays_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRBLOOM_DATA", str(tmp_path / "Kungsgatan"))
+    (tmp_path / "Kungsgatan").mkdir()
+    for place in ({}, {"data-dir": str(tmp_path / "Kungsgatan")}):
+        context = context_of(tmp_path, {"task": "heart-disease"})
+        context.node_config = {"partition-id": 0, **place}
+        said, _ = sent(context, MessageType.QUERY, RecordDict())
+        assert "stays in this client's own log" in said
+        assert "Kungsgatan" not in said

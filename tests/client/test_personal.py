@@ -26,7 +26,7 @@ def stored(folder: Path, *rounds: int) -> PersonalModels:
     return personal
 
 
-@pytest.mark.parametrize("name", ["site-a", "São Paulo", "ward 3 (east)", "a.b", "12"])
+@pytest.mark.parametrize("name", ["site-a", "São Paulo", "ward 3 (east)", "a.b", "12", "x\udcff"])
 def test_a_plain_name_is_the_name_of_its_folder(name: str) -> None:
     assert folder_name(name) == name
 
