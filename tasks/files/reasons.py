@@ -62,7 +62,8 @@ REASONS = {
     "csv.classes",
     "no-quantity": "line {line}, column {column} holds no number to be predicted: mend it, name another column by "
     "csv.target, or say csv.kind=classification",
-    "other-columns": "its columns are not those that the clients agreed on: its file has changed",
+    "other-columns": "its columns are not those that the clients agreed on: it lacks {lacking}, and has {added} "
+    "besides: csv.ignore leaves columns out",
     "other-kind": "column {column} holds numbers where the others have categories, or categories where they have "
     "numbers: mend it, or take it as categories everywhere by csv.categories",
     "other-target": "its target is of another kind than with the others: classes, or a quantity",

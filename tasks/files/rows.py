@@ -272,7 +272,12 @@ class Part:
         columns = {column.name: column for column in self.inputs}
         names = frozenset(each.name for each in agreed.inputs)
         if names != frozenset(columns):
-            raise DataError(f"{self._table.path}: {differs(frozenset(columns), names)}", "other-columns")
+            raise DataError(
+                f"{self._table.path}: {differs(frozenset(columns), names)}",
+                "other-columns",
+                lacking=Heading(named(sorted(names - columns.keys())) or "none"),
+                added=Heading(named(sorted(columns.keys() - names)) or "none"),
+            )
         inputs = np.zeros((len(self.rows), agreed.width), np.float32)
         start = 0
         for each in agreed.inputs:

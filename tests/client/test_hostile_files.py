@@ -222,13 +222,13 @@ CASES: dict[str, Case] = {
     "a long row": case(table(*rows(), "Okonkwo, Eve,7,male,asthma,recovered"), "line 32 has 6 values"),
     # What is asked for
     "a target of names": case(
-        table(*rows()), "30 different values in 30 rows", ask={"target": "patient", "ignore": ""}
+        table(*rows()), "30 different values in 30 rows", ask={"target": "patient", "ignore": ""}, may_leave={"outcome"}
     ),
     "a target of names to be predicted as numbers": case(
         table(*rows()),
         "no number",
         ask={"target": "patient", "ignore": "", "kind": "regression"},
-        may_leave={"patient"},
+        may_leave={"patient", "outcome"},
     ),
     "a name in a target of numbers": case(
         table(*rows(outcome="{some}"), "Eve,7,male,asthma,Villeneuve"),

@@ -1,13 +1,15 @@
 """A device whose data are its own tells what is wrong with them, and nothing of what they hold."""
 
+import json
 import logging
 from pathlib import Path
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
+from fairbloom.tasks import find_task
 from tests.tasks.tables import config, csv_of
 
 
@@ -51,6 +53,16 @@ def test_what_a_cell_holds_and_where_files_lie_stays_in_the_devices_own_log(
     assert str(tmp_path) not in told
     assert "lund" not in told
     assert f"{tmp_path / 'lund.csv'}, line 2, column 'age' holds 'Anna Svensson'" in caplog.text
+
+
+def test_a_device_whose_columns_differ_from_those_agreed_on_says_in_which(tmp_path: Path) -> None:
+    (tmp_path / "lund.csv").write_text(csv_of(20))
+    told = json.loads(str(asked(device(tmp_path)).content["client"]["about"]))
+    agreed, _ = find_task("csv").agreement({"lund": told})
+    (tmp_path / "lund.csv").write_text(csv_of(20).replace("dose", "doses").replace("ward", "wards"))
+    content = RecordDict({"config": ConfigRecord({"server-round": 1, "agreed": agreed}), "arrays": ArrayRecord()})
+    with pytest.raises(FairbloomError, match="it lacks 'dose, ward', and has 'doses, wards' besides"):
+        app(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), device(tmp_path))
 
 
 def test_a_simulation_tells_all_since_its_data_are_its_users_and_a_numbered_device_does_not(tmp_path: Path) -> None:

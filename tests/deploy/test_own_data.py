@@ -123,7 +123,7 @@ def test_a_node_whose_file_has_no_header_sends_none_of_its_values(there: Deploym
     submitted = {**SETTINGS, "num-rounds": 2, "fraction": 1.0, "out": str(out)}
     assert there.submit(submitted) == 0, there.log(there.submitted)
     refused = {row["refused"] for row in rounds(out)}
-    assert all(each.startswith("va: ") and "line 1 may hold values" in each for each in refused)
+    assert all(each.startswith("va: ") and "line 1 holds values: the first line must name" in each for each in refused)
     written = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
     assert b"Svensson" not in written + there.log(there.submitted).encode()
 
@@ -142,4 +142,5 @@ def test_a_node_with_a_bad_file_is_left_out_by_name_with_the_reason(there: Deplo
     assert f"the data of client va cannot be used: {words}" in there.log(there.submitted)
     rows = rounds(out)
     assert [row["replies_used"] for row in rows] == ["3", "3"]
-    assert all(row["refused"].startswith("va: ") and words in row["refused"] for row in rows)
+    told = "it lacks 'chol', and has 'cholesterol' besides"
+    assert all(row["refused"].startswith("va: ") and told in row["refused"] for row in rows)
