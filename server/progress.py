@@ -7,7 +7,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .files import RunFolderError, write_whole
+from fairbloom.files import write_whole
+
+from .files import RunFolderError
 from .lock import is_running
 from .records import is_finished, settings_there
 from .rows import read_rows, refusals_in
