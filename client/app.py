@@ -20,6 +20,7 @@ from flwr.clientapp import ClientApp
 from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import WORK, Terms
+from fairbloom.protocol.version import check_protocol
 from fairbloom.tasks import find_task, forget_own_tasks
 
 from .packing import packing
@@ -56,10 +57,12 @@ def query(message: Message, context: Context) -> Message:
     """Say who this is, how many training examples it has, and that it honours all terms."""
     from .local import about
 
+    config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+    check_protocol(config)
     with discreet(context):
         name, told = about(*_who(context))
     answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(told["examples"]), wire.HONOURS: list(WORK)})
-    if message.content.config_records.get(wire.CONFIG, ConfigRecord()).get(wire.ABOUT):
+    if config.get(wire.ABOUT):
         answer[wire.ABOUT] = json.dumps(told)
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
 
@@ -152,7 +155,9 @@ def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
 
 
 def _terms(message: Message) -> Terms:
-    return Terms.of(message.content.config_records[wire.CONFIG])
+    config = message.content.config_records[wire.CONFIG]
+    check_protocol(config)
+    return Terms.of(config)
 
 
 def _model(message: Message) -> StateDict:

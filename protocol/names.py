@@ -44,3 +44,9 @@ VALIDATION = "validation"
 
 TRAIN_LOSS = "train-loss"
 """An evaluation that is asked for this measures the received model on the training set as well."""
+
+PROTOCOL = "protocol"
+"""In the config of every message of ours: the number of the language that the server speaks (see version.py)."""
+
+VERSION_HEADER = "fairbloom-version"
+"""The header in which a node says which version of Fairbloom it runs, when it connects."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+from .names import PROTOCOL
+
 Value = bool | int | float | str | list[str]
 
 
@@ -76,7 +78,7 @@ class Terms:
     def of(cls, config: Mapping[str, Any]) -> Self:
         """Return the terms that were sent; what is not known here is among the others."""
         own = {_FIELDS[key]: value for key, value in config.items() if key in _FIELDS}
-        others = {key: value for key, value in config.items() if key not in (*_FIELDS, "measure")}
+        others = {key: value for key, value in config.items() if key not in (*_FIELDS, "measure", PROTOCOL)}
         return cls(**own, measure=tuple(config.get("measure", ())), others=others)
 
 

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import ABOUT, CLIENT, CONFIG, HONOURS, METRICS, NAME, SNAPSHOT, TRAIN_LOSS
+from fairbloom.protocol.names import PROTOCOL as PROTOCOL_KEY
 from fairbloom.protocol.packing import MOST_BYTES, PACKED, PACKS, joined, pieces
 from fairbloom.protocol.terms import Terms
+from fairbloom.protocol.version import PROTOCOL
 
 from .clients import Replies, Reports, Trained
 from .method import Method
@@ -163,7 +165,7 @@ class FlowerClients:
         """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
         asked, refused = Exchange(), Refusals(0)
         for name in names:
-            content = RecordDict({CONFIG: ConfigRecord({ABOUT: True})})
+            content = RecordDict({CONFIG: ConfigRecord({ABOUT: True, PROTOCOL_KEY: PROTOCOL})})
             node_id = self._roster.online[name]
             message = Message(content, dst_node_id=node_id, message_type=MessageType.QUERY, ttl=self._timeout)
             asked.messages[name] = message
@@ -289,7 +291,7 @@ class FlowerClients:
         return [found[name] for name in sorted(found)]
 
     def _message(self, message_type: str, name: str, arrays: ArrayRecord, told: Mapping[str, Any]) -> Message:
-        config = ConfigRecord(dict(told))
+        config = ConfigRecord({**told, PROTOCOL_KEY: PROTOCOL})
         content = RecordDict({self._method.arrayrecord_key: arrays, self._method.configrecord_key: config})
         node_id = self._roster.online[name]
         return Message(content, dst_node_id=node_id, message_type=message_type, ttl=self._timeout)

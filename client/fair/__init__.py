@@ -25,6 +25,7 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import WORK, Terms
+from fairbloom.protocol.version import check_protocol
 
 from ..app import keep_personal, last_personal
 from ..personal import PersonalModels, StateDict, folder_of
@@ -232,9 +233,16 @@ def introduce(message: Message, context: Context) -> Message:
 
 
 def terms_of(message: Message) -> Terms | None:
-    """Return the terms of a message, None where it has no round's number: it is of another strategy."""
+    """Return the terms of a message, None where it has no round's number: it is of another strategy.
+
+    Raises
+    ------
+    MisfitError
+        When it is of a server that speaks another protocol.
+    """
     configs = message.content.config_records
     config: Mapping[str, Any] = configs.get(wire.CONFIG) or next(iter(configs.values()), {})
+    check_protocol(config)
     return Terms.of(config) if "server-round" in config else None
 
 

@@ -32,6 +32,9 @@ SETTINGS = "pyproject.toml"
 LARGEST_BUNDLE, LARGEST_SETTINGS, MOST_MEMBERS = 10 * 2**20, 2**18, 10_000
 """Bytes of a bundle (Flower's own limit), bytes of its unpacked settings, and files in it."""
 
+OURS = "fairbloom"
+"""Name of the distribution that has our own app."""
+
 OWN_PLACES = ("state-dir", "data-dir")
 """Settings about this device's disk: its owner makes them, in client.toml, and no run does."""
 
@@ -59,7 +62,8 @@ class Installed:
         Values of a run's settings that are allowed although they are no plain words.
     distribution
         Name and version of what the app was installed with, which a run must be of; None where it was not installed
-        but lies on the path: then there is no version to compare.
+        but lies on the path: then there is no version to compare. Of Fairbloom itself any version may do: each message
+        says whether server and client fit (protocol/version.py).
     """
 
     app: str
@@ -92,7 +96,8 @@ class Installed:
         if self.distribution is None:
             return
         (name, version), wanted = self.distribution, str(run.fab_id).rpartition("/")[2]
-        if (_normal(wanted), run.fab_version) != (_normal(name), version):
+        same = _normal(name) == OURS or run.fab_version == version
+        if not same or _normal(wanted) != _normal(name):
             raise BundleRefusedError(
                 f"the run is of {run.fab_id[:80]} {run.fab_version[:40]}, this client has {name} {version} installed: "
                 "install the same version on both"

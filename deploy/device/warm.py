@@ -34,6 +34,7 @@ from .supervisor import say
 from .unpacked import Unpacked
 
 COMMAND = "flwr.supernode.cli.flower_supernode"
+CONNECTION = "flwr.client.grpc_rere_client.connection"
 OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
 STATE = "flwr.supernode.nodestate.in_memory_nodestate"
 
@@ -43,6 +44,7 @@ REPLACED: Mapping[str, Iterable[str]] = {
     f"{LOOP}:make_simple_grpc_retry_invoker": (),
     f"{LOOP}:get_fused_config_from_fab": ("fab_file", "run"),
     f"{COMMAND}:_start_supernode_http_api": ("config", "state_factory"),
+    f"{CONNECTION}:RuntimeVersionClientInterceptor": ("component_name",),
     f"{OBJECTS}:pull_objects": ("initial_backoff",),
     f"{OBJECTS}:pull_and_inflate_object_from_tree": ("initial_backoff",),
 }
@@ -150,6 +152,13 @@ def read_no_bundles() -> None:
     importlib.import_module(LOOP).get_fused_config_from_fab = lambda fab_file, run: {}  # type: ignore[attr-defined]
 
 
+def say_version() -> None:
+    """Let the node say, when it connects, which version of Fairbloom it runs."""
+    from .introduction import Introduction
+
+    importlib.import_module(CONNECTION).RuntimeVersionClientInterceptor = Introduction  # type: ignore[attr-defined]
+
+
 def open_no_port() -> None:
     """Keep a SuperNode from serving app processes beside it, of which a warm node has none.
 
@@ -191,6 +200,7 @@ def main(parent: int) -> None:
         bundles = Unpacked() if chosen.any_bundle else Installed.of(chosen.app, tuple(chosen.allow))
         keep_warm((Isolated if chosen.isolated else Resident)(bundles))
         open_no_port()
+        say_version()
         if not chosen.any_bundle:
             read_no_bundles()
         arguments += ["--isolation", "process"]  # no app processes of Flower's beside ours

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from fairbloom.protocol.version import PROTOCOL
 from fairbloom.server.progress import announced
 
 from .. import pki
@@ -66,6 +67,7 @@ def examine(federation: Federation) -> Iterator[Finding]:
         yield reachable("fleet API", federation.superlink, federation.authority)
         yield control_api(federation)
         yield server_side(federation)
+        yield known_clients(federation)
     yield disk(federation.path)
 
 
@@ -296,10 +298,29 @@ def server_side(federation: Federation) -> Finding:
         words = f"no SuperExec has asked {federation.control} for work {since}, so runs will wait"
         return Finding("server", "fault", f"{words}: see the log of fairbloom server, or start it again")
     here = version("fairbloom")
-    if theirs != here:
-        words = f"fairbloom {theirs} runs there and {here} is installed here: bring both to one version"
-        return Finding("server", "warning", words)
-    return Finding("server", "ok", f"fairbloom {theirs} is ready for runs; its database has {size / 1e6:.0f} MB")
+    if about.get("protocol") != PROTOCOL:
+        there = f"fairbloom {theirs}, which speaks protocol {about.get('protocol')}, runs there"
+        words = f"{there}, and {here}, which speaks protocol {PROTOCOL}, is installed here"
+        return Finding("server", "fault", f"{words}: bring both to one version")
+    other = "" if theirs == here else f" ({here} is installed here, which fits)"
+    return Finding("server", "ok", f"fairbloom {theirs}{other} is ready for runs; its database has {size / 1e6:.0f} MB")
+
+
+def known_clients(federation: Federation) -> Finding:
+    """Check that the SuperLink knows each client that is enrolled, as it does not where its database was lost."""
+    try:
+        status, about = server_page(federation)
+        held = federation.keys()
+    except DeployError as error:
+        return Finding("clients", "fault", str(error))
+    known = about.get("nodes")
+    if status != httpx.codes.OK or not isinstance(known, dict):
+        return Finding("clients", "warning", f"{federation.control} does not say which clients it knows")
+    unknown = sorted({key.client for key in held if key.node_id not in known})
+    if unknown:
+        words = f"the SuperLink does not know {', '.join(unknown)}: start fairbloom server again, which registers"
+        return Finding("clients", "fault", f"{words} whom its database has lost; whoever stays unknown: deploy rotate")
+    return Finding("clients", "ok", f"the SuperLink knows all {len({key.client for key in held})} that are enrolled")
 
 
 def synchronised() -> Finding:

@@ -297,7 +297,7 @@ def revoke(federation: Federation, name: str) -> Enrolled:
         client = federation.client(name)
         about |= _key_facts(client)
         for key in client.keys:
-            _unregister(federation, name, key.node_id)
+            _unregister(federation, key.node_id)
         former = tuple(replace(old, unregistered=old.unregistered or _now()) for old in client.former)
         federation.roll.save(replace(client, revoked=_now(), former=former))
         remove_bundle(federation, name)
@@ -332,19 +332,17 @@ def _register(federation: Federation, name: str, public_key: bytes) -> str:
         return api.register(name, public_key)
 
 
-def _unregister(federation: Federation, name: str, node_id: str) -> None:
+def _unregister(federation: Federation, node_id: str) -> None:
     with control_api.connected(federation) as api:
         try:
             api.unregister(node_id)
         except (UnreachableError, RefusedError):
             raise
-        except DeployError as error:
-            status = api.nodes().get(node_id, {}).get("status")
-            if status != "unregistered":  # an earlier attempt may have got this far
-                raise DeployError(
-                    f"{error}. If the SuperLink's database was made anew since, delete {federation.roll.file(name)} "
-                    "and enrol the client again"
-                ) from None
+        except DeployError:
+            status = api.nodes().get(node_id, {}).get("status", "unregistered")
+            # An earlier attempt may have got this far, or the database may be another, which will not learn this key.
+            if status != "unregistered":
+                raise
 
 
 def _retire(federation: Federation) -> None:
@@ -360,7 +358,7 @@ def _retire(federation: Federation) -> None:
 
 
 def _retire_one(federation: Federation, key: Key) -> None:
-    _unregister(federation, key.client, key.node_id)
+    _unregister(federation, key.node_id)
     with federation.roll.locked():
         client = federation.client(key.client)
         former = (replace(old, unregistered=_now()) if old.node_id == key.node_id else old for old in client.former)

@@ -126,6 +126,20 @@ class Roll:
         """
         return [key for client in self.clients() if not client.revoked for key in client.keys]
 
+    def struck_off(self) -> list[str]:
+        """Return the public keys that were good once and never will be again, whoever has them.
+
+        Raises
+        ------
+        DeployError
+            When a client's file cannot be used.
+        """
+        found = []
+        for client in self.clients():
+            found += [client.public_key] * bool(client.revoked)
+            found += [old.public_key for old in client.former if old.unregistered or client.revoked]
+        return found
+
     def check_new(self, name: str) -> None:
         """Raise DeployError where a client has this name, or one that differs in case alone."""
         for client in self.clients():

@@ -31,6 +31,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fairbloom.protocol.version import PROTOCOL
+
 from ..operator import audit
 from .connections import Connections
 from .overview import overview
@@ -330,9 +332,11 @@ def guard(
     )
 
     def status() -> dict[str, Any]:
-        """Return who is there to run the server's side, the database's size, our version, and what goes on."""
+        """Return who is there to run the server's side, the database's size, versions, and what goes on."""
         size = sum(file.stat().st_size for file in database.parent.glob(f"{database.name}*"))
         about = {"superexec_seen": watched.seconds_ago, "database_bytes": size, "version": version("fairbloom")}
+        nodes = app.state.linkstate_factory.state().versions()
+        about |= {"protocol": PROTOCOL, "nodes": {str(node_id): found for node_id, found in nodes.items()}}
         return about | overview(state_folder)
 
     app.add_api_route(STATUS_PATH, status, methods=["GET"])

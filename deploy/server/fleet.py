@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -27,15 +28,16 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.utils import get_metadata_bytes, int64_to_uint64, uint64_to_int64
+from flwr.supercore.utils import get_metadata_bytes, get_metadata_str, int64_to_uint64, uint64_to_int64
 from grpc import ServicerContext, StatusCode
+
+from fairbloom.protocol.names import VERSION_HEADER
 
 from .members import Members
 from .post import Post
 from .refusals import Refusals
-from .run_state import HIDDEN
+from .run_state import HIDDEN, RunState
 from .turns import UNDER_WAY_AT_ONCE, TooManyCallsError, Turns
 
 LARGEST_CALL = 16 << 20
@@ -50,6 +52,9 @@ LARGEST_HEAD = 1 << 20
 
 REPLY_TOO_LARGE = 413
 """Code of the error that takes the place of a refused reply; Flower's own codes are below 100."""
+
+VERSION = re.compile(r"[A-Za-z0-9.+!_-]{1,40}")
+"""What a node may say of its version."""
 
 REMEMBERED = 10_000
 """How many replies under way have their sizes in memory. The oldest is forgotten, and looked up if it goes on."""
@@ -171,6 +176,8 @@ class GuardedFleet(FleetServicer):
         else:
             self._check_expiry(node_id, context)
         response = super().ActivateNode(request, context)
+        said = get_metadata_str(context.invocation_metadata(), VERSION_HEADER) or ""
+        self._state.note_version(response.node_id, said if VERSION.fullmatch(said) else "")
         for statement in FORGET:
             self._query(statement)
         return response
@@ -401,8 +408,8 @@ class GuardedFleet(FleetServicer):
         return self._state.query(statement, values)
 
     @property
-    def _state(self) -> SqlLinkState:
-        return cast(SqlLinkState, self.state_factory.state())  # `fairbloom server` has no other kind
+    def _state(self) -> RunState:
+        return cast(RunState, self.state_factory.state())  # `fairbloom server` has no other kind
 
 
 def count(tree: ObjectTree, most: int) -> int:

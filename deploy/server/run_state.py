@@ -10,7 +10,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_PATIENCE, Status, SubStatus
+from flwr.common.constant import (
+    HEARTBEAT_DEFAULT_INTERVAL,
+    HEARTBEAT_PATIENCE,
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    Status,
+    SubStatus,
+)
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.constant import TaskType
 from flwr.supercore.corestate.sql_corestate import _task_status_filter
@@ -34,6 +41,18 @@ INSERT INTO fairbloom_starts (task_id, number) VALUES (:task_id, 1)
 ON CONFLICT (task_id) DO UPDATE SET number = number + 1 RETURNING number"""
 
 UNDER_WAY = "SELECT 1 FROM object_push_sessions WHERE session_id = :session_id"
+
+VERSIONS = "CREATE TABLE IF NOT EXISTS fairbloom_versions (node_id INTEGER PRIMARY KEY, version TEXT NOT NULL)"
+VERSION = """
+INSERT INTO fairbloom_versions VALUES (:node_id, :version) ON CONFLICT (node_id) DO UPDATE SET version = :version"""
+REGISTERED = """
+SELECT node.node_id, coalesce(version, '') AS version FROM node LEFT JOIN fairbloom_versions USING (node_id)
+WHERE status != 'unregistered'"""
+
+KNOWN = "SELECT node_id, status FROM node WHERE public_key = :public_key"
+RENUMBER = """
+UPDATE OR IGNORE node SET node_id = :node_id
+WHERE public_key = :public_key AND node_id != :node_id AND status != 'unregistered' RETURNING node_id"""
 
 SILENCE_SECONDS = 1.0
 """Seconds between two looks for processes that fell silent a minute ago. Flower looks at every call."""
@@ -91,9 +110,10 @@ class RunState(Patient, SqlLinkState):
         self._node_ids: dict[bytes, int] = {}
 
     def initialize(self, log_queries: bool = False) -> list[str]:
-        """Connect, and make our table."""
+        """Connect, and make our tables."""
         tables: list[str] = super().initialize(log_queries)
         self.query(STARTS)
+        self.query(VERSIONS)
         return tables
 
     def release_runs(self) -> None:
@@ -121,6 +141,31 @@ class RunState(Patient, SqlLinkState):
         """Strike a node off."""
         super().delete_node(owner_aid, node_id)
         self._node_ids = {}
+
+    def register(self, public_key: bytes, name: str, node_id: int) -> bool:
+        """Register a key under this number, unless it is, or was struck off; return whether anything was changed."""
+        key = {"public_key": public_key}
+        with self.session():
+            if not self.query(KNOWN, key):
+                self.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key, HEARTBEAT_DEFAULT_INTERVAL, name=name)
+            renumbered = self.query(RENUMBER, {**key, "node_id": uint64_to_int64(node_id)})
+        self._node_ids = {}
+        return bool(renumbered)
+
+    def note_version(self, node_id: int, version: str) -> None:
+        """Keep which version of Fairbloom a node runs, "" for one that says none."""
+        self.query(VERSION, {"node_id": uint64_to_int64(node_id), "version": version})
+
+    def versions(self) -> dict[int, str]:
+        """Return the nodes that are registered, each with the version of Fairbloom that it ran last, "" if unknown."""
+        return {int64_to_uint64(row["node_id"]): row["version"] for row in self.query(REGISTERED)}
+
+    def strike_off(self, public_key: bytes) -> bool:
+        """Strike off the node of a key, if one is registered; return whether there was one."""
+        node_id = self.get_node_id_by_public_key(public_key)
+        if node_id is not None:
+            self.delete_node(NOOP_FLWR_AID, node_id)
+        return node_id is not None
 
     def _hand_out_again(self, *which: Any) -> None:
         taken = (Task.type == TaskType.SERVER_APP, Task.token.is_not(None))

@@ -24,7 +24,7 @@ from typing import Any
 from fairbloom.logs import colour_on_terminals_alone
 
 from ..operator.federation import Federation
-from ..processes import end_with, missing_names
+from ..processes import end_with, leave, missing_names
 from .connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
 from .refusals import Refusals
 
@@ -62,6 +62,7 @@ RELIED_ON: Mapping[str, Iterable[str]] = {
     f"{STATE}._cleanup_push_session": ("session_id", "cleanup_messages"),
     f"{STATE}._store_generated_message": ("message",),
     f"{STATE}.activate_task": ("task_id",),
+    f"{STATE}.create_node": ("owner_aid", "owner_name", "public_key", "heartbeat_interval", "name"),
     f"{STATE}.delete_messages": ("message_ins_ids",),
     f"{STATE}.delete_node": ("owner_aid", "node_id"),
     f"{STATE}.delete_sessions_in_run": ("run_id",),
@@ -106,6 +107,7 @@ def put_in_place(federation: Federation, descriptors: int) -> Connections:
     from .gate import fleet_server
     from .members import EnrolledMembers
     from .post import Post
+    from .registration import register_enrolled
     from .run_state import RunState, RunStore
 
     refusals, post = Refusals(federation.state), Post()
@@ -127,7 +129,13 @@ def put_in_place(federation: Federation, descriptors: int) -> Connections:
     main.create_app = create_guarded_app
     factory.SqlLinkState, stores.SqlObjectStore = RunState, RunStore
     members = EnrolledMembers(federation.path)
-    command.FleetServicer = partial(GuardedFleet, members=members, refusals=refusals, post=post)
+
+    def guarded_fleet(state_factory: Any, objectstore_factory: Any, enable_supernode_auth: bool) -> GuardedFleet:
+        register_enrolled(state_factory.state(), federation.roll, federation.state)
+        given = (state_factory, objectstore_factory, enable_supernode_auth)
+        return GuardedFleet(*given, members=members, refusals=refusals, post=post)
+
+    command.FleetServicer = guarded_fleet
     command.GRPC_MAX_MESSAGE_LENGTH = LARGEST_CALL
     command.generic_create_grpc_server = partial(fleet_server, connections=connections, refusals=refusals)
     # Operators who follow a run's log keep a call open, for which the server would wait when it is told to stop.
@@ -187,14 +195,30 @@ def give_back(path: Path) -> None:
         database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
-def keep_small(path: Path) -> None:
-    """Give back to the disk, for ever, what becomes free inside the database's file."""
+def look_after(path: Path) -> None:
+    """Give back to the disk, for ever, what becomes free inside the database's file.
+
+    Where the file was deleted or replaced, this process ends: it would go on with a file that nobody sees any more.
+    `fairbloom server` starts it again with the one that is there, or a new one.
+    """
+    opened = path.stat().st_ino
     while True:
         time.sleep(VACUUM_SECONDS)
+        if not is_file(path, opened):
+            log.error("%s was deleted or replaced: the SuperLink is started again", path)
+            leave(1)
         try:
             give_back(path)
         except sqlite3.Error as error:
             log.warning("the database's file cannot be made smaller: %s", error)
+
+
+def is_file(path: Path, number: int) -> bool:
+    """Return whether a path leads to the file of this number."""
+    try:
+        return path.stat().st_ino == number
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
@@ -236,7 +260,7 @@ def main(parent: int) -> None:
         prepare_database(federation.database)
     except (OSError, sqlite3.Error) as error:
         sys.exit(f"fairbloom server: {federation.database} cannot be used: {error}")
-    threading.Thread(target=keep_small, args=(federation.database,), daemon=True, name="keep-small").start()
+    threading.Thread(target=look_after, args=(federation.database,), daemon=True, name="look-after").start()
     threading.Thread(target=connections.watch, daemon=True, name="watch-connections").start()
     sys.argv = ["flower-superlink", *arguments(federation)]
     command: Any = importlib.import_module(COMMAND)

@@ -152,7 +152,7 @@ def test_an_isolated_client_runs_none_of_it_either(installed: Installed, home: P
     assert reply.content["client"]["name"] == "client-1"
     assert not mark.exists()
     assert not (home / "flower").exists()
-    wrong = run_of(fab, fab_version="9.9")
+    wrong = run_of(fab, fab_id="mylab/other")
     with pytest.raises(BundleRefusedError, match="install the same version on both"):
         isolated(fab, wrong, 3, question(), context())
 
@@ -324,16 +324,26 @@ def test_a_bad_bundle_is_one_error_reply_and_the_node_lives(
 
 @pytest.mark.parametrize(
     ("fab_id", "fab_version"),
-    [("fairbloom/fairbloom", "0.2.0"), ("fairbloom/other", VERSION), ("fairbloom/fairbloom", f"{VERSION}.post1")],
+    [("mylab/hearts", "1.1"), ("mylab/other", "1.0"), ("fairbloom/fairbloom", "1.0"), ("mylab/hearts", "1.0.post1")],
 )
-def test_another_app_or_version_is_refused_with_both_named(installed: Installed, fab_id: str, fab_version: str) -> None:
-    fab = fab_of(packed({"pyproject.toml": PROJECT}))
+def test_another_app_or_version_is_refused_with_both_named(fab_id: str, fab_version: str) -> None:
+    fab, hearts = fab_of(packed({"pyproject.toml": PROJECT})), Installed(APP, distribution=("hearts", "1.0"))
     with pytest.raises(BundleRefusedError) as error:
-        installed(fab, run_of(fab, fab_id=fab_id, fab_version=fab_version), context())
+        hearts(fab, run_of(fab, fab_id=fab_id, fab_version=fab_version), context())
     assert str(error.value) == (
-        f"the run is of {fab_id} {fab_version}, this client has fairbloom {VERSION} installed: install the same "
-        "version on both"
+        f"the run is of {fab_id} {fab_version}, this client has hearts 1.0 installed: install the same version on both"
     )
+    hearts(fab, run_of(fab, fab_id="mylab/hearts", fab_version="1.0"), context())
+
+
+@pytest.mark.parametrize("fab_version", ["0.0.9", f"{VERSION}.post1", "7.0"])
+def test_a_run_of_another_version_of_ours_is_taken(installed: Installed, fab_version: str) -> None:
+    """The protocol number, which each message has, says whether the two fit."""
+    fab = fab_of(packed({"pyproject.toml": PROJECT}))
+    app, _ = installed(fab, run_of(fab, fab_version=fab_version), context())
+    assert app is sys.modules["fairbloom.client.app"].app
+    with pytest.raises(BundleRefusedError, match="the run is of fairbloom/other"):
+        installed(fab, run_of(fab, fab_id="fairbloom/other"), context())
 
 
 def test_the_installed_app_gets_the_short_list_and_the_devices_own_places(installed: Installed, tmp_path: Path) -> None:

@@ -21,13 +21,16 @@ from fairbloom.deploy.operator.doctor import (
     disk,
     examine,
     expiry,
+    known_clients,
     open_folders,
     open_secrets,
     server_side,
 )
 from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.operator.roll import Enrolled
 from fairbloom.deploy.processes import free_port
 from fairbloom.deploy.server.supervisor import RUN_FOLDERS
+from fairbloom.protocol.version import PROTOCOL
 from tests.experiments.helpers import fairbloom
 
 from .commands import Machine
@@ -210,7 +213,8 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fe
 
 
 def page(**about: object) -> bytes:
-    return json.dumps({"superexec_seen": 0.5, "database_bytes": 2_000_000, "version": VERSION} | about).encode()
+    known = {"superexec_seen": 0.5, "database_bytes": 2_000_000, "version": VERSION, "protocol": PROTOCOL, "nodes": {}}
+    return json.dumps(known | about).encode()
 
 
 @pytest.mark.parametrize(
@@ -219,7 +223,14 @@ def page(**about: object) -> bytes:
         (200, page(), "ok", f"fairbloom {VERSION} is ready for runs; its database has 2 MB"),
         (200, page(superexec_seen=None), "fault", "for work since it was started, so runs will wait"),
         (200, page(superexec_seen=31), "fault", "for work for 31 s, so runs will wait"),
-        (200, page(version="9.9"), "warning", f"fairbloom 9.9 runs there and {VERSION} is installed here"),
+        (200, page(version="9.9"), "ok", f"fairbloom 9.9 ({VERSION} is installed here, which fits) is ready for runs"),
+        (
+            200,
+            page(protocol=PROTOCOL + 1),
+            "fault",
+            f"speaks protocol {PROTOCOL}, is installed here: bring",
+        ),
+        (200, page(protocol=None, version="0.0.9"), "fault", "fairbloom 0.0.9, which speaks protocol None, runs there"),
         (200, b"no json", "fault", "does not answer"),
         (200, b"[]", "fault", "does not answer"),
         (404, b"", "warning", "is a SuperLink that fairbloom server did not start"),
@@ -234,6 +245,29 @@ def test_what_the_server_says_of_itself_is_a_finding(
     found = server_side(federation)
     assert found.verdict == verdict
     assert words in found.words
+
+
+def test_doctor_names_the_clients_that_the_superlink_does_not_know(
+    served: tuple[Federation, type[ControlApi]],
+) -> None:
+    """As after its database was deleted, which doctor took for ok, and status showed as unknown."""
+    federation, api = served
+    for number, name in enumerate(("site-a", "site-b")):
+        public = pki.new_node_key().public.decode()
+        federation.roll.save(
+            Enrolled(name=name, node_id=str(7 + number), partition_id=number, public_key=public, enrolled="")
+        )
+    api.page = page(nodes={"7": VERSION, "8": ""})
+    assert known_clients(federation) == Finding("clients", "ok", "the SuperLink knows all 2 that are enrolled")
+    assert known_clients(federation) in list(examine(federation))
+    api.page = page(nodes={"8": "", "9": ""})
+    found = known_clients(federation)
+    assert found.verdict == "fault"
+    assert "the SuperLink does not know site-a: start fairbloom server again" in found.words
+    api.page = page(nodes=None)
+    assert known_clients(federation).verdict == "warning"
+    api.status = 500
+    assert known_clients(federation).verdict == "warning"
 
 
 def test_a_credential_that_is_refused_is_a_finding_and_words_of_flowers_commands(

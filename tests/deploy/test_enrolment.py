@@ -389,9 +389,23 @@ def test_a_revocation_that_was_cut_off_is_completed_by_the_same_command(made: Pa
     )
     assert fairbloom("deploy", "revoke", "a") == 0
     assert fairbloom("deploy", "enroll", "b") == 0
-    machine.answers(unregister=refused, list={"success": True, "nodes": []})
+    machine.answers(unregister=refused, list={"success": True, "nodes": [{"node-id": "77", "status": "offline"}]})
     assert fairbloom("deploy", "revoke", "b") == 2
     assert not Federation(made).client("b").revoked
+
+
+def test_a_client_that_the_superlink_has_forgotten_is_revoked_all_the_same(made: Path, machine: Machine) -> None:
+    """As after the database was deleted: revoke failed, and the key would have come back with a repair."""
+    assert fairbloom("deploy", "enroll", "a") == 0
+    (key,) = keys(made)
+    machine.answers(
+        unregister={"success": False, "error-message": "[code: 24] Node 77 not found"},
+        list={"success": True, "nodes": []},
+    )
+    assert fairbloom("deploy", "revoke", "a") == 0
+    federation = Federation(made)
+    assert keys(made) == []
+    assert federation.roll.struck_off() == [key.public_key]
 
 
 def test_keys_are_read_while_their_files_are_being_replaced(made: Path) -> None:

@@ -1,0 +1,55 @@
+"""The keys that the SuperLink's database knows, brought to what the operator's files say.
+
+A database that was deleted, or brought back from an older copy, lacks keys of clients that are enrolled, and may know
+keys of clients that have been revoked since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+
+from .. import pki
+from ..operator import audit
+from ..operator.roll import Roll
+from .run_state import RunState
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+
+def register_enrolled(state: RunState, roll: Roll, state_folder: Path) -> None:
+    """Register the keys that are enrolled and missing, under their old numbers; strike off those that were revoked.
+
+    Parameters
+    ----------
+    state
+        The SuperLink's database.
+    roll
+        The operator's files of the clients, which are not written to.
+    state_folder
+        Where the audit log is.
+    """
+    for public_key in roll.struck_off():
+        if state.strike_off(as_registered(public_key)):
+            _note(state_folder, "key struck off again", key=pki.fingerprint(public_key.encode()))
+    again, enrolled = [], roll.keys()
+    for key in enrolled:
+        if state.register(as_registered(key.public_key), key.client, int(key.node_id)):
+            _note(state_folder, "key registered again", client=key.client, **{"node-id": key.node_id})
+            again.append(key.client)
+    if again:
+        log.warning("the database did not know %s: registered again", ", ".join(dict.fromkeys(again)))
+
+
+def as_registered(public_key: str) -> bytes:
+    """Return a public key in OpenSSH format as the SuperLink keeps it."""
+    key = serialization.load_ssh_public_key(public_key.encode())
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _note(folder: Path, event: str, **about: str) -> None:
+    with contextlib.suppress(OSError):  # as on a full disk: the keys are worth more than the line
+        audit.note(folder, event, **about)

@@ -1,0 +1,188 @@
+"""A database that lost its keys, or is older than the operator's files, is brought to what those say."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+
+from fairbloom.deploy import pki
+from fairbloom.deploy.operator import audit
+from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.operator.roll import Enrolled, Former
+from fairbloom.deploy.server import superlink
+from fairbloom.deploy.server.registration import as_registered, register_enrolled
+from fairbloom.deploy.server.superlink import is_file
+from fairbloom.protocol.names import VERSION_HEADER
+from tests.deploy.state import Call, SuperLinkState
+
+from .test_fleet import Place
+
+NOW = "2026-11-20T10:00:00+00:00"
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return Federation.init(tmp_path / "federation", ["localhost"], 9092, "127.0.0.1:8000", 30)
+
+
+def enrolled(federation: Federation, name: str, node_id: int) -> Enrolled:
+    public = pki.new_node_key().public.decode()
+    client = Enrolled(name=name, node_id=str(node_id), partition_id=0, public_key=public, enrolled=NOW)
+    federation.roll.save(client)
+    return client
+
+
+def started(federation: Federation) -> SuperLinkState:
+    """The SuperLink's state as it is once a server with this folder has started."""
+    link = SuperLinkState(federation.database)
+    register_enrolled(link.state, federation.roll, federation.state)
+    return link
+
+
+def node_of(link: SuperLinkState, public_key: str) -> int | None:
+    found: int | None = link.state.get_node_id_by_public_key(as_registered(public_key))
+    return found
+
+
+def noted(federation: Federation) -> list[tuple[str, str]]:
+    lines = [json.loads(line) for line in audit.text(federation.state).splitlines()]
+    return [(line["event"], line.get("client", "")) for line in lines if line["event"] != "init"]
+
+
+def test_a_deleted_database_gets_its_keys_back_under_their_numbers_and_names(federation: Federation) -> None:
+    one, two = enrolled(federation, "site-a", 2**64 - 3), enrolled(federation, "site-b", 12)
+    link = started(federation)
+    assert node_of(link, one.public_key) == 2**64 - 3
+    assert node_of(link, two.public_key) == 12
+    nodes = {node.node_id: (node.name, node.status) for node in link.state.get_node_info()}
+    assert nodes == {2**64 - 3: ("site-a", "registered"), 12: ("site-b", "registered")}
+    assert link.state.activate_node(12, 30)
+    assert noted(federation) == [("key registered again", "site-a"), ("key registered again", "site-b")]
+
+
+def test_a_whole_database_is_left_as_it_is(federation: Federation) -> None:
+    client = enrolled(federation, "site-a", 7)
+    assert started(federation).state.activate_node(7, 30)
+    before = noted(federation)
+    link = started(federation)
+    assert node_of(link, client.public_key) == 7
+    assert [node.status for node in link.state.get_node_info()] == ["online"]
+    assert noted(federation) == before
+
+
+def test_a_deleted_database_lets_no_revoked_client_back_in(federation: Federation) -> None:
+    """Nor a key that ran out, nor one that a name had before it was enrolled again; one in its overlap is good."""
+    revoked = enrolled(federation, "revoked", 1)
+    federation.roll.save(replace(revoked, revoked=NOW))
+    old, ran_out, late = (pki.new_node_key().public.decode() for _ in range(3))
+    again = enrolled(federation, "again", 2)
+    former = Former(node_id="3", public_key=old, expires=NOW, unregistered=NOW)
+    federation.roll.save(replace(again, former=(former,)))
+    rotated = enrolled(federation, "rotated", 4)
+    over = Former(node_id="5", public_key=ran_out, expires=NOW, unregistered=NOW)
+    overlap = Former(node_id="6", public_key=late, expires="2100-01-01T00:00:00+00:00")
+    federation.roll.save(replace(rotated, former=(over, overlap)))
+    link = started(federation)
+    assert [node_of(link, key) for key in (revoked.public_key, old, ran_out)] == [None, None, None]
+    assert [node_of(link, key) for key in (again.public_key, rotated.public_key, late)] == [2, 4, 6]
+
+
+def test_an_older_database_forgets_who_was_revoked_since(federation: Federation) -> None:
+    client = enrolled(federation, "site-a", 7)
+    assert node_of(started(federation), client.public_key) == 7
+    federation.roll.save(replace(client, revoked=NOW))
+    assert node_of(started(federation), client.public_key) is None
+    assert noted(federation)[-1] == ("key struck off again", "")
+    before = noted(federation)
+    started(federation)
+    assert noted(federation) == before
+
+
+def test_a_key_that_the_superlink_struck_off_is_not_registered_by_older_files(federation: Federation) -> None:
+    client = enrolled(federation, "site-a", 7)
+    started(federation).state.delete_node(NOOP_FLWR_AID, 7)
+    assert node_of(started(federation), client.public_key) is None
+
+
+def test_a_key_that_was_registered_by_hand_gets_the_number_of_the_file(federation: Federation) -> None:
+    client = enrolled(federation, "site-a", 7)
+    link = SuperLinkState(federation.database)
+    public_key = as_registered(client.public_key)
+    other = link.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key, 30, name="site-a")
+    assert link.state.get_node_id_by_public_key(public_key) == other
+    register_enrolled(link.state, federation.roll, federation.state)
+    assert link.state.get_node_id_by_public_key(public_key) == 7
+
+
+def test_a_full_disk_keeps_no_client_out(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object, **about: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    client = enrolled(federation, "site-a", 7)
+    monkeypatch.setattr(audit, "note", full)
+    assert node_of(started(federation), client.public_key) == 7
+
+
+# The file itself ----------------------------------------------------------------------------------------------------
+
+
+def test_a_superlink_whose_database_is_deleted_or_replaced_ends_to_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answered on from a file that nobody sees, and all of it was lost when it ended."""
+    file, ended = tmp_path / "superlink.db", list[int]()
+
+    class EndedError(Exception):
+        """The process is over."""
+
+    def leave(code: int) -> None:
+        ended.append(code)
+        raise EndedError
+
+    monkeypatch.setattr(superlink, "leave", leave)
+    for change in (Path.unlink, lambda path: path.with_name("copy").replace(path)):
+        for path in (file, tmp_path / "copy"):
+            path.unlink(missing_ok=True)
+            superlink.prepare_database(path)
+        pauses = iter([lambda: None, lambda change=change: change(file)])
+        monkeypatch.setattr(superlink.time, "sleep", lambda seconds, pauses=pauses: next(pauses)())
+        with pytest.raises(EndedError):
+            superlink.look_after(file)
+    assert ended == [1, 1]
+    assert not is_file(tmp_path / "none", 1)
+
+
+# Versions -----------------------------------------------------------------------------------------------------------
+
+
+class Said(Call):
+    """A call of a node that says which version it runs."""
+
+    def __init__(self, key: bytes, *versions: str) -> None:
+        super().__init__(key)
+        self._versions = versions
+
+    def invocation_metadata(self) -> tuple[tuple[str, object], ...]:
+        return (*super().invocation_metadata(), *((VERSION_HEADER, version) for version in self._versions))
+
+
+def test_the_superlink_keeps_which_version_each_node_said_last(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+
+    def connect(*versions: str) -> str:
+        place.link.state.query("UPDATE node SET status = 'offline', online_until = 0")
+        request = ActivateNodeRequest(public_key=b"key-a", heartbeat_interval=30)
+        place.fleet.ActivateNode(request, Said(b"key-a", *versions))
+        return str(place.link.state.versions()[place.node])
+
+    assert place.link.state.versions() == {place.node: "", place.other: ""}
+    assert connect("0.1.0") == "0.1.0"
+    assert SuperLinkState(tmp_path / "superlink.db").state.versions()[place.node] == "0.1.0"
+    assert connect("0.1.1.dev3+local") == "0.1.1.dev3+local"
+    for none in ((), ("[red]0.1.0",), ("9" * 41,), ("0.1.0", "0.1.1"), ("0.1.0\x1b[2J",)):
+        assert connect(*none) == ""
+    place.link.state.delete_node(NOOP_FLWR_AID, place.node)
+    assert place.link.state.versions() == {place.other: ""}

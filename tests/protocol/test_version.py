@@ -1,0 +1,118 @@
+"""A number, not the version, says whether a server and a client fit."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fairbloom import __version__
+from fairbloom.client.app import app
+from fairbloom.client.fair import fair
+from fairbloom.protocol import version
+from fairbloom.protocol.names import ABOUT, CONFIG
+from fairbloom.protocol.names import PROTOCOL as KEY
+from fairbloom.protocol.terms import Terms
+from fairbloom.protocol.version import PROTOCOL, MisfitError, check_protocol
+from fairbloom.rounds.flower import FlowerClients
+from fairbloom.server.app import federate
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import FedAvg
+
+SETTINGS: dict[str, Any] = {"task": "digits", "clients": 2, "num-rounds": 1, "device": "cpu", "fraction": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "remedy"),
+    [
+        (PROTOCOL + 1, "upgrade fairbloom on this client"),
+        (PROTOCOL - 1, "upgrade the server, or go back on this client"),
+        ("x" * 5000, "upgrade the server, or go back on this client"),
+    ],
+)
+def test_a_misfit_names_both_numbers_and_the_remedy(theirs: object, remedy: str) -> None:
+    check_protocol({})
+    check_protocol({KEY: PROTOCOL, "server-round": 3})
+    with pytest.raises(MisfitError) as error:
+        check_protocol({KEY: theirs})
+    assert f"with fairbloom {__version__}, protocol {PROTOCOL}" in str(error.value)
+    assert str(error.value).endswith(remedy)
+    assert f"speaks protocol {theirs!r}"[:30] in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def test_a_number_that_is_sent_is_none_of_the_terms() -> None:
+    terms = Terms.of({"server-round": 2, "measure": ["loss-before"], KEY: PROTOCOL, "hers": 1})
+    assert terms.others == {"hers": 1}
+
+
+def hers() -> ClientApp:
+    """A ClientApp of a user's own, which trains nothing."""
+    made = fair(lambda model, loader: None, lambda model, loader: (0.0, 0.0))
+
+    @made.train()
+    def train(message: Message, context: Context) -> Message:
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 1})})
+        return Message(content, reply_to=message)
+
+    @made.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1, "loss": 0.0})}), reply_to=message)
+
+    return made
+
+
+def replies(client_app: ClientApp, message_type: str, **config: Any) -> list[Message]:
+    """Return what two clients answer to a message with this config."""
+    grid = InProcessGrid(client_app, Settings.of(SETTINGS).run_config(), 2)
+    arrays = ArrayRecord({"w": Array(np.zeros(2))})
+    content = RecordDict({"arrays": arrays, CONFIG: ConfigRecord({"server-round": 1, "measure": [], **config})})
+    return list(grid.send_and_receive([Message(content, dst_node_id=2 + i, message_type=message_type) for i in (0, 1)]))
+
+
+@pytest.mark.parametrize("message_type", ["train", "evaluate"])
+@pytest.mark.parametrize("make", [lambda: app, hers], ids=["ours", "hers"])
+def test_a_client_refuses_messages_of_another_protocol(make: Any, message_type: str) -> None:
+    for reply in replies(make(), message_type, **{KEY: PROTOCOL + 1}):
+        assert f"the server speaks protocol {PROTOCOL + 1}" in reply.error.reason
+        assert "upgrade fairbloom on this client" in reply.error.reason
+    for reply in replies(make(), message_type, **{KEY: PROTOCOL}):
+        assert not reply.has_error() or "protocol" not in reply.error.reason
+
+
+def test_a_client_tells_nothing_of_its_data_to_another_protocol() -> None:
+    for reply in replies(app, "query", **{ABOUT: True, KEY: PROTOCOL - 1}):
+        assert "upgrade the server, or go back on this client" in reply.error.reason
+
+
+def test_every_message_with_content_has_the_number() -> None:
+    """Or a client could not know that it misunderstands."""
+    sent = list[Message]()
+
+    class Watching(InProcessGrid):
+        def push_messages(self, messages: Any) -> Any:
+            messages = list(messages)
+            sent.extend(messages)
+            return super().push_messages(messages)
+
+    clients = FlowerClients(FedAvg(), Watching(hers(), Settings.of(SETTINGS).run_config(), 2))
+    names = clients.online(2)
+    model = {"w": np.zeros(2, dtype="float32")}
+    clients.train(names, model, Terms(server_round=1))
+    clients.evaluate(names, model, Terms(server_round=1), ())
+    clients.about(names)
+    told = [message.content.config_records[CONFIG][KEY] for message in sent if len(message.content)]
+    assert told == [PROTOCOL] * 6
+
+
+def test_a_run_of_misfits_says_why_by_each_clients_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairbloom.rounds.flower.PROTOCOL", version.PROTOCOL + 1)
+    settings = Settings.of({**SETTINGS, "out": str(tmp_path / "run"), "unused-rounds": 0})
+    grid = InProcessGrid(app, settings.run_config(), 2)
+    federate(settings, lambda method: FlowerClients(method, grid))
+    text = (tmp_path / "run" / "rounds.csv").read_text()
+    for name in ("client-0", "client-1"):
+        assert f"{name}: error 2: MisfitError: the server speaks protocol {PROTOCOL + 1}" in text
