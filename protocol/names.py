@@ -45,7 +45,7 @@ VALIDATION = "validation"
 TRAIN_LOSS = "train-loss"
 """An evaluation that is asked for this measures the received model on the training set as well."""
 
-PROTOCOL = "protocol"
+PROTOCOL = "fairbloom-protocol"
 """In the config of every message of ours: the number of the language that the server speaks (see version.py)."""
 
 VERSION_HEADER = "fairbloom-version"
