@@ -280,6 +280,46 @@ def audit(
         raise typer.Exit(1)
 
 
+@app.command(epilog="Example: fairbloom deploy backup /mnt/copies/federation.tar.gz")
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; one that is there is replaced.")],
+    folder: DirOption = HERE,
+) -> None:
+    """Write all that the server and you need into one file, also while the server runs. It holds private keys."""
+    from .operator.backup import back_up
+    from .operator.federation import Federation
+
+    lacking = back_up(Federation(folder), file)
+    print(f"{file} holds the authority's key and your credential: whoever reads it is server and operator")
+    print("run folders and bundles are not in it")
+    if lacking:
+        print(f"{folder} lacks {', '.join(lacking)}, and so does the backup")
+
+
+@app.command(epilog="Example: fairbloom deploy restore /mnt/copies/federation.tar.gz --dir federation")
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What deploy backup wrote.")],
+    host: Annotated[
+        list[str], typer.Option(help="Name or address of the server from now on, where it is another than before.")
+    ] = [],  # noqa: B006
+    replaces: Annotated[bool, typer.Option("--replace", help="Delete what is in the folder.")] = False,
+    folder: DirOption = HERE,
+) -> None:
+    """Make a federation's folder from a backup; clients connect with the keys that they have."""
+    from .operator.backup import restore as restore_folder
+
+    restored = restore_folder(file, folder, host, replaces=replaces)
+    federation = restored.federation
+    let_in = ", ".join(client.name for client in federation.clients if not client.revoked) or "nobody"
+    print(f"{folder} is as it was at {restored.made}. It lets in {let_in}: revoke again whom you have revoked since")
+    if restored.struck_off:
+        print(f"what was in {folder} had struck off the keys of {', '.join(restored.struck_off)}: they stay revoked")
+    if host:
+        print(f'in the client.toml of each device, write superlink = "{federation.superlink}"')
+    print("start it with")
+    print(f"  fairbloom server --dir {shlex.quote(str(folder))}")
+
+
 @app.command()
 def doctor(
     client: Annotated[Path | None, typer.Option(metavar="CLIENT.TOML", help="Check this client's device.")] = None,

@@ -7,10 +7,11 @@ import ipaddress
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import IO
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -227,6 +228,22 @@ def write_public(path: Path, content: bytes) -> None:
     _write(path, content, 0o644)
 
 
+@contextlib.contextmanager
+def written_whole(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
+    """Give a file to fill that is at `path`, whole and on disk, when the block succeeds; else nothing is changed."""
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # made with mode 600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(draft).chmod(mode)
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+
+
 def _loaded_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
@@ -257,17 +274,8 @@ def _loaded_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, e
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # made with mode 600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(draft).chmod(mode)
-        Path(draft).replace(path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    with written_whole(path, mode) as file:
+        file.write(content)
 
 
 def _begun(

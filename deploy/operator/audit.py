@@ -57,6 +57,22 @@ def note(folder: Path, event: str, **about: str | int | float | None) -> None:
         os.close(log)
 
 
+def whole(folder: Path) -> bytes:
+    """Return the log's bytes as they are between two lines, while other processes may be writing; b"" for no log.
+
+    Raises
+    ------
+    OSError
+        When it cannot be read.
+    """
+    try:
+        with (folder / FILE).open("rb") as log:
+            fcntl.flock(log, fcntl.LOCK_SH)
+            return log.read()
+    except FileNotFoundError:
+        return b""
+
+
 def text(folder: Path) -> str:
     """Return the log as it is, a JSON object a line; "" where there is none."""
     return "".join(f"{line.decode(errors='replace')}\n" for line in _lines(folder))

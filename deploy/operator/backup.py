@@ -1,0 +1,322 @@
+"""A federation in one file, made while it runs, and a federation's folder made from such a file.
+
+The file is a .tar.gz of its owner's alone: it holds the authority's key and the operator's credential.
+"""
+
+import contextlib
+import fcntl
+import io
+import re
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+import tomllib
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+import tomli_w
+
+from fairbloom import __version__
+
+from .. import pki
+from ..errors import DeployError
+from ..given import NAME, address, host_name, joined
+from . import audit
+from .federation import Federation, server_unit
+from .folder import furnish, write_flower_home
+
+FORMAT = 1
+"""Number of the form that a backup has; a restore takes none that is higher."""
+
+ABOUT, DATABASE, LOG = "backup.toml", "state/superlink.db", f"state/{audit.FILE}"
+FILES = (
+    *("federation.toml", "ca.crt", "ca.key", "server.crt", "server.key"),
+    *("operator.token", "operators.toml", "runtime.secret", "metrics.token"),
+)
+"""What is taken of a federation's folder, beside its clients' files, the audit log and the database."""
+
+PUBLIC = ("federation.toml", "ca.crt", "server.crt")
+CLIENT = re.compile(rf"clients/{NAME.pattern}\.toml")
+
+LARGEST_FILE = 1 << 30
+"""Bytes that a file other than the database may have: the audit log is the largest of them."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What came of a restore.
+
+    Attributes
+    ----------
+    federation
+        The federation, in its folder.
+    made
+        When the backup was made.
+    struck_off
+        Clients that the backup lets in and that were revoked since, as the folder that was replaced knew.
+    """
+
+    federation: Federation
+    made: str
+    struck_off: tuple[str, ...]
+
+
+def back_up(federation: Federation, file: Path) -> tuple[str, ...]:
+    """Write all that a federation's server and operator need to one file, while the server may be running.
+
+    Parameters
+    ----------
+    federation
+        What is kept.
+    file
+        Where to; one that is there is replaced once the new one is whole.
+
+    Returns
+    -------
+    lacking
+        What the folder lacks and the backup therefore does, too.
+
+    Raises
+    ------
+    DeployError
+        When something cannot be read or written, or the database is damaged.
+    """
+    with (
+        federation.noted("backup", file=str(file.absolute())),
+        federation.roll.locked(),
+        pki.written_whole(file) as written,
+        tempfile.TemporaryDirectory(dir=file.absolute().parent, prefix=f".{file.name}-") as draft,
+        tarfile.open(fileobj=written, mode="w:gz", compresslevel=1) as packed,
+    ):
+        about = {"format": FORMAT, "made": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
+        _pack(packed, ABOUT, tomli_w.dumps(about).encode())
+        there = [name for name in FILES if (federation.path / name).exists()]
+        clients = [f"clients/{found.name}" for found in sorted(federation.roll.folder.glob("*.toml"))]
+        for name in (*there, *clients):
+            _pack(packed, name, (federation.path / name).read_bytes())
+        _pack(packed, LOG, audit.whole(federation.state))
+        if federation.database.exists():
+            copy = Path(draft, "superlink.db")
+            copy_database(federation.database, copy)
+            packed.add(copy, DATABASE, filter=_plain)
+            there.append(DATABASE)
+    return tuple(name for name in (*FILES, DATABASE) if name not in there)
+
+
+def copy_database(database: Path, copy: Path) -> None:
+    """Copy a database that others may be writing to, as it is at one moment.
+
+    Raises
+    ------
+    DeployError
+        When it is damaged, or cannot be read.
+    """
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", timeout=60, uri=True)) as old,
+            contextlib.closing(sqlite3.connect(copy)) as new,
+        ):
+            old.backup(new)  # in one step: in several, each change of the database would begin it again
+            (verdict,) = new.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.Error as error:
+        verdict = str(error)
+    if verdict != "ok":
+        raise DeployError(
+            f"{database} cannot be copied: {verdict}. Delete it and start fairbloom server again, which makes a new "
+            "one and registers the clients; runs are submitted again and go on where they were"
+        )
+
+
+def restore(file: Path, folder: Path, hosts: Sequence[str] = (), *, replaces: bool = False) -> Restored:
+    """Make a federation's folder from a backup, whole or not at all.
+
+    Parameters
+    ----------
+    file
+        What `back_up` wrote.
+    folder
+        A folder that is empty, or not there yet.
+    hosts
+        Names and addresses by which clients reach the server from now on, where they are others than before.
+    replaces
+        Whether what is in the folder is deleted. Clients that it knows to be revoked stay so.
+
+    Raises
+    ------
+    DeployError
+        When the file is damaged or none, the folder is in use, or one of the others is impossible.
+    """
+    names = [host_name("--host", host) for host in hosts]
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not replaces:
+        raise DeployError(
+            f"{folder} is not empty: choose another folder, or say --replace, which deletes what is in it"
+        )
+    try:
+        with _not_served(folder), _filled(folder) as draft:
+            about = _unpack(file, draft)
+            furnish(draft)
+            draft_federation = Federation(draft)
+            if names:
+                _move(draft_federation, names[0])
+                draft_federation = Federation(draft)
+            struck_off = _strike_off(draft_federation, _revoked_keys(folder))
+            token = draft_federation.token()
+            write_flower_home(draft / "flower", draft_federation.control, folder / "ca.crt", token)
+            pki.write_public(draft / draft_federation.unit.name, server_unit(folder).encode())
+    except OSError as error:
+        raise DeployError(f"{folder} cannot be made from {file}: {error}") from error
+    federation = Federation(folder)
+    federation.note("restore", file=str(file.absolute()), made=str(about["made"]))
+    if names:
+        federation.renew([*names, *pki.hosts_of(federation.certificate)], pki.SERVER_DAYS)
+    return Restored(federation, str(about["made"]), struck_off)
+
+
+# Packing and unpacking ----------------------------------------------------------------------------------------------
+
+
+def _pack(packed: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), 0o600
+    packed.addfile(entry, io.BytesIO(content))
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.mode, entry.uid, entry.gid, entry.uname, entry.gname = 0o600, 0, 0, "", ""
+    return entry
+
+
+def _unpack(file: Path, folder: Path) -> dict[str, object]:
+    """Lay out what a backup holds, and nothing else; return what it says of itself."""
+    damaged = f"{file} is no backup of fairbloom deploy backup, or a damaged one"
+    for name in ("clients", "state"):
+        (folder / name).mkdir(mode=0o700)
+    about: dict[str, object] = {}
+    try:
+        with tarfile.open(file, mode="r:gz") as packed:
+            for entry in packed:
+                content = packed.extractfile(entry) if entry.isreg() else None
+                if content is None or (entry.size > LARGEST_FILE and entry.name != DATABASE):
+                    raise DeployError(f"{damaged}: {entry.name!r} is no plain file")
+                if not about:
+                    about = _about(entry, content, damaged)
+                elif entry.name not in (*FILES, LOG, DATABASE) and not CLIENT.fullmatch(entry.name):
+                    raise DeployError(f"{damaged}: {entry.name!r} is not of a federation")
+                else:
+                    with pki.written_whole(folder / entry.name, 0o644 if _is_public(entry.name) else 0o600) as written:
+                        shutil.copyfileobj(content, written)
+            _read_to_the_end(packed.fileobj)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise DeployError(f"{damaged}: {error}") from None
+    if not about:
+        raise DeployError(f"{damaged}: it is empty")
+    return about
+
+
+def _about(entry: tarfile.TarInfo, content: IO[bytes], damaged: str) -> dict[str, object]:
+    """Return what a backup says of itself in its first file."""
+    try:
+        about: dict[str, object] = tomllib.loads(content.read().decode()) if entry.name == ABOUT else {}
+    except ValueError as error:
+        raise DeployError(f"{damaged}: {error}") from None
+    number = about.get("format")
+    if not isinstance(number, int):
+        raise DeployError(f"{damaged}: it begins with {entry.name!r}")
+    if number > FORMAT:
+        raise DeployError(
+            f"the backup is of format {number}, by fairbloom {about.get('version')}, and this version reads format "
+            f"{FORMAT}: upgrade fairbloom here"
+        )
+    return about
+
+
+def _is_public(name: str) -> bool:
+    return name in PUBLIC or name.startswith("clients/")
+
+
+def _read_to_the_end(packed: IO[bytes] | None) -> None:
+    """Read what is left of a packed file, whose checksum is behind it."""
+    while packed and packed.read(1 << 20):
+        pass
+
+
+# The folder ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _filled(folder: Path) -> Iterator[Path]:
+    """Give a folder to fill, whose content takes the place of all that is in `folder` when the block succeeds.
+
+    The draft lies inside, since a volume's root cannot be replaced. federation.toml, which makes a folder a
+    federation's, goes first and comes last.
+    """
+    new = not folder.exists()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=folder, prefix=".restored-"))
+    try:
+        yield draft
+        folder.chmod(0o700)
+        _delete(sorted((each for each in folder.iterdir() if each != draft), key=_is_first, reverse=True))
+        for each in sorted(draft.iterdir(), key=_is_first):
+            each.rename(folder / each.name)
+        draft.rmdir()
+    except BaseException:
+        _delete([folder] if new else [draft])
+        raise
+
+
+def _is_first(path: Path) -> bool:
+    return path.name == "federation.toml"
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _not_served(folder: Path) -> Iterator[None]:
+    """Raise DeployError where a server of this folder is running, and keep one from starting meanwhile."""
+    lock = folder / "state" / "lock"
+    if not lock.exists():
+        yield
+        return
+    with lock.open("r+") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DeployError(f"{folder} is served, by {held.read().strip()}: stop fairbloom server first") from None
+        yield
+
+
+def _revoked_keys(folder: Path) -> frozenset[str]:
+    """Return the keys that the federation in a folder has struck off; none where there is no federation."""
+    try:
+        return frozenset(Federation(folder).roll.struck_off())
+    except DeployError:
+        return frozenset()
+
+
+def _strike_off(federation: Federation, keys: frozenset[str]) -> tuple[str, ...]:
+    """Revoke the clients whose keys are among these; return their names."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    gone = [client for client in federation.clients if client.public_key in keys and not client.revoked]
+    for client in gone:
+        federation.roll.save(replace(client, revoked=now))
+    return tuple(client.name for client in gone)
+
+
+def _move(federation: Federation, host: str) -> None:
+    """Write into a federation's file that clients reach it at another host, by the same port."""
+    file = federation.path / "federation.toml"
+    _, port = address(f"superlink in {file}:", federation.superlink)
+    about = {**tomllib.loads(file.read_text()), "superlink": joined(host, port)}
+    pki.write_public(file, tomli_w.dumps(about).encode())
