@@ -9,6 +9,9 @@
 # So that the key is made here and never leaves: first --keys NAME in place of --bundle, which prints a request for the
 # operator; then --bundle, alone, with what comes back.
 #
+# A second --bundle replaces what the operator says of this device (superlink, ca, key, name, partition-id) and keeps what
+# its owner wrote into client.toml (data-dir, allow, ...); what changed is printed.
+#
 # More: --torch SPEC (what was gathered or is locked), --system-torch (the device's own PyTorch, as on Jetson),
 # --index URL (of CPU wheels), --python PATH (python3), --data-dir DIR, --no-service (no systemd), --root DIR (put
 # everything below DIR).
@@ -157,15 +160,14 @@ install_bundle() {
     # shellcheck disable=SC2064 # this folder, whatever the variable is then
     trap "rm -rf '$unpacked'" EXIT
     "$python" -I "$here/unpack.py" "$bundle" "$unpacked" > /dev/null || exit 1
+    # First, since it may be refused: then certificate and key are as they were, too.
+    "$python" -I "$here/settings.py" "$etc/client.toml" --bundle "$unpacked/client.toml" ${data:+--data-dir "$data"} || exit 1
     install -m 644 "$unpacked/ca.crt" "$etc/ca.crt"
     [ ! -f "$unpacked/key" ] || install -m 600 -o "$user" -g "$user" "$unpacked/key" "$etc/key"
-    install -m 644 "$unpacked/client.toml" "$etc/client.toml"
     rm -rf "$unpacked"
     trap - EXIT
-  fi
-  if [ -n "$data" ]; then
-    sed -i '/^data-dir *=/d' "$etc/client.toml"
-    printf 'data-dir = "%s"\n' "$data" >> "$etc/client.toml"
+  elif [ -n "$data" ]; then
+    "$python" -I "$here/settings.py" "$etc/client.toml" --data-dir "$data" || exit 1
   fi
 }
 

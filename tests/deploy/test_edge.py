@@ -291,3 +291,84 @@ def test_a_data_folder_that_cannot_be_is_refused(name: str, words: str, tmp_path
     done = install(tmp_path, "check_data", **{"data-dir": str(tmp_path / name)})
     assert done.returncode == 1
     assert words in done.stderr
+
+
+# A second bundle -----------------------------------------------------------------------------------------------------
+
+OWNERS = """# ward 3
+superlink = "a:1"
+data-dir = "/srv/images"   # read-only
+allow = [
+  "mylab.hearts:load",
+]
+partition-id = 2
+
+[node-config]
+num-partitions = 4
+"""
+
+
+def renewed(home: Path, name: str, settings: bytes, **options: str) -> subprocess.CompletedProcess[str]:
+    """Install a bundle with these settings, and another certificate, over what is there."""
+    bundle = bundle_with(home / name, entry("site-a/client.toml", settings), without="client.toml")
+    return install(home, "check_bundle; make_folders; install_bundle", bundle, **options)
+
+
+@as_root
+def test_a_second_bundle_keeps_what_the_devices_owner_wrote_and_prints_what_changed(tmp_path: Path) -> None:
+    """It replaced client.toml, so that the device trained without its data or refused its task."""
+    first = renewed(tmp_path, "1.tar.gz", b'superlink = "a:1"\npartition-id = 2\n')
+    assert first.stdout == ""
+    file = tmp_path / "device" / "etc" / "fairbloom" / "client.toml"
+    file.write_text(OWNERS)
+    done = renewed(
+        tmp_path, "2.tar.gz", b'superlink = "b:2"\npartition-id = 2\nname = "site-a"\nallow = ["os:system"]\n'
+    )
+    assert done.returncode == 0, done.stderr
+    after = tomllib.loads(file.read_text())
+    assert after == {
+        "superlink": "b:2",
+        "partition-id": 2,
+        "name": "site-a",
+        "data-dir": "/srv/images",
+        "allow": ["mylab.hearts:load"],
+        "node-config": {"num-partitions": 4},
+    }
+    assert "# ward 3" in file.read_text()
+    assert "# read-only" in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert done.stdout.splitlines() == [
+        "install: client.toml: superlink = 'b:2', which was 'a:1'",
+        "install: client.toml: name = 'site-a' is new",
+        "install: client.toml: kept as they were: data-dir, allow, node-config",
+    ]
+    renewed(tmp_path, "3.tar.gz", b'superlink = "b:2"\npartition-id = 2\nname = "site-a"\n')
+    assert tomllib.loads(file.read_text()) == after
+    third = renewed(tmp_path, "4.tar.gz", b'superlink = "b:2"\nname = "site-b"\n', **{"data-dir": str(tmp_path)})
+    del after["partition-id"]
+    assert tomllib.loads(file.read_text()) == {**after, "name": "site-b", "data-dir": str(tmp_path)}
+    assert "partition-id = 2 is gone" in third.stdout
+    assert f"data-dir = '{tmp_path}', which was '/srv/images'" in third.stdout
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("superlink = ", "is no TOML file"),
+        ('"superlink" = "a:1"\n', "is written in a way that is not understood: write superlink into it by hand"),
+        ('app = """\nname = 3\n"""\n', "is written in a way that is not understood: write superlink into it by hand"),
+    ],
+)
+def test_settings_that_cannot_be_changed_are_left_and_so_are_certificate_and_key(
+    tmp_path: Path, written: str, words: str
+) -> None:
+    renewed(tmp_path, "1.tar.gz", b'superlink = "a:1"\n')
+    folder = tmp_path / "device" / "etc" / "fairbloom"
+    (folder / "client.toml").write_text(written)
+    (folder / "ca.crt").write_bytes(b"the one before")
+    before = etc(tmp_path)
+    done = renewed(tmp_path, "2.tar.gz", b'superlink = "b:2"\n')
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert etc(tmp_path) == before
