@@ -1,21 +1,42 @@
 """A Python of its own in which Fairbloom is installed from its wheel, beside the libraries of the one that tests."""
 
 import importlib.metadata
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from benchmarks.flower import ROOT
+from fairbloom.protocol.version import PROTOCOL
 
 FLOWER = importlib.metadata.distribution("flwr")
 
 
-def installed_wheel(folder: Path) -> Path:
-    """Make the environment in `folder`; return where its commands are."""
+def changed_source(folder: Path, version: str, protocol: int) -> Path:
+    """Copy what a wheel is made of, as if it were of another version, which speaks this protocol."""
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for name in packages["only-include"]:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    here = importlib.metadata.version("fairbloom")
+    for file, before, after in (
+        ("pyproject.toml", f'\nversion = "{here}"\n', f'\nversion = "{version}"\n'),
+        ("protocol/version.py", f"\nPROTOCOL = {PROTOCOL}\n", f"\nPROTOCOL = {protocol}\n"),
+    ):
+        text = (folder / file).read_text()
+        assert before in text
+        (folder / file).write_text(text.replace(before, after))
+    return folder
+
+
+def installed_wheel(folder: Path, source: Path = ROOT) -> Path:
+    """Make the environment in `folder`, with a wheel of `source`; return where its commands are."""
     wheels, venv = folder / "wheels", folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, ROOT], check=True)
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, source], check=True)
     (wheel,) = wheels.glob("fairbloom-*.whl")
     python = venv / "bin" / "python"
     subprocess.run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True)

@@ -1,0 +1,166 @@
+"""Servers and clients of several versions, from their wheels: who fits takes part, and who does not is told why.
+
+The order is that of docs/upgrading.md.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from benchmarks.federation import Deployment, names, rounds, wait_for_rounds
+from benchmarks.flower import wait_until
+from fairbloom.protocol.version import PROTOCOL
+
+from .wheel import changed_source, installed_wheel
+
+pytestmark = pytest.mark.federation
+
+OLD, NEW, MISFIT = version("fairbloom"), "0.99.1", "0.99.2"
+CLIENTS = names(3)
+SETTINGS = {"clients": 3, "fraction": 1.0, "evaluate-every": 0, "device": "cpu", "seed": 3}
+
+Installed = Mapping[str, Path]
+"""Where the commands of each version are."""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    made = {OLD: installed_wheel(tmp_path_factory.mktemp(OLD))}
+    for name, protocol in ((NEW, PROTOCOL), (MISFIT, PROTOCOL + 1)):
+        folder = tmp_path_factory.mktemp(name)
+        made[name] = installed_wheel(folder, changed_source(folder / "source", name, protocol))
+    return made
+
+
+class Mixed(Deployment):
+    """A federation whose server and clients are of the version that was chosen when they were started."""
+
+    def __init__(self, home: Path, installed: Installed) -> None:
+        self._installed = installed
+        super().__init__(home, installed[OLD])
+
+    def use(self, chosen: str) -> None:
+        self.scripts = self._installed[chosen]
+
+    def serve(self, chosen: str) -> None:
+        """Start the server in this version, after the one before where there is one."""
+        if hasattr(self, "server"):
+            self.stop(self.server)
+        self.use(chosen)
+        self.start_server()
+
+    def connect(self, name: str, chosen: str) -> None:
+        """Start a client in this version, after the one before where there is one."""
+        if name in self.clients:
+            self.stop(self.clients[name])
+        self.use(chosen)
+        self.start_client(name)
+        self.wait_for_clients(name)
+
+    def begin(self, out: Path, **settings: object) -> subprocess.Popen[bytes]:
+        """Submit the Fairbloom that is installed, not this checkout."""
+        config = {**SETTINGS, "out": str(out), **settings}
+        words = [word for key, value in config.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+        self.submitted = self.start("fairbloom", "deploy", "submit", *words)
+        return self.submitted
+
+    def versions(self) -> dict[str, str]:
+        self.use(OLD)
+        rows = json.loads(self.fairbloom("deploy", "status", "--json").stdout)["clients"]
+        return {row["client"]: row["version"] for row in rows}
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory, installed: Installed) -> Iterator[Mixed]:
+    runtime = Mixed(tmp_path_factory.mktemp("upgrades") / "home", installed)
+    try:
+        runtime.serve(OLD)
+        runtime.enroll(*CLIENTS)
+        yield runtime
+    finally:
+        runtime.close()
+
+
+def goes_on(out: Path) -> None:
+    """Wait for two more rounds that all clients took part in."""
+    before = len(rounds(out))
+
+    def is_so() -> bool:
+        return sum(row["replies_used"] == "3" for row in rounds(out)[before:]) >= 2
+
+    wait_until(is_so, 120, lambda: f"{rounds(out)[before:]}")
+
+
+def test_one_run_goes_on_over_an_upgrade_of_all_and_the_way_back(there: Mixed, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for name in CLIENTS:
+        there.connect(name, OLD)
+    submitted = there.begin(out, **{"num-rounds": 100_000})
+    wait_for_rounds(out, 2)
+    assert there.versions() == dict.fromkeys(CLIENTS, OLD)
+    there.serve(NEW)  # first the server: new with old clients
+    goes_on(out)
+    assert there.versions() == dict.fromkeys(CLIENTS, OLD)
+    there.connect(CLIENTS[0], NEW)  # then the clients, one by one: mixed ones
+    goes_on(out)
+    assert there.versions() == {**dict.fromkeys(CLIENTS, OLD), CLIENTS[0]: NEW}
+    assert "fault" not in there.fairbloom("deploy", "doctor").stdout
+    for name in CLIENTS[1:]:
+        there.connect(name, NEW)
+    goes_on(out)
+    assert there.versions() == dict.fromkeys(CLIENTS, NEW)
+    there.serve(OLD)  # back: an old server with new clients
+    goes_on(out)
+    there.connect(CLIENTS[2], OLD)
+    goes_on(out)
+    there.stop_runs()
+    assert submitted.wait(timeout=60) == 1
+    rows = rounds(out)
+    assert [int(row["round"]) for row in rows] == [*range(1, len(rows) + 1)]
+    refused = {row["refused"] for row in rows} - {""}
+    assert all("the node" in each.lower() or "unavailable" in each.lower() for each in refused), refused
+    assert not any("protocol" in each or "version" in each for each in refused)
+
+
+def test_a_client_that_does_not_fit_is_refused_with_a_remedy_on_both_sides(there: Mixed, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    there.serve(OLD)
+    for name, chosen in zip(CLIENTS, (OLD, NEW, MISFIT), strict=True):
+        there.connect(name, chosen)
+    there.use(OLD)
+    assert there.begin(out, **{"num-rounds": 2}).wait(timeout=120) == 0, there.log(there.submitted)[-3000:]
+    words = f"the server speaks protocol {PROTOCOL}, and this client, with fairbloom {MISFIT}, protocol {PROTOCOL + 1}"
+    remedy = "upgrade the server, or go back on this client"
+    for row in rounds(out):
+        assert row["replies_used"] == "2"
+        assert row["refused"].startswith(f"{CLIENTS[2]}: error 2: MisfitError: {words}: {remedy}")
+    there.wait_for_words(there.clients[CLIENTS[2]], words, remedy)
+    assert there.versions() == dict(zip(CLIENTS, (OLD, NEW, MISFIT), strict=True))
+    there.connect(CLIENTS[2], OLD)  # the remedy
+    there.use(OLD)
+    assert there.begin(out, **{"num-rounds": 3}).wait(timeout=120) == 0
+    assert rounds(out)[-1]["replies_used"] == "3"
+
+
+def test_a_server_that_does_not_fit_is_told_by_all_and_by_doctor(there: Mixed, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for name in CLIENTS:
+        there.connect(name, OLD)
+    there.serve(MISFIT)
+    assert there.begin(out, **{"num-rounds": 5}).wait(timeout=120) == 1
+    for row in rounds(out):
+        assert row["replies_used"] == "0"
+        for name in CLIENTS:
+            assert f"{name}: error 2: MisfitError: the server speaks protocol {PROTOCOL + 1}" in row["refused"]
+        assert row["refused"].count("upgrade fairbloom on this client") == 3
+    there.wait_for_words(there.clients[CLIENTS[0]], "upgrade fairbloom on this client")
+    there.use(OLD)
+    found = there.fairbloom("deploy", "doctor", check=False)
+    assert found.returncode == 1
+    assert f"fairbloom {MISFIT}, which speaks protocol {PROTOCOL + 1}, runs there" in found.stdout
+    there.serve(OLD)  # the remedy
+    assert "fault" not in there.fairbloom("deploy", "doctor").stdout
