@@ -69,8 +69,7 @@ class Remedies(logging.Handler):
         "are: it is not registered (fairbloom deploy enroll), or was revoked (enroll the client anew), or a node with "
         "it is connected already: one that was killed counts as connected for a minute",
         "UNAUTHENTICATED": "the SuperLink refuses this node's signature: the key was revoked by the federation's "
-        "operator, or the SuperLink has lost its database, or this device's clock is more than 5 s ahead or 5 min "
-        "behind (timedatectl)",
+        "operator, or this device's clock is more than 5 s ahead or 5 min behind (timedatectl)",
     }
 
     def emit(self, record: logging.LogRecord) -> None:

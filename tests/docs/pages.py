@@ -40,6 +40,12 @@ ELSEWHERE = {
         "tests/client/test_fair.py::test_the_recipe_for_differential_privacy_clips_and_every_client_evaluates"
     ),
     "docs/deployment.md#Edge devices": "tests/deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",
+    "docs/upkeep.md#Backups": (
+        "tests/deploy/test_recovery.py::test_a_run_goes_on_from_a_backup_that_was_made_while_it_ran"
+    ),
+    "docs/upkeep.md#Another host": (
+        "tests/deploy/test_backup.py::test_another_host_is_in_certificate_and_settings_and_its_devices_owners_are_told"
+    ),
     "docs/docker.md#In containers": COMPOSE,
     "docs/docker.md#Settings": (
         "tests/docker/test_compose.py::test_a_run_outlives_the_superlink_and_neither_clients_nor_the_host_get_in"

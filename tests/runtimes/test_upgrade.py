@@ -1,6 +1,6 @@
 """Servers and clients of several versions, from their wheels: who fits takes part, and who does not is told why.
 
-The order is that of docs/upgrading.md.
+The order is that of docs/upkeep.md.
 """
 
 import json
