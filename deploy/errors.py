@@ -15,5 +15,9 @@ class RefusedError(DeployError):
     """The SuperLink's control API does not accept the operator's credential."""
 
 
+class LostRunError(DeployError):
+    """A run that the SuperLink does not know; the message says what would do."""
+
+
 class ClientError(FairbloomError):
     """A setting or file of a client that cannot be used; the message names it, its value and what would do."""

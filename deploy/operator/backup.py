@@ -5,6 +5,7 @@ The file is a .tar.gz of its owner's alone: it holds the authority's key and the
 
 import contextlib
 import fcntl
+import gzip
 import io
 import re
 import shutil
@@ -198,7 +199,7 @@ def _unpack(file: Path, folder: Path) -> dict[str, object]:
         (folder / name).mkdir(mode=0o700)
     about: dict[str, object] = {}
     try:
-        with tarfile.open(file, mode="r:gz") as packed:
+        with gzip.open(file) as stream, tarfile.open(fileobj=stream, mode="r|") as packed:
             for entry in packed:
                 content = packed.extractfile(entry) if entry.isreg() else None
                 if content is None or (entry.size > LARGEST_FILE and entry.name != DATABASE):
@@ -210,8 +211,9 @@ def _unpack(file: Path, folder: Path) -> dict[str, object]:
                 else:
                     with pki.written_whole(folder / entry.name, 0o644 if _is_public(entry.name) else 0o600) as written:
                         shutil.copyfileobj(content, written)
-            _read_to_the_end(packed.fileobj)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+            while stream.read(1 << 20):  # what is left: the checksum of all comes last
+                pass
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DeployError(f"{damaged}: {error}") from None
     if not about:
         raise DeployError(f"{damaged}: it is empty")
@@ -237,12 +239,6 @@ def _about(entry: tarfile.TarInfo, content: IO[bytes], damaged: str) -> dict[str
 
 def _is_public(name: str) -> bool:
     return name in PUBLIC or name.startswith("clients/")
-
-
-def _read_to_the_end(packed: IO[bytes] | None) -> None:
-    """Read what is left of a packed file, whose checksum is behind it."""
-    while packed and packed.read(1 << 20):
-        pass
 
 
 # The folder ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from fairbloom.errors import did_you_mean
 from fairbloom.protocol.settings import OWN_SETTINGS, SettingsError, Value, of_kind, parsed, spread
 from fairbloom.server.settings import Settings, check_used, default_config
 
-from ..errors import DeployError, RefusedError
+from ..errors import DeployError, LostRunError, RefusedError, UnreachableError
 from . import control_api, run_bundle
 from .federation import CONNECTION, Federation, warn
 from .flower_commands import environment, flwr_command, flwr_json
@@ -217,7 +217,8 @@ def watch(federation: Federation, run_id: str) -> str:
     Raises
     ------
     DeployError
-        When the SuperLink stays away for ten minutes, or no longer accepts the operator's credential.
+        When the SuperLink stays away for ten minutes, no longer accepts the operator's credential, or does not know
+        the run.
     """
     printed, last_seen, away = 0, time.monotonic(), False
     while True:
@@ -228,6 +229,11 @@ def watch(federation: Federation, run_id: str) -> str:
         except RefusedError:
             raise
         except DeployError as error:
+            if not isinstance(error, UnreachableError) and is_lost(federation, run_id):
+                raise LostRunError(
+                    f"the SuperLink at {federation.control} does not know run {run_id}: was its database lost, or "
+                    "brought back from before? The same submit continues the run after its last finished round"
+                ) from None
             if time.monotonic() - last_seen > PATIENCE_SECONDS:
                 raise
             if not away:
@@ -273,6 +279,14 @@ def reason_of(federation: Federation, run_id: str) -> str:
         return str(runs(federation, run_id)[0].get("status-details", ""))
     except DeployError:
         return ""
+
+
+def is_lost(federation: Federation, run_id: str) -> bool:
+    """Return whether the SuperLink answers and does not know a run, as after its database was lost."""
+    try:
+        return run_id not in {str(run.get("run-id")) for run in runs(federation)}
+    except DeployError:
+        return False
 
 
 def runs(federation: Federation, run_id: str = "") -> list[dict[str, Any]]:

@@ -59,6 +59,19 @@ def test_submit_streams_the_log_once_and_tells_the_truth(
     assert submitted_settings(machine) == {"method": "fedfv", "num-rounds": 2}
 
 
+def test_a_run_that_the_superlink_has_forgotten_is_not_looked_for(
+    made: Path, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after its database was lost: submit looked for the run for ten minutes."""
+    unknown = {"success": False, "error-message": "[code: 16] Run ID not found"}
+    another = {"success": True, "runs": [{"run-id": "8", "status": "running"}]}
+    machine.answers(run={"success": True, "run-id": "9"}, log={"text": "round 1\n"}, list=[unknown, another])
+    assert fairbloom("deploy", "submit") == 2
+    said = capsys.readouterr().err
+    assert "does not know run 9: was its database lost" in said
+    assert "The same submit continues the run after its last finished round" in said
+
+
 def test_a_submission_is_noted_and_so_is_one_that_was_refused(made: Path, machine: Machine, hers: Path) -> None:
     machine.answers(run=[{"success": True, "run-id": "9"}, {"success": False, "error-message": "[code: 14] no"}])
     assert fairbloom("deploy", "submit", "--detach", "--set", "method=fedfv") == 0
