@@ -24,6 +24,7 @@ from flwr.supercore.corestate.sql_corestate import _task_status_filter
 from flwr.supercore.date import now
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.supercore.run import RunStatus
 from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.schema.corestate_models import Task
 from flwr.supercore.state.schema.linkstate_models import MessageRes
@@ -53,6 +54,8 @@ KNOWN = "SELECT node_id, status FROM node WHERE public_key = :public_key"
 RENUMBER = """
 UPDATE OR IGNORE node SET node_id = :node_id
 WHERE public_key = :public_key AND node_id != :node_id AND status != 'unregistered' RETURNING node_id"""
+
+LOST = RunStatus(Status.FINISHED, SubStatus.FAILED, "the SuperLink does not know this run")
 
 SILENCE_SECONDS = 1.0
 """Seconds between two looks for processes that fell silent a minute ago. Flower looks at every call."""
@@ -141,6 +144,14 @@ class RunState(Patient, SqlLinkState):
         """Strike a node off."""
         super().delete_node(owner_aid, node_id)
         self._node_ids = {}
+
+    def get_run_status(self, run_ids: set[int]) -> dict[int, RunStatus]:
+        """Return the status of each of these runs; one that was lost with a database before has failed.
+
+        Flower has none for it, and answers nodes that were working for it with an error at which they try for ever.
+        """
+        known = super().get_run_status(run_ids)
+        return {run_id: known.get(run_id, LOST) for run_id in run_ids}
 
     def register(self, public_key: bytes, name: str, node_id: int) -> bool:
         """Register a key under this number, unless it is, or was struck off; return whether anything was changed."""

@@ -68,6 +68,7 @@ RELIED_ON: Mapping[str, Iterable[str]] = {
     f"{STATE}.delete_sessions_in_run": ("run_id",),
     f"{STATE}.get_message_ids_from_run_id": ("run_id",),
     f"{STATE}.get_node_id_by_public_key": ("public_key",),
+    f"{STATE}.get_run_status": ("run_ids",),
     f"{STATE}.get_task_by_token": ("token",),
     f"{STATE}.store_message_res": ("message",),
     "flwr.superlink.servicer.runtime.runtime_handlers:push_messages": ("request", "state", "task"),

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.proto.message_pb2 import PullObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest
+from flwr.supercore.error import ApiErrorCode, FlowerError
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.operator import audit
@@ -16,7 +20,7 @@ from fairbloom.deploy.server import superlink
 from fairbloom.deploy.server.registration import as_registered, register_enrolled
 from fairbloom.deploy.server.superlink import is_file
 from fairbloom.protocol.names import VERSION_HEADER
-from tests.deploy.state import Call, SuperLinkState
+from tests.deploy.state import Call, SuperLinkState, confirm, head, reply_to
 
 from .test_fleet import Place
 
@@ -124,6 +128,28 @@ def test_a_full_disk_keeps_no_client_out(federation: Federation, monkeypatch: py
     client = enrolled(federation, "site-a", 7)
     monkeypatch.setattr(audit, "note", full)
     assert node_of(started(federation), client.public_key) == 7
+
+
+def test_a_node_in_the_midst_of_a_lost_run_is_told_that_it_is_over(tmp_path: Path) -> None:
+    """Flower answered with an internal error, and the node tried that call for ever and took no other work."""
+    place = Place(tmp_path)
+    sent = place.send()
+    reply = reply_to(sent)
+    place.run = 4711
+    for message in (sent, reply):
+        message.metadata.__dict__["_run_id"] = place.run
+    node = Node(node_id=place.node)
+    calls = [
+        (place.fleet.PullObject, PullObjectRequest(node=node, run_id=place.run, object_id=sent.object_id)),
+        (place.fleet.ConfirmMessageReceived, confirm(sent)),
+        (place.fleet.GetRun, GetRunRequest(node=node, run_id=place.run)),
+        (place.fleet.PushMessages, head(reply)),
+    ]
+    for call, request in calls:
+        with pytest.raises(FlowerError) as error:
+            call(request, Call())
+        assert error.value.code == ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED
+    assert place.link.state.get_run_status(set()) == {}
 
 
 # The file itself ----------------------------------------------------------------------------------------------------
