@@ -10,7 +10,9 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.message_pb2 import PullObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
-from flwr.supercore.error import ApiErrorCode, FlowerError
+from flwr.supercore.error import FlowerError
+from flwr.supercore.error.catalog import API_ERROR_MAP
+from grpc import StatusCode
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.operator import audit
@@ -148,7 +150,7 @@ def test_a_node_in_the_midst_of_a_lost_run_is_told_that_it_is_over(tmp_path: Pat
     for call, request in calls:
         with pytest.raises(FlowerError) as error:
             call(request, Call())
-        assert error.value.code == ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED
+        assert API_ERROR_MAP[error.value.code].status_code == StatusCode.PERMISSION_DENIED  # at which nodes give up
     assert place.link.state.get_run_status(set()) == {}
 
 
