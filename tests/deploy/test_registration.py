@@ -140,6 +140,7 @@ def test_a_node_in_the_midst_of_a_lost_run_is_told_that_it_is_over(tmp_path: Pat
     place.run = 4711
     for message in (sent, reply):
         message.metadata.__dict__["_run_id"] = place.run
+        message.metadata.__dict__["_message_id"] = message.object_id
     node = Node(node_id=place.node)
     calls = [
         (place.fleet.PullObject, PullObjectRequest(node=node, run_id=place.run, object_id=sent.object_id)),
