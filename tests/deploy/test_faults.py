@@ -155,7 +155,7 @@ def test_a_node_that_is_no_longer_known_says_so_once_and_what_to_do(
     assert [should_giveup(Stranger()) for _ in range(2)] == [True, True]
     assert said == ["UNAUTHENTICATED: Invalid node ID"]
     Remedies().emit(logging.LogRecord("flwr", logging.ERROR, "", 0, said[0], (), None))
-    assert "the key was revoked by the federation's operator, or the SuperLink has lost its" in capsys.readouterr().err
+    assert "the key was revoked by the federation's operator, or this device's clock" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("error", "ends"), [(Refusal(), True), (Stranger(), False)])
