@@ -334,7 +334,11 @@ def guard(
     def status() -> dict[str, Any]:
         """Return who is there to run the server's side, the database's size, versions, and what goes on."""
         size = sum(file.stat().st_size for file in database.parent.glob(f"{database.name}*"))
-        about = {"superexec_seen": watched.seconds_ago, "database_bytes": size, "version": version("fairbloom")}
+        about: dict[str, Any] = {
+            "superexec_seen": watched.seconds_ago,
+            "database_bytes": size,
+            "version": version("fairbloom"),
+        }
         nodes = app.state.linkstate_factory.state().versions()
         about |= {"protocol": PROTOCOL, "nodes": {str(node_id): found for node_id, found in nodes.items()}}
         return about | overview(state_folder)
