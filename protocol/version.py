@@ -15,7 +15,7 @@ It is raised by 1 when a server and a client of which one is of the version befo
 record, a name or a unit on the wire gets another meaning or is no longer sent, a setting or a term that a client must
 not overlook is added, a client draws other random numbers or deals data in another way, or Flower's minor version
 changes. It stays when something is added that the other side may do without. The key under which the number travels,
-in the config of every message, never changes: a client of any version can read it.
+in the config of every message of our ServerApp, never changes: a client of any version can read it.
 """
 
 

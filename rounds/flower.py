@@ -19,11 +19,9 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 
 from fairbloom.protocol.helper import ADVICE
-from fairbloom.protocol.names import ABOUT, CLIENT, CONFIG, HONOURS, METRICS, NAME, SNAPSHOT, TRAIN_LOSS
-from fairbloom.protocol.names import PROTOCOL as PROTOCOL_KEY
+from fairbloom.protocol.names import ABOUT, CLIENT, CONFIG, HONOURS, METRICS, NAME, PROTOCOL, SNAPSHOT, TRAIN_LOSS
 from fairbloom.protocol.packing import MOST_BYTES, PACKED, PACKS, joined, pieces
 from fairbloom.protocol.terms import Terms
-from fairbloom.protocol.version import PROTOCOL
 
 from .clients import Replies, Reports, Trained
 from .method import Method
@@ -74,10 +72,21 @@ class FlowerClients:
         Carries the messages; it may be given later.
     timeout
         Seconds until replies are due; messages live no longer. None: as long as Flower lets them.
+    protocol
+        What every message with content names, so that a client of another version knows whether it understands it.
+        None names none, as where the clients' app may be anybody's.
     """
 
-    def __init__(self, method: Method, grid: Grid | None = None, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        method: Method,
+        grid: Grid | None = None,
+        timeout: float | None = None,
+        *,
+        protocol: int | None = None,
+    ) -> None:
         self.grid = grid
+        self._fits: Mapping[str, Any] = {} if protocol is None else {PROTOCOL: protocol}
         self._method = method
         self._timeout = timeout
         self._roster = Roster()
@@ -165,7 +174,7 @@ class FlowerClients:
         """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
         asked, refused = Exchange(), Refusals(0)
         for name in names:
-            content = RecordDict({CONFIG: ConfigRecord({ABOUT: True, PROTOCOL_KEY: PROTOCOL})})
+            content = RecordDict({CONFIG: ConfigRecord({ABOUT: True, **self._fits})})
             node_id = self._roster.online[name]
             message = Message(content, dst_node_id=node_id, message_type=MessageType.QUERY, ttl=self._timeout)
             asked.messages[name] = message
@@ -291,7 +300,7 @@ class FlowerClients:
         return [found[name] for name in sorted(found)]
 
     def _message(self, message_type: str, name: str, arrays: ArrayRecord, told: Mapping[str, Any]) -> Message:
-        config = ConfigRecord({**told, PROTOCOL_KEY: PROTOCOL})
+        config = ConfigRecord({**told, **self._fits})
         content = RecordDict({self._method.arrayrecord_key: arrays, self._method.configrecord_key: config})
         node_id = self._roster.online[name]
         return Message(content, dst_node_id=node_id, message_type=message_type, ttl=self._timeout)

@@ -17,6 +17,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import AGREED, LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError
+from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
@@ -53,7 +54,11 @@ def main(grid: Grid, context: Context) -> None:
     announce(run_folder(settings))
     patient = PollingGrid(grid, min_replies=settings.min_replies)
     wait_for_clients(patient, settings.clients)
-    federate(settings, lambda method: FlowerClients(method, patient, settings.round_timeout), deployed=True)
+    federate(
+        settings,
+        lambda method: FlowerClients(method, patient, settings.round_timeout, protocol=PROTOCOL),
+        deployed=True,
+    )
 
 
 def federate(

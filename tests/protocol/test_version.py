@@ -11,7 +11,6 @@ from flwr.clientapp import ClientApp
 from fairbloom import __version__
 from fairbloom.client.app import app
 from fairbloom.client.fair import fair
-from fairbloom.protocol import version
 from fairbloom.protocol.names import ABOUT, CONFIG
 from fairbloom.protocol.names import PROTOCOL as KEY
 from fairbloom.protocol.terms import Terms
@@ -98,7 +97,8 @@ def test_every_message_with_content_has_the_number() -> None:
             sent.extend(messages)
             return super().push_messages(messages)
 
-    clients = FlowerClients(FedAvg(), Watching(hers(), Settings.of(SETTINGS).run_config(), 2))
+    grid = Watching(hers(), Settings.of(SETTINGS).run_config(), 2)
+    clients = FlowerClients(FedAvg(), grid, protocol=PROTOCOL)
     names = clients.online(2)
     model = {"w": np.zeros(2, dtype="float32")}
     clients.train(names, model, Terms(server_round=1))
@@ -108,11 +108,10 @@ def test_every_message_with_content_has_the_number() -> None:
     assert told == [PROTOCOL] * 6
 
 
-def test_a_run_of_misfits_says_why_by_each_clients_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairbloom.rounds.flower.PROTOCOL", version.PROTOCOL + 1)
+def test_a_run_of_misfits_says_why_by_each_clients_name(tmp_path: Path) -> None:
     settings = Settings.of({**SETTINGS, "out": str(tmp_path / "run"), "unused-rounds": 0})
     grid = InProcessGrid(app, settings.run_config(), 2)
-    federate(settings, lambda method: FlowerClients(method, grid))
+    federate(settings, lambda method: FlowerClients(method, grid, protocol=PROTOCOL + 1))
     text = (tmp_path / "run" / "rounds.csv").read_text()
     for name in ("client-0", "client-1"):
         assert f"{name}: error 2: MisfitError: the server speaks protocol {PROTOCOL + 1}" in text

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fairbloom.protocol.version import PROTOCOL
 from fairbloom.strategies import METHODS, Ditto, FedAvg, FedProx, MGDAProx, QFedAvg
 from tests.strategies.helpers import (
     ARGUMENTS,
@@ -46,9 +45,6 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 """What else the clients are told, from the method's arguments; nothing for the other methods."""
 
-FITS = {"fairbloom-protocol": PROTOCOL}
-"""What says whether server and client fit, with every method."""
-
 
 @every_method
 def test_train_messages_hold_the_arrays_and_the_config_to_the_letter(name: str, arguments: dict[str, Any]) -> None:
@@ -63,7 +59,7 @@ def test_train_messages_hold_the_arrays_and_the_config_to_the_letter(name: str, 
         assert type(config.pop("server-round")) is int
         if name == "drfa":
             assert 1 <= config.pop("snapshot-step") <= arguments.get("local_steps", 10)
-        expected = {"measure": MEASURED.get(name, []), **TERMS.get(name, lambda **_: {})(**arguments), **FITS}
+        expected = {"measure": MEASURED.get(name, []), **TERMS.get(name, lambda **_: {})(**arguments)}
         assert config == expected
         assert {key: type(value) for key, value in config.items()} == {k: type(v) for k, v in expected.items()}
         assert message.metadata.ttl == 60.0
@@ -103,8 +99,7 @@ def test_common_local_terms_are_told_with_every_method_and_only_where_they_apply
         last = [config for config in evaluated if "measure" not in config]
         assert len(last) == 2
         for config in last:
-            known = ("personal-lambda", "server-round", *FITS)
-            expected = {key: value for key, value in personal.items() if key in known}
+            expected = {key: value for key, value in personal.items() if key in ("personal-lambda", "server-round")}
             assert dict(config) == expected
 
 
@@ -118,7 +113,7 @@ def test_the_users_config_and_further_measures_travel_along() -> None:
     grid, config = MemoryGrid(quadratics(2)), ConfigRecord({"lr": 0.1, "measure": ["accuracy-after"]})
     run(QFedAvg(q=1.0, lipschitz=1.0), grid, rounds=1, train_config=config)
     told = grid.sent_to(MessageType.TRAIN)[0][1].content.config_records["config"]
-    assert dict(told) == {"lr": 0.1, "measure": ["accuracy-after", "loss-before"], "server-round": 1, **FITS}
+    assert dict(told) == {"lr": 0.1, "measure": ["accuracy-after", "loss-before"], "server-round": 1}
     assert dict(config) == {"lr": 0.1, "measure": ["accuracy-after"]}
 
 
@@ -129,7 +124,7 @@ def test_evaluate_messages_hold_the_new_model_and_the_round() -> None:
     assert sorted(name for name, _ in sent[:3]) == ["site-0", "site-1", "site-2"]
     for i, (_, message) in enumerate(sent):
         assert set(message.content) == {"arrays", "config"}
-        assert dict(message.content.config_records["config"]) == {"server-round": 1 + i // 3, **FITS}
+        assert dict(message.content.config_records["config"]) == {"server-round": 1 + i // 3}
         assert bits(message.content.array_records["arrays"]) == bits(rounds[i // 3].arrays)
 
 
