@@ -20,6 +20,15 @@ RequestOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="What fairbloom client keys printed on the device.")
 ]
 KeyDaysOption = Annotated[float, typer.Option(help="How long the key is good; 0: for ever.")]
+FromRoundOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Take the run back to round N, once, then continue, without a client by --set training-clients say; 0 "
+        "begins it anew.",
+    ),
+]
 UnpackedOption = Annotated[bool, typer.Option("--unpacked", help="Write a folder in place of a .tar.gz.")]
 
 
@@ -219,6 +228,7 @@ def submit(
             help="Folder of a Flower app; default: the current one, or, if that is none, the installed Fairbloom.",
         ),
     ] = None,
+    from_round: FromRoundOption = None,
     detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and leave it.")] = False,
     folder: DirOption = HERE,
 ) -> None:
@@ -233,7 +243,8 @@ def submit(
 
     federation = Federation(folder)
     with runs.chosen_app(app_folder) as chosen:
-        config = chosen.prepared(federation, assigned(settings))
+        back = {} if from_round is None else {"from-round": from_round}
+        config = chosen.prepared(federation, assigned(settings) | back)
         run_id = runs.submit(federation, chosen.folder, config)
     print(f"run {run_id}", flush=True)
     if not detach:

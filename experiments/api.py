@@ -39,6 +39,7 @@ def run(
     device: str | None = None,
     memory: float | None = None,
     out: str | os.PathLike[str] | None = None,
+    from_round: int | None = None,
     settings: Mapping[str, Value] | None = None,
     progress: bool = True,
 ) -> Run:
@@ -77,6 +78,8 @@ def run(
         and with 0, half of the machine's.
     out
         The run folder; by default one under runs/ that the settings name.
+    from_round
+        The round that the run is taken back to before it continues, with other training-clients say; 0 begins it anew.
     settings
         Any other settings by their names on the command line: {"learning-rate": 0.05, "fedfv.alpha": 0.2}.
     progress
@@ -96,7 +99,12 @@ def run(
     from fairbloom.simulation.run import simulate
 
     options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
-    options |= {"method": method, "seed": seed, "out": None if out is None else os.fspath(out)}
+    options |= {
+        "method": method,
+        "seed": seed,
+        "out": None if out is None else os.fspath(out),
+        "from-round": from_round,
+    }
     config = merged(options, settings or {})
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)

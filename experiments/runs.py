@@ -23,7 +23,7 @@ from fairbloom.server.fairness import summarize
 from fairbloom.server.files import RunFolderError
 from fairbloom.server.lock import is_running
 from fairbloom.server.own import options_of
-from fairbloom.server.records import MODEL, SPLIT, engine_in, is_finished, recorded_settings, scores_in
+from fairbloom.server.records import MODEL, SPLIT, engine_in, is_finished, recorded_settings, scores_in, taken_back_in
 from fairbloom.server.rows import read_rows
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method
@@ -100,6 +100,11 @@ class Run:
             if (key.startswith(f"{name.lower()}.") or key in COMMON) and value not in ("", defaults.get(key, ""))
         }
         return labelled_as(name, own if "task" in self.settings else {})
+
+    @property
+    def taken_back(self) -> list[dict[str, Any]]:
+        """When the run was taken back to an earlier round: `to` and `after` which one, and the settings `before`."""
+        return taken_back_in(self.folder)
 
     @property
     def finished(self) -> bool:

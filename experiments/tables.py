@@ -215,6 +215,9 @@ def show_details(run: Run) -> None:
         show_run(run)
     else:
         console.print(f"run folder: {escape(str(run.folder))}", soft_wrap=True)
+    for entry in run.taken_back:
+        others = "".join(f", {key} was {value!r} before" for key, value in entry["before"].items())
+        console.print(f"taken back to round {entry['to']} after round {entry['after']}{escape(others)}", soft_wrap=True)
     for what, names in run.absences().items():
         if names:
             told = ", ".join(f"{name} in {count} round{'s' if count > 1 else ''}" for name, count in names)

@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from fairbloom import __version__
 from fairbloom.deploy import cli as deployment
+from fairbloom.deploy.cli import FromRoundOption
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api, progress
 from fairbloom.experiments.catalogue import describe
@@ -142,6 +143,7 @@ def run(
     out: Annotated[
         str | None, typer.Option(help="The run folder; by default one under runs/ that the settings name.")
     ] = None,
+    from_round: FromRoundOption = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Train with one method, all clients on this machine.
@@ -162,6 +164,7 @@ def run(
         device=device,
         memory=memory,
         out=out,
+        from_round=from_round,
         settings=settings_of(settings),
     ).show()
 
@@ -305,7 +308,8 @@ def show(
         return
     chosen = load(folder)
     if as_json:
-        about = {**chosen.summary, "settings": dict(chosen.settings), **chosen.absences(), "engine": chosen.engine}
+        about = {**chosen.summary, "settings": dict(chosen.settings), **chosen.absences()}
+        about |= {"engine": chosen.engine, "taken_back": chosen.taken_back}
         about["clients"] = {score.name: chosen.final(score) for score in chosen.scores}
         print(json.dumps(about, indent=2))
     else:

@@ -23,6 +23,7 @@ class Mark(Enum):
     WORK = "a client's work depends on it, so a run sets it on deployed clients; they drop all others"
     FREE = "it leaves the numbers unchanged, so it may differ whenever a run is continued"
     LIMIT = "it refuses replies; an honest one may have been among them, so it may be changed until the run is finished"
+    RECONSIDERED = "it decides who takes part, and may be changed when a run is taken back to an earlier round"
     GROWS = "it may be raised when a run is continued, and a finished run is extended then"
     PLACE = "it says where a process computes or keeps things, so clients of one run may differ in it"
 
@@ -105,6 +106,9 @@ class RunSettings(BaseModel):
     num_rounds: Annotated[int, Mark.GROWS] = Field(
         50, ge=1, description="Number of rounds after which the run is finished"
     )
+    from_round: Annotated[int, Mark.FREE] = Field(
+        -1, ge=-1, description="Round that a run is taken back to, once, before it continues; -1: to none"
+    )
     fraction: float = Field(
         0.0,
         ge=0,
@@ -153,7 +157,7 @@ class RunSettings(BaseModel):
     misreporting_clients: Annotated[str, Mark.WORK] = Field(
         "", description="Names, with commas, of the clients that report another training loss than they have"
     )
-    training_clients: str = Field(
+    training_clients: Annotated[str, Mark.RECONSIDERED] = Field(
         "", description='Names, with commas, of the clients that train; the others only evaluate; "" lets all train'
     )
     average_models: bool = Field(

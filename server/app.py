@@ -31,7 +31,7 @@ from .lock import alone
 from .observability import Metrics, in_short, log_as_json, worst_served
 from .polling import PollingGrid
 from .progress import announce
-from .records import Records, agreed_in, check_folder, check_same_data, is_finished, rounds_in, settings_there
+from .records import Back, Records, agreed_in, check_folder, check_same_data, is_finished, rounds_in, settings_there
 from .rows import Row
 from .settings import POOLED_IN_ONE_PROCESS, Settings, may_differ, may_grow
 
@@ -58,6 +58,7 @@ def main(grid: Grid, context: Context) -> None:
         settings,
         lambda method: FlowerClients(method, patient, settings.round_timeout, protocol=PROTOCOL),
         deployed=True,
+        submission=str(context.run_id),
     )
 
 
@@ -70,6 +71,7 @@ def federate(
     data: Mapping[str, str] | None = None,
     split: Callable[[], bytes] | None = None,
     engine: Callable[[Method, str], tuple[Clients, Mapping[str, object]]] | None = None,
+    submission: str = "",
 ) -> Path:
     """Run, or continue, or find finished, what `settings` say; return the run folder.
 
@@ -93,16 +95,21 @@ def federate(
     engine
         Returns, for a method and what the clients have agreed on, who trains and evaluates in place of those that were
         asked; and how, in plain values, which is recorded when the run begins.
+    submission
+        What this process works for, and another one too that takes its place: for both together, a run is taken back to
+        `from-round` once.
 
     Raises
     ------
     FairbloomError
         When the data cannot be used or split as asked, the run folder cannot be used, or the rounds learn nothing.
     """
+    order, settings = Back(settings.from_round, submission), settings.model_copy(update={"from_round": -1})
     config, path = settings.run_config(), run_folder(settings)
-    check_folder(path, config)
+    back = order if order.number >= 0 and order.is_new(path) else None
+    check_folder(path, config, back)
     check_same_data(path, data or {})
-    if not is_finished(path) or rounds_in(path) < settings.num_rounds:
+    if back is not None or not is_finished(path) or rounds_in(path) < settings.num_rounds:
         method = settings.strategy()
         clients = clients_of(method)
         agreed = agreed_in(path) or agree(settings, clients, deployed=deployed)
@@ -122,6 +129,7 @@ def federate(
                 shared=not deployed,
                 keep=clients.keep,
                 validated=settings.validation_share > 0.0,
+                back=back,
             )
             if not records.finished:  # by the process that was waited for
                 records.keep_agreed(agreed)
@@ -193,7 +201,7 @@ def _federate(
         return [LOSS_BEFORE] if rounds.evaluates(number) else []
 
     page = closing(Metrics(settings.metrics_port, score)) if settings.metrics_port else nullcontext()
-    with page as metrics, records.all_written():
+    with page as metrics, records.naming_the_way_back(), records.all_written():
         started = time.perf_counter()
         for finished in rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS]):
             row = records.record(finished, seconds=time.perf_counter() - started)

@@ -1,11 +1,14 @@
-"""Arrays and a state of plain values in one safetensors file, sealed by a checksum; the last two are kept."""
+"""Arrays and a state of plain values in one safetensors file, sealed by a checksum; the last ones are kept."""
 
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,17 +22,111 @@ from .files import RunFolderError
 Arrays = Mapping[str, NDArray[Any]]
 
 KEPT = 2
-"""How many checkpoints a run keeps: the last one, and the one before it in case the last is damaged."""
+"""How many checkpoints a run continues from: the last one, and the one before it in case the last is damaged."""
+
+EARLIER, BEST, SPREAD = "earlier", 2, 2
+"""Folder of the checkpoints that a run may be taken back to beside those; how many lie there that had the best scores,
+and how many others at growing distance."""
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 
-def save_round(folder: Path, number: int, arrays: Arrays, state: Mapping[str, Any], before: int) -> None:
-    """Write the checkpoint of a round into a folder, then remove all others but that of round `before`."""
+@dataclass(frozen=True)
+class Merit:
+    """What decides whether an earlier checkpoint is kept.
+
+    Attributes
+    ----------
+    score
+        The mean score after its round, higher where the model is better; None where nobody has evaluated that.
+    crossed
+        n where the rounds since the checkpoint before it crossed a multiple of 2^(n-1): the larger, the rarer.
+    """
+
+    score: float | None
+    crossed: int
+
+    @classmethod
+    def of(cls, number: int, before: int, score: float | None) -> Self:
+        """Return that of the checkpoint of round `number`, which follows the one of round `before`."""
+        return cls(score, (number ^ before).bit_length())
+
+
+def worth_keeping(merits: Mapping[int, Merit]) -> set[int]:
+    """Return which of these rounds' checkpoints are kept: the best by score, and of the others those farthest apart."""
+    scored = [(merit.score, number) for number, merit in merits.items() if merit.score is not None]
+    best = {number for _, number in sorted(scored)[-BEST:]}
+    others = [(merit.crossed, number) for number, merit in merits.items() if number not in best]
+    return best | {number for _, number in sorted(others)[-SPREAD:]}
+
+
+def save_round(
+    folder: Path,
+    number: int,
+    arrays: Arrays,
+    state: Mapping[str, Any],
+    before: int,
+    merits: Mapping[int, Merit] = MappingProxyType({}),
+) -> None:
+    """Write the checkpoint of a round into a folder, then keep no others but that of round `before` and a few earlier.
+
+    Parameters
+    ----------
+    merits
+        Those of earlier rounds; a round that has none is not kept.
+    """
     save_checkpoint(folder / f"{number}.safetensors", arrays, state)
+    earlier = {round_: merit for round_, merit in merits.items() if round_ < before}
+    there = reachable(folder) & earlier.keys()
+    wanted = worth_keeping({round_: earlier[round_] for round_ in there})
     for path in checkpoints(folder):
-        if int(path.stem) not in (number, before):
+        if int(path.stem) in wanted:
+            (folder / EARLIER).mkdir(exist_ok=True)
+            path.replace(folder / EARLIER / path.name)
+        elif int(path.stem) not in (number, before):
             path.unlink()
+    forget(folder / EARLIER, lambda round_: round_ not in {number, before, *wanted})
+
+
+def forget(folder: Path, goes: Callable[[int], bool]) -> None:
+    """Remove the checkpoints from a folder, and the best models up to them, whose rounds are to go."""
+    for path in folder.glob("*.safetensors"):
+        name = re.fullmatch(r"(?:best-)?(\d+)", path.stem)
+        if name and goes(int(name[1])):
+            path.unlink()
+
+
+def best_up_to(folder: Path, number: int) -> Path:
+    """Return where the best model up to the checkpoint of a round lies, if that is the model of another round."""
+    return folder / EARLIER / f"best-{number}.safetensors"
+
+
+def reachable(folder: Path) -> set[int]:
+    """Return the rounds whose checkpoints are in a folder or among its earlier ones."""
+    return {int(path.stem) for path in (*checkpoints(folder), *checkpoints(folder / EARLIER))}
+
+
+def in_words(rounds: Iterable[int]) -> str:
+    """Return numbers of rounds as a text lists them."""
+    *first, last = map(str, sorted(rounds))
+    return f"rounds {', '.join(first)} and {last}" if first else f"round {last}"
+
+
+def find_checkpoint(folder: Path, number: int) -> Path:
+    """Return where the checkpoint of a round lies, or would."""
+    path = folder / f"{number}.safetensors"
+    return path if path.exists() else folder / EARLIER / path.name
+
+
+def go_back(folder: Path, number: int) -> None:
+    """Make the checkpoint of a round the last one, and remove those of later rounds; it can be called again.
+
+    Of round 0 there is none: all are removed then.
+    """
+    if number and (path := find_checkpoint(folder, number)).parent != folder:
+        path.replace(folder / path.name)
+    for each in (folder, folder / EARLIER):
+        forget(each, lambda round_: round_ > number)
 
 
 def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
@@ -51,9 +148,11 @@ def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | 
             log.warning("%s; the run continues from the checkpoint before it, %s", fault, path.name)
         return loaded
     if faults:
+        earlier = [int(path.stem) for path in checkpoints(folder / EARLIER)]
+        way = f"take it back to one of {in_words(earlier)} by --from-round, " if earlier else ""
         raise RunFolderError(
-            f"the run cannot be continued: {'; '.join(faults)}. Put back a copy, or choose another folder (--out) to "
-            "begin again"
+            f"the run cannot be continued: {'; '.join(faults)}. Put back a copy, {way}or choose another folder (--out) "
+            "to begin again"
         )
     return None
 

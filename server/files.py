@@ -5,10 +5,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
+from fairbloom.files import write_whole
 
 
 class RunFolderError(FairbloomError):
     """A run folder that cannot be used, or a file in it that cannot be read or written."""
+
+
+def write_link(path: Path, to: Path) -> None:
+    """Give a file another name, for as long as the first one stays what it is; where links cannot be had, a copy."""
+    try:
+        path.unlink(missing_ok=True)
+        path.hardlink_to(to)
+    except OSError:
+        write_whole(path, to.read_bytes())
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
 from fairbloom.rounds.flower import record_of
+from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FairStrategy
 
@@ -22,7 +23,7 @@ from .lock import alone
 from .observability import in_short
 from .polling import PollingGrid
 from .progress import announce
-from .records import MODEL, Records
+from .records import MODEL, Back, Records
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -45,10 +46,16 @@ class RunFolder:
         whether lower is better, and whether it is a share that is shown in percent. The default is `accuracy`.
     wait
         Whether to wait, for up to a minute, for another process that writes the same folder.
+    from_round
+        The round that the run is taken back to before it continues, with other `training_clients` say; 0 begins it
+        anew. A process that Flower starts in place of a lost one does not take it back again. None: it goes on.
     """
 
-    def __init__(self, path: str | Path, *, score: str | Score = ACCURACY, wait: bool = True) -> None:
+    def __init__(
+        self, path: str | Path, *, score: str | Score = ACCURACY, wait: bool = True, from_round: int | None = None
+    ) -> None:
         self.path = Path(path).absolute()
+        self.from_round = None if from_round is None else whole(0, from_round=from_round)
         self.score = score if isinstance(score, Score) else ACCURACY if score == ACCURACY.name else Score(score)
         self._wait = wait
 
@@ -75,8 +82,8 @@ class RunFolder:
         Raises
         ------
         FairbloomError
-            When the strategy is none of ours, the folder belongs to a run with another strategy or other options, or
-            clients that evaluate do not reply the score.
+            When the strategy is none of ours, the folder belongs to a run with another strategy or other options, the
+            run cannot be taken back to that round, or clients that evaluate do not reply the score.
         """
         if not isinstance(strategy, FairStrategy):
             raise FairbloomError(
@@ -86,7 +93,8 @@ class RunFolder:
         announce(self.path)
         config = {"num-rounds": num_rounds, **options_of(strategy), **_prefixed("train", train_config)}
         with alone(self.path, wait=self._wait):
-            records = Records(self.path, config, strategy, (self.score,))
+            back = None if self.from_round is None else Back(self.from_round, str(grid.run.run_id))
+            records = Records(self.path, config, strategy, (self.score,), back=back)
             if records.finished:
                 log.info("%s is finished; nothing to run", self.path)
                 return Result(arrays=record_of(load_model(self.path / MODEL)[0]))
@@ -94,17 +102,18 @@ class RunFolder:
             continued = records.resume()
             arrays, state = (initial_arrays, None) if continued is None else (record_of(continued[0]), continued[1])
             recorder = Recorder(records, self.score, on_round)
-            result = strategy.start(
-                PollingGrid(grid),
-                arrays,
-                num_rounds,
-                timeout,
-                train_config,
-                evaluate_config,
-                evaluate_fn,
-                on_round=recorder,
-                resume=state,
-            )
+            with records.naming_the_way_back():
+                result = strategy.start(
+                    PollingGrid(grid),
+                    arrays,
+                    num_rounds,
+                    timeout,
+                    train_config,
+                    evaluate_config,
+                    evaluate_fn,
+                    on_round=recorder,
+                    resume=state,
+                )
             records.finish({name: array.numpy() for name, array in result.arrays.items()})
             return result
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import math
 import os
 import platform
 import tomllib
@@ -19,13 +20,31 @@ import tomli_w
 from fairbloom import __version__
 from fairbloom.files import write_whole
 from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.settings import Mark, marked
+from fairbloom.rounds.average import Average
+from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
 
-from .checkpoint import Arrays, checkpoints, load_last, load_model, save_model, save_round
-from .files import RunFolderError, check_place, usable, written
+from .checkpoint import (
+    EARLIER,
+    Arrays,
+    Merit,
+    best_up_to,
+    checkpoints,
+    find_checkpoint,
+    go_back,
+    in_words,
+    load_checkpoint,
+    load_last,
+    load_model,
+    reachable,
+    save_model,
+    save_round,
+)
+from .files import RunFolderError, check_place, usable, write_link, written
 from .lock import LOCK
-from .rows import Row, Table, client_columns, client_rows, furthest_round, round_columns, round_row
+from .rows import Row, Table, client_columns, client_rows, furthest_round, last_step, round_columns, round_row
 from .settings import default_config, may_differ, may_grow
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -40,6 +59,12 @@ MODEL, SCORES, AGREED, DATA, SPLIT, ENGINE = (
 """Files of a run folder: the final model, what clients measured, what they have agreed on about their data, and where
 all of them are on one machine the checksums of the files that they read, who has which examples of a data set that is
 dealt to them, and how they are computed."""
+
+BEST = "model-best.safetensors"
+"""The file of the model with the best mean score."""
+
+TAKEN_BACK, UNDER_WAY = "taken-back", "under-way"
+"""Where config.toml says when the run was taken back to an earlier round, and that it is being taken back."""
 
 FIRST_LAID = (
     LOCK,
@@ -79,11 +104,13 @@ class Records:
     validated
         Whether clients have validation examples: the best model is then the one with the best mean score on these, and
         not on the test examples.
+    back
+        The round that the run is taken back to, and for whom; None: it goes on where it was.
 
     Raises
     ------
     RunFolderError
-        As `check_folder` does, or when the folder cannot be written.
+        As `check_folder` does, when the folder cannot be written, or the run cannot be taken back to that round.
     """
 
     def __init__(
@@ -96,6 +123,7 @@ class Records:
         shared: bool = False,
         keep: Callable[[int], None] = lambda since: None,
         validated: bool = False,
+        back: "Back | None" = None,
     ) -> None:
         self.path = path
         self.saved = 0
@@ -108,14 +136,18 @@ class Records:
         self._validated = validated
         self._best_by = f"{self._score.column(split='validation' if validated else 'test')}_mean"
         self._best: Mapping[str, float] = {}
+        self._merits: dict[int, Merit] = {}
         self._new_best: Arrays | None = None
         self._unsaved: _Unsaved | None = None
         self._seconds = 0.0
-        check_folder(path, config)
+        back = back if back is not None and back.is_new(path) else None
+        check_folder(path, config, back)
         if not (path / "config.toml").exists():
             self._lay_out(config)
             return
-        _, there = _read(path)
+        there = recorded_settings(path)
+        if any(entry.get(UNDER_WAY) for entry in taken_back_in(path)):
+            self._go_back(there)
         if _extends(there, config) and method.paced:
             raise RunFolderError(
                 f"{path} holds a run whose steps decay over {there['num-rounds']} rounds, so it cannot be extended to "
@@ -124,8 +156,10 @@ class Records:
         if self.finished and _extends(there, config):
             with written("the run folder", path):
                 (path / MODEL).unlink()  # before the settings: a folder that says more rounds has no final model yet
-        if not self.finished and there != config:
-            self._write_settings(config)
+        if back is not None:
+            self._take_back(back, there, config)
+        elif not self.finished and there != config:
+            self._write_settings(config, taken_back_in(path))
 
     @property
     def finished(self) -> bool:
@@ -142,6 +176,7 @@ class Records:
         """
         arrays, state = load_last(self.path / "checkpoint") or (None, {"strategy": {"round": 0}, "best": {}})
         self._best, self.saved = state["best"], state["strategy"]["round"]
+        self._merits = {int(number): Merit(*merit) for number, merit in state.get("merits", {}).items()}
         with written(f"what is there up to round {self.saved}", self.path):
             furthest = furthest_round(self._rounds.path, self.saved, SHARED_SECONDS)
             for table in (self._rounds, self._clients):
@@ -167,7 +202,8 @@ class Records:
         self._seconds += float(str(row["seconds"]))
         shares = self._shared and self._seconds < SHARED_SECONDS
         method = _as_it_is(self.method) if shares else self.method
-        self._unsaved = _Unsaved(finished.number, finished.arrays, method)
+        score = self._score.better(mean, 0.0) if isinstance(mean, float) else None
+        self._unsaved = _Unsaved(finished.number, finished.arrays, method, score)
         if not shares:
             self.write()
         return row
@@ -190,10 +226,17 @@ class Records:
             self._clients.write()
             if self._new_best is not None:
                 about = {"round": self._best["round"], self._best_by: self._best["mean"]}
-                save_model(self.path / "model-best.safetensors", _as_numpy(self._new_best), about)
+                save_model(self.path / BEST, _as_numpy(self._new_best), about)
             self._keep(min((int(path.stem) for path in checkpoints(folder)), default=0))
-            state = {"strategy": last.method.state_dict(), "best": self._best}
-            save_round(folder, last.number, _as_numpy(last.arrays), state, before=self.saved)
+            if self._best and self._best["round"] != last.number:
+                (folder / EARLIER).mkdir(exist_ok=True)
+                write_link(best_up_to(folder, last.number), self.path / BEST)
+            self._merits = {number: self._merits[number] for number in self._merits.keys() & reachable(folder)}
+            self._merits[last.number] = Merit.of(last.number, self.saved, last.score)
+            state = {"strategy": last.method.state_dict(), "best": self._best, "merits": self._plain_merits()}
+            # Clients keep the personal models that belong to the last two checkpoints, so that no others are of use.
+            earlier = {} if self._personal else self._merits
+            save_round(folder, last.number, _as_numpy(last.arrays), state, self.saved, earlier)
         self.saved, self._unsaved, self._new_best, self._seconds = last.number, None, None, 0.0
 
     @contextmanager
@@ -204,13 +247,33 @@ class Records:
         except BaseException as stopped:
             # What the disk has refused is not tried again. Clients with personal models may be in the midst of the next
             # round, with which they cannot go back to the last finished one: that is run again.
-            if not isinstance(stopped, RunFolderError) and self.method.terms(1).personal_lambda is None:
+            if not isinstance(stopped, RunFolderError) and not self._personal:
                 try:
                     self.write()
                 except Exception as error:
                     log.error("the rounds after round %d are run again when the run continues: %s", self.saved, error)
             raise
         self.write()
+
+    @contextmanager
+    def naming_the_way_back(self) -> Iterator[None]:
+        """Add to the error of a run that learns nothing to which round it can be taken back.
+
+        Rounds without a step leave the model as it is: what is wrong with it has come by the last step.
+        """
+        try:
+            yield
+        except NothingLearnedError as error:
+            last = last_step(self._rounds.path)
+            before = [number for number in sorted({0} | reachable(self.path / "checkpoint")) if number < last]
+            if not before:
+                raise
+            others = f" ({in_words(before[:-1])} can be reached, too)" if before[1:] else ""
+            raise NothingLearnedError(
+                f"{error}. Where a client has broken the model, which was changed last in round {last}, take the run "
+                f"back to before that by --from-round {before[-1]}{others}, and name the other clients by "
+                "training-clients"
+            ) from error
 
     def finish(self, arrays: Arrays) -> None:
         """Write what waits and then the final model, which marks the run as finished."""
@@ -243,6 +306,76 @@ class Records:
             with written("the engine", self.path):
                 write_whole(self.path / ENGINE, json.dumps(choice, indent=2).encode())
 
+    @property
+    def _personal(self) -> bool:
+        """Whether clients keep personal models."""
+        return self.method.terms(1).personal_lambda is not None
+
+    def _plain_merits(self) -> dict[str, list[float | int | None]]:
+        return {str(number): [merit.score, merit.crossed] for number, merit in self._merits.items()}
+
+    def _take_back(self, back: "Back", there: Mapping[str, object], config: Mapping[str, object]) -> None:
+        """Take the run back to an earlier round.
+
+        All is checked first. Then config.toml gets the settings and the record that the run is being taken back, in one
+        write; from there on every start brings it to its end.
+        """
+        self._check_reachable(back.number, there, config)
+        for table in (self._rounds, self._clients):
+            table.check(back.number)
+        noted = marked(Mark.LIMIT, Mark.RECONSIDERED, Mark.GROWS).keys() & there.keys()
+        changed = {key: there[key] for key in sorted(noted & _differing(there, config))}
+        last = max(reachable(self.path / "checkpoint"), default=0)
+        entry = {"to": back.number, "after": last, "submission": back.submission, "before": changed, UNDER_WAY: True}
+        with written("the run folder", self.path):
+            (self.path / MODEL).unlink(missing_ok=True)  # which the last checkpoint still stands for
+        self._write_settings(config, [*taken_back_in(self.path), entry])
+        self._go_back(config)
+        words = "%s, which had %d rounds, is taken back to round %d; without --from-round the same command continues it"
+        log.warning(words, self.path, last, back.number)
+
+    def _check_reachable(self, number: int, there: Mapping[str, object], config: Mapping[str, object]) -> None:
+        """Raise RunFolderError when the run cannot be taken back to a round."""
+        folder = self.path / "checkpoint"
+        have = {0} | reachable(folder)
+        if number not in have:
+            raise RunFolderError(
+                f"{self.path} cannot be taken back to round {number}: {in_words(have)} can be reached, as by "
+                f"--from-round {max((each for each in have if each < number), default=0)}"
+            )
+        if number and self._personal and (differing := marked(Mark.RECONSIDERED).keys() & _differing(there, config)):
+            raise RunFolderError(
+                f"{self.path} cannot be taken back to round {number} with another {min(differing)}: clients keep their "
+                "personal models by that setting; begin anew by --from-round 0"
+            )
+        if number:
+            load_checkpoint(find_checkpoint(folder, number))
+
+    def _go_back(self, config: Mapping[str, object]) -> None:
+        """Bring the last taking back to its end, wherever it was interrupted."""
+        *earlier, entry = taken_back_in(self.path)
+        number, folder = int(entry["to"]), self.path / "checkpoint"
+        with written(f"round {number}", self.path):
+            go_back(folder, number)
+            self._restore_best(number)
+            for table in (self._rounds, self._clients):
+                table.cut_back(number, math.inf)
+        done = {key: value for key, value in entry.items() if key != UNDER_WAY}
+        self._write_settings(config, [*earlier, done])
+
+    def _restore_best(self, number: int) -> None:
+        """Make the best model that of the rounds up to a checkpoint's."""
+        folder, path = self.path / "checkpoint", self.path / BEST
+        arrays, state = load_checkpoint(find_checkpoint(folder, number)) if number else ({}, {"best": {}})
+        best, copy_ = state["best"], best_up_to(folder, number)
+        if not best:
+            path.unlink(missing_ok=True)
+        elif best["round"] != number:
+            write_whole(path, copy_.read_bytes())
+        else:
+            average = Average.of_state(state["strategy"].get("average", {"rounds": 0, "sums": {}}))
+            save_model(path, average.mean(arrays), {"round": number, self._best_by: best["mean"]})
+
     def _lay_out(self, config: Mapping[str, object]) -> None:
         with written("the run folder", self.path):
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
@@ -253,11 +386,13 @@ class Records:
             measured = [{"column": score.column(), **asdict(score)} for score in self._scores]
             write_whole(self.path / SCORES, json.dumps(measured, indent=2).encode())
         # The settings come last: a folder without them was killed while it was made, and is made again.
-        self._write_settings(config)
+        self._write_settings(config, [])
 
-    def _write_settings(self, config: Mapping[str, object]) -> None:
+    def _write_settings(self, config: Mapping[str, object], taken_back: "list[dict[str, Any]]") -> None:
+        """Write config.toml: the settings, and when the run was taken back, if it was."""
+        about = {"run-folder-format": FORMAT, **config} | ({TAKEN_BACK: taken_back} if taken_back else {})
         with written("the run folder", self.path):
-            write_whole(self.path / "config.toml", tomli_w.dumps({"run-folder-format": FORMAT, **config}).encode())
+            write_whole(self.path / "config.toml", tomli_w.dumps(about).encode())
 
 
 @dataclass(frozen=True)
@@ -267,6 +402,28 @@ class _Unsaved:
     number: int
     arrays: Any
     method: Method
+    score: float | None
+
+
+@dataclass(frozen=True)
+class Back:
+    """An order to take a run back.
+
+    Attributes
+    ----------
+    number
+        The round after which it goes on; 0 begins it anew.
+    submission
+        Of whom the order is. The process of a submission may be started anew, and then goes on where it was: an order
+        is followed once. "" is nobody's, and followed each time.
+    """
+
+    number: int
+    submission: str = ""
+
+    def is_new(self, path: Path) -> bool:
+        """Return whether the run in a folder has not been taken back by this order yet."""
+        return not self.submission or all(entry["submission"] != self.submission for entry in taken_back_in(path))
 
 
 def _as_it_is(method: Method) -> Method:
@@ -315,6 +472,15 @@ def settings_there(path: Path) -> dict[str, Any]:
 def recorded_settings(path: Path) -> dict[str, Any]:
     """Return the settings of the run in a folder; raise RunFolderError when they cannot be read."""
     return _read(path)[1]
+
+
+def taken_back_in(path: Path) -> list[dict[str, Any]]:
+    """Return when the run in a folder was taken back, in order.
+
+    Each entry says to which round and after which one, the settings before that are others since, and whose order it
+    was; the last one may be under way.
+    """
+    return _read(path)[2] if (path / "config.toml").exists() else []
 
 
 def agreed_in(path: Path) -> str:
@@ -372,8 +538,10 @@ def is_finished(path: Path) -> bool:
     return (path / MODEL).exists()
 
 
-def check_folder(path: Path, config: Mapping[str, object]) -> None:
+def check_folder(path: Path, config: Mapping[str, object], back: Back | None = None) -> None:
     """Raise RunFolderError when a run with these settings cannot be, go on or be shown in `path`; nothing is changed.
+
+    With `back`, some settings may be others, and there must be a run.
 
     It cannot where the place holds something else: a file, another program's files, a run with other settings, one of
     another version, or a finished one whose model is damaged.
@@ -383,14 +551,20 @@ def check_folder(path: Path, config: Mapping[str, object]) -> None:
         begun = (path / "config.toml").exists()
         entries = [entry.name for entry in path.iterdir()] if path.exists() else []
     if begun:
-        _check_same_run(path, config)
+        _check_same_run(path, config, taken_back=back is not None)
+    elif back is not None:
+        others = sorted(each.parent for each in path.parent.glob(f"{path.name.rpartition('-')[0]}*/config.toml"))
+        there = f", {', '.join(map(str, others[:5]))} say" if others else ""
+        raise RunFolderError(
+            f"{path} holds no run that could be taken back to round {back.number}: name the run's folder{there} (--out)"
+        )
     elif any(name not in FIRST_LAID for name in entries):
         raise RunFolderError(f"{path} is there already and is no run folder: choose another folder (--out)")
 
 
-def _check_same_run(path: Path, config: Mapping[str, object]) -> None:
+def _check_same_run(path: Path, config: Mapping[str, object], *, taken_back: bool) -> None:
     """Raise RunFolderError when the run in a folder has other settings or another format, or its model is damaged."""
-    number, there = _read(path)
+    number, there, _ = _read(path)
     finished = is_finished(path)
     if number > FORMAT:
         raise RunFolderError(
@@ -406,15 +580,27 @@ def _check_same_run(path: Path, config: Mapping[str, object]) -> None:
     # A setting that is newer than the folder had its default.
     there = {key: value for key, value in default_config().items() if key in config} | there
     grows = [key for key in may_grow() if _grown(there, config, key)]
-    keys = (config.keys() | there.keys()).difference(may_differ(finished=finished and not grows), grows)
+    free = {*may_differ(finished=finished and not grows, taken_back=taken_back), *grows}
     if config.get("fraction") == 0.0:  # a run that goes on keeps the one that was decided when it began
-        keys -= {"fraction"}
-    differing = sorted(key for key in keys if config.get(key) != there.get(key))
+        free |= {"fraction"}
+    differing = sorted(_differing(there, config) - free)
     if differing:
         shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in differing)
-        raise RunFolderError(f"{path} belongs to a run with other settings ({shown}): choose another folder (--out)")
-    if finished:
+        way = " or take the run back to an earlier round (--from-round)" if {*differing} <= _reconsidered() else ""
+        raise RunFolderError(
+            f"{path} belongs to a run with other settings ({shown}): choose another folder (--out){way}"
+        )
+    if finished and not taken_back:
         _check_model(path / MODEL)
+
+
+def _reconsidered() -> set[str]:
+    return {*marked(Mark.RECONSIDERED)}
+
+
+def _differing(there: Mapping[str, object], config: Mapping[str, object]) -> set[str]:
+    """Return the keys of settings in which a folder and a run differ."""
+    return {key for key in config.keys() | there.keys() if config.get(key) != there.get(key)}
 
 
 def _extends(there: Mapping[str, object], config: Mapping[str, object]) -> bool:
@@ -437,8 +623,8 @@ def _check_model(path: Path) -> None:
         ) from error
 
 
-def _read(path: Path) -> tuple[int, dict[str, Any]]:
-    """Return the number of a run folder's format, and its settings.
+def _read(path: Path) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+    """Return the number of a run folder's format, its settings, and when the run was taken back.
 
     Raises
     ------
@@ -456,4 +642,4 @@ def _read(path: Path) -> tuple[int, dict[str, Any]]:
     number = there.pop("run-folder-format", None)
     if not isinstance(number, int):
         raise RunFolderError(f"{file} has run-folder-format = {number!r}, which is no format's number: {remedy}")
-    return number, there
+    return number, there, there.pop(TAKEN_BACK, [])

@@ -183,8 +183,21 @@ class Table:
         self._size = 0
         self._waiting: list[str] = []
 
-    def cut_back(self, last: int, furthest: int) -> None:
+    def cut_back(self, last: int, furthest: float) -> None:
         """Rewrite the file with the rows up to round `last`, or start it; rows of later rounds may be torn.
+
+        Raises
+        ------
+        RunFolderError
+            As `check` does.
+        """
+        kept = [row for row in self.check(last, furthest) if int(row["round"]) <= last]
+        content = as_csv(self.columns, kept, header=True).encode()
+        write_whole(self.path, content)
+        self._size, self._waiting = len(content), []
+
+    def check(self, last: int, furthest: float = math.inf) -> list[dict[str, str]]:
+        """Return the file's rows, of which those of rounds after `last` may be torn.
 
         Raises
         ------
@@ -200,10 +213,7 @@ class Table:
             recorded = max((int(row["round"]) for row in rows), default=0)
             if recorded > furthest:
                 raise ValueError(f"it goes up to round {recorded}, while the last checkpoint is of round {last}")
-        kept = [row for row in rows if int(row["round"]) <= last]
-        content = as_csv(self.columns, kept, header=True).encode()
-        write_whole(self.path, content)
-        self._size, self._waiting = len(content), []
+        return rows
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
         """Let rows wait, given by their cells."""
@@ -242,6 +252,19 @@ def furthest_round(path: Path, last: int, shared_seconds: float) -> int:
             if seconds >= shared_seconds:
                 held, seconds = held + 1, 0.0
     return furthest
+
+
+def last_step(path: Path) -> int:
+    """Return the last round in a table of rounds that used a reply, 0 where none did.
+
+    Raises
+    ------
+    RunFolderError
+        When the file is no table of rounds.
+    """
+    with _readable(path, BEGUN):
+        rows = _begun(path, 0)[1] if path.exists() else []
+        return max((int(row["round"]) for row in rows if int(row["replies_used"] or 0)), default=0)
 
 
 BEGUN = "Restore what is missing from a copy, or move the table away to begin a new one"

@@ -295,8 +295,13 @@ POOLED_IN_ONE_PROCESS = (
 """Why deployed clients cannot train on the data of all."""
 
 
-def may_differ(*, finished: bool) -> Collection[str]:
-    """Return the keys of settings that may differ from those that a run was begun with; a finished one has fewer."""
+def may_differ(*, finished: bool, taken_back: bool = False) -> Collection[str]:
+    """Return the keys of settings that may differ from those that a run was begun with.
+
+    A finished one has fewer, one that is taken back to an earlier round more.
+    """
+    if taken_back:
+        return frozenset(marked(Mark.FREE, Mark.LIMIT, Mark.RECONSIDERED))
     return frozenset(marked(Mark.FREE) if finished else marked(Mark.FREE, Mark.LIMIT))
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import secrets
 from collections.abc import Iterable, Mapping
 
 from flwr.app import Context, Message, RecordDict
@@ -37,7 +38,7 @@ class InProcessGrid(Grid):
         # Messages are stamped with the process's identity, which Flower's own runtimes set as well.
         TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = SERVER
         self._app = client_app
-        self._run = Run.create_empty(run_id=SERVER)
+        self._run = Run.create_empty(run_id=secrets.randbits(63))  # another one's for each grid, as for each submission
         self._message_ids = map(str, itertools.count(1))
         self._replies: dict[str, Message] = {}
         self.contexts: Mapping[int, Context] = {

@@ -433,7 +433,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(tmp_path:
     for number in range(1, 6):
         record(folder, number)
     before = (tmp_path / "rounds.csv").read_bytes()
-    for path in (tmp_path / "checkpoint").iterdir():
+    for path in checkpoints(tmp_path / "checkpoint"):
         path.unlink()
     with pytest.raises(RunFolderError, match="it goes up to round 5, while the last checkpoint is of round 0"):
         records(tmp_path, settings()).resume()
