@@ -11,7 +11,7 @@ SHIPPED := $(VENV)/shipped# the wheel, unpacked: types and imports are checked o
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo settings test test-runtimes test-latest-flower test-docker lint audit docs bench lock digests sbom clean
+.PHONY: help setup demo settings test test-runtimes test-latest-flower test-docker soak lint audit docs bench lock digests sbom clean
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ test-latest-flower: ## run the tests on the newest Flower that can be installed;
 
 test-docker: setup ## build the images and run a federation of containers; needs a Docker engine
 	$(BIN)/pytest -m docker -s tests/docker
+
+soak: setup ## let 300 rounds train while one fault follows another: SOAK_ROUNDS, SOAK_SEED
+	$(BIN)/pytest -m soak -s tests/soak
 
 lint: setup ## check style, types, the direction of imports and what is known to be unsafe
 	$(BIN)/ruff check .

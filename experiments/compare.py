@@ -11,12 +11,7 @@ from .pool import check_runs, held, run_all
 from .runs import COMPARISON
 from .variants import Variant, folder_names
 
-OPTIONS = {
-    "method": "--methods",
-    "seed": "--seed and --seeds",
-    "out": "--out",
-    "from-round": "the run's folder as --out to fairbloom run --from-round",
-}
+OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
 """The settings that differ from run to run of a comparison, and the options that say which values they take."""
 
 

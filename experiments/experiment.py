@@ -167,8 +167,7 @@ def chosen_rows(recipe: Recipe, words: Sequence[str]) -> list[Case]:
 
 def check_overrides(overrides: Mapping[str, Value], cases: Sequence[Case]) -> None:
     """Raise SettingsError when a setting cannot be set for all runs, or no run has a use for it."""
-    taken_back = "fairbloom run --from-round with the run's folder as --out"
-    options = {"seed": "--seeds", "out": "--out", "method": "--rows", "from-round": taken_back}
+    options = {"seed": "--seeds", "out": "--out", "method": "--rows"}
     for key, value in overrides.items():
         if key in options:
             raise SettingsError(f"{key} = {value!r}: a recipe sets {key} run by run: use {options[key]}")

@@ -17,6 +17,7 @@ from types import ModuleType
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
 from fairbloom.logs import colour_on_terminals_alone
+from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.files import check_place
 from fairbloom.server.lock import alone
 from fairbloom.server.records import check_folder, check_same_data, is_finished, rounds_in
@@ -37,6 +38,11 @@ def check_runs(runs: Runs) -> None:
     for run in runs.values():
         for key, name in (("task", run.task), ("model", run.model), ("method", run.method)):
             check_seen(key, name, "the processes of several runs")
+        if run.from_round >= 0:
+            raise SettingsError(
+                f"from-round = {run.from_round}: one run at a time is taken back: leave it out, or take back one of "
+                "these by fairbloom run --from-round with its folder as --out"
+            )
         check_data(run.run_config())
         check_folder(Path(run.out), run.run_config())
         place = (run.task, run.data_dir)

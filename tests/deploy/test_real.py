@@ -26,6 +26,7 @@ from fairbloom.deploy.processes import free_port
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_last
+from fairbloom.server.records import taken_back_in
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
@@ -186,6 +187,23 @@ def test_a_killed_server_is_started_again_and_its_run_goes_on_by_itself(
     assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
     assert missing(out) == [""] * ROUNDS
     assert_same_model(out, undisturbed)
+
+
+def test_a_run_is_taken_back_once_though_its_process_is_killed_and_another_takes_its_place(
+    there: Deployment, tmp_path: Path
+) -> None:
+    out, others = tmp_path / "run", {"training-clients": ",".join(CLIENTS[:3])}
+    assert there.submit({**SETTINGS, "out": str(out)}) == 0
+    submitted = there.submitting({**SETTINGS, **others, "from-round": 4, "out": str(out)})
+    wait_until(lambda: "taken-back" in (out / "config.toml").read_text(), seconds=60)
+    wait_for_rounds(out, 6)
+    there.kill_serverapps()
+    assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
+    (entry,) = taken_back_in(out)
+    assert (entry["to"], entry["after"], entry["submission"]) == (4, ROUNDS, there.submitted_run())
+    expected = simulate(Settings.of({**SETTINGS, "out": str(tmp_path / "expected")}))
+    assert simulate(Settings.of({**SETTINGS, **others, "from-round": 4, "out": str(expected)})) == expected
+    assert_same_model(out, expected)
 
 
 @pytest.mark.federation

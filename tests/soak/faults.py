@@ -1,0 +1,183 @@
+"""What befalls a federation while it trains; what systemd would start again is started again, and no more is done."""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from benchmarks.federation import Cable, Deployment
+from benchmarks.peer import Peer, flooded
+
+from .hostile import ATTACKS, ORDER
+
+RESTART_SECONDS = 3.0
+"""How long systemd waits before it starts a service again."""
+
+
+class Site:
+    """A federation whose clients reach the server by cables that can be cut; the last client is the hostile one."""
+
+    def __init__(self, there: Deployment, clients: Sequence[str]) -> None:
+        self.there, self.clients = there, clients
+        self.order = there.home / "attack"
+        there.environment[ORDER] = str(self.order)
+        self.cables = {name: Cable(there.fleet) for name in clients}
+        for name in clients:
+            self.start_client(name)
+        there.wait_for_clients(*clients)
+
+    def start_client(self, name: str) -> None:
+        self.there.start_client(name, "--superlink", f"localhost:{self.cables[name].port}")
+
+    def close(self) -> None:
+        for cable in self.cables.values():
+            cable.close()
+
+    def processes(self) -> dict[str, int]:
+        """Return the ids of the processes that live as long as the federation does, unless they are killed."""
+        found = {"server": self.there.server.pid}
+        for part in ("superlink", "superexec"):
+            with contextlib.suppress(ValueError):  # it is being started again
+                found[part] = self.there.part(part)
+        return found | {name: self.there.clients[name].pid for name in self.clients}
+
+
+# Faults: each returns once it is over, and says what it did ----------------------------------------------------------
+
+
+def kill_server(site: Site, chance: random.Random) -> str:
+    site.there.kill(site.there.server)
+    time.sleep(RESTART_SECONDS)
+    site.there.start_server()
+    return "the server, with all its processes"
+
+
+def kill_part(site: Site, chance: random.Random) -> str:
+    part = chance.choice(["superlink", "superexec"])
+    with contextlib.suppress(ValueError, ProcessLookupError):  # it has just ended, and is being started again
+        site.there.kill_part(part)
+    return part
+
+
+def kill_serverapp(site: Site, chance: random.Random) -> str:
+    for pid in site.there.serverapps():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return "the run's process"
+
+
+def kill_client(site: Site, chance: random.Random) -> str:
+    name = chance.choice(site.clients)
+    site.there.kill(site.there.clients[name])
+    time.sleep(RESTART_SECONDS)
+    site.start_client(name)
+    return name
+
+
+def kill_node(site: Site, chance: random.Random) -> str:
+    """Kill what the client's own supervisor starts again."""
+    name = chance.choice(site.clients)
+    for pid in site.there.offspring(site.there.clients[name]):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return f"the node of {name}"
+
+
+def cut_link(site: Site, chance: random.Random) -> str:
+    name, seconds = chance.choice(site.clients), chance.uniform(1.0, 45.0)
+    site.cables[name].cut()
+    time.sleep(seconds)
+    site.cables[name].mend()
+    return f"{name} for {seconds:.0f} s"
+
+
+def freeze(site: Site, chance: random.Random) -> str:
+    """Stop a client's processes, or the SuperLink, and let them go on."""
+    name, seconds = chance.choice([*site.clients, "superlink"]), chance.uniform(1.0, 30.0)
+    try:
+        frozen = [site.there.part(name)] if name == "superlink" else site.there.offspring(site.there.clients[name])
+    except ValueError:
+        return f"{name}, which was just being started"
+    with _each(frozen, signal.SIGSTOP, signal.SIGCONT):
+        time.sleep(seconds)
+    return f"{name} for {seconds:.0f} s"
+
+
+def attack(site: Site, chance: random.Random) -> str:
+    name = chance.choice(sorted(ATTACKS))
+    site.order.write_text(name)
+    return name
+
+
+def flood(site: Site, chance: random.Random) -> str:
+    """Open connections that stall, and make calls without a key that is enrolled, for some seconds."""
+    seconds, over = chance.uniform(3.0, 10.0), threading.Event()
+    nobody = Peer(site.there, ec.generate_private_key(ec.SECP384R1()), node_id=1)
+    calls = [0]
+
+    def call() -> None:
+        while not over.is_set():
+            for method, request in flooded(nobody, run_id=1):
+                with contextlib.suppress(grpc.RpcError):
+                    method(request, timeout=10)
+                calls[0] += 1
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    with _stalled(site.there.fleet, site.there.folder / "ca.crt", number=20):
+        for thread in threads:
+            thread.start()
+        time.sleep(seconds)
+        over.set()
+        for thread in threads:
+            thread.join()
+    return f"{calls[0]} calls in {seconds:.0f} s beside 20 stalled connections"
+
+
+FAULTS: Mapping[str, Callable[[Site, random.Random], str]] = {
+    "kill server": kill_server,
+    "kill part": kill_part,
+    "kill run": kill_serverapp,
+    "kill client": kill_client,
+    "kill node": kill_node,
+    "cut link": cut_link,
+    "freeze": freeze,
+    "hostile reply": attack,
+    "flood": flood,
+}
+
+
+@contextlib.contextmanager
+def _each(pids: Sequence[int], before: signal.Signals, after: signal.Signals) -> Iterator[None]:
+    """Send one signal to processes before the block and another one after it, to those that are there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, before)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, after)
+
+
+@contextlib.contextmanager
+def _stalled(port: int, authority: Path, number: int) -> Iterator[None]:
+    """Hold TLS connections that begin a call and never go on with it."""
+    context = ssl.create_default_context(cafile=str(authority))
+    context.set_alpn_protocols(["h2"])
+    with contextlib.ExitStack() as held:
+        for _ in range(number):
+            with contextlib.suppress(OSError):
+                plain = held.enter_context(socket.create_connection(("localhost", port), timeout=10))
+                secure = held.enter_context(context.wrap_socket(plain, server_hostname="localhost"))
+                secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x40\x00")
+        yield

@@ -1,0 +1,55 @@
+"""A ClientApp that trains as ours does until a file orders an attack: then it replies that once, and removes the file.
+
+A device's owner may run what she wants, so she names it as `app` in her own client.toml.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fairbloom.client import app as honest
+from fairbloom.server.settings import default_config
+from tests.attacks.hostile import infinite, with_arrays, with_metrics
+
+ORDER = "SOAK_ATTACK"
+"""The environment variable that names the file with the name of the attack."""
+
+app = ClientApp()
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    return honest.query(message, context)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    reply, order = honest.train(message, context), Path(os.environ[ORDER])
+    if order.exists():
+        attack = order.read_text()
+        order.unlink()
+        reply.content = ATTACKS[attack](reply.content)
+    return reply
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    return honest.evaluate(message, context)
+
+
+def enormous(content: RecordDict) -> RecordDict:
+    arrays = content.array_records["arrays"].items()
+    return with_arrays(content, {name: Array(np.full_like(array.numpy(), 1e30)) for name, array in arrays})
+
+
+ATTACKS: Mapping[str, Callable[[RecordDict], RecordDict]] = {
+    "infinite weights": infinite,
+    "a loss of 1e300": lambda content: with_metrics(content, loss_before=1e300),
+    "2^60 examples": lambda content: with_metrics(content, num_examples=1 << 60),
+    **({"weights of 1e30": enormous} if "update-limit" in default_config() else {}),
+}
+"""What is refused by name. Without a limit on lengths, weights of 1e30 would be taken."""

@@ -1,0 +1,87 @@
+"""The run that a run folder's records describe, trained again in one process."""
+
+import csv
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message, MessageType
+from flwr.app.error import Error
+from flwr.common.constant import ErrorCode
+
+from benchmarks.federation import rounds
+from fairbloom.client.app import app
+from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.method import Method
+from fairbloom.server.app import federate
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.simulation.run import one_thread
+
+NOT_OF_THE_ROUND = ("evaluation: ", "it answers no message of this round", "a second reply to the same message")
+"""How reasons of refusals begin that are not about the reply to a round's training."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Who took part in a round's training, and whose replies were used."""
+
+    participants: frozenset[str]
+    used: frozenset[str]
+
+
+def parts_of(folder: Path, names: Collection[str]) -> list[Part]:
+    """Return who took part in each round, as the tables of a run say; raise ValueError where they contradict."""
+    with (folder / "clients.csv").open(newline="") as file:
+        measured: dict[str, dict[str, str]] = {}
+        for row in csv.DictReader(file):
+            measured.setdefault(row["round"], {})[row["client"]] = row["participated"]
+    return [part_of(row, measured.get(row["round"], {}), names) for row in rounds(folder)]
+
+
+def part_of(row: Mapping[str, str], measured: Mapping[str, str], names: Collection[str]) -> Part:
+    """Return who took part in one round.
+
+    A table without the column `offline` leaves it to the evaluation who of those that are not named was away.
+    """
+    reasons = dict(words.partition(": ")[::2] for words in row["refused"].split(" | ") if words)
+    refused = {name for name, reason in reasons.items() if not reason.startswith(NOT_OF_THE_ROUND)}
+    absent, missing = {*shlex.split(row.get("offline", ""))}, {*shlex.split(row["missing"])}
+    used = {name for name in names if name not in absent | missing | refused and measured.get(name, "1") == "1"}
+    if len(used) > int(row["replies_used"]):
+        used &= measured.keys()
+    participants = used | missing | refused
+    if (len(used), len(participants)) != (int(row["replies_used"]), int(row["participants"])):
+        raise ValueError(f"round {row['round']}: {sorted(used)} of {sorted(participants)} do not fit {dict(row)}")
+    return Part(frozenset(participants), frozenset(used))
+
+
+class Recorded(InProcessGrid):
+    """Clients in this process that are there, and answer, where they did in a run."""
+
+    def __init__(self, settings: Settings, method: Method, names: Sequence[str], parts: Sequence[Part]) -> None:
+        super().__init__(app, settings.run_config(), settings.clients)
+        self._method, self._parts = method, parts
+        self._names = dict(zip(super().get_node_ids(), names, strict=True))
+
+    def _part(self) -> Part:
+        return self._parts[min(self._method.progress.finished_rounds, len(self._parts) - 1)]
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node, name in self._names.items() if name in self._part().participants]
+
+    def _answer(self, message: Message) -> Message:
+        name = self._names[message.metadata.dst_node_id]
+        if message.metadata.message_type == MessageType.TRAIN and name not in self._part().used:
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "away"), reply_to=message)
+        return super()._answer(message)
+
+
+def trained_again(folder: Path, settings: Mapping[str, Any], names: Sequence[str], to: Path) -> Path:
+    """Train in this process what the records in a run folder describe; return the other run folder."""
+    chosen = Settings.of({**settings, "evaluate-every": 0, "out": str(to)})
+    parts = parts_of(folder, names)
+    with one_thread():
+        return federate(chosen, lambda method: FlowerClients(method, Recorded(chosen, method, names, parts), 2.0))

@@ -1,0 +1,154 @@
+"""Overnight in small: four real clients train for hundreds of rounds while one fault follows another.
+
+`make soak` runs it; SOAK_ROUNDS and SOAK_SEED choose how long and which faults. It is no part of `make test`.
+"""
+
+import hashlib
+import os
+import random
+import re
+import statistics
+import time
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from flwr.supercore.task_identity import TaskIdentity
+
+from benchmarks.federation import federation, names, rounds, wait_for_rounds
+from benchmarks.flower import ROOT, wait_until
+from benchmarks.processes import pss
+from fairbloom.server.settings import default_config
+
+from .faults import FAULTS, Site
+from .records import trained_again
+
+pytestmark = pytest.mark.soak
+
+ROUNDS, SEED = int(os.environ.get("SOAK_ROUNDS", "300")), int(os.environ.get("SOAK_SEED", "0"))
+FAULT_SECONDS, CALM_ROUNDS = 60.0, 3
+"""A fault follows a minute after the last one, or once so many rounds since have used all replies."""
+
+SLACK_MB = 60.0
+"""What a process that has lived through half of the run may have grown by from its first quarter to its last."""
+
+CLIENTS = names(4)
+HOSTILE = CLIENTS[3]
+SETTINGS: dict[str, Any] = {
+    "clients": len(CLIENTS),
+    "partition": "iid",
+    "fraction": 1.0,
+    "num-rounds": ROUNDS,
+    "method": "fedfv",
+    "momentum": 0.9,
+    "local-epochs": 4,
+    "device": "cpu",
+    "round-timeout": 60.0,
+    "seed": SEED,
+    **({"patience": 600.0} if "patience" in default_config() else {}),
+}
+
+
+class Soak:
+    """A run, the faults that befell it, and the memory that its processes had after each."""
+
+    def __init__(self, site: Site, out: Path, log: Path) -> None:
+        self.site, self.out, self._log = site, out, log
+        self.memory: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
+        self.faults = 0
+
+    def say(self, words: str) -> None:
+        line = f"{time.strftime('%H:%M:%S')} round {len(rounds(self.out))}: {words}"
+        print(line, flush=True)
+        with self._log.open("a") as file:
+            file.write(f"{line}\n")
+
+    def run(self) -> None:
+        """Let one fault follow another until the run's last rounds."""
+        chance = random.Random(SEED)
+        coming: list[str] = []
+        while len(rounds(self.out)) < ROUNDS - 2 * CALM_ROUNDS and self.site.there.submitted.poll() is None:
+            if not coming:  # each once, before one comes again
+                coming = chance.sample(sorted(FAULTS), len(FAULTS))
+            fault, began = coming.pop(), time.monotonic()
+            self.say(f"{fault}: {FAULTS[fault](self.site, chance)}")
+            self.faults += 1
+            healed = self._calm(since=began)
+            self.say("healed" if healed else f"not healed after {FAULT_SECONDS:.0f} s")
+            self._measure()
+
+    def _calm(self, since: float) -> bool:
+        """Wait until some rounds have used all replies, or for a minute from when a fault began."""
+        first = len(rounds(self.out))
+        while time.monotonic() - since < FAULT_SECONDS:
+            row_s = rounds(self.out)[first:]
+            if len(row_s) > CALM_ROUNDS and all(row["replies_used"] == "4" for row in row_s[-CALM_ROUNDS:]):
+                return True
+            time.sleep(0.5)
+        return False
+
+    def _measure(self) -> None:
+        for name, pid in self.site.processes().items():
+            self.memory[name, pid].append((len(rounds(self.out)), pss(pid)))
+
+
+@pytest.fixture(scope="module")
+def soaked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Soak]:
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower writes messages only as if in a run
+    home = tmp_path_factory.mktemp("soak") / "home"
+    with federation(home, len(CLIENTS)) as there:
+        file = there.bundle(HOSTILE) / "client.toml"
+        file.write_text(tomli_w.dumps({**tomllib.loads(file.read_text()), "app": "tests.soak.hostile:app"}))
+        there.environment["PYTHONPATH"] = str(ROOT)
+        site = Site(there, CLIENTS)
+        try:
+            submitted = there.submitting({**SETTINGS, "out": str(home / "run")})
+            wait_for_rounds(home / "run", 2)
+            soak = Soak(site, home / "run", home / "soak.log")
+            soak.say(f"{ROUNDS} rounds, seed {SEED}, logs in {home}")
+            soak.run()
+            wait_until(
+                lambda: submitted.poll() is not None, seconds=600.0, otherwise=lambda: there.log(submitted)[-3000:]
+            )
+            soak.say(f"over after {soak.faults} faults")
+            yield soak
+        finally:
+            site.close()
+
+
+def test_the_run_ends_by_itself_with_every_round(soaked: Soak) -> None:
+    there = soaked.site.there
+    assert there.submitted.returncode == 0, there.log(there.submitted)[-3000:]
+    assert [int(row["round"]) for row in rounds(soaked.out)] == [*range(1, ROUNDS + 1)]
+    assert soaked.faults >= min(len(FAULTS), ROUNDS // 20)
+
+
+def test_the_model_is_to_the_bit_that_of_the_run_that_the_records_describe(soaked: Soak, tmp_path: Path) -> None:
+    again = trained_again(soaked.out, SETTINGS, CLIENTS, tmp_path / "again")
+    one, other = (
+        hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() for folder in (soaked.out, again)
+    )
+    assert one == other
+
+
+def test_whoever_is_refused_for_what_she_replied_is_the_hostile_client(soaked: Soak) -> None:
+    told = re.compile(r"(\S+): (?:array|metric|loss|num-examples|update)")
+    assert {name for row in rounds(soaked.out) for name in told.findall(row["refused"])} <= {HOSTILE}
+
+
+def test_memory_is_flat(soaked: Soak) -> None:
+    for (name, _), samples in soaked.memory.items():
+        if samples[-1][0] - samples[0][0] < ROUNDS // 2:
+            continue
+        quarter = max(1, len(samples) // 4)
+        first, last = (statistics.median(mb for _, mb in part) for part in (samples[:quarter], samples[-quarter:]))
+        assert last < first + SLACK_MB, f"{name}: {first:.0f} MB at first, {last:.0f} MB at last"
+
+
+def test_the_database_does_not_grow_with_the_rounds(soaked: Soak) -> None:
+    size = sum(file.stat().st_size for file in (soaked.site.there.folder / "state").glob("superlink.db*"))
+    assert size < 100e6
