@@ -370,11 +370,14 @@ class Records:
         best, copy_ = state["best"], best_up_to(folder, number)
         if not best:
             path.unlink(missing_ok=True)
-        elif best["round"] != number:
-            write_whole(path, copy_.read_bytes())
-        else:
+        elif best["round"] == number:
             average = Average.of_state(state["strategy"].get("average", {"rounds": 0, "sums": {}}))
             save_model(path, average.mean(arrays), {"round": number, self._best_by: best["mean"]})
+        elif copy_.exists():
+            write_whole(path, copy_.read_bytes())
+        elif not path.exists() or load_model(path)[1]["round"] != best["round"]:  # by a version that kept no copies
+            path.unlink(missing_ok=True)
+            log.warning("the best model up to round %d, of round %d, was not kept", number, best["round"])
 
     def _lay_out(self, config: Mapping[str, object]) -> None:
         with written("the run folder", self.path):

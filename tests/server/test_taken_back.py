@@ -134,8 +134,12 @@ def test_the_best_model_is_the_one_of_before_although_a_later_one_was_better(tmp
             best = (tmp_path / "model-best.safetensors").read_bytes()
     assert 4 in kept(tmp_path)
     assert 1 not in kept(tmp_path)
+    older = copied(tmp_path, tmp_path.with_name("older"))
     records(tmp_path, settings(), back=Back(4))
     assert (tmp_path / "model-best.safetensors").read_bytes() == best
+    (older / "checkpoint" / "earlier" / "best-4.safetensors").unlink()  # as an older version leaves a folder
+    records(older, settings(), back=Back(4)).resume()
+    assert not (older / "model-best.safetensors").exists()
 
 
 def test_a_run_that_is_taken_back_to_before_its_first_round_has_no_best_model(tmp_path: Path) -> None:
