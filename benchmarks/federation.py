@@ -183,7 +183,11 @@ class Cable:
             while True:
                 near, _ = self._listener.accept()
                 self._whole.wait()
-                far = socket.create_connection(("127.0.0.1", self._far))
+                try:
+                    far = socket.create_connection(("127.0.0.1", self._far))
+                except OSError:  # nobody listens there just now
+                    near.close()
+                    continue
                 self._ends += [near, far]
                 for one, other in ((near, far), (far, near)):
                     threading.Thread(target=_pump, args=(one, other), daemon=True).start()

@@ -30,8 +30,9 @@ from .records import trained_again
 pytestmark = pytest.mark.soak
 
 ROUNDS, SEED = int(os.environ.get("SOAK_ROUNDS", "300")), int(os.environ.get("SOAK_SEED", "0"))
-FAULT_SECONDS, CALM_ROUNDS = 60.0, 3
-"""A fault follows a minute after the last one, or once so many rounds since have used all replies."""
+FAULT_SECONDS, CALM_ROUNDS, LONGEST_SECONDS = 60.0, 3, 600.0
+"""A fault follows a minute after the last one, or once so many rounds since have used all replies; but no sooner than a
+round is finished, for which it waits so long at the most."""
 
 SLACK_MB = 60.0
 """What a process that has lived through half of the run may have grown by from its first quarter to its last."""
@@ -77,19 +78,20 @@ class Soak:
             fault, began = coming.pop(), time.monotonic()
             self.say(f"{fault}: {FAULTS[fault](self.site, chance)}")
             self.faults += 1
-            healed = self._calm(since=began)
-            self.say("healed" if healed else f"not healed after {FAULT_SECONDS:.0f} s")
+            self.say(self._wait(since=began))
             self._measure()
 
-    def _calm(self, since: float) -> bool:
-        """Wait until some rounds have used all replies, or for a minute from when a fault began."""
+    def _wait(self, since: float) -> str:
+        """Wait until another fault may follow the one that began at a moment; return how it healed."""
         first = len(rounds(self.out))
-        while time.monotonic() - since < FAULT_SECONDS:
-            row_s = rounds(self.out)[first:]
-            if len(row_s) > CALM_ROUNDS and all(row["replies_used"] == "4" for row in row_s[-CALM_ROUNDS:]):
-                return True
+        while (seconds := time.monotonic() - since) < LONGEST_SECONDS and self.site.there.submitted.poll() is None:
+            later = rounds(self.out)[first:]
+            if len(later) > CALM_ROUNDS and all(row["replies_used"] == "4" for row in later[-CALM_ROUNDS:]):
+                return f"healed in {seconds:.0f} s"
+            if later and seconds > FAULT_SECONDS:
+                return f"goes on after {seconds:.0f} s, with {later[-1]['replies_used']} replies"
             time.sleep(0.5)
-        return False
+        return f"no round in {seconds:.0f} s"
 
     def _measure(self) -> None:
         for name, pid in self.site.processes().items():
