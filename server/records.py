@@ -269,7 +269,7 @@ class Records:
             if not before:
                 raise
             others = f" ({in_words(before[:-1])} can be reached, too)" if before[1:] else ""
-            raise NothingLearnedError(
+            raise type(error)(
                 f"{error}. Where a client has broken the model, which was changed last in round {last}, take the run "
                 f"back to before that by --from-round {before[-1]}{others}, and name the other clients by "
                 "training-clients"
