@@ -22,6 +22,7 @@ from fairbloom.files import write_whole
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.rounds.average import Average
+from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
@@ -257,14 +258,16 @@ class Records:
 
     @contextmanager
     def naming_the_way_back(self) -> Iterator[None]:
-        """Add to the error of a run that learns nothing to which round it can be taken back.
+        """Add to the error of a run that learns nothing, or has a broken model, to which round it can be taken back.
 
-        Rounds without a step leave the model as it is: what is wrong with it has come by the last step.
+        A model is broken by the longest step of all. Rounds without a step leave it as it is: what else is wrong has
+        come by the last one.
         """
         try:
             yield
-        except NothingLearnedError as error:
-            last = last_step(self._rounds.path)
+        except (NothingLearnedError, BrokenModelError) as error:
+            longest = self.method.progress.lengths.longest.round
+            last = longest if isinstance(error, BrokenModelError) else last_step(self._rounds.path)
             before = [number for number in sorted({0} | reachable(self.path / "checkpoint")) if number < last]
             if not before:
                 raise
