@@ -175,6 +175,14 @@ class RunSettings(BaseModel):
         ge=0,
         description="Number of usable replies that end a round's training on deployed clients; 0 awaits them all",
     )
+    min_clients: Annotated[int, Mark.FREE] = Field(
+        0,
+        ge=0,
+        description="Fewest deployed clients online; with fewer a run waits; 0: half of those it began with, or two",
+    )
+    patience: Annotated[float, Mark.FREE] = Field(
+        3600.0, ge=0, description="Seconds that a run waits for clients before it goes on without them, or ends"
+    )
     unused_rounds: Annotated[int, Mark.FREE] = Field(
         3,
         ge=0,

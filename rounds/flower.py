@@ -25,6 +25,7 @@ from fairbloom.protocol.terms import Terms
 
 from .clients import Replies, Reports, Trained
 from .method import Method
+from .quorum import Quorum
 from .roster import Roster
 from .screening import Refusals, usable_evaluation, usable_metrics
 from .updates import Layout, Model
@@ -72,6 +73,9 @@ class FlowerClients:
         Carries the messages; it may be given later.
     timeout
         Seconds until replies are due; messages live no longer. None: as long as Flower lets them.
+    quorum
+        How many must be online, and for how long they are waited for. None: so many as a round asks for, until the
+        timeout.
     protocol
         What every message with content names, so that a client of another version knows whether it understands it.
         None names none, as where the clients' app may be anybody's.
@@ -82,6 +86,7 @@ class FlowerClients:
         method: Method,
         grid: Grid | None = None,
         timeout: float | None = None,
+        quorum: Quorum | None = None,
         *,
         protocol: int | None = None,
     ) -> None:
@@ -89,6 +94,7 @@ class FlowerClients:
         self._fits: Mapping[str, Any] = {} if protocol is None else {PROTOCOL: protocol}
         self._method = method
         self._timeout = timeout
+        self._quorum = quorum
         self._roster = Roster()
         self._layout = Layout({})
         self._training, self._evaluation = Exchange(), Exchange()
@@ -102,9 +108,18 @@ class FlowerClients:
     # Who is there ---------------------------------------------------------------------------------------------------
 
     def online(self, fewest: int) -> Sequence[str]:
-        """Return the names of the clients that are online, in order, after waiting for so many until the timeout."""
-        deadline = time.monotonic() + (math.inf if self._timeout is None else self._timeout)
+        """Return the names of the clients that are online, in order, after waiting for so many until the timeout.
+
+        Raises
+        ------
+        QuorumError
+            When a quorum is wanted and has not come in time.
+        """
         self._look()
+        while self._quorum is not None and not self._quorum.holds(self._roster.online):
+            time.sleep(WAIT_SECONDS)
+            self._look()
+        deadline = time.monotonic() + (math.inf if self._timeout is None else self._timeout)
         while (online := len(self._roster.online)) < fewest and time.monotonic() < deadline:
             log.info("waiting for clients: %d of %d are online", online, fewest)
             time.sleep(WAIT_SECONDS)
@@ -124,6 +139,8 @@ class FlowerClients:
     def _look(self) -> None:
         nodes = {node.node_id: node.name for node in self._grid().get_nodes()}
         self._roster.refresh(nodes, self._ask_names)
+        if self._quorum is not None:
+            self._quorum.met(self._roster.online)
 
     def _ask_names(self, node_ids: list[int]) -> dict[int, str]:
         """Return new nodes' client names; one that answers with an error, or without a name, has its node id for one.

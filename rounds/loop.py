@@ -75,10 +75,21 @@ class Rounds:
         T, the rounds of the whole run; None where nobody knows.
     agreed
         What the clients have agreed on about their data; all are told it with their work.
+    known
+        The names of the clients that the run has known before.
     """
 
-    def __init__(self, method: Method, clients: Clients, num_rounds: int | None = None, agreed: str = "") -> None:
+    def __init__(
+        self,
+        method: Method,
+        clients: Clients,
+        num_rounds: int | None = None,
+        agreed: str = "",
+        known: Iterable[str] = (),
+    ) -> None:
         self.clients = clients
+        self.known = set(known)
+        """The names of the clients that the run has known up to now."""
         self.online: Sequence[str] = ()
         """The names of the clients that were online when some were drawn last, in order."""
         self._method = method
@@ -89,6 +100,7 @@ class Rounds:
 
     def _begin(self) -> None:
         self._draws: Counter[str] = Counter()
+        self._offline: tuple[str, ...] = ()
         self._trained: Replies | None = None
         self._evaluated: Replies | None = None
         self._asked_to_evaluate: list[str] = []
@@ -149,6 +161,7 @@ class Rounds:
         method = self._method
         self._begin()
         free = self._training(self._free(method.min_train_nodes))
+        self._offline = tuple(sorted(self.known.difference(self.online)))
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
         self._draws = Counter(sorted(method.choose(free, wanted, number)) if free else [])
         measured = tuple(sorted(method.needs.union(measure)))
@@ -257,6 +270,7 @@ class Rounds:
             participants=tuple(self._draws),
             refused=dict(sorted(reasons.items())),
             missing=trained.missing,
+            offline=self._offline,
             coefficients=self._coefficients,
             decided_by=self._decided_by,
             clipped=self._clipped,
@@ -275,6 +289,7 @@ class Rounds:
         """Return the clients that can be asked, in the order of names; none where too few are online."""
         fewest = max(self._method.min_available_nodes, fewest)
         self.online = self.clients.online(fewest)
+        self.known.update(self.online)
         return self.clients.free() if len(self.online) >= fewest else ()
 
     def _training(self, names: Sequence[str]) -> Sequence[str]:

@@ -25,6 +25,8 @@ class Round:
         Why a reply was not used, by client name.
     missing
         The participants that did not answer before the deadline.
+    offline
+        The clients that the run has known and that were not online when the participants were drawn.
     coefficients
         c_k of the step w ← w − Σ c_k u_k, by name of the clients whose reply was used; empty in a skipped round.
     arrays
@@ -61,6 +63,7 @@ class Round:
     decided_by: str = ""
     clipped: tuple[str, ...] = ()
     average: Any = None
+    offline: tuple[str, ...] = ()
 
     @property
     def evaluated(self) -> Any:

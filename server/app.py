@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
@@ -16,33 +15,40 @@ from torch.nn import Module
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import AGREED, LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.scores import Score
-from fairbloom.protocol.settings import SettingsError
+from fairbloom.protocol.settings import SettingsError, words
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
+from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameters
 
+from .arrival import revoked, wait_for_clients
 from .lock import alone
 from .observability import Metrics, in_short, log_as_json, worst_served
 from .polling import PollingGrid
 from .progress import announce
-from .records import Back, Records, agreed_in, check_folder, check_same_data, is_finished, rounds_in, settings_there
+from .records import (
+    Back,
+    Records,
+    agreed_in,
+    check_folder,
+    check_same_data,
+    is_finished,
+    known_in,
+    rounds_in,
+    settings_there,
+)
 from .rows import Row
 from .settings import POOLED_IN_ONE_PROCESS, Settings, may_differ, may_grow
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 app = ServerApp()
-
-POLL_SECONDS = 0.5
-PATIENCE_SECONDS, NEWCOMER_SECONDS = 60.0, 10.0
-"""How long a run waits for another client to come before it starts without the late ones: where it knows how many there
-are, and where it does not."""
 
 
 @app.main()
@@ -51,15 +57,25 @@ def main(grid: Grid, context: Context) -> None:
     settings = Settings.of(context.run_config)
     if settings.pooled:
         raise SettingsError(POOLED_IN_ONE_PROCESS)
-    announce(run_folder(settings))
-    patient = PollingGrid(grid, min_replies=settings.min_replies)
-    wait_for_clients(patient, settings.clients)
-    federate(
-        settings,
-        lambda method: FlowerClients(method, patient, settings.round_timeout, protocol=PROTOCOL),
-        deployed=True,
-        submission=str(context.run_id),
-    )
+    folder = run_folder(settings)
+    announce(folder)
+    quorum = Quorum(settings.patience, words(settings.training_clients), known_in(folder).known)
+    patient = PollingGrid(grid, min_replies=settings.min_replies, quorum=quorum)
+
+    def arrived(method: Method) -> FlowerClients:
+        clients = FlowerClients(method, patient, settings.round_timeout, quorum, protocol=PROTOCOL)
+        wait_for_clients(
+            clients,
+            quorum,
+            expected=settings.clients,
+            began=known_in(folder).began,
+            min_clients=settings.min_clients,
+            patience=settings.patience,
+        )
+        method.min_available_nodes = quorum.fewest
+        return clients
+
+    federate(settings, arrived, deployed=True, submission=str(context.run_id))
 
 
 def federate(
@@ -140,11 +156,12 @@ def federate(
                     records.keep_engine(choice)
                 check_arrays(module)
                 method.buffers, method.shared = float_buffers(module), shared_parameters(module)
-                rounds = Rounds(method, clients, settings.num_rounds, agreed)
-                _federate(settings, module, task.score, records, method, rounds, on_row)
+                known = records.keep_known(clients.online(1)).known if deployed else ()
+                rounds = Rounds(method, clients, settings.num_rounds, agreed, set(known) - revoked())
+                _federate(settings, module, task.score, records, method, rounds, on_row, deployed=deployed)
                 return path
-    words = "%s is finished; nothing to run: more num-rounds extend it, and another folder (out) begins a new run"
-    log.info(words, path)
+    finished = "%s is finished; nothing to run: more num-rounds extend it, and another folder (out) begins a new run"
+    log.info(finished, path)
     return path
 
 
@@ -185,6 +202,8 @@ def _federate(
     method: FairStrategy,
     rounds: Rounds,
     on_row: Callable[[Row], None],
+    *,
+    deployed: bool,
 ) -> None:
     log.info("run folder: %s", records.path)
     continued = records.resume()
@@ -204,11 +223,13 @@ def _federate(
     with page as metrics, records.naming_the_way_back(), records.all_written():
         started = time.perf_counter()
         for finished in rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS]):
+            if deployed:
+                records.keep_known(rounds.known)
             row = records.record(finished, seconds=time.perf_counter() - started)
             last = finished.number == settings.num_rounds
             if last or records.saved == finished.number:  # rounds that share a checkpoint share the line of its last
-                words = in_short(row, score)
-                log.info("round %d is finished%s", finished.number, words, extra={"round": finished.number})
+                summary = in_short(row, score)
+                log.info("round %d is finished%s", finished.number, summary, extra={"round": finished.number})
             if last and finished.evaluations:
                 log.info("worst served: %s", worst_served(finished, score))
             if metrics is not None:
@@ -228,23 +249,3 @@ def run_folder(settings: Settings) -> Path:
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
     named = f"{settings.task}-{settings.method}".replace(":", ".")  # a colon is no part of a name everywhere
     return Path("runs", f"{named}-seed{settings.seed}-{digest}").absolute()
-
-
-def wait_for_clients(grid: Grid, clients: int) -> None:
-    """Wait until all clients are online, so that every run draws from the same names; start without late ones.
-
-    Where a run does not say how many there are, it starts once somebody is there and nobody else has come for a while.
-    """
-    online, since = -1, time.monotonic()
-    while (now_online := len(list(grid.get_node_ids()))) < (clients or math.inf):
-        if now_online > online:
-            online, since = now_online, time.monotonic()
-            log.info("waiting for clients: %d of %s are online", online, clients or "as many as come")
-        patience = PATIENCE_SECONDS if clients or not online else NEWCOMER_SECONDS
-        if time.monotonic() - since > patience:
-            if clients:
-                log.warning("starting with %d of clients = %d: start more nodes, or lower clients", online, clients)
-            elif online:
-                log.info("starting with %d clients: set clients to wait for a certain number of them", online)
-            return
-        time.sleep(POLL_SECONDS)

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx
@@ -14,6 +14,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, pull_objects
 from flwr.supercore.run import Run
+
+from fairbloom.rounds.quorum import Quorum
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
 """Between two looks; in between, a twentieth of what the messages have taken so far."""
@@ -30,6 +32,9 @@ GIVEN_UP = (ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back withou
 
 LATE_SECONDS = 10.0
 """For the parts of all late replies that a round asks for as it starts: nobody uses them, so nobody shall wait."""
+
+SHORT_LIFE_SECONDS = 2.0
+"""A message that the run has waited with is sent again once it lives no longer than so, before it is dead."""
 
 PATIENCE_SECONDS = 600.0
 """From the first fault of a call until the run gives up: a disk can be cleared in that time, or a SuperLink mended."""
@@ -55,9 +60,8 @@ class Absences:
         self._gone: dict[int, float] = {}
         self._back: dict[int, float] = {}
 
-    def late(self, nodes: set[int], online: set[int]) -> set[int]:
-        """Return which of `nodes` are not to be waited for any longer."""
-        now = time.monotonic()
+    def late(self, nodes: set[int], online: set[int], now: float) -> set[int]:
+        """Return which of `nodes` are not to be waited for any longer at second `now`."""
         for node in nodes & online & self._gone.keys():
             del self._gone[node]
             self._back[node] = now
@@ -65,6 +69,24 @@ class Absences:
             self._gone.setdefault(node, now)
         gone = {node for node, since in self._gone.items() if now - since >= GRACE_SECONDS}
         return gone | {node for node in nodes & online & self._back.keys() if now - self._back[node] >= self.patience}
+
+
+class Stopwatch:
+    """Counts the seconds in which enough clients were online."""
+
+    def __init__(self) -> None:
+        self.seconds, self.stood = 0.0, False
+        self._looked = time.monotonic()
+
+    def look(self, *, runs: bool) -> float:
+        """Return the seconds that count; those since the last look do where it `runs`."""
+        now = time.monotonic()
+        if runs:
+            self.seconds += now - self._looked
+        else:
+            self.stood = True
+        self._looked = now
+        return self.seconds
 
 
 class PollingGrid(Grid):
@@ -76,10 +98,13 @@ class PollingGrid(Grid):
         Carries the messages.
     min_replies
         How many replies, errors not counted, end a round's training; 0: one to every message.
+    quorum
+        How many clients must be online. While there are fewer, time stands still for clients at work: no deadline
+        passes, and nobody is given up. None: work never waits for others.
     """
 
-    def __init__(self, grid: Grid, *, min_replies: int = 0) -> None:
-        self._grid, self._min_replies = grid, min_replies
+    def __init__(self, grid: Grid, *, min_replies: int = 0, quorum: Quorum | None = None) -> None:
+        self._grid, self._min_replies, self._quorum = grid, min_replies, quorum
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -131,23 +156,34 @@ class PollingGrid(Grid):
         return _insist(lambda: self._grid.pull_messages(message_ids))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages; return the replies once enough are here, or those that are here `timeout` seconds later."""
+        """Send messages; return the replies once enough are here, or those that are here `timeout` seconds later.
+
+        Raises
+        ------
+        QuorumError
+            When too few clients were online for too long.
+        """
         messages = list(messages)
-        training = all(message.metadata.message_type == MessageType.TRAIN for message in messages)
-        ids = self.push_messages(messages)
-        due = {sent: message for sent, message in zip(ids, messages, strict=True) if sent}
-        started, left = time.monotonic(), math.inf if timeout is None else timeout
+        kinds = {message.metadata.message_type for message in messages}
+        training, working = kinds == {MessageType.TRAIN}, MessageType.QUERY not in kinds
+        due = self._sent(messages)
+        watch, left = Stopwatch(), math.inf if timeout is None else timeout
         absences = Absences()
         replies: list[Message] = []
         while due:
+            online = set(self.get_node_ids())
+            enough = not working or self._quorum is None or self._quorum.holds_by_nodes(online)
+            elapsed = watch.look(runs=enough)
+            if enough and watch.stood:
+                self._send_again(due, left)
             _wait_for_parts(left)
-            came = self._collect(due, absences)
+            came = self._collect(due, online, absences, elapsed) if enough else []
             replies += came
             for reply in came:
                 due.pop(reply.metadata.reply_to_message_id, None)
-            if training and 0 < self._min_replies <= sum(reply.has_content() for reply in replies):
+            if enough and training and 0 < self._min_replies <= sum(reply.has_content() for reply in replies):
                 break
-            elapsed = time.monotonic() - started
+            elapsed = watch.look(runs=enough)
             if any(reply.has_content() for reply in came):
                 absences.patience = max(GRACE_SECONDS, elapsed)
             if timeout is not None and (left := timeout - elapsed) <= 0:
@@ -156,14 +192,33 @@ class PollingGrid(Grid):
                 time.sleep(min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)))
         return replies
 
-    def _collect(self, due: Mapping[str, Message], absences: Absences) -> list[Message]:
+    def _sent(self, messages: Sequence[Message]) -> dict[str, Message]:
+        """Send messages; return those that were taken, by their ids."""
+        ids = self.push_messages(messages)
+        return {sent: message for sent, message in zip(ids, messages, strict=True) if sent}
+
+    def _send_again(self, due: dict[str, Message], left: float) -> None:
+        """Send again those messages whose time has run out while the run waited for clients; they live `left` more."""
+        now = time.time()
+        dying = {
+            sent: message
+            for sent, message in due.items()
+            if message.metadata.created_at + message.metadata.ttl - now < min(SHORT_LIFE_SECONDS, left)
+        }
+        for sent, message in dying.items():
+            message.metadata.__dict__["_created_at"] = now
+            message.metadata.ttl = left if left < math.inf else message.metadata.ttl
+            del due[sent]
+        if dying:
+            due.update(self._sent([*dying.values()]))
+
+    def _collect(self, due: Mapping[str, Message], online: set[int], absences: Absences, now: float) -> list[Message]:
         """Return the replies that have come, with an error for each that is given up.
 
         Of nodes that are offline none is asked for: the SuperLink would give up the message and refuse its reply.
         """
         waiting = {sent: message.metadata.dst_node_id for sent, message in due.items()}
-        online = set(self.get_node_ids())
-        late = absences.late(set(waiting.values()), online)
+        late = absences.late(set(waiting.values()), online, now)
         came = list(self._pull([sent for sent, node in waiting.items() if node in online | late]))
         answered = {reply.metadata.reply_to_message_id for reply in came}
         given_up = [sent for sent, node in waiting.items() if node in late and sent not in answered]

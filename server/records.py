@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -53,13 +53,13 @@ log = logging.getLogger("flwr").getChild("fairbloom")
 FORMAT = 3
 """The number of the run folder's format; it is raised when a folder of before can no longer be continued."""
 
-MODEL, SCORES, AGREED, DATA, SPLIT, ENGINE = (
+MODEL, SCORES, AGREED, DATA, SPLIT, ENGINE, KNOWN = (
     "model.safetensors",
-    *("scores.json", "agreed.json", "data.json", "split.npz", "engine.json"),
+    *("scores.json", "agreed.json", "data.json", "split.npz", "engine.json", "known.json"),
 )
 """Files of a run folder: the final model, what clients measured, what they have agreed on about their data, and where
 all of them are on one machine the checksums of the files that they read, who has which examples of a data set that is
-dealt to them, and how they are computed."""
+dealt to them, and how they are computed; where they are others' machines, which clients the run has known."""
 
 BEST = "model-best.safetensors"
 """The file of the model with the best mean score."""
@@ -77,6 +77,14 @@ FIRST_LAID = (
 
 SHARED_SECONDS = 0.5
 """Where rounds share checkpoints, one is written once the rounds since the last one have taken so long together."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """The deployed clients that a run knows, by name and in order: those that it began with, and all up to now."""
+
+    began: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
 
 
 class Records:
@@ -303,6 +311,15 @@ class Records:
             with written("the split of the data", self.path):
                 write_whole(self.path / SPLIT, made())
 
+    def keep_known(self, names: Iterable[str]) -> Known:
+        """Write which clients the run knows, where some are new; those that come first are those it began with."""
+        before = known_in(self.path)
+        known = Known(before.began or tuple(sorted(names)), tuple(sorted({*before.known, *names})))
+        if known != before:
+            with written("the names of the clients", self.path):
+                write_whole(self.path / KNOWN, json.dumps(asdict(known), indent=2).encode())
+        return known
+
     def keep_engine(self, choice: Mapping[str, object]) -> None:
         """Write how the clients are computed, unless the run that goes on here has been begun with another choice."""
         if not (self.path / ENGINE).exists():
@@ -498,6 +515,25 @@ def agreed_in(path: Path) -> str:
         raise RunFolderError(
             f"{file} cannot be read: {error}. Restore it from a copy, or choose another folder (--out)"
         ) from error
+
+
+def known_in(path: Path) -> Known:
+    """Return which clients the run in a folder knows, none where that is not recorded.
+
+    Raises
+    ------
+    RunFolderError
+        When the file is not as a run has written it.
+    """
+    file = path / KNOWN
+    if not file.exists():
+        return Known()
+    try:
+        there = json.loads(file.read_bytes())
+        began, known = (tuple(map(str, there[key])) for key in ("began", "known"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{file} cannot be read: {error}. Restore it from a copy, or delete it") from error
+    return Known(began, known)
 
 
 def engine_in(path: Path) -> dict[str, Any] | None:

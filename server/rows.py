@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import os
+import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ def round_columns(method: Method, score: Score = ACCURACY, *, validated: bool = 
     """
     models = ("global",) if method.terms(1).personal_lambda is None else ("global", "personal")
     return (
-        *("round", "participants", "replies_used", "refused", "missing", "decided_by"),
+        *("round", "participants", "replies_used", "refused", "missing", "offline", "decided_by"),
         *(("clipped",) if method.clip_updates else ()),
         "percent_of_participants_improved",
         *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
@@ -63,9 +64,10 @@ def round_row(
         "participants": len(finished.participants),
         "replies_used": len(finished.coefficients),
         "refused": " | ".join(f"{name}: {reason}" for name, reason in finished.refused.items()),
-        "missing": " ".join(finished.missing),
+        "missing": shlex.join(finished.missing),
+        "offline": shlex.join(finished.offline),
         "decided_by": finished.decided_by,
-        "clipped": " ".join(finished.clipped),
+        "clipped": shlex.join(finished.clipped),
         "bytes_sent": finished.bytes_sent,
         "bytes_received": finished.bytes_received,
         "seconds": round(seconds, 6),

@@ -103,6 +103,7 @@ class Settings(RunSettings):
         resolved = {"model": setup.model, "partition": setup.partition, "clients": clients, "parameters": given}
         settings = settings.model_copy(update=resolved)
         settings.check_reports()
+        settings.check_quorum()
         settings.strategy()
         return settings
 
@@ -141,6 +142,13 @@ class Settings(RunSettings):
                 "reported-loss-bias, which those clients apply"
             )
 
+    def check_quorum(self) -> None:
+        """Raise SettingsError where more clients must be online than there are, or than train."""
+        training = words(self.training_clients)
+        for key, of in (("clients", self.clients), ("the number of training-clients", len(training))):
+            if of and self.min_clients > of:
+                raise SettingsError(f"min-clients = {self.min_clients} is more than {key} = {of}: lower it")
+
     def strategy(self, **options: Any) -> FairStrategy:
         """Return the method with its parameters and the common options; `options` add to them.
 
@@ -155,6 +163,7 @@ class Settings(RunSettings):
             "seed": self.seed,
             "evaluate_every": self.evaluate_every,
             "fraction_evaluate": self.fraction_evaluate,
+            "min_available_nodes": max(1, self.min_clients),
             "unused_rounds": self.unused_rounds,
             "max_growth": self.max_growth,
             "loss_limit": self.loss_limit,

@@ -128,6 +128,7 @@ class Server:
         defaults = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_LOG_LEVEL": "WARNING"}
         own = {"FLWR_HOME": str(home), "FAIRBLOOM_METRICS_TOKEN_FILE": str(federation.metrics_token.absolute())}
         own |= {"FAIRBLOOM_RUN_FOLDERS": str((federation.state / RUN_FOLDERS).absolute())}
+        own["FAIRBLOOM_CLIENTS"] = str(federation.roll.folder.absolute())
         # What Flower's switch of the second name opens is a control API that asks for no credential.
         own |= {"PYTHONUNBUFFERED": "1", "FLWR_INTERNAL_GRPC_CONTROL_API": "0"}
         environment = defaults | dict(os.environ) | own

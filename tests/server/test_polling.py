@@ -18,6 +18,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
 )
 
+from fairbloom.rounds.quorum import Quorum, QuorumError
 from fairbloom.server import polling
 from fairbloom.server.polling import PollingGrid
 
@@ -258,8 +259,91 @@ def test_nobody_is_given_up_who_is_back_before_anybody_has_answered(slow: Slow) 
 def test_a_node_that_goes_again_has_its_minute_again(slow: Slow) -> None:
     absences, minute = polling.Absences(), polling.GRACE_SECONDS
     for now, online, late in ((0.0, {1}, set()), (50.0, {1, 2}, set()), (90.0, {1}, set()), (90.0 + minute, {1}, {2})):
-        slow.now = now
-        assert absences.late({1, 2}, online) == late
+        assert absences.late({1, 2}, online, now) == late
+
+
+# While too few clients are online -----------------------------------------------------------------------------------
+
+
+def with_quorum(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch, fewest: int, patience: float, *nodes: int, **options: Any
+) -> list[str]:
+    """Return whose replies came, with clients online that are none of these nodes not counting."""
+    monkeypatch.setattr("fairbloom.rounds.quorum.time", polling.time)
+    monkeypatch.setattr(slow, "get_node_ids", lambda: [node for node in nodes if not slow.is_away(node)])
+    quorum = Quorum(patience)
+    quorum.fewest = fewest
+    quorum.met({f"client-{node}": node for node in nodes})
+    timeout, min_replies = options.get("timeout", 600.0), options.get("min_replies", 0)
+    what, ttl = options.get("what", "train"), options.get("ttl", timeout)
+    messages = [Message(RecordDict(), dst_node_id=node, message_type=what, ttl=ttl) for node in nodes]
+    for message in messages:
+        message.metadata.__dict__["_created_at"] = polling.time.time()
+    grid: Any = PollingGrid(slow, min_replies=min_replies, quorum=quorum)  # type: ignore[arg-type]
+    return [str(reply.metadata.reply_to_message_id) for reply in grid.send_and_receive(messages, timeout=timeout)]
+
+
+@pytest.mark.parametrize("what", ["train", "evaluate"])
+def test_three_of_four_away_for_five_minutes_cost_no_reply(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    slow.offline = dict.fromkeys((20, 21, 22), (10.0, 310.0))
+    came = with_quorum(slow, monkeypatch, 2, 3600.0, 1, 20, 21, 22, what=what)
+    assert sorted(came) == ["1", "20", "21", "22"]
+    assert 310.0 <= slow.now < 312.0
+
+
+def test_without_a_quorum_they_would_be_given_up(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow.offline = dict.fromkeys((20, 21, 22), (10.0, 310.0))
+    with_quorum(slow, monkeypatch, 0, 3600.0, 1, 20, 21, 22)
+    assert slow.now < 80.0
+
+
+def test_neither_the_rounds_deadline_nor_enough_replies_end_it_while_too_few_are_online(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow.offline = dict.fromkeys((20, 21, 22), (0.5, 1000.0))
+    came = with_quorum(slow, monkeypatch, 2, 3600.0, 1, 20, 21, 22, timeout=100.0, min_replies=1, ttl=5000.0)
+    assert sorted(came) == ["1", "20", "21", "22"]
+    assert 1000.0 <= slow.now < 1002.0
+
+
+def test_the_deadline_counts_the_seconds_with_enough_clients_alone(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow.offline = dict.fromkeys((2000, 21, 22), (10.0, 60.0))
+    came = with_quorum(slow, monkeypatch, 2, 3600.0, 1, 21, 22, 2000, timeout=100.0, ttl=5000.0)
+    assert sorted(came) == ["1", "21", "22"]
+    assert 148.0 <= slow.now <= 152.0
+
+
+def test_messages_that_died_meanwhile_are_sent_again_and_live_for_what_is_left(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow.offline = dict.fromkeys((20, 21), (0.5, 300.0))
+    lives, push = list[list[tuple[int, float]]](), slow.push_messages
+
+    def pushed(messages: Iterable[Message]) -> Iterable[str | None]:
+        messages = list(messages)
+        lives.append([(message.metadata.dst_node_id, message.metadata.ttl) for message in messages])
+        return push(messages)
+
+    monkeypatch.setattr(slow, "push_messages", pushed)
+    came = with_quorum(slow, monkeypatch, 2, 3600.0, 1, 20, 21, timeout=100.0)
+    assert sorted(came) == ["1", "20", "21"]
+    assert len(lives) == 2
+    assert [node for node, _ in lives[1]] == [1, 20, 21]
+    assert all(95.0 < life <= 100.0 for _, life in lives[1])
+
+
+def test_a_run_whose_patience_ends_in_a_round_ends(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow.offline = dict.fromkeys((20, 21, 22), (10.0, 1000000000.0))
+    with pytest.raises(QuorumError, match="awaited: client-20, client-21, client-22"):
+        with_quorum(slow, monkeypatch, 2, 500.0, 1, 20, 21, 22)
+    assert 510.0 <= slow.now < 513.0
+
+
+def test_a_question_waits_for_nobody_else(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow.offline = {21: (0.0, 1e9)}
+    assert with_quorum(slow, monkeypatch, 2, 500.0, 20, 21, what="query", timeout=30.0) == ["20"]
 
 
 class Broken:

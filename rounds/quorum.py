@@ -1,0 +1,132 @@
+"""How many clients must be online for a run to go on, and for how long it waits for them."""
+
+import logging
+import math
+import time
+from collections.abc import Collection, Iterable, Mapping
+
+from fairbloom.errors import FairbloomError
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+NOTICE_SECONDS, AGAIN_SECONDS = 10.0, 300.0
+"""After how long a wait for clients is said, and after how long it is said again."""
+
+LONGEST_LIST = 20
+"""So many names at the most are said; of the others it is said how many there are."""
+
+
+class QuorumError(FairbloomError):
+    """A run that has waited in vain for enough clients; the message names those who are awaited, and what to do."""
+
+
+class Wait:
+    """One wait for clients at a time: when it began, whether it is said again, and whether the patience is at an end.
+
+    Parameters
+    ----------
+    patience
+        Seconds that a wait lasts at the most.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        self._since: float | None = None
+        self._next = NOTICE_SECONDS
+
+    def goes_on(self, words: str) -> bool:
+        """Return whether the wait, which begins with the first call, goes on; `words` say what is waited for."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since, self._next = now, NOTICE_SECONDS
+        waited = now - self._since
+        if waited >= self.patience:
+            return False
+        if waited >= self._next:
+            self._next = waited + AGAIN_SECONDS
+            log.warning("%s; this run waits for %.0f s more (patience)", words, self.patience - waited)
+        return True
+
+    def end(self) -> None:
+        """End the wait: the next call of `goes_on` begins another."""
+        if self._since is not None and self._next > NOTICE_SECONDS:
+            log.info("enough clients are online after %.0f s, and the run goes on", time.monotonic() - self._since)
+        self._since = None
+
+
+class Quorum:
+    """Says whether enough clients are online, and keeps the time for which a run waits where they are not.
+
+    Parameters
+    ----------
+    patience
+        Seconds until a wait ends the run.
+    among
+        The clients that count, by name: those that train, where a run names some; all where it is empty.
+    known
+        Those whom the run has known before, by name.
+    """
+
+    def __init__(self, patience: float = math.inf, among: Collection[str] = (), known: Iterable[str] = ()) -> None:
+        self.fewest = 0
+        """How many of those who count must be online; 0 before that is decided."""
+        self._among = frozenset(among)
+        self._known = set(known)
+        self._names: dict[int, str] = {}
+        self._wait = Wait(patience)
+
+    def counted(self, names: Iterable[str]) -> list[str]:
+        """Return those of the clients that count."""
+        return [name for name in names if not self._among or name in self._among]
+
+    def of(self, clients: int) -> int:
+        """Return how many must be online where a run begins with so many clients and no setting says it."""
+        return quorum_of(min(clients, len(self._among)) if self._among else clients)
+
+    def met(self, online: Mapping[str, int]) -> None:
+        """Take in which clients are online, with their node ids."""
+        self._known.update(online)
+        self._names.update({node_id: name for name, node_id in online.items()})
+
+    def holds(self, online: Collection[str]) -> bool:
+        """Return whether enough of the clients that are online count.
+
+        Raises
+        ------
+        QuorumError
+            When they have not been enough for as long as the patience lasts.
+        """
+        there = self.counted(online)
+        if len(there) >= self.fewest:
+            self._wait.end()
+            return True
+        go_on = f", and min-clients = {len(there)} would go on without them" if there else ""
+        absent = listed(sorted(self._known.difference(online)))
+        words = f"{some(len(there), self.fewest)} that this run needs (min-clients); awaited: {absent}"
+        if not self._wait.goes_on(words + go_on):
+            raise QuorumError(
+                f"after {self._wait.patience:g} s (patience) {words}. The same command continues this run after its "
+                f"last finished round, once they are back{go_on}"
+            )
+        return False
+
+    def holds_by_nodes(self, online: Iterable[int]) -> bool:
+        """Return the same for nodes; one that nobody has asked for its name counts by its number."""
+        return self.holds({self._names.get(node_id, str(node_id)) for node_id in online})
+
+
+def quorum_of(clients: int) -> int:
+    """Return how many of so many clients must be online where no setting says it: half, and two where there are two."""
+    return max(-(-clients // 2), min(2, clients), 1)
+
+
+def some(there: int, of: int) -> str:
+    """Return in words how many clients are online, of how many."""
+    return f"{there} of {of} clients {'is' if there == 1 else 'are'} online"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names with commas, "others" where there are none, and how many there are beyond LONGEST_LIST."""
+    names = list(names)
+    more = f" and {len(names) - LONGEST_LIST} more" if len(names) > LONGEST_LIST else ""
+    return ", ".join(names[:LONGEST_LIST]) + more if names else "others"

@@ -1,0 +1,100 @@
+"""How a run on deployed clients begins and resumes: whom it waits for, and how many of them are enough."""
+
+import logging
+import os
+import time
+import tomllib
+from collections.abc import Collection
+from pathlib import Path
+
+from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.quorum import Quorum, QuorumError, Wait, listed, quorum_of, some
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
+"""Environment variable by which `fairbloom server` names the folder with a file for each client ever enrolled."""
+
+POLL_SECONDS = 0.5
+NEWCOMER_SECONDS = 10.0
+"""How long a run that does not know how many clients there are waits for another one to come before it starts."""
+
+
+def wait_for_clients(
+    clients: FlowerClients,
+    quorum: Quorum,
+    *,
+    expected: int,
+    began: Collection[str],
+    min_clients: int,
+    patience: float,
+) -> None:
+    """Wait until all clients are online, so that every run draws from the same names; go on without late ones.
+
+    A run that does not say how many there are starts once somebody is there and nobody else has come for a while.
+    Afterwards the quorum's `fewest` is what the rounds need.
+
+    Parameters
+    ----------
+    expected
+        How many clients a new run waits for; 0: it does not say.
+    began
+        The names of those that the run began with, where it is continued; empty where it is new.
+    min_clients
+        How many are enough; 0: as many as `quorum_of` says.
+    patience
+        Seconds until a run that has enough clients goes on without the late ones, and any other ends.
+
+    Raises
+    ------
+    QuorumError
+        When the patience is at an end and too few clients are online.
+    """
+    awaited = sorted(set(began) - revoked())
+    wanted = len(awaited) or expected
+    enough = min_clients or (quorum_of(len(quorum.counted(awaited))) if awaited else quorum.of(expected))
+    wait, newest, seen = Wait(patience), time.monotonic(), 0
+    while True:
+        online = list(clients.online(0))
+        if len(online) > seen:
+            seen, newest = len(online), time.monotonic()
+            log.info("waiting for clients: %d of %s are online", seen, wanted or "as many as come")
+        late = [name for name in awaited if name not in online]
+        there = len(quorum.counted(online))
+        if there >= enough and not late and len(online) >= wanted:
+            if wanted:
+                break
+            if time.monotonic() - newest >= NEWCOMER_SECONDS:
+                log.info("starting with %d clients: set clients to wait for a certain number of them", len(online))
+                break
+        words = f"{some(len(online), wanted or enough)}; awaited: {listed(late)}"
+        if not wait.goes_on(f"{words}. {_remedy(len(online), enough, new=bool(expected and not awaited))}"):
+            if there < enough:
+                raise QuorumError(
+                    f"after {patience:g} s (patience) {words}, and at least {enough} are needed (min-clients): "
+                    "start them and run the same command again, or lower min-clients"
+                )
+            log.warning("after %g s (patience) this run goes on without those who are late: %s", patience, words)
+            break
+        time.sleep(POLL_SECONDS)
+    quorum.fewest = min_clients or quorum_of(len(quorum.counted(awaited or online)))
+
+
+def _remedy(there: int, enough: int, *, new: bool) -> str:
+    """Return in words which settings let a run go on without those who are late, or begin without them."""
+    words = f"A shorter patience goes on without them, if min-clients = {enough} are there"
+    return f"{words}; clients = {max(1, there)} begins a run of those who are there" if new else words
+
+
+def revoked() -> set[str]:
+    """Return the names of the clients that the operator of this federation has revoked, where one is named."""
+    folder = os.environ.get(CLIENTS_FOLDER)
+    gone = set[str]()
+    for file in Path(folder).glob("*.toml") if folder else ():
+        try:
+            client = tomllib.loads(file.read_text())
+        except (OSError, ValueError):  # a file that is just being replaced, or damaged: that client is awaited
+            continue
+        if client.get("revoked"):
+            gone.add(str(client.get("name", file.stem)))
+    return gone

@@ -1,0 +1,192 @@
+"""Whom a run on deployed clients waits for when it begins and when it resumes, and when it goes on without them."""
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fairbloom.errors import FairbloomError
+from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.quorum import Quorum, QuorumError
+from fairbloom.server import arrival
+from fairbloom.server.arrival import revoked, wait_for_clients
+from fairbloom.strategies import FedAvg
+from tests.rounds.test_quorum import Away, Clock
+
+NEVER = (0.0, 1e9)
+NAMES = tuple(f"site-{k}" for k in range(4))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for place in ("rounds.quorum", "rounds.flower", "server.arrival"):
+        monkeypatch.setattr(f"fairbloom.{place}.time", clock)
+    return clock
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    logger, words = logging.getLogger("flwr"), list[str]()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            words.append(record.getMessage())
+
+    handler = Handler()
+    logger.addHandler(handler)
+    yield words
+    logger.removeHandler(handler)
+
+
+def arrive(
+    clock: Clock,
+    away: dict[str, tuple[float, float]],
+    *,
+    clients: int = 4,
+    expected: int = 4,
+    began: tuple[str, ...] = (),
+    min_clients: int = 0,
+    patience: float = 3600.0,
+    among: tuple[str, ...] = (),
+) -> Quorum:
+    quorum = Quorum(patience, among)
+    there = FlowerClients(FedAvg(), Away(clock, away, clients), 5.0, quorum)
+    wait_for_clients(there, quorum, expected=expected, began=began, min_clients=min_clients, patience=patience)
+    return quorum
+
+
+# A new run ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_run_waits_for_all_clients_as_long_as_its_patience_lasts(clock: Clock) -> None:
+    quorum = arrive(clock, {"site-3": (0.0, 3000.0)})
+    assert 3000.0 <= clock.now < 3002.0
+    assert quorum.fewest == 2
+
+
+def test_after_that_it_goes_on_without_the_late_ones_where_enough_are_there(clock: Clock, said: list[str]) -> None:
+    quorum = arrive(clock, {"site-3": NEVER}, patience=100.0)
+    assert 100.0 <= clock.now < 102.0
+    assert any("goes on without those who are late" in words and "3 of 4 clients are online" in words for words in said)
+    assert quorum.fewest == 2
+
+
+def test_one_device_of_twenty_never_trains_alone(clock: Clock) -> None:
+    away = {f"site-{k}": NEVER for k in range(1, 20)}
+    with pytest.raises(
+        QuorumError, match=r"1 of 20 clients is online; awaited: others, and at least 10 are needed"
+    ) as ended:
+        arrive(clock, away, clients=20, expected=20, patience=200.0)
+    assert isinstance(ended.value, FairbloomError)
+    assert 200.0 <= clock.now < 202.0
+
+
+def test_one_broken_device_of_twenty_does_not_stop_the_rest(clock: Clock) -> None:
+    quorum = arrive(clock, {"site-7": NEVER}, clients=20, expected=20, patience=200.0)
+    assert quorum.fewest == 10  # half of the nineteen that it begins with
+
+
+def test_after_ten_seconds_it_says_how_many_are_there_and_what_would_go_on(clock: Clock, said: list[str]) -> None:
+    arrive(clock, {"site-2": (0.0, 11.0), "site-3": (0.0, 11.0)})
+    (words,) = [words for words in said if "awaited" in words]
+    assert words == (
+        "2 of 4 clients are online; awaited: others. A shorter patience goes on without them, if min-clients = 2 are "
+        "there; clients = 2 begins a run of those who are there; this run waits for 3590 s more (patience)"
+    )
+
+
+def test_nothing_is_said_of_a_wait_that_is_over_within_ten_seconds(clock: Clock, said: list[str]) -> None:
+    arrive(clock, {"site-3": (0.0, 9.0)})
+    assert not [words for words in said if "awaited" in words]
+
+
+def test_no_patience_is_no_wait(clock: Clock) -> None:
+    assert arrive(clock, {"site-3": NEVER}, patience=0.0).fewest == 2
+    assert clock.now == 0.0
+
+
+# Where nobody says how many there are -------------------------------------------------------------------------------
+
+
+def test_where_nobody_says_how_many_there_are_ten_seconds_without_another_one_begin_the_run(clock: Clock) -> None:
+    quorum = arrive(clock, {"site-1": (0.0, 8.0), "site-2": (0.0, 16.0), "site-3": NEVER}, expected=0)
+    assert 26.0 <= clock.now < 28.0
+    assert quorum.fewest == 2  # of the three that it begins with
+
+
+def test_and_it_waits_for_the_first_and_for_min_clients(clock: Clock) -> None:
+    away = {"site-0": (0.0, 500.0), "site-1": (0.0, 700.0), "site-2": NEVER, "site-3": NEVER}
+    assert arrive(clock, away, expected=0).fewest == 1
+    assert 510.0 <= clock.now < 512.0
+    clock.now = 0.0
+    assert arrive(clock, away, expected=0, min_clients=2).fewest == 2
+    assert 710.0 <= clock.now < 712.0
+
+
+def test_without_anybody_it_ends_with_the_patience(clock: Clock) -> None:
+    with pytest.raises(QuorumError, match="0 of 1 clients are online"):
+        arrive(clock, dict.fromkeys(NAMES, NEVER), expected=0, patience=60.0)
+    assert 60.0 <= clock.now < 62.0
+
+
+# A run that is resumed ----------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_waits_for_those_it_began_with_by_name_whoever_else_is_there(
+    clock: Clock, said: list[str]
+) -> None:
+    began = ("site-0", "site-1", "site-4")
+    arrive(clock, {"site-4": (0.0, 360.0)}, clients=5, expected=3, began=began)
+    assert 360.0 <= clock.now < 362.0
+    assert any("4 of 3 clients are online; awaited: site-4. " in words for words in said)
+
+
+def test_it_does_not_wait_for_more_than_it_began_with(clock: Clock) -> None:
+    quorum = arrive(clock, {"site-3": NEVER}, expected=4, began=NAMES[:3])
+    assert clock.now == 0.0
+    assert quorum.fewest == 2
+
+
+def test_it_does_not_wait_for_revoked_ones_who_do_not_count_either(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES:
+        gone = "2026-01-01T00:00:00+00:00" if name in NAMES[1:] else ""
+        (tmp_path / f"{name}.toml").write_text(tomli_w.dumps({"name": name, "revoked": gone}))
+    (tmp_path / "torn.toml").write_text("revoked = ")
+    monkeypatch.setenv(arrival.CLIENTS_FOLDER, str(tmp_path))
+    assert revoked() == set(NAMES[1:])
+    quorum = arrive(clock, dict.fromkeys(NAMES[1:], NEVER), expected=4, began=NAMES)
+    assert clock.now == 0.0
+    assert quorum.fewest == 1
+
+
+def test_without_a_federation_nobody_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(arrival.CLIENTS_FOLDER, raising=False)
+    assert revoked() == set()
+
+
+def test_after_the_patience_it_goes_on_without_the_late_ones_named(clock: Clock, said: list[str]) -> None:
+    quorum = arrive(clock, {"site-2": NEVER, "site-3": NEVER}, began=NAMES, patience=50.0)
+    (words,) = [words for words in said if "goes on without those who are late" in words]
+    assert words.endswith("2 of 4 clients are online; awaited: site-2, site-3")
+    assert quorum.fewest == 2
+
+
+def test_it_ends_where_too_few_of_them_come_and_its_remedy_helps(clock: Clock) -> None:
+    away = dict.fromkeys(NAMES[1:], NEVER)
+    with pytest.raises(QuorumError, match=r"awaited: site-1, site-2, site-3.*or lower min-clients") as ended:
+        arrive(clock, away, began=NAMES, patience=50.0)
+    assert re.search(r"at least 2 are needed \(min-clients\)", str(ended.value))
+    assert arrive(clock, away, began=NAMES, patience=50.0, min_clients=1).fewest == 1
+
+
+def test_where_some_clients_train_half_of_these_are_needed(clock: Clock) -> None:
+    among = NAMES[:2]
+    assert arrive(clock, {}, among=among).fewest == 2
+    with pytest.raises(QuorumError, match="at least 2 are needed"):
+        arrive(clock, {"site-1": NEVER}, among=among, began=NAMES, patience=50.0)
