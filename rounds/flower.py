@@ -39,6 +39,9 @@ WAIT_SECONDS = 0.5
 EXPIRED = (3, 4)
 """Flower's error codes for a message, or a reply, that has outlived its deadline."""
 
+UNAVAILABLE = 5
+"""Flower's error code for a node that is offline."""
+
 UNNAMED = f"clients are called after their node ids, and a seed does not fix the draws; for names, {ADVICE}"
 """What it means that an app answers no QUERY, and what to do about it."""
 
@@ -133,7 +136,10 @@ class FlowerClients:
                 late = self._grid().pull_messages(self._roster.debts)
             except NotImplementedError:  # a grid that answers by send_and_receive alone
                 late = []
-            self._roster.settle(reply.metadata.reply_to_message_id for reply in late)
+            late = [reply for reply in late if not expired(reply)]
+            gone = {reply.metadata.reply_to_message_id for reply in late if unavailable(reply)}
+            self._roster.forgive(gone)
+            self._roster.settle({reply.metadata.reply_to_message_id for reply in late} - gone)
         return self._roster.free
 
     def _look(self) -> None:
@@ -180,7 +186,7 @@ class FlowerClients:
             node = sender(reply)
             if node is not None and not expired(reply):
                 replies.setdefault(int(node), reply)
-        asked.answered = set(map(str, replies))
+        asked.answered = asked.heard = set(map(str, replies))
         self._note_debts(asked)
         for node_id, reply in replies.items():
             if reply.has_content() or has_no_query(reply):
@@ -358,7 +364,9 @@ class FlowerClients:
         for name in exchange.missing:
             asked = exchange.messages[name].metadata
             if asked.message_id:
-                self._roster.owe(asked.message_id, asked.dst_node_id, until=asked.created_at + asked.ttl)
+                self._roster.owe(asked.message_id, asked.dst_node_id, asked.created_at, asked.ttl)
+        for name in exchange.heard:
+            self._roster.heard(exchange.messages[name].metadata.dst_node_id)
         self._roster.settle(exchange.strays)
 
     def _grid(self) -> Grid:
@@ -371,12 +379,14 @@ class FlowerClients:
 class Exchange:
     """The Flower messages of one phase of a round, and what became of them, by client name.
 
-    `strays` holds the ids of other messages that were answered meanwhile: late replies, which are not used.
+    `heard` are those of `answered` whose own word it was, and not the grid's that they are gone. `strays` holds the ids
+    of other messages that were answered meanwhile: late replies, which are not used.
     """
 
     server_round: int = 0
     messages: dict[str, Message] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
+    heard: set[str] = field(default_factory=set)
     strays: set[str] = field(default_factory=set)
 
     @property
@@ -403,6 +413,8 @@ class Exchange:
                 refused.add(name, "a second reply to the same message")
             else:
                 self.answered.add(name)
+                if not unavailable(reply):
+                    self.heard.add(name)
                 if reply.has_error():
                     refused.add(name, f"error {reply.error.code}: {reply.error.reason}")
                     continue
@@ -449,6 +461,11 @@ def check_honoured(work: Mapping[str, Any], honours: Collection[str]) -> None:
 def expired(reply: Message) -> bool:
     """Return whether a reply is the grid's word that no answer came in time."""
     return not reply.has_content() and reply.error.code in EXPIRED
+
+
+def unavailable(reply: Message) -> bool:
+    """Return whether a reply is the grid's word that the node is offline."""
+    return not reply.has_content() and reply.error.code == UNAVAILABLE
 
 
 def has_no_query(reply: Message) -> bool:

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,11 +16,26 @@ FEW = 9
 """Up to so many clients all train in every round, unless somebody sets another fraction."""
 
 
+LONGEST_PAUSE_SECONDS = 86400.0
+"""The longest pause after which a client that has never answered is asked again, unless its messages live longer."""
+
+
 @dataclass(frozen=True)
 class Debt:
-    """A message that has not been answered: to which node, and until when the node might (Unix time, seconds)."""
+    """A message that has not been answered.
+
+    Attributes
+    ----------
+    node_id
+        Who was sent it.
+    dies
+        Until when it may be answered (Unix time, seconds).
+    until
+        Until when the node is asked nothing else, unless it answers.
+    """
 
     node_id: int
+    dies: float
     until: float
 
 
@@ -35,29 +51,44 @@ class Roster:
         """Node ids by client name, in ascending order of names."""
         self._claims: dict[int, str] = {}
         self._debts: dict[str, Debt] = {}
+        self._silences: Counter[int] = Counter()
 
     @property
     def free(self) -> list[str]:
-        """The names of clients online that owe no earlier reply, in ascending order.
-
-        A debt ends with its message's time to live: no grid needs to say that the reply will not come.
-        """
+        """The names of clients online that owe no earlier reply, in ascending order."""
         owing = self._owing()
         return [name for name, node_id in self.online.items() if node_id not in owing]
 
     @property
     def debts(self) -> list[str]:
-        """The ids of messages that have not been answered."""
-        return list(self._debts)
+        """The ids of messages that have not been answered and may still be."""
+        now = time.time()
+        return [message_id for message_id, debt in self._debts.items() if now < debt.dies]
 
-    def owe(self, message_id: str, node_id: int, until: float) -> None:
-        """Note that a node has not answered a message, which lives until a moment (Unix time, seconds)."""
-        self._debts[message_id] = Debt(node_id, until)
+    def owe(self, message_id: str, node_id: int, made: float, lives: float) -> None:
+        """Note that a node has not answered a message that was made at a moment and lives for so many seconds.
+
+        The debt outlives the message by a pause as long as the message's life, which doubles with each message in a row
+        that the node has not answered.
+        """
+        pause = min(lives * 2.0 ** min(self._silences[node_id], 30), max(lives, LONGEST_PAUSE_SECONDS))
+        self._silences[node_id] += 1
+        self._debts[message_id] = Debt(node_id, made + lives, made + lives + pause)
 
     def settle(self, message_ids: Iterable[str]) -> None:
         """Strike off debts, by the message that was answered at last."""
         for message_id in message_ids:
+            if debt := self._debts.pop(message_id, None):
+                self.heard(debt.node_id)
+
+    def forgive(self, message_ids: Iterable[str]) -> None:
+        """Strike off debts, by the message, of nodes that have gone: they may come back as good as new."""
+        for message_id in message_ids:
             self._debts.pop(message_id, None)
+
+    def heard(self, node_id: int) -> None:
+        """Note that a node has answered."""
+        self._silences.pop(node_id, None)
 
     def refresh(self, nodes: Mapping[int, str], ask: Callable[[list[int]], Mapping[int, str]]) -> None:
         """Take in who is online: node ids with their registered names ("" for none); `ask` names the new ones."""
@@ -80,7 +111,7 @@ class Roster:
         self.online = {name: node_id for node_id, name in sorted(names.items(), key=lambda each: each[1])}
 
     def _owing(self) -> set[int]:
-        """Forget the debts whose messages have outlived their time; return the nodes that owe the others."""
+        """Forget the debts that are over; return the nodes that owe the others."""
         now = time.time()
         self._debts = {message_id: debt for message_id, debt in self._debts.items() if now < debt.until}
         return {debt.node_id for debt in self._debts.values()}

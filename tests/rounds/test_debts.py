@@ -1,4 +1,4 @@
-"""A client that never answers is asked again once its message has outlived its time, whatever the grid says of it."""
+"""A client that never answers costs a round its time once: it is asked again after a pause, which doubles."""
 
 import time
 from collections.abc import Iterable
@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from flwr.app import Message, MessageType
+from flwr.app.error import Error
 
-from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.flower import EXPIRED, FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FedAvg
@@ -75,17 +76,19 @@ def asked(rounds: Iterable[Round], site: str = "site-2") -> list[bool]:
 
 @pytest.mark.parametrize(("timeout", "lives"), [(100.0, 100.0), (7.5, 7.5), (None, FLOWERS_OWN)])
 @pytest.mark.parametrize("kind", [Silent, Bare])
-def test_a_client_that_never_answered_is_left_out_until_its_message_is_dead_and_then_asked_again(
+def test_a_client_that_never_answered_is_left_out_as_long_again_as_its_message_lived_and_then_asked_again(
     kind: type[MemoryGrid], timeout: float | None, lives: float, clock: Clock
 ) -> None:
     grid = kind(quadratics(3), faults={("site-2", 1): no_reply})
-    rounds = run(grid, clock, [0.0, 0.0, lives - 1.0, lives + 1.0, lives + 1.0], timeout)
+    rounds = run(grid, clock, [0.0, lives + 1.0, 2.0 * lives - 1.0, 2.0 * lives + 1.0, 2.0 * lives + 1.0], timeout)
     assert asked(rounds) == [True, False, False, True, True]
     assert [each.missing for each in rounds] == [("site-2",), (), (), (), ()]
     assert list(rounds[3].coefficients) == list(SITES)
 
 
-def test_a_message_lives_from_when_it_was_made_and_to_the_moment(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_debt_counts_from_when_its_message_was_made_and_to_the_moment(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grid = MemoryGrid(quadratics(3), faults={("site-2", 1): no_reply})
     method = FedAvg()
     clients = FlowerClients(method, grid, 100.0)
@@ -93,7 +96,7 @@ def test_a_message_lives_from_when_it_was_made_and_to_the_moment(clock: Clock, m
     names, terms = loop.draw(1, [])
     clients.train(names, initial_model(), terms)
     (message,) = [sent for name, sent in grid.sent_to(MessageType.TRAIN) if name == "site-2"]
-    ends = message.metadata.created_at + message.metadata.ttl
+    ends = message.metadata.created_at + 2.0 * message.metadata.ttl
     assert message.metadata.ttl == 100.0
     for now, free in ((ends - 0.001, ["site-0", "site-1"]), (ends, list(SITES))):
         monkeypatch.setattr("fairbloom.rounds.roster.time.time", lambda now=now: now)
@@ -101,10 +104,34 @@ def test_a_message_lives_from_when_it_was_made_and_to_the_moment(clock: Clock, m
 
 
 @pytest.mark.parametrize("kind", [Silent, Bare])
-def test_who_never_answers_is_asked_once_in_a_messages_life(kind: type[MemoryGrid], clock: Clock) -> None:
+def test_who_never_answers_is_asked_after_pauses_that_double(kind: type[MemoryGrid], clock: Clock) -> None:
     grid = kind(quadratics(3), faults={("site-2", number): no_reply for number in range(1, 8)})
-    rounds = run(grid, clock, [0.0, 50.0, 101.0, 150.0, 200.0, 202.0, 250.0])
-    assert asked(rounds) == [True, False, True, False, False, True, False]
+    rounds = run(grid, clock, [0.0, 101.0, 199.0, 202.0, 303.0, 501.0, 503.0])
+    assert asked(rounds) == [True, False, False, True, False, False, True]
+
+
+def test_who_has_answered_in_between_is_left_out_no_longer_than_the_first_time(clock: Clock) -> None:
+    grid = Silent(quadratics(3), faults={("site-2", 1): no_reply, ("site-2", 3): no_reply})
+    rounds = run(grid, clock, [0.0, 201.0, 201.0, 402.0])
+    assert asked(rounds) == [True, True, True, True]
+
+
+class Expiring(Silent):
+    """Says of each message that nobody answered that it is dead, as a SuperLink does when it is asked."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ids = set(message_ids)
+        dead = [sent for sent in self.sent if sent.metadata.message_id in ids and sent.metadata.message_type == "train"]
+        came = super().pull_messages(ids)
+        answered = {reply.metadata.reply_to_message_id for reply in came}
+        unanswered = [sent for sent in dead if sent.metadata.message_id not in answered]
+        return came + [Message(Error(EXPIRED[0], "dead"), reply_to=sent) for sent in unanswered]
+
+
+def test_the_grids_word_that_a_message_is_dead_is_no_answer(clock: Clock) -> None:
+    rounds = run(Expiring(quadratics(3), faults={("site-2", 1): no_reply}), clock, [0.0, 50.0, 101.0, 201.0])
+    assert asked(rounds) == [True, False, False, True]
+    assert [each.missing for each in rounds] == [("site-2",), (), (), ()]
 
 
 def test_an_evaluation_that_is_never_answered_is_a_debt_as_well(clock: Clock) -> None:
@@ -117,7 +144,7 @@ def test_an_evaluation_that_is_never_answered_is_a_debt_as_well(clock: Clock) ->
 
     evaluations: list[Message] = []
     clients: dict[str, Answer] = {**quadratics(3), "site-2": mute}
-    rounds = run(Silent(clients), clock, [0.0, 0.0, 101.0], fraction_evaluate=1.0)
+    rounds = run(Silent(clients), clock, [0.0, 101.0, 201.0], fraction_evaluate=1.0)
     assert asked(rounds) == [True, False, True]
     assert [list(each.evaluations) for each in rounds] == [["site-0", "site-1"], ["site-0", "site-1"], list(SITES)]
 
@@ -132,7 +159,7 @@ def test_a_node_that_never_told_its_name_is_asked_for_it_again(clock: Clock) -> 
 
     queries: list[Message] = []
     clients: dict[str, Answer] = {**quadratics(3), "site-2": shy}
-    rounds = run(Silent(clients), clock, [0.0, 50.0, 101.0, 101.0])
+    rounds = run(Silent(clients), clock, [0.0, 101.0, 201.0, 201.0])
     assert asked(rounds) == [False, False, True, True]
     assert len(queries) == 2
 
@@ -144,8 +171,8 @@ def test_a_reply_that_comes_after_its_message_is_dead_is_not_used(clock: Clock) 
 
     faults: dict[tuple[str, int], Fault] = {("site-2", 1): no_reply}
     grid = Silent(quadratics(3), faults={**faults, ("site-2", 2): both})
-    late = run(grid, clock, [0.0, 101.0, 101.0])
-    never = run(Silent(quadratics(3), faults=faults), clock, [0.0, 101.0, 101.0])
+    late = run(grid, clock, [0.0, 201.0, 201.0])
+    never = run(Silent(quadratics(3), faults=faults), clock, [0.0, 201.0, 201.0])
     assert late[1].refused == {"site-2": "it answers no message of this round"}
     assert asked(late) == [True, True, True]
     for one, other in zip(late, never, strict=True):

@@ -174,8 +174,8 @@ def test_a_node_cannot_take_the_id_of_another_for_its_name() -> None:
 def test_a_client_that_owes_a_reply_is_online_but_not_free_until_it_has_answered_everything() -> None:
     roster = Roster()
     roster.refresh({3: "a", 4: "b"}, never)
-    roster.owe("first", 3, until=math.inf)
-    roster.owe("second", 3, until=math.inf)
+    roster.owe("first", 3, 0.0, math.inf)
+    roster.owe("second", 3, 0.0, math.inf)
     assert roster.debts == ["first", "second"]
     roster.settle(["first", "of another run"])
     assert list(roster.online) == ["a", "b"]
@@ -184,19 +184,59 @@ def test_a_client_that_owes_a_reply_is_online_but_not_free_until_it_has_answered
     assert roster.free == ["a", "b"]
 
 
-def test_a_debt_ends_with_its_message_and_a_node_without_a_name_is_asked_for_it_again(
+def test_a_debt_outlives_its_message_and_a_node_without_a_name_is_asked_for_it_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("fairbloom.rounds.roster.time.time", lambda: now[0])
     roster = Roster()
     roster.refresh({3: "a", 4: ""}, lambda nodes: {})
-    roster.owe("first", 3, until=1010.0)
-    roster.owe("name", 4, until=1020.0)
+    roster.owe("first", 3, 1000.0, 10.0)
+    roster.owe("name", 4, 1000.0, 20.0)
     assert (roster.free, roster.debts) == ([], ["first", "name"])
-    now[0] = 1010.0
+    now[0] = 1019.0
     roster.refresh({3: "a", 4: ""}, never)
-    assert (roster.free, roster.debts) == (["a"], ["name"])
+    assert (roster.free, roster.debts) == ([], ["name"])
     now[0] = 1020.0
+    assert (roster.free, roster.debts) == (["a"], [])
+    now[0] = 1040.0
     roster.refresh({3: "a", 4: ""}, lambda nodes: dict.fromkeys(nodes, "b"))
     assert roster.free == ["a", "b"]
+
+
+def silent_for(roster: Roster, now: list[float]) -> float:
+    """Return for how long a node is asked nothing that does not answer a message of ten seconds."""
+    made = now[0]
+    roster.owe("message", 3, made, 10.0)
+    while not roster.free:
+        now[0] += 1.0
+    return now[0] - made
+
+
+def test_the_pause_doubles_with_each_message_in_a_row_and_begins_again_after_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("fairbloom.rounds.roster.time.time", lambda: now[0])
+    roster = Roster()
+    roster.refresh({3: "a"}, never)
+    assert [silent_for(roster, now) for _ in range(4)] == [20.0, 30.0, 50.0, 90.0]
+    roster.heard(3)
+    assert silent_for(roster, now) == 20.0
+    roster.owe("late", 3, now[0], 10.0)
+    roster.settle(["late"])
+    assert (roster.free, silent_for(roster, now)) == (["a"], 20.0)
+    roster.owe("gone", 3, now[0], 10.0)
+    roster.forgive(["gone"])
+    assert (roster.free, silent_for(roster, now)) == (["a"], 50.0)
+
+
+def test_the_longest_pause_is_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("fairbloom.rounds.roster.time.time", lambda: now[0])
+    roster = Roster()
+    roster.refresh({3: "a"}, never)
+    for number in range(2000):
+        roster.owe(str(number), 3, now[0], 10.0)
+    now[0] = 10.0 + 86400.0
+    assert roster.free == ["a"]
