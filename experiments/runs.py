@@ -24,7 +24,7 @@ from fairbloom.server.files import RunFolderError
 from fairbloom.server.lock import is_running
 from fairbloom.server.own import options_of
 from fairbloom.server.records import MODEL, SPLIT, engine_in, is_finished, recorded_settings, scores_in, taken_back_in
-from fairbloom.server.rows import read_rows
+from fairbloom.server.rows import names_in, read_rows, refusals_in
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method
 from fairbloom.tasks import find_task
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 CONFIG, COMPARISON = "config.toml", "comparison.json"
 """The files that make a folder that of a run, and that of a comparison."""
 
-TEXTS = ("client", "refused", "missing", "decided_by", "clipped", "method", "score")
+TEXTS = ("client", "refused", "missing", "offline", "decided_by", "clipped", "method", "score")
 """The columns of tables that hold words, however much they look like numbers."""
 
 Rows = list[dict[str, str]]
@@ -201,12 +201,13 @@ class Run:
         return {int(row["round"]): _number(row[column], self.score, path) for row in rows}
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
-        """Return who was refused and who was missing, each with the number of rounds, the most frequent first."""
-        refused = Counter(
-            name for row in self._rounds for name in re.findall(r"(?:^| \| )([^\s:|]+): ", row.get("refused", ""))
-        )
-        missing = Counter(name for row in self._rounds for name in row.get("missing", "").split())
-        return {"refused": refused.most_common(), "missing": missing.most_common()}
+        """Return who was refused, missing, offline, each with the number of rounds, the most frequent first."""
+        refused = Counter(name for row in self._rounds for name, _ in refusals_in(row.get("refused", "")))
+        absent = {
+            kind: Counter(name for row in self._rounds for name in names_in(row.get(kind, "")))
+            for kind in ("missing", "offline")
+        }
+        return {kind: counts.most_common() for kind, counts in ({"refused": refused} | absent).items()}
 
     def differing(self) -> dict[str, Value]:
         """Return the settings that are not at their defaults: a task's own choice is one, and so is a strategy's."""

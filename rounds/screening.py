@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,9 @@ log = logging.getLogger("flwr").getChild("fairbloom")
 
 LONGEST_REASON = 2000
 """A reason is cut to so many characters: a client's error may be a whole traceback, or a flood."""
+
+FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/\s'\"]+/)+")
+"""The folders of an absolute path, which are left out of a reason: they say where a site keeps its files."""
 
 LARGEST_COUNT = 2**53
 """No client counts more examples; up to here every integer is a float64 of its own."""
@@ -58,7 +62,7 @@ class Refusals:
 
     def add(self, name: str, reason: ValueError | str) -> None:
         """Note, and log, why a reply of `name` is not used."""
-        words = one_line(str(reason))
+        words = FOLDERS.sub("", one_line(str(reason)))
         self._reasons.setdefault(name, []).append(words)
         if isinstance(reason, MissingMetricError):
             self._lacking[name] = reason.metric

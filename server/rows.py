@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,12 @@ from fairbloom.rounds.round import Round
 from .checkpoint import KEPT
 from .fairness import percent_improved, summarize
 from .files import RunFolderError
+
+SEPARATOR = " | "
+"""What is between the refused replies of a round. It does not occur in a reason, which a client may have written."""
+
+REFUSED = re.compile(r"""((?:'[^']*'|"'")+|[^\s'"]\S*?): """)
+"""The name at the beginning of a refused reply, in quotation marks where it has spaces."""
 
 MEASURES = tuple(summarize({"anyone": 1.0}))
 """The measures of fairness that rounds.csv has of the score."""
@@ -63,7 +70,9 @@ def round_row(
         "round": finished.number,
         "participants": len(finished.participants),
         "replies_used": len(finished.coefficients),
-        "refused": " | ".join(f"{name}: {reason}" for name, reason in finished.refused.items()),
+        "refused": SEPARATOR.join(
+            f"{shlex.quote(name)}: {reason.replace(SEPARATOR, ' / ')}" for name, reason in finished.refused.items()
+        ),
         "missing": shlex.join(finished.missing),
         "offline": shlex.join(finished.offline),
         "decided_by": finished.decided_by,
@@ -115,6 +124,14 @@ def client_rows(
     ]
 
 
+def names_in(cell: str) -> list[str]:
+    """Return the names of a cell of the columns missing and offline."""
+    try:
+        return shlex.split(cell)
+    except ValueError:  # an older version wrote names with quotation marks as they are
+        return cell.split()
+
+
 def read_table(path: Path, columns: Collection[str]) -> list[dict[str, str]]:
     """Return the rows of a finished run's table.
 
@@ -159,12 +176,12 @@ def read_rows(path: Path, columns: Collection[str], *, finished: bool) -> list[d
 def refusals_in(cell: str) -> list[tuple[str, str]]:
     """Return the clients and reasons of a cell of the column `refused`, as `round_row` writes it."""
     found: list[tuple[str, str]] = []
-    for part in cell.split(" | ") if cell else ():
-        name, colon, reason = part.partition(": ")
-        if colon:
-            found.append((name, reason))
-        elif found:  # a reason that has the separator in it
-            found[-1] = (found[-1][0], f"{found[-1][1]} | {part}")
+    for part in cell.split(SEPARATOR):
+        name = REFUSED.match(part)
+        if name:
+            found.append((names_in(name[1])[0], part[name.end() :]))
+        elif found:  # a reason that has the separator in it, as an older version wrote them
+            found[-1] = (found[-1][0], f"{found[-1][1]}{SEPARATOR}{part}")
     return found
 
 

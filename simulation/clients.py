@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -224,7 +225,7 @@ def in_words(error: Exception) -> str:
     if isinstance(error, ValueError):
         return str(error)
     *_, last = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+    return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
 
 
 def written(updates: Updates, snapshots: Updates | None, row: int, update: Update) -> Reply:

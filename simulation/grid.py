@@ -14,6 +14,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fairbloom.errors import FairbloomError
+
 SERVER = 1
 """The node id that Flower gives the server."""
 
@@ -96,5 +98,5 @@ class InProcessGrid(Grid):
             return self._app(message, context)
         except Exception as error:  # one client's failure is one error reply, whatever it is
             context.state = before
-            reason = f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, FairbloomError) else f"{type(error).__name__}: {error}"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -61,7 +61,7 @@ def test_a_run_as_json_has_its_measures_settings_and_clients(there: Path, capsys
     assert shown["clients"]["accuracy"] == {r["client"]: float(r["test_accuracy_of_global_model"]) for r in last}
     assert (shown["state"], shown["rounds"], shown["of_rounds"]) == ("finished", 3, 3)
     assert shown["settings"]["fedfv.tau"] == 2
-    assert shown["refused"] == shown["missing"] == []
+    assert shown["refused"] == shown["missing"] == shown["offline"] == []
 
 
 def test_the_engine_that_computed_a_run_is_told_with_the_reason(
@@ -86,16 +86,18 @@ def test_the_engine_that_computed_a_run_is_told_with_the_reason(
 def test_who_was_refused_or_missing_is_counted(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = there / "runs" / "a" / "rounds.csv"
     header, *rows = path.read_text().splitlines()
-    at = {name: header.split(",").index(name) for name in ("refused", "missing")}
+    at = {name: header.split(",").index(name) for name in ("refused", "missing", "offline")}
     cells = [row.split(",") for row in rows]
     cells[0][at["refused"]] = "client-1: its loss is inf: no finite number | client-2: RuntimeError: out of memory"
     cells[2][at["refused"]] = "client-1: its loss is inf: no finite number"
     cells[1][at["missing"]] = "client-3 client-4"
+    cells[2][at["offline"]] = "'Site A' client-4"
     path.write_text("\n".join([header, *(",".join(row) for row in cells)]) + "\n")
     assert fairbloom("show", "runs/a") == 0
     shown = capsys.readouterr().out
     assert "refused: client-1 in 2 rounds, client-2 in 1 round\n" in shown
     assert "missing: client-3 in 1 round, client-4 in 1 round\n" in shown
+    assert "offline: Site A in 1 round, client-4 in 1 round\n" in shown
 
 
 def test_a_run_before_its_first_evaluation_is_shown_as_far_as_it_is(

@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from fairbloom.rounds.flower import reported, usable_arrays
-from fairbloom.rounds.screening import usable_metrics
+from fairbloom.rounds.screening import Refusals, usable_metrics
 from fairbloom.rounds.updates import Layout
 
 LAYOUT = Layout({"w": np.zeros((2, 2), np.float32), "steps": np.array(1, np.int64), "mask": np.array([True])})
@@ -106,3 +106,19 @@ def test_pickled_objects_are_never_loaded() -> None:
     record["w"] = Array(dtype="float32", shape=(2, 2), stype="numpy.ndarray", data=buffer.getvalue())
     with pytest.raises(ValueError, match="array 'w' can't be read"):
         usable_arrays(RecordDict({"arrays": record}), "arrays", LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("told", "noted"),
+    [
+        ("/home/ann/data/ward 3.csv cannot be read: Is a directory", "ward 3.csv cannot be read: Is a directory"),
+        ("[Errno 5] Input/output error: '/srv/x/y.npz'", "[Errno 5] Input/output error: 'y.npz'"),
+        ("OSError: broken (/usr/lib/python3/PIL/ImageFile.py, line 3)", "OSError: broken (ImageFile.py, line 3)"),
+        ("data-dir=/a/b/c is no folder", "data-dir=c is no folder"),
+        ("3/4 of the loss, n/a, see https://example.org/a/b", "3/4 of the loss, n/a, see https://example.org/a/b"),
+    ],
+)
+def test_a_reason_tells_no_folder_of_a_site(told: str, noted: str) -> None:
+    refused = Refusals(1)
+    refused.add("site-a", told)
+    assert refused.reasons == {"site-a": noted}

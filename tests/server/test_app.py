@@ -1,11 +1,20 @@
-"""Where a run is written."""
+"""Where a run is written, and what a run on deployed clients records of who was there."""
 
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Context, RecordDict
 
-from fairbloom.server.app import run_folder
+from fairbloom.client.app import app
+from fairbloom.rounds.quorum import QuorumError
+from fairbloom.server.app import main, run_folder
+from fairbloom.server.records import Known, RunFolderError, known_in
 from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
 
 
 @pytest.mark.parametrize(
@@ -17,6 +26,8 @@ from fairbloom.server.settings import Settings
         {"max-growth": 20.0},
         {"loss-limit": float("inf")},
         {"unused-rounds": 0},
+        {"min-clients": 3},
+        {"patience": 60.0},
         {"num-rounds": 51},
         {"method": "FedAvg"},
     ],
@@ -28,3 +39,80 @@ def test_what_may_change_while_a_run_goes_on_does_not_move_its_folder(config: di
 @pytest.mark.parametrize("config", [{"seed": 1}, {"method": "fedfv"}, {"learning-rate": 0.05}])
 def test_every_other_setting_does(config: dict[str, Any]) -> None:
     assert run_folder(Settings.of(config)) != run_folder(Settings.of({}))
+
+
+# Who was there ------------------------------------------------------------------------------------------------------
+
+
+class Coming(InProcessGrid):
+    """Its nodes are online in some looks: `online` gives, look by look, how many of the first are."""
+
+    def __init__(self, settings: Settings, online: Iterator[int]) -> None:
+        super().__init__(app, settings.run_config(), settings.clients)
+        self.online, self.last = online, 0
+
+    def get_node_ids(self) -> list[int]:
+        self.last = next(self.online, self.last)
+        return [*super().get_node_ids()][: self.last]
+
+
+def deployed(out: Path, online: Mapping[int, int], **changes: Any) -> list[dict[str, str]]:
+    """Return rounds.csv of a run whose clients are online from some look on, as many as `online` says."""
+    plain: dict[str, Any] = {"clients": 4, "num-rounds": 4, "fraction": 1.0, "device": "cpu", "out": str(out)}
+    settings = Settings.of(plain | changes)
+    looks = (max((at, many) for at, many in online.items() if at <= look)[1] for look in range(100_000))
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings.run_config())
+    main(Coming(settings, looks), context)
+    with (out / "rounds.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_records_whom_it_began_with_and_each_round_who_was_offline(tmp_path: Path) -> None:
+    rows = deployed(tmp_path / "run", {0: 4, 12: 3})
+    assert known_in(tmp_path / "run").began == ("client-0", "client-1", "client-2", "client-3")
+    offline = [row["offline"] for row in rows]
+    assert offline[0] == ""
+    assert offline[-1] == "client-3"
+    assert [row["participants"] for row in rows] == ["3" if gone else "4" for gone in offline]
+
+
+def test_a_newcomer_is_known_from_when_it_comes_and_is_none_of_those_the_run_began_with(tmp_path: Path) -> None:
+    rows = deployed(tmp_path / "run", {0: 3, 12: 4, 24: 3}, patience=0.0, **{"num-rounds": 6})
+    known = known_in(tmp_path / "run")
+    assert (len(known.began), len(known.known)) == (3, 4)
+    assert [rows[0]["offline"], rows[-1]["offline"]] == ["", "client-3"]
+
+
+def test_a_run_that_ends_for_its_quorum_goes_on_by_the_same_command_to_the_same_bits(tmp_path: Path) -> None:
+    with pytest.raises(QuorumError, match="awaited: client-1, client-2, client-3"):
+        deployed(tmp_path / "run", {0: 4, 14: 1}, patience=0.0)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    rows = deployed(tmp_path / "run", {0: 4})
+    whole = deployed(tmp_path / "whole", {0: 4})
+    assert [row["replies_used"] for row in rows] == [row["replies_used"] for row in whole] == ["4"] * 4
+    there, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "whole"))
+    assert there == other
+
+
+def test_a_resumed_run_does_not_go_on_with_one_client_of_four(tmp_path: Path) -> None:
+    with pytest.raises(QuorumError):
+        deployed(tmp_path / "run", {0: 4, 14: 1}, patience=0.0)
+    with pytest.raises(QuorumError, match="1 of 4 clients is online; awaited: client-1, client-2, client-3"):
+        deployed(tmp_path / "run", {0: 1}, patience=0.0)
+    assert len(deployed(tmp_path / "run", {0: 1}, patience=0.0, **{"min-clients": 1})) == 4
+
+
+def test_a_finished_run_waits_for_nobody(tmp_path: Path) -> None:
+    rows = deployed(tmp_path / "run", {0: 4})
+    assert deployed(tmp_path / "run", {0: 0}) == rows
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"began": []}', '{"began": 3, "known": []}'])
+def test_a_damaged_record_of_who_was_there_is_refused_with_a_remedy(tmp_path: Path, text: str) -> None:
+    (tmp_path / "known.json").write_text(text)
+    with pytest.raises(RunFolderError, match=r"known\.json cannot be read: .*or delete it"):
+        known_in(tmp_path)
+    (tmp_path / "known.json").write_text(json.dumps({"began": ["a"], "known": ["a", "b"]}))
+    assert known_in(tmp_path) == Known(("a",), ("a", "b"))
+    (tmp_path / "known.json").unlink()
+    assert known_in(tmp_path) == Known()

@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairbloom.server.files import RunFolderError
-from fairbloom.server.rows import as_csv, client_columns, read_table
+from fairbloom.server.rows import as_csv, client_columns, names_in, read_table, refusals_in, round_row
+
+from .test_records import a_round
 
 ROWS = [{"round": number, "client": name} for number in (1, 2) for name in ("a", 'b, "the second"\nof two')]
 
@@ -43,3 +47,28 @@ def test_a_damaged_table_is_refused_with_its_fault_and_a_remedy(tmp_path: Path, 
 def test_a_missing_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"clients.csv cannot be read: No such file or directory\. Restore it"):
         read_table(tmp_path / "clients.csv", ())
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"], include_characters=" '|:"), min_size=1)
+
+
+@given(names=st.lists(NAMES, unique=True), reason=st.text(min_size=1))
+def test_no_name_of_those_who_were_absent_is_lost(names: list[str], reason: str) -> None:
+    """Whatever a client calls itself, or writes as the reason of its error."""
+    finished = a_round(1, missing=names, offline=names[:1], refused=dict.fromkeys(names, reason))
+    row = round_row(finished, 0.0)
+    assert names_in(str(row["missing"])) == names
+    assert names_in(str(row["offline"])) == names[:1]
+    assert [name for name, _ in refusals_in(str(row["refused"]))] == names
+
+
+def test_a_reason_can_not_name_another_client() -> None:
+    row = round_row(a_round(1, refused={"Site A": "no | honest: NaN", "b": "x"}), 0.0)
+    assert row["refused"] == "'Site A': no / honest: NaN | b: x"
+    assert [name for name, _ in refusals_in(str(row["refused"]))] == ["Site A", "b"]
+
+
+def test_names_without_spaces_stand_as_they_are_and_those_of_an_older_version_are_read() -> None:
+    assert round_row(a_round(1, missing=("site-a", "site_b.c")), 0.0)["missing"] == "site-a site_b.c"
+    assert names_in("O'Brien b") == ["O'Brien", "b"]
+    assert [name for name, _ in refusals_in("O'Brien: late | b: late")] == ["O'Brien", "b"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
+from safetensors.torch import load_file
 
 from fairbloom.client.app import app
 from fairbloom.client.local import Local, Update
@@ -95,6 +96,34 @@ def test_a_federation_ends_with_the_error(tmp_path: Path) -> None:
     with pytest.raises(NothingLearnedError, match="for 3 rounds: in round 3, 2 of 2 replies were refused, that of cli"):
         federated(settings.run_config(), settings.clients)
     assert used(tmp_path / "a") == ["0", "0"]
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "messages"])
+def test_a_straggler_that_is_left_out_is_no_crash(tmp_path: Path, engine: str) -> None:
+    late: dict[str, Any] = {"stragglers": 1.0, "drop_stragglers": True, "unused_rounds": 0}
+    if engine == "messages":
+        settings = small(tmp_path / "a", **late)
+        federated(settings.run_config(), settings.clients)
+    else:
+        run(tmp_path / "a", engine=engine, **late)
+    for row in rounds(tmp_path / "a"):
+        for refused in row["refused"].split(" | "):
+            name, _, reason = refused.partition(": ")
+            told = f"{name} is a straggler in round {row['round']}, and drop-stragglers is on"
+            assert reason.removeprefix("error 2: ") == told
+
+
+def test_a_torn_file_of_a_client_is_told_without_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def torn(self: Local, received: StateDict, terms: Terms) -> Update:
+        load_file(tmp_path / "torn.safetensors")
+        raise AssertionError("it can be read")
+
+    (tmp_path / "torn.safetensors").write_bytes(b"torn")
+    monkeypatch.setattr(Local, "train", torn)
+    run(tmp_path / "a", engine="loop", unused_rounds=0)
+    told = [row["refused"] for row in rounds(tmp_path / "a")]
+    assert all("SafetensorError" in refused and ".py, line" in refused for refused in told)
+    assert not any(str(tmp_path) in refused or "site-packages" in refused or "/" in refused for refused in told)
 
 
 def test_a_federation_gives_the_run_in_process_to_the_bit(tmp_path: Path) -> None:
