@@ -3,7 +3,6 @@
 import contextlib
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -23,9 +23,10 @@ from fairbloom.errors import FairbloomError
 
 from ..processes import duration, ending
 from .client import Client
+from .instance import INSTANCE, Instance
 from .obstacle import obstacle
 
-FIRST_DELAY, LONGEST_DELAY = 2.0, 30.0
+FIRST_DELAY, LONGEST_DELAY = 2.0, 15.0
 """Shortest and longest pause before a SuperNode that ended is started again. The pause doubles each time, and is the
 shortest again once a node has run for HELD_SECONDS."""
 
@@ -80,6 +81,7 @@ class Supervisor:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._instance = Instance(client.key)
         self._node: subprocess.Popen[bytes] | None = None
         self._outage = Outage()
         self._stopped = False
@@ -115,7 +117,7 @@ class Supervisor:
         # A session of its own: Ctrl-C reaches this process alone, which ends the node in order.
         self._node = subprocess.Popen(  # noqa: S603 (our own Python)
             self._client.command(),
-            env=self._client.environment(),
+            env=self._client.environment() | {INSTANCE: self._instance.name},
             start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -27,6 +27,7 @@ from fairbloom.logs import colour_on_terminals_alone
 from ..processes import Retries, end_with, leave, missing_names, retry_soon
 from .answers import Answer, Isolated, Resident
 from .bundles import Installed
+from .channel import CONNECTION, HEARTBEAT, connect_soon
 from .client import APP
 from .faults import AWAY, RefusedError, Remedies, end_without_heartbeat, in_words, patient
 from .inbox import LOOP, answer_next
@@ -45,6 +46,10 @@ REPLACED: Mapping[str, Iterable[str]] = {
     f"{LOOP}:get_fused_config_from_fab": ("fab_file", "run"),
     f"{COMMAND}:_start_supernode_http_api": ("config", "state_factory"),
     f"{CONNECTION}:RuntimeVersionClientInterceptor": ("component_name",),
+    f"{CONNECTION}:create_channel": (
+        *("server_address", "insecure", "root_certificates", "max_message_length", "interceptors"),
+    ),
+    f"{HEARTBEAT}:exponential": ("max_delay",),
     f"{OBJECTS}:pull_objects": ("initial_backoff",),
     f"{OBJECTS}:pull_and_inflate_object_from_tree": ("initial_backoff",),
 }
@@ -201,6 +206,7 @@ def main(parent: int) -> None:
         keep_warm((Isolated if chosen.isolated else Resident)(bundles))
         open_no_port()
         say_version()
+        connect_soon()
         if not chosen.any_bundle:
             read_no_bundles()
         arguments += ["--isolation", "process"]  # no app processes of Flower's beside ours

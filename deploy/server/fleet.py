@@ -15,7 +15,7 @@ from typing import Any, cast
 from flwr.app.error import Error
 from flwr.app.message import make_message
 from flwr.app.metadata import Metadata
-from flwr.common.constant import PUBLIC_KEY_HEADER, SUPERLINK_NODE_ID
+from flwr.common.constant import PUBLIC_KEY_HEADER, SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.serde import message_from_proto
 from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest, PushMessagesResponse, Reconnect
 from flwr.proto.message_pb2 import (
@@ -34,6 +34,7 @@ from grpc import ServicerContext, StatusCode
 
 from fairbloom.protocol.names import VERSION_HEADER
 
+from ..device.instance import HEADER
 from .members import Members
 from .post import Post
 from .refusals import Refusals
@@ -56,6 +57,12 @@ REPLY_TOO_LARGE = 413
 VERSION = re.compile(r"[A-Za-z0-9.+!_-]{1,40}")
 """What a node may say of its version."""
 
+MOST_TIMES = 3
+"""How often a node receives the same message, where it ends in the midst of the work; then an error is its answer."""
+
+LONGEST_INSTANCE = 64
+"""Longest name of an instance, in characters."""
+
 REMEMBERED = 10_000
 """How many replies under way have their sizes in memory. The oldest is forgotten, and looked up if it goes on."""
 
@@ -63,9 +70,12 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS fairbloom_sizes (message_id TEXT PRIMARY KEY, objects INTEGER, bytes INTEGER)",
     "CREATE TABLE IF NOT EXISTS fairbloom_replies "
     "(session_id TEXT PRIMARY KEY, node_id INTEGER, reply_id TEXT, allowed INTEGER)",
+    "CREATE TABLE IF NOT EXISTS fairbloom_received (message_id TEXT PRIMARY KEY, times INTEGER)",
+    "CREATE TABLE IF NOT EXISTS fairbloom_instances (node_id INTEGER PRIMARY KEY, instance TEXT)",
 )
 FORGET = (
     "DELETE FROM fairbloom_sizes WHERE message_id NOT IN (SELECT message_id FROM message_ins)",
+    "DELETE FROM fairbloom_received WHERE message_id NOT IN (SELECT message_id FROM message_ins)",
     "DELETE FROM fairbloom_replies WHERE session_id NOT IN (SELECT session_id FROM object_push_sessions)",
 )
 SIZE = """
@@ -90,12 +100,25 @@ IS_KNOWN = "SELECT 1 FROM objects WHERE object_id = :object_id"
 
 LOST = """
 message_id IN (SELECT object_id FROM objects) AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)"""
-"""What a node was handed and has not received whole: Flower deletes a message's parts when its receipt is confirmed."""
+"""What a node was handed and has not answered: a message's parts are kept until the run has the reply."""
 
 MAIL = f"""
 SELECT 1 FROM message_ins WHERE dst_node_id = :node_id AND created_at + ttl > :now AND (delivered_at = '' OR {LOST})
 AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)"""  # noqa: S608
 """A node is handed a message once its parts are here: it would ask for each in vain, again and again."""
+
+RECEIVED = """
+INSERT INTO fairbloom_received VALUES (:message_id, 1) ON CONFLICT (message_id) DO UPDATE SET times = times + 1"""
+IN_VAIN = f"""
+SELECT message_id, run_id, group_id, message_type, created_at, ttl FROM message_ins
+WHERE dst_node_id = :node_id AND {LOST}
+AND message_id IN (SELECT message_id FROM fairbloom_received WHERE times >= {MOST_TIMES})"""  # noqa: S608
+BROKEN_OFF = """
+SELECT session_id FROM fairbloom_replies
+WHERE node_id = :node_id AND session_id IN (SELECT session_id FROM object_push_sessions)"""
+
+SAME_INSTANCE = "SELECT 1 FROM fairbloom_instances WHERE node_id = :node_id AND instance = :instance"
+KEEP_INSTANCE = "INSERT OR REPLACE INTO fairbloom_instances VALUES (:node_id, :instance)"
 
 HAND_OUT_AGAIN = f"UPDATE message_ins SET delivered_at = '' WHERE dst_node_id = :node_id AND {LOST}"  # noqa: S608
 
@@ -175,12 +198,27 @@ class GuardedFleet(FleetServicer):
             self._refusals.note("an unregistered key", peer=context.peer())
         else:
             self._check_expiry(node_id, context)
-        response = super().ActivateNode(request, context)
+        with self._state.session():  # all or nothing: nobody sees the node offline in between
+            self._relieve(node_id, context)
+            response = super().ActivateNode(request, context)
         said = get_metadata_str(context.invocation_metadata(), VERSION_HEADER) or ""
         self._state.note_version(response.node_id, said if VERSION.fullmatch(said) else "")
         for statement in FORGET:
             self._query(statement)
         return response
+
+    def _relieve(self, node_id: int | None, context: ServicerContext) -> None:
+        """Let a node's process take the place of the one before it, which has ended if it was the same instance.
+
+        Of another process Flower believes, for a minute after its last word, that it is still connected.
+        """
+        instance = get_metadata_str(context.invocation_metadata(), HEADER) or ""
+        if node_id is None or not 0 < len(instance) <= LONGEST_INSTANCE:
+            return
+        about = {"node_id": uint64_to_int64(node_id), "instance": instance}
+        if self._query(SAME_INSTANCE, **about):
+            self._state.deactivate_node(node_id)
+        self._query(KEEP_INSTANCE, **about)
 
     def SendNodeHeartbeat(self, request: Any, context: ServicerContext) -> Any:
         """Take a node's sign of life, while its key is good."""
@@ -225,12 +263,32 @@ class GuardedFleet(FleetServicer):
         return bool(self._query(MAIL, node_id=uint64_to_int64(node_id), now=time.time()))
 
     def _pull(self, request: Any, context: ServicerContext) -> Any:
+        self._give_up(request.node.node_id)
         if not self._has_mail(request.node.node_id):
             return PullMessagesResponse()
         with self._state.session():  # all or nothing: a message counts as handed out only if the answer is complete
             # A node asks when it has nothing to do: what it was handed before was lost on the way, or with its process.
             self._query(HAND_OUT_AGAIN, node_id=uint64_to_int64(request.node.node_id))
             return super().PullMessages(request, context)
+
+    def _give_up(self, node_id: int) -> None:
+        """Delete what a node has left of a reply, and answer in its place the messages that it received in vain.
+
+        It asks for work, so it no longer works on any: what it had begun has ended with its process.
+        """
+        place = {"node_id": uint64_to_int64(node_id)}
+        for session in self._query(BROKEN_OFF, **place):
+            self._state._cleanup_push_session(session["session_id"], cleanup_messages=True)
+            self._budgets.pop(session["session_id"], None)
+        for asked in self._query(IN_VAIN, **place):
+            row = {
+                **asked,
+                "message_id": "",
+                "reply_to_message_id": asked["message_id"],
+                "src_node_id": place["node_id"],
+            }
+            reason = f"the node received the message {MOST_TIMES} times, and ended each time before it had answered"
+            self._store_error(_metadata(row), ErrorCode.CLIENT_APP_CRASHED, reason)
 
     def PullObject(self, request: Any, context: ServicerContext) -> Any:
         """Hand out a part of a message to the node that it is for."""
@@ -258,14 +316,18 @@ class GuardedFleet(FleetServicer):
         return self._in_turn(super().GetFab, request, context)
 
     def ConfirmMessageReceived(self, request: Any, context: ServicerContext) -> Any:
-        """Measure a message that a node has received whole, before Flower deletes its parts."""
+        """Note that a node has received a message whole.
+
+        Flower deletes its parts then. We keep them until the run has the reply: a node that is killed in the midst of
+        the work is handed the message again.
+        """
         return self._in_turn(self._confirm, request, context)
 
     def _confirm(self, request: Any, context: ServicerContext) -> Any:
         if not self._may_receive(request.node.node_id, request.message_object_id):
             return ConfirmMessageReceivedResponse()
-        self._measure(request.message_object_id)
-        return super().ConfirmMessageReceived(request, context)
+        self._query(RECEIVED, message_id=request.message_object_id)
+        return ConfirmMessageReceivedResponse()
 
     # Replies --------------------------------------------------------------------------------------------------------
 
@@ -382,6 +444,9 @@ class GuardedFleet(FleetServicer):
     def _answer_in_its_place(self, reply: Metadata, reason: str) -> None:
         """Store an error in place of a reply that is refused: the run learns at once, and by whom."""
         self._note_refused(reply.src_node_id, reason)
+        self._store_error(reply, REPLY_TOO_LARGE, f"the SuperLink refused {reason}")
+
+    def _store_error(self, reply: Metadata, code: int, reason: str) -> None:
         metadata = Metadata(
             run_id=reply.run_id,
             message_id="",
@@ -393,7 +458,7 @@ class GuardedFleet(FleetServicer):
             ttl=reply.ttl,
             message_type=reply.message_type,
         )
-        error = make_message(metadata=metadata, error=Error(REPLY_TOO_LARGE, f"the SuperLink refused {reason}"))
+        error = make_message(metadata=metadata, error=Error(code, reason))
         error.metadata.__dict__["_message_id"] = error.object_id
         with self._state.session():
             if self._state.store_message_res(error) is not None:

@@ -219,13 +219,15 @@ class RunState(Patient, SqlLinkState):
             self._keeping.answered = False
 
     def delete_messages(self, message_ins_ids: set[str]) -> None:
-        """Delete messages and their replies."""
+        """Delete messages and their replies, and the parts of the messages, which are kept until then."""
         if self._keeping.answered:
             with self.session() as session:
                 answers = select(MessageRes.reply_to_message_id)
                 kept = session.scalars(answers.where(MessageRes.reply_to_message_id.in_(message_ins_ids))).all()
             message_ins_ids = message_ins_ids - {*map(str, kept)}
         super().delete_messages(message_ins_ids)
+        for message_id in message_ins_ids:
+            self.object_store.delete(message_id)
 
     def show_again(self, message_ids: set[str]) -> None:
         """Let the replies to these messages be handed out, whether they were before or not."""

@@ -32,8 +32,8 @@ class AbortedError(Exception):
 class Call:
     """A stand-in for gRPC's context of a call."""
 
-    def __init__(self, key: bytes = b"") -> None:
-        self._key = key
+    def __init__(self, key: bytes = b"", instance: str = "") -> None:
+        self._key, self._instance = key, instance
         self._at_end: list[Callable[[], None]] = []
         self._ended = False
 
@@ -51,7 +51,8 @@ class Call:
             callback()
 
     def invocation_metadata(self) -> Any:
-        return (("flwr-public-key-bin", self._key),)
+        introduction = (("fairbloom-instance", self._instance),) if self._instance else ()
+        return (("flwr-public-key-bin", self._key), *introduction)
 
     def peer(self) -> str:
         return "ipv4:192.0.2.7:4711"

@@ -401,7 +401,9 @@ def activate(place: Place, key: bytes = b"key-a") -> None:
 
 @pytest.mark.parametrize("how", ["asked again", "restart", "activate"])
 @pytest.mark.parametrize("state", ["handed out", "confirmed", "answered"])
-def test_what_was_handed_out_and_not_received_is_handed_out_again(place: Place, how: str, state: str) -> None:
+def test_what_was_handed_out_and_not_answered_is_handed_out_again_with_all_its_parts(
+    place: Place, how: str, state: str
+) -> None:
     asked = place.send()
     assert pulled(place) == [asked.metadata.message_id]
     if state == "confirmed":
@@ -412,7 +414,59 @@ def test_what_was_handed_out_and_not_received_is_handed_out_again(place: Place, 
         place.start()
     elif how == "activate":
         activate(place)
-    assert pulled(place) == ([asked.metadata.message_id] if state == "handed out" else [])
+    assert pulled(place) == ([] if state == "answered" else [asked.metadata.message_id])
+    if state == "confirmed":
+        assert {name: place.link.state.get_object(place.run, name) for name in parts(asked)} == parts(asked)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_node_that_is_killed_in_the_midst_of_its_reply_is_handed_the_message_again(
+    place: Place, restarted: bool
+) -> None:
+    asked = place.send()
+    pulled(place)
+    place.fleet.ConfirmMessageReceived(confirm(asked), Call())
+    torn = reply_to(asked, arrays=3)
+    begun = place.fleet.PushMessages(head(torn), Call())
+    first, *rest = begun.objects_to_push
+    assert place.fleet.PushObject(part(torn, begun.session_id, first, parts(torn)[first]), Call()).stored
+    if restarted:
+        place.start()
+    assert pulled(place) == [asked.metadata.message_id]
+    assert not place.fleet.PushObject(part(torn, begun.session_id, rest[0], parts(torn)[rest[0]]), Call()).stored
+    whole = reply_to(asked, arrays=3, seed=2)
+    assert all(place.push(whole))
+    (answer,) = place.link.answers(asked)
+    assert answer.metadata.message_id == whole.metadata.message_id
+    assert pulled(place) == []
+
+
+def test_a_message_that_ends_its_node_each_time_is_answered_by_an_error_and_the_next_one_is_handed_out(
+    place: Place,
+) -> None:
+    asked, after = place.send(size=100), place.send(size=101)
+    for _ in range(fleet.MOST_TIMES):
+        assert pulled(place) == [asked.metadata.message_id]
+        place.fleet.ConfirmMessageReceived(confirm(asked), Call())
+    assert pulled(place) == [after.metadata.message_id]
+    (answer,) = place.link.answers(asked)
+    assert answer.error.reason == "the node received the message 3 times, and ended each time before it had answered"
+    assert answer.metadata.src_node_id == place.node
+
+
+def test_a_message_that_was_lost_on_the_way_is_handed_out_as_often_as_it_takes(place: Place) -> None:
+    asked = place.send()
+    for _ in range(3 * fleet.MOST_TIMES):
+        assert pulled(place) == [asked.metadata.message_id]
+
+
+def test_the_parts_of_a_message_go_with_it(place: Place) -> None:
+    asked = place.send(arrays=3, size=1000)
+    pulled(place)
+    place.fleet.ConfirmMessageReceived(confirm(asked), Call())
+    assert place.bytes_stored() > 3000
+    place.link.state.delete_messages({asked.metadata.message_id})
+    assert place.bytes_stored() == 0
 
 
 def test_a_node_is_handed_its_own_messages_alone(place: Place) -> None:
@@ -425,21 +479,20 @@ def test_a_node_is_handed_its_own_messages_alone(place: Place) -> None:
 def test_what_was_lost_is_handed_out_before_what_came_later(place: Place) -> None:
     first, second = place.send(size=100), place.send(size=101)
     order = [pulled(place) for _ in range(2)]
-    place.fleet.ConfirmMessageReceived(confirm(first), Call())
+    place.push(reply_to(first))
     order += [pulled(place) for _ in range(2)]
-    place.fleet.ConfirmMessageReceived(confirm(second), Call())
+    place.push(reply_to(second))
     assert order == [[first.metadata.message_id]] * 2 + [[second.metadata.message_id]] * 2
     assert pulled(place) == []
 
 
-def test_a_node_that_was_receiving_while_the_superlink_was_started_again_is_not_handed_it_twice(place: Place) -> None:
-    """Handed out once more, without its parts, Flower would delete the message, and refuse the node's reply."""
+def test_a_node_that_was_receiving_while_the_superlink_was_started_again_answers_it_once(place: Place) -> None:
     asked = place.send()
     place.fleet.PullMessages(pull(place.node), Call())
     place.start()
     place.fleet.ConfirmMessageReceived(confirm(asked), Call())
-    assert not place.fleet.PullMessages(pull(place.node), Call()).messages_list
     assert all(place.push(reply_to(asked)))
+    assert not place.fleet.PullMessages(pull(place.node), Call()).messages_list
     assert len(place.link.answers(asked)) == 1
 
 
@@ -638,6 +691,30 @@ def test_a_node_cannot_come_in_another_ones_name(place: Place) -> None:
         place.fleet.ActivateNode(ActivateNodeRequest(public_key=b"key-a", heartbeat_interval=30), Call(b"key-b"))
     assert place.link.state.query("SELECT DISTINCT status FROM node") == [{"status": "offline"}]
     assert place.refused() == ["refused: a node in another one's name"]
+
+
+def comes(place: Place, instance: str) -> None:
+    """Come as the first node does whose client was started just now."""
+    place.fleet.ActivateNode(ActivateNodeRequest(public_key=b"key-a", heartbeat_interval=30), Call(b"key-a", instance))
+
+
+def test_a_client_that_was_killed_and_started_again_is_let_in_at_once_and_never_seen_offline(place: Place) -> None:
+    place.link.state.query("UPDATE node SET status = 'offline', online_until = 0")
+    comes(place, "a" * 32)
+    comes(place, "a" * 32)
+    place.start()
+    comes(place, "a" * 32)
+    assert place.node in {node.node_id for node in place.link.state.get_node_info(statuses=["online"])}
+
+
+@pytest.mark.parametrize("instance", ["", "b" * 32, "a" * 65])
+def test_another_one_with_a_copy_of_its_key_is_refused_while_it_is_connected(place: Place, instance: str) -> None:
+    place.link.state.query("UPDATE node SET status = 'offline', online_until = 0")
+    comes(place, "a" * 32)
+    for _ in range(2):  # the second time, it has come before
+        with pytest.raises(FlowerError, match="could not be activated"):
+            comes(place, instance)
+    comes(place, "a" * 32)
 
 
 def test_an_unregistered_key_is_noted(place: Place) -> None:

@@ -1,0 +1,68 @@
+"""The connection of a client's node to its SuperLink: which process it is, and how soon it notices that it broke."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from ..processes import LONGEST_RETRY_SECONDS
+from .instance import HEADER, INSTANCE
+
+CONNECTION = "flwr.client.grpc_rere_client.connection"
+HEARTBEAT = "flwr.supercore.heartbeat"
+
+OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", int(1000 * LONGEST_RETRY_SECONDS)),
+    ("grpc.min_reconnect_backoff_ms", 10_000),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+"""Pauses between attempts to connect, where gRPC's own grow to two minutes; how long an attempt may take that nobody
+answers; and after how long without a word, during a call, a connection is probed and taken for broken."""
+
+
+class Introduction(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    """Tells the SuperLink, with the call by which a node comes, which instance of its client it is."""
+
+    def __init__(self, instance: str) -> None:
+        self._instance = instance
+
+    def intercept_unary_unary(self, continuation: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:
+        """Add the header."""
+        if details.method.endswith("/ActivateNode"):
+            details = details._replace(metadata=[*(details.metadata or ()), (HEADER, self._instance)])
+        return continuation(details, request)
+
+
+def connect_soon() -> None:
+    """Let Flower's node connect by channels that are up again soon after the SuperLink, or the network, is."""
+    connection: Any = importlib.import_module(CONNECTION)
+    heartbeat: Any = importlib.import_module(HEARTBEAT)
+    exponential = heartbeat.exponential
+    connection.create_channel = create_channel
+    heartbeat.exponential = lambda max_delay: exponential(max_delay=min(max_delay, LONGEST_RETRY_SECONDS))
+
+
+def create_channel(
+    server_address: str,
+    insecure: bool,
+    root_certificates: bytes | None = None,
+    max_message_length: int = -1,
+    interceptors: Sequence[Any] | None = None,
+) -> grpc.Channel:
+    """Return a channel as Flower's function of this name does, with OPTIONS and an Introduction."""
+    limits = (
+        ("grpc.max_send_message_length", max_message_length),
+        ("grpc.max_receive_message_length", max_message_length),
+    )
+    if insecure:
+        channel = grpc.insecure_channel(server_address, options=limits + OPTIONS)
+    else:
+        credentials = grpc.ssl_channel_credentials(root_certificates)
+        channel = grpc.secure_channel(server_address, credentials, options=limits + OPTIONS)
+    return grpc.intercept_channel(channel, *(interceptors or ()), Introduction(os.environ.get(INSTANCE, "")))

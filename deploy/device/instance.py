@@ -1,0 +1,41 @@
+"""What tells a client that was started again from another one with a copy of its key."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+from pathlib import Path
+
+INSTANCE = "FAIRBLOOM_INSTANCE"
+"""Environment variable by which a node learns which instance of its client it belongs to."""
+
+HEADER = "fairbloom-instance"
+"""Name of the metadata by which a node tells the SuperLink the same."""
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Instance:
+    """Holds a client's key file for as long as this process lives, so that no other process here does at the same time.
+
+    The `name` is the same for each process that holds this file since the machine was booted: who comes by it has seen
+    its predecessor end. A process that finds the file held, or that cannot tell, has a name of its own.
+
+    Parameters
+    ----------
+    key
+        Path of the private key, "" where the client has none.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.name = secrets.token_hex(16)
+        try:
+            self._file = os.open(key, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            about = os.fstat(self._file)
+            place = f"{BOOT.read_text()} {about.st_dev} {about.st_ino}"
+        except OSError:  # no key, held by another process, or a system without
+            return
+        self.name = hashlib.sha256(place.encode()).hexdigest()[:32]

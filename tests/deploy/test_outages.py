@@ -1,0 +1,120 @@
+"""Real federations whose links, server or clients are away for minutes: they wait, and end with the same bits."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.federation import Cable, Deployment, federation, names, rounds, wait_for_rounds
+from benchmarks.flower import wait_until
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from tests.simulation.helpers import assert_same_model
+
+pytestmark = [pytest.mark.runtimes, pytest.mark.federation]
+
+CLIENTS = names(4)
+ROUNDS = 40
+SETTINGS: dict[str, Any] = {
+    "clients": len(CLIENTS),
+    "fraction": 1.0,
+    "num-rounds": ROUNDS,
+    "evaluate-every": 1,
+    "method": "fedfv",
+    "momentum": 0.9,
+    "device": "cpu",
+    "seed": 3,
+}
+LINK_SECONDS, SERVER_SECONDS = 150.0, 90.0
+"""How long links and the server are away: a node counts as offline after one minute and was given up after two."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulate(Settings.of({**SETTINGS, "out": str(tmp_path_factory.mktemp("in-process") / "run")}))
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, list[Cable]]]:
+    """A federation with four clients online, each of which but the first has a cable of its own to the server."""
+    with federation(tmp_path_factory.mktemp("deployed") / "home", len(CLIENTS)) as runtime:
+        cables = [Cable(runtime.fleet) for _ in CLIENTS[1:]]
+        runtime.start_client(CLIENTS[0])
+        for name, cable in zip(CLIENTS[1:], cables, strict=True):
+            runtime.start_client(name, "--superlink", f"localhost:{cable.port}")
+        runtime.wait_for_clients(*CLIENTS)
+        yield runtime, cables
+        for cable in cables:
+            cable.close()
+
+
+def assert_undisturbed(out: Path, undisturbed: Path) -> None:
+    """All rounds are there, each with all clients, and the model has the same bits."""
+    rows = rounds(out)
+    assert [int(row["round"]) for row in rows] == [*range(1, ROUNDS + 1)]
+    assert {(row["replies_used"], row["missing"], row["refused"], row["offline"]) for row in rows} == {
+        ("4", "", "", "")
+    }
+    assert_same_model(out, undisturbed)
+
+
+def test_a_client_that_is_killed_at_work_and_back_in_seconds_costs_seconds_and_nothing_is_missing(
+    there: tuple[Deployment, list[Cable]], undisturbed: Path, tmp_path: Path
+) -> None:
+    runtime, cables = there
+    out, name = tmp_path / "run", CLIENTS[3]
+    submitted = runtime.submitting({**SETTINGS, "out": str(out)})
+    wait_for_rounds(out, 3)
+    for _ in range(2):
+        killed = runtime.clients[name]
+        runtime.kill(killed)
+        before = len(rounds(out))
+        runtime.start_client(name, "--superlink", f"localhost:{cables[-1].port}")
+        wait_for_rounds(out, before + 5, seconds=50.0)  # a node that is refused comes after a minute
+        assert "counts as connected" not in runtime.log(runtime.clients[name])
+    assert submitted.wait(timeout=400) == 0, runtime.log(submitted)[-3000:]
+    assert_undisturbed(out, undisturbed)
+
+
+def test_three_sites_whose_links_are_down_in_mid_run_are_waited_for(
+    there: tuple[Deployment, list[Cable]], undisturbed: Path, tmp_path: Path
+) -> None:
+    runtime, cables = there
+    out = tmp_path / "run"
+    submitted = runtime.submitting({**SETTINGS, "out": str(out)})
+    wait_for_rounds(out, 3)
+    for cable in cables:
+        cable.cut()
+    time.sleep(LINK_SECONDS)
+    before = len(rounds(out))
+    assert before < ROUNDS
+    assert "awaited: client-1, client-2, client-3, and min-clients = 1 would go on without them" in runtime.log(
+        submitted
+    )
+    for cable in cables:
+        cable.mend()
+    mended = time.monotonic()
+    wait_for_rounds(out, before + 2, seconds=60.0)
+    print(f"a round was over {time.monotonic() - mended:.1f} s after the links were back")
+    assert submitted.wait(timeout=400) == 0, runtime.log(submitted)[-3000:]
+    assert_undisturbed(out, undisturbed)
+
+
+def test_a_server_that_is_killed_and_started_again_after_minutes_waits_for_its_clients(
+    there: tuple[Deployment, list[Cable]], undisturbed: Path, tmp_path: Path
+) -> None:
+    runtime, _ = there
+    out = tmp_path / "run"
+    submitted = runtime.submitting({**SETTINGS, "out": str(out)})
+    wait_for_rounds(out, 3)
+    runtime.kill(runtime.server)
+    assert len(rounds(out)) < ROUNDS
+    time.sleep(SERVER_SECONDS)
+    runtime.start_server()
+    started = time.monotonic()
+    wait_until(lambda: runtime.online() == set(CLIENTS), seconds=60)
+    print(f"all clients were online {time.monotonic() - started:.1f} s after the server was")
+    assert submitted.wait(timeout=400) == 0, runtime.log(submitted)[-3000:]
+    assert_undisturbed(out, undisturbed)
