@@ -145,6 +145,17 @@ def test_an_app_without_a_handler_says_so_as_flower_does(answer: Any, home: Path
 # In Flower's loop ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("do", "told"), [("mend", "shares = 3: lower it"), ("raise", "ValueError: a reason")])
+def test_what_somebody_can_mend_is_told_as_it_is_and_a_bug_by_its_kind(
+    answer: Any, home: Path, do: str, told: str
+) -> None:
+    state, store = node_state(*version_of(home, 1))
+    importlib.import_module(LOOP)._insert_message(message(do), state, store)
+    answer_next(state, store, answer)
+    (reply,) = state.get_messages(is_reply=True)
+    assert (reply.error.code, reply.error.reason) == (2, told)
+
+
 def test_a_message_that_a_stopped_run_left_half_received_is_dropped(home: Path) -> None:
     fab, run = version_of(home, 1)
     state, store = node_state(fab, run)

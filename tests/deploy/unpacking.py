@@ -40,6 +40,9 @@ def train(message, context):
     calls += 1
     context.state["seen"] = MetricRecord({"calls": calls})
     wanted = message.content["config"]["do"]
+    if wanted == "mend":
+        from fairbloom.errors import FairbloomError
+        raise FairbloomError("shares = 3: lower it")
     if wanted == "raise":
         raise ValueError("a reason")
     if wanted == "crash":
