@@ -27,7 +27,7 @@ from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameters
 
-from .arrival import revoked, wait_for_clients
+from .arrival import wait_for_clients, without_revoked
 from .lock import alone
 from .observability import Metrics, in_short, log_as_json, worst_served
 from .polling import PollingGrid
@@ -59,7 +59,7 @@ def main(grid: Grid, context: Context) -> None:
         raise SettingsError(POOLED_IN_ONE_PROCESS)
     folder = run_folder(settings)
     announce(folder)
-    quorum = Quorum(settings.patience, words(settings.training_clients), known_in(folder).known)
+    quorum = Quorum(settings.patience, words(settings.training_clients), without_revoked(known_in(folder).known))
     patient = PollingGrid(grid, min_replies=settings.min_replies, quorum=quorum)
 
     def arrived(method: Method) -> FlowerClients:
@@ -157,7 +157,7 @@ def federate(
                 check_arrays(module)
                 method.buffers, method.shared = float_buffers(module), shared_parameters(module)
                 known = records.keep_known(clients.online(1)).known if deployed else ()
-                rounds = Rounds(method, clients, settings.num_rounds, agreed, set(known) - revoked())
+                rounds = Rounds(method, clients, settings.num_rounds, agreed, without_revoked(known))
                 _federate(settings, module, task.score, records, method, rounds, on_row, deployed=deployed)
                 return path
     finished = "%s is finished; nothing to run: more num-rounds extend it, and another folder (out) begins a new run"

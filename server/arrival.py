@@ -4,7 +4,7 @@ import logging
 import os
 import time
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from fairbloom.rounds.flower import FlowerClients
@@ -50,7 +50,8 @@ def wait_for_clients(
     QuorumError
         When the patience is at an end and too few clients are online.
     """
-    awaited = sorted(set(began) - revoked())
+    roll = enrolled()
+    awaited = without_revoked(sorted(began))
     wanted = len(awaited) or expected
     enough = min_clients or (quorum_of(len(quorum.counted(awaited))) if awaited else quorum.of(expected))
     wait, newest, seen = Wait(patience), time.monotonic(), 0
@@ -60,6 +61,7 @@ def wait_for_clients(
             seen, newest = len(online), time.monotonic()
             log.info("waiting for clients: %d of %s are online", seen, wanted or "as many as come")
         late = [name for name in awaited if name not in online]
+        named = late if awaited else [name for name, gone in roll.items() if not gone and name not in online]
         there = len(quorum.counted(online))
         if there >= enough and not late and len(online) >= wanted:
             if wanted:
@@ -67,7 +69,7 @@ def wait_for_clients(
             if time.monotonic() - newest >= NEWCOMER_SECONDS:
                 log.info("starting with %d clients: set clients to wait for a certain number of them", len(online))
                 break
-        words = f"{some(len(online), wanted or enough)}; awaited: {listed(late)}"
+        words = f"{some(len(online), wanted or enough)}; awaited: {listed(named)}"
         if not wait.goes_on(f"{words}. {_remedy(len(online), enough, new=bool(expected and not awaited))}"):
             if there < enough:
                 raise QuorumError(
@@ -86,15 +88,23 @@ def _remedy(there: int, enough: int, *, new: bool) -> str:
     return f"{words}; clients = {max(1, there)} begins a run of those who are there" if new else words
 
 
-def revoked() -> set[str]:
-    """Return the names of the clients that the operator of this federation has revoked, where one is named."""
+def enrolled() -> dict[str, bool]:
+    """Return whom the operator of this federation has enrolled, by name and in order, and whether each is revoked.
+
+    It is empty where no federation is named.
+    """
     folder = os.environ.get(CLIENTS_FOLDER)
-    gone = set[str]()
-    for file in Path(folder).glob("*.toml") if folder else ():
+    roll: dict[str, bool] = {}
+    for file in sorted(Path(folder).glob("*.toml")) if folder else ():
         try:
             client = tomllib.loads(file.read_text())
-        except (OSError, ValueError):  # a file that is just being replaced, or damaged: that client is awaited
+        except (OSError, ValueError):  # a file that is just being replaced, or damaged: nothing is known of that client
             continue
-        if client.get("revoked"):
-            gone.add(str(client.get("name", file.stem)))
-    return gone
+        roll[str(client.get("name", file.stem))] = bool(client.get("revoked"))
+    return roll
+
+
+def without_revoked(names: Iterable[str]) -> list[str]:
+    """Return those of the clients that the operator of this federation has not revoked."""
+    roll = enrolled()
+    return [name for name in names if not roll.get(name)]

@@ -12,7 +12,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError
 from fairbloom.server import arrival
-from fairbloom.server.arrival import revoked, wait_for_clients
+from fairbloom.server.arrival import enrolled, wait_for_clients
 from fairbloom.strategies import FedAvg
 from tests.rounds.test_quorum import Away, Clock
 
@@ -99,6 +99,24 @@ def test_after_ten_seconds_it_says_how_many_are_there_and_what_would_go_on(clock
     )
 
 
+def enroll(folder: Path, monkeypatch: pytest.MonkeyPatch, roll: dict[str, bool]) -> None:
+    """Write the files of a federation's clients, each of which is revoked or not."""
+    for name, gone in roll.items():
+        revoked = "2026-01-01T00:00:00+00:00" if gone else ""
+        (folder / f"{name}.toml").write_text(tomli_w.dumps({"name": name, "revoked": revoked}))
+    monkeypatch.setenv(arrival.CLIENTS_FOLDER, str(folder))
+
+
+def test_in_a_federation_the_awaited_are_named_before_the_first_round(
+    clock: Clock, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enroll(tmp_path, monkeypatch, dict.fromkeys(NAMES, False) | {"gone": True})
+    arrive(clock, {"site-2": (0.0, 11.0), "site-3": (0.0, 1e9)}, patience=50.0)
+    waiting, going_on = (words for words in said if "awaited" in words)
+    assert waiting.startswith("2 of 4 clients are online; awaited: site-2, site-3. ")
+    assert going_on.endswith("3 of 4 clients are online; awaited: site-3")
+
+
 def test_nothing_is_said_of_a_wait_that_is_over_within_ten_seconds(clock: Clock, said: list[str]) -> None:
     arrive(clock, {"site-3": (0.0, 9.0)})
     assert not [words for words in said if "awaited" in words]
@@ -154,12 +172,9 @@ def test_it_does_not_wait_for_more_than_it_began_with(clock: Clock) -> None:
 def test_it_does_not_wait_for_revoked_ones_who_do_not_count_either(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in NAMES:
-        gone = "2026-01-01T00:00:00+00:00" if name in NAMES[1:] else ""
-        (tmp_path / f"{name}.toml").write_text(tomli_w.dumps({"name": name, "revoked": gone}))
+    enroll(tmp_path, monkeypatch, dict.fromkeys(NAMES, True) | {NAMES[0]: False})
     (tmp_path / "torn.toml").write_text("revoked = ")
-    monkeypatch.setenv(arrival.CLIENTS_FOLDER, str(tmp_path))
-    assert revoked() == set(NAMES[1:])
+    assert enrolled() == dict.fromkeys(NAMES, True) | {NAMES[0]: False}
     quorum = arrive(clock, dict.fromkeys(NAMES[1:], NEVER), expected=4, began=NAMES)
     assert clock.now == 0.0
     assert quorum.fewest == 1
@@ -167,7 +182,7 @@ def test_it_does_not_wait_for_revoked_ones_who_do_not_count_either(
 
 def test_without_a_federation_nobody_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(arrival.CLIENTS_FOLDER, raising=False)
-    assert revoked() == set()
+    assert enrolled() == {}
 
 
 def test_after_the_patience_it_goes_on_without_the_late_ones_named(clock: Clock, said: list[str]) -> None:
