@@ -215,7 +215,7 @@ class GuardedFleet(FleetServicer):
         instance = get_metadata_str(context.invocation_metadata(), HEADER) or ""
         if node_id is None or not 0 < len(instance) <= LONGEST_INSTANCE:
             return
-        about = {"node_id": uint64_to_int64(node_id), "instance": instance}
+        about: dict[str, str | float | None] = {"node_id": uint64_to_int64(node_id), "instance": instance}
         if self._query(SAME_INSTANCE, **about):
             self._state.deactivate_node(node_id)
         self._query(KEEP_INSTANCE, **about)
