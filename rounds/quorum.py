@@ -112,7 +112,14 @@ class Quorum:
 
     def holds_by_nodes(self, online: Iterable[int]) -> bool:
         """Return the same for nodes; one that nobody has asked for its name counts by its number."""
-        return self.holds({self._names.get(node_id, str(node_id)) for node_id in online})
+        return self.holds(self._named(online))
+
+    def would_hold(self, online: Iterable[int]) -> bool:
+        """Return whether so many nodes would be enough, without a wait for more."""
+        return len(self.counted(self._named(online))) >= self.fewest
+
+    def _named(self, nodes: Iterable[int]) -> set[str]:
+        return {self._names.get(node_id, str(node_id)) for node_id in nodes}
 
 
 def quorum_of(clients: int) -> int:

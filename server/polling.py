@@ -158,6 +158,8 @@ class PollingGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages; return the replies once enough are here, or those that are here `timeout` seconds later.
 
+        Where those who answered would be too few without the others, a minute more shows whether these are offline.
+
         Raises
         ------
         QuorumError
@@ -168,7 +170,7 @@ class PollingGrid(Grid):
         training, working = kinds == {MessageType.TRAIN}, MessageType.QUERY not in kinds
         due = self._sent(messages)
         watch, left = Stopwatch(), math.inf if timeout is None else timeout
-        absences = Absences()
+        absences, extended = Absences(), False
         replies: list[Message] = []
         while due:
             online = set(self.get_node_ids())
@@ -187,7 +189,10 @@ class PollingGrid(Grid):
             if any(reply.has_content() for reply in came):
                 absences.patience = max(GRACE_SECONDS, elapsed)
             if timeout is not None and (left := timeout - elapsed) <= 0:
-                break
+                if extended or not working or not self._may_be_gone(due, online):
+                    break
+                extended, timeout, left = True, timeout + GRACE_SECONDS, GRACE_SECONDS
+                watch.stood = True  # what was sent dies with the deadline
             if due:
                 time.sleep(min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)))
         return replies
@@ -196,6 +201,11 @@ class PollingGrid(Grid):
         """Send messages; return those that were taken, by their ids."""
         ids = self.push_messages(messages)
         return {sent: message for sent, message in zip(ids, messages, strict=True) if sent}
+
+    def _may_be_gone(self, due: Mapping[str, Message], online: set[int]) -> bool:
+        """Return whether those who are silent may be offline, unseen for a minute, and the others be too few."""
+        silent = {message.metadata.dst_node_id for message in due.values()}
+        return self._quorum is not None and not self._quorum.would_hold(online - silent)
 
     def _send_again(self, due: dict[str, Message], left: float) -> None:
         """Send again those messages whose time has run out while the run waited for clients; they live `left` more."""

@@ -334,6 +334,26 @@ def test_messages_that_died_meanwhile_are_sent_again_and_live_for_what_is_left(
     assert all(95.0 < life <= 100.0 for _, life in lives[1])
 
 
+def test_links_that_break_unseen_before_the_deadline_are_waited_for_too(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a deadline of 20 s: for a minute, a SuperLink takes a node for online that says nothing."""
+    slow.offline = dict.fromkeys((200, 201, 202), (50.0, 190.0))
+    came = with_quorum(slow, monkeypatch, 2, 3600.0, 1, 200, 201, 202, timeout=20.0)
+    assert sorted(came) == ["1", "200", "201", "202"]
+    assert 202.0 <= slow.now < 204.0
+
+
+@pytest.mark.parametrize("answering", [(1,), (1, 2)])
+def test_those_who_are_silent_and_stay_online_cost_the_deadline_and_a_minute_where_the_others_are_too_few(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch, answering: tuple[int, ...]
+) -> None:
+    came = with_quorum(slow, monkeypatch, 2, 3600.0, *answering, 2000, 2001, timeout=20.0)
+    assert came == [str(node) for node in answering]
+    expected = 20.0 if len(answering) == 2 else 20.0 + polling.GRACE_SECONDS
+    assert expected <= slow.now < expected + 2.0
+
+
 def test_a_run_whose_patience_ends_in_a_round_ends(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     slow.offline = dict.fromkeys((20, 21, 22), (10.0, 1000000000.0))
     with pytest.raises(QuorumError, match="awaited: client-20, client-21, client-22"):
