@@ -35,7 +35,6 @@ from .supervisor import say
 from .unpacked import Unpacked
 
 COMMAND = "flwr.supernode.cli.flower_supernode"
-CONNECTION = "flwr.client.grpc_rere_client.connection"
 OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
 STATE = "flwr.supernode.nodestate.in_memory_nodestate"
 

@@ -108,10 +108,13 @@ AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)""" 
 """A node is handed a message once its parts are here: it would ask for each in vain, again and again."""
 
 RECEIVED = """
-INSERT INTO fairbloom_received VALUES (:message_id, 1) ON CONFLICT (message_id) DO UPDATE SET times = times + 1"""
+INSERT INTO fairbloom_received SELECT message_id, 1 FROM message_ins
+WHERE message_id = :message_id AND dst_node_id = :node_id
+ON CONFLICT (message_id) DO UPDATE SET times = times + 1"""
+"""A node counts its own messages alone."""
 IN_VAIN = f"""
 SELECT message_id, run_id, group_id, message_type, created_at, ttl FROM message_ins
-WHERE dst_node_id = :node_id AND {LOST}
+WHERE dst_node_id = :node_id AND created_at + ttl > :now AND {LOST}
 AND message_id IN (SELECT message_id FROM fairbloom_received WHERE times >= {MOST_TIMES})"""  # noqa: S608
 BROKEN_OFF = """
 SELECT session_id FROM fairbloom_replies
@@ -280,7 +283,7 @@ class GuardedFleet(FleetServicer):
         for session in self._query(BROKEN_OFF, **place):
             self._state._cleanup_push_session(session["session_id"], cleanup_messages=True)
             self._budgets.pop(session["session_id"], None)
-        for asked in self._query(IN_VAIN, **place):
+        for asked in self._query(IN_VAIN, **place, now=time.time()):
             row = {
                 **asked,
                 "message_id": "",
@@ -326,7 +329,7 @@ class GuardedFleet(FleetServicer):
     def _confirm(self, request: Any, context: ServicerContext) -> Any:
         if not self._may_receive(request.node.node_id, request.message_object_id):
             return ConfirmMessageReceivedResponse()
-        self._query(RECEIVED, message_id=request.message_object_id)
+        self._query(RECEIVED, message_id=request.message_object_id, node_id=uint64_to_int64(request.node.node_id))
         return ConfirmMessageReceivedResponse()
 
     # Replies --------------------------------------------------------------------------------------------------------

@@ -454,6 +454,19 @@ def test_a_message_that_ends_its_node_each_time_is_answered_by_an_error_and_the_
     assert answer.metadata.src_node_id == place.node
 
 
+def test_a_node_counts_its_own_messages_alone(place: Place) -> None:
+    """Else it could let another one's message fail, or fill the database with made-up ones."""
+    theirs = place.link.send(place.run, place.other)
+    for _ in range(fleet.MOST_TIMES + 1):
+        stolen = confirm(theirs)
+        stolen.node.node_id = place.node
+        place.fleet.ConfirmMessageReceived(stolen, Call())
+        stolen.message_object_id = "0" * 64
+        place.fleet.ConfirmMessageReceived(stolen, Call())
+    assert place.link.count("fairbloom_received") == 0
+    assert pulled(place, place.other) == [theirs.metadata.message_id]
+
+
 def test_a_message_that_was_lost_on_the_way_is_handed_out_as_often_as_it_takes(place: Place) -> None:
     asked = place.send()
     for _ in range(3 * fleet.MOST_TIMES):
