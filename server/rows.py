@@ -177,10 +177,12 @@ def refusals_in(cell: str) -> list[tuple[str, str]]:
     """Return the clients and reasons of a cell of the column `refused`, as `round_row` writes it."""
     found: list[tuple[str, str]] = []
     for part in cell.split(SEPARATOR):
-        name = REFUSED.match(part)
-        if name:
-            found.append((names_in(name[1])[0], part[name.end() :]))
-        elif found:  # a reason that has the separator in it, as an older version wrote them
+        name, colon, reason = part.partition(": ")
+        if quoted := REFUSED.match(part):
+            found.append((names_in(quoted[1])[0], part[quoted.end() :]))
+        elif colon:  # a name with spaces, as an older version wrote it
+            found.append((name, reason))
+        elif found:  # a reason that has the separator in it, as an older version wrote it
             found[-1] = (found[-1][0], f"{found[-1][1]}{SEPARATOR}{part}")
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,9 +10,6 @@ import grpc
 
 from ..processes import LONGEST_RETRY_SECONDS
 from .instance import HEADER, INSTANCE
-
-CONNECTION = "flwr.client.grpc_rere_client.connection"
-HEARTBEAT = "flwr.supercore.heartbeat"
 
 OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 1000),
@@ -37,15 +33,6 @@ class Introduction(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
         if details.method.endswith("/ActivateNode"):
             details = details._replace(metadata=[*(details.metadata or ()), (HEADER, self._instance)])
         return continuation(details, request)
-
-
-def connect_soon() -> None:
-    """Let Flower's node connect by channels that are up again soon after the SuperLink, or the network, is."""
-    connection: Any = importlib.import_module(CONNECTION)
-    heartbeat: Any = importlib.import_module(HEARTBEAT)
-    exponential = heartbeat.exponential
-    connection.create_channel = create_channel
-    heartbeat.exponential = lambda max_delay: exponential(max_delay=min(max_delay, LONGEST_RETRY_SECONDS))
 
 
 def create_channel(

@@ -24,10 +24,10 @@ from grpc import RpcError
 
 from fairbloom.logs import colour_on_terminals_alone
 
-from ..processes import Retries, end_with, leave, missing_names, retry_soon
+from ..processes import LONGEST_RETRY_SECONDS, Retries, end_with, leave, missing_names, retry_soon
 from .answers import Answer, Isolated, Resident
 from .bundles import Installed
-from .channel import CONNECTION, HEARTBEAT, connect_soon
+from .channel import create_channel
 from .client import APP
 from .faults import AWAY, RefusedError, Remedies, end_without_heartbeat, in_words, patient
 from .inbox import LOOP, answer_next
@@ -36,6 +36,8 @@ from .unpacked import Unpacked
 
 COMMAND = "flwr.supernode.cli.flower_supernode"
 OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
+CONNECTION = "flwr.client.grpc_rere_client.connection"
+HEARTBEAT = "flwr.supercore.heartbeat"
 STATE = "flwr.supernode.nodestate.in_memory_nodestate"
 
 REPLACED: Mapping[str, Iterable[str]] = {
@@ -172,6 +174,15 @@ def open_no_port() -> None:
     nothing.start()
     server = SimpleNamespace(should_exit=False, force_exit=False)
     importlib.import_module(COMMAND)._start_supernode_http_api = lambda config, state_factory: (server, nothing)  # type: ignore[attr-defined]
+
+
+def connect_soon() -> None:
+    """Let Flower's node connect by channels that are up again soon after the SuperLink, or the network, is."""
+    connection: Any = importlib.import_module(CONNECTION)
+    heartbeat: Any = importlib.import_module(HEARTBEAT)
+    exponential = heartbeat.exponential
+    connection.create_channel = create_channel
+    heartbeat.exponential = lambda max_delay: exponential(max_delay=min(max_delay, LONGEST_RETRY_SECONDS))
 
 
 # Start --------------------------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ OPTIONS = (
     ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_SECONDS),
     ("grpc.keepalive_time_ms", 1000 * SILENT_SECONDS),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # clients look every 20 s whether the link is up
     ("grpc.so_reuseport", 0),  # another server on the same port is an error
 )
 

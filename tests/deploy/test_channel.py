@@ -14,7 +14,7 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, Pull
 from flwr.proto.fleet_pb2_grpc import FleetServicer, FleetStub, add_FleetServicer_to_server
 from flwr.supercore import heartbeat
 
-from fairbloom.deploy.device import channel, instance
+from fairbloom.deploy.device import channel, instance, warm
 from fairbloom.deploy.device.instance import HEADER, INSTANCE, Instance
 from fairbloom.deploy.processes import LONGEST_RETRY_SECONDS
 from tests.deploy.commands import ROOT
@@ -119,7 +119,7 @@ def test_the_call_by_which_a_node_comes_names_its_instance_and_no_other_does(mon
 def test_flowers_node_connects_by_it_and_its_heart_beats_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "create_channel", connection.create_channel)
     monkeypatch.setattr(heartbeat, "exponential", heartbeat.exponential)
-    channel.connect_soon()
+    warm.connect_soon()
     assert connection.create_channel is channel.create_channel
     pauses = heartbeat.exponential(max_delay=20)
     assert max(next(pauses) for _ in range(10)) == LONGEST_RETRY_SECONDS
