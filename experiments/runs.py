@@ -23,7 +23,7 @@ from fairbloom.server.files import RunFolderError
 from fairbloom.server.lock import is_running
 from fairbloom.server.own import options_of
 from fairbloom.server.records import MODEL, SPLIT, engine_in, is_finished, recorded_settings, scores_in, taken_back_in
-from fairbloom.server.rows import names_in, read_rows, refusals_in
+from fairbloom.server.rows import ABSENT, absent_in, read_rows
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method
 from fairbloom.tasks import find_task
@@ -185,9 +185,19 @@ class Run:
 
     @property
     def without_score(self) -> tuple[str, ...]:
-        """The clients that evaluated last and have no score, as an AUC over a single class is none."""
-        final = self.final()
-        return tuple(row["client"] for row in self._last_rows if row["client"] not in final)
+        """The clients that are in no measure of the last evaluated round, because they have no score there.
+
+        They have none where it cannot be measured, as an AUC over a single class, or where they have no test examples,
+        were refused, missing or offline. Where a share of the clients evaluates, others than these are not counted.
+        """
+        names = {row["client"] for row in self._last_rows}
+        if float(self.settings.get("fraction-evaluate", 1.0)) == 1.0:
+            last = {row["round"] for row in self._last_rows}
+            names |= {row["client"] for row in self._clients}
+            names |= {
+                name for row in self._rounds if row["round"] in last for kind in ABSENT for name in absent_in(row, kind)
+            }
+        return tuple(sorted(names.difference(self.final())))
 
     def test_examples(self) -> dict[str, int]:
         """Return how many examples each client was tested on after the last evaluated round."""
@@ -201,12 +211,10 @@ class Run:
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
         """Return who was refused, missing, offline, each with the number of rounds, the most frequent first."""
-        refused = Counter(name for row in self._rounds for name, _ in refusals_in(row.get("refused", "")))
-        absent = {
-            kind: Counter(name for row in self._rounds for name in names_in(row.get(kind, "")))
-            for kind in ("missing", "offline")
+        return {
+            kind: Counter(name for row in self._rounds for name in absent_in(row, kind)).most_common()
+            for kind in ABSENT
         }
-        return {kind: counts.most_common() for kind, counts in ({"refused": refused} | absent).items()}
 
     def differing(self) -> dict[str, Value]:
         """Return the settings that are not at their defaults: a task's own choice is one, and so is a strategy's."""

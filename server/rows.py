@@ -27,6 +27,9 @@ SEPARATOR = " | "
 REFUSED = re.compile(r"""((?:'[^']*'|"'")+|[^\s'"]\S*?): """)
 """The name at the beginning of a refused reply, in quotation marks where it has spaces."""
 
+ABSENT = ("refused", "missing", "offline")
+"""The columns of rounds.csv that name clients whose replies a round did without."""
+
 MEASURES = tuple(summarize({"anyone": 1.0}))
 """The measures of fairness that rounds.csv has of the score."""
 
@@ -130,6 +133,12 @@ def names_in(cell: str) -> list[str]:
         return shlex.split(cell)
     except ValueError:  # an older version wrote names with quotation marks as they are
         return cell.split()
+
+
+def absent_in(row: Mapping[str, str], kind: str) -> list[str]:
+    """Return the clients that a row of rounds.csv names as refused, missing or offline, which `kind` says."""
+    cell = row.get(kind, "")
+    return [name for name, _ in refusals_in(cell)] if kind == "refused" else names_in(cell)
 
 
 def read_table(path: Path, columns: Collection[str]) -> list[dict[str, str]]:
