@@ -1,7 +1,6 @@
 """Two clients with a quadratic loss each, and how every method moves a model of two numbers between them."""
 
 import io
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from torch import Tensor, nn
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import errors_alone
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import FloatArray
@@ -198,7 +198,7 @@ def run(name: str, start: tuple[float, float]) -> Course:
     first = np.array(start)
     course, personal = [first], {client: [first] for client in CLIENTS}
     work = {"batch-size": 1, "learning-rate": LEARNING_RATE, "device": "cpu"}
-    with registered(), silenced():
+    with registered(), errors_alone():
         config = Settings.of({"task": TASK.name, "clients": len(CLIENTS), **work}).run_config()
         method = strategy(name)
         clients = LoopClients(method, config)
@@ -211,18 +211,6 @@ def run(name: str, start: tuple[float, float]) -> Course:
                     personal[client].append(last[1]["w"].numpy())
     kept = {client: np.array(models) for client, models in personal.items() if len(models) > 1}
     return Course(np.array(course), kept)
-
-
-@contextmanager
-def silenced() -> Iterator[None]:
-    """Keep all but errors out of the log for a while."""
-    log = logging.getLogger("flwr")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def pareto_set(points: int = 200) -> FloatArray:

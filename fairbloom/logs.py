@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def colour_on_terminals_alone(*, never: bool = False) -> None:
@@ -15,3 +17,15 @@ def colour_on_terminals_alone(*, never: bool = False) -> None:
     for handler in logging.getLogger("flwr").handlers:
         if isinstance(handler, logging.StreamHandler) and hasattr(handler, "colored"):
             handler.colored = not never and not os.environ.get("NO_COLOR") and handler.stream.isatty()
+
+
+@contextmanager
+def errors_alone() -> Iterator[None]:
+    """Keep all but errors out of the log for a while."""
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

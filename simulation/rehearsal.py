@@ -1,10 +1,9 @@
 """What deployed clients with these data would send: a run of one round, in this process, whose messages are kept."""
 
 import json
-import logging
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from flwr.common.constant import ErrorCode
 from fairbloom.client.app import app
 from fairbloom.client.settings import taken
 from fairbloom.errors import FairbloomError, reportable
+from fairbloom.logs import errors_alone
 from fairbloom.protocol.names import ABOUT, CLIENT
 from fairbloom.rounds.flower import FlowerClients, unpacked_content
 from fairbloom.server.app import federate
@@ -71,7 +71,11 @@ def rehearse(settings: Settings, *, name: str = "", allow: Collection[str] = ())
         if name or len(clients) > 1:
             node["name"] = name if len(clients) == 1 else client
     grid = RecordingGrid(nodes, taken(config, allow))
-    with tempfile.TemporaryDirectory() as folder, _quiet(), suppress(FairbloomError):  # which stands in the replies
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        errors_alone(),
+        suppress(FairbloomError),
+    ):  # which stands in the replies
         changed = {"num_rounds": 1, "fraction": 1.0, "out": str(Path(folder, "run")), "training_clients": ""}
         if own_clients:
             changed["data_dir"] = ""  # a server has none
@@ -128,15 +132,3 @@ def plain(content: RecordDict) -> dict[str, Any]:
     if ABOUT in found.get(CLIENT, {}):
         found[CLIENT][ABOUT] = json.loads(found[CLIENT][ABOUT])
     return found
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Let the log say what is wrong with data, and nothing of the run's progress."""
-    log = logging.getLogger("flwr")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
