@@ -39,7 +39,7 @@ REFUSED = {
     "2^60 examples": r"num-examples.* 1152921504606846976",
     "100 times the examples": r"num-examples 7200",
     "no examples": r"num-examples must be an integer of at least 1, got 0",
-    "24 MB in one piece": MISSING,  # gRPC turns it away before it is read, so only the deadline tells
+    "24 MB in one piece": MISSING,  # gRPC turns it away before it is read: three times, or until the deadline
 }
 SETTINGS: dict[str, Any] = {
     "clients": 4,
@@ -82,7 +82,8 @@ def test_each_is_refused_by_name_with_the_reason(run: tuple[Deployment, Path], n
     row = rounds(run[1])[number - 1]
     reason = REFUSED[list(ATTACKS)[number - 1]]
     if reason == MISSING:
-        assert (row["replies_used"], row["missing"]) == ("3", "mallory"), row
+        assert row["replies_used"] == "3", row
+        assert row["missing"] == "mallory" or row["refused"].startswith("mallory: error 8: the node received"), row
         return
     assert row["missing"] == ""
     if reason:
