@@ -1,6 +1,7 @@
 """A user's own task and method, by import path from the directory that she stands in, beside ours."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -91,7 +92,9 @@ def test_a_client_without_a_score_is_named_and_left_out(here: Path, capsys: pyte
     assert len(rows) == 10
     assert {row["client"] for row in rows if not row["mae"]} == {"town-1"}
     assert fairbloom("show", "some/runs/fedavg-seed0") == 0
-    assert "without a test mae: town-1" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "without a test mae: town-1" in printed
+    assert re.search(r"^mae, lower is better, 4 of 5 clients ", printed, re.MULTILINE)
 
 
 def test_a_method_of_ones_own_is_described_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
