@@ -89,5 +89,9 @@ _DEFAULTS: Mapping[str, Any] = {
     each.name: each.default for each in fields(Terms) if each.name not in ("server_round", "measure", "others")
 }
 
-WORK = tuple(name.replace("_", "-") for name in _DEFAULTS if name != "agreed")
+_NEEDLESS = ("agreed", "local_only", "local_steps", "snapshot_step")
+"""Terms that no client needs to say it honours: without agreement there is no task, with `local_only` the reply counts
+for nothing, and who overlooks the steps of a snapshot has none to reply, for which it is refused."""
+
+WORK = tuple(name.replace("_", "-") for name in _DEFAULTS if name not in _NEEDLESS)
 """The keys by which a client's local work may be changed; a client says which of them it honours."""

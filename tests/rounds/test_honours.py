@@ -17,10 +17,9 @@ SENT = {
     "mgdaprox": ["proximal-mu"],
     "propfair": ["loss-transform", "propfair-baseline", "propfair-epsilon"],
     "ditto": ["personal-lambda", "personal-epochs"],
-    "local": ["personal-lambda", "personal-epochs", "local-only"],
+    "local": ["personal-lambda", "personal-epochs"],
     "fedfa": ["client-momentum"],
     "qfedsgd": ["full-batch-step"],
-    "drfa": ["local-steps", "snapshot-step"],
 }
 
 
@@ -56,8 +55,7 @@ def test_a_client_that_knows_nothing_of_a_methods_terms_is_refused_with_the_reme
     clients: dict[str, Answer] = dict(quadratics(3))
     _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": client("site-1")}), rounds=1)
     assert set(finished.refused) == {"site-1"} & set(finished.participants)
-    if name != "drfa":  # it draws with replacement, so that not everybody needs to take part
-        assert set(finished.coefficients) == {"site-0", "site-2"}
+    assert set(finished.coefficients) == {"site-0", "site-2"}
     for words in ("app = fair(train_fn, test_fn)", "docs/flower.md", "'honours'", *SENT[name]):
         assert all(words in reason for reason in finished.refused.values())
     told = client("site-1", on_query=SENT[name])
@@ -77,6 +75,15 @@ def test_methods_that_send_no_terms_take_clients_that_say_nothing(strategy: Call
     _, (finished,) = run(strategy(buffers=BUFFERS), grid, rounds=1)
     assert finished.refused == {}
     assert len(finished.coefficients) == 3
+
+
+def test_terms_that_nobody_can_overlook_in_silence_ask_nothing() -> None:
+    """DRFA's: who overlooks the step of the snapshot has none to reply, and is refused for that."""
+    terms = Terms(server_round=3, local_only=True, local_steps=5, snapshot_step=2)
+    assert terms.work == {}
+    grid = MemoryGrid({name: client(name) for name in quadratics(3)})
+    _, (finished,) = run(method("drfa"), grid, rounds=1)
+    assert finished.refused == {}
 
 
 def test_a_term_of_strength_zero_is_not_sent_and_asks_nothing() -> None:
