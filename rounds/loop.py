@@ -88,10 +88,9 @@ class Rounds:
         known: Iterable[str] = (),
     ) -> None:
         self.clients = clients
-        self.known = set(known)
-        """The names of the clients that the run has known up to now."""
         self.online: Sequence[str] = ()
         """The names of the clients that were online when some were drawn last, in order."""
+        self._away = set(known)  # of those known; the others, of whom there may be a million, are not kept once more
         self._method = method
         self._num_rounds = num_rounds
         self._agreed = agreed
@@ -161,7 +160,7 @@ class Rounds:
         method = self._method
         self._begin()
         free = self._training(self._free(method.min_train_nodes))
-        self._offline = tuple(sorted(self.known.difference(self.online)))
+        self._offline = tuple(sorted(self._away))
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
         self._draws = Counter(sorted(method.choose(free, wanted, number)) if free else [])
         measured = tuple(sorted(method.needs.union(measure)))
@@ -244,6 +243,11 @@ class Rounds:
 
     # What came of it ------------------------------------------------------------------------------------------------
 
+    @property
+    def known(self) -> set[str]:
+        """The names of the clients that the run has known up to now."""
+        return self._away.union(self.online)
+
     def evaluates(self, number: int) -> bool:
         """Return whether a round is one after which clients evaluate."""
         every, due = self._method.evaluate_every, number == self._num_rounds
@@ -288,8 +292,9 @@ class Rounds:
     def _free(self, fewest: int) -> Sequence[str]:
         """Return the clients that can be asked, in the order of names; none where too few are online."""
         fewest = max(self._method.min_available_nodes, fewest)
-        self.online = self.clients.online(fewest)
-        self.known.update(self.online)
+        before, self.online = self.online, self.clients.online(fewest)
+        if self.online is not before and (before or self._away):  # clients in one process are always there
+            self._away = self._away.union(before).difference(self.online)
         return self.clients.free() if len(self.online) >= fewest else ()
 
     def _training(self, names: Sequence[str]) -> Sequence[str]:

@@ -79,7 +79,7 @@ def round_row(
         "missing": shlex.join(finished.missing),
         "offline": shlex.join(finished.offline),
         "decided_by": finished.decided_by,
-        "clipped": shlex.join(finished.clipped),
+        **({"clipped": shlex.join(finished.clipped)} if finished.clipped else {}),
         "bytes_sent": finished.bytes_sent,
         "bytes_received": finished.bytes_received,
         "seconds": round(seconds, 6),

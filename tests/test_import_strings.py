@@ -87,7 +87,8 @@ class WorstHalf(FairStrategy):
 
 CLIENTS, ROUNDS = 4, 3
 OURS: dict[str, Any] = {"task": "theirs:slopes", "slopes.noise": 0.2, "method": "theirs:WorstHalf"}
-SETTINGS: dict[str, Any] = {"clients": CLIENTS, "num-rounds": ROUNDS, "learning-rate": 0.05, "device": "cpu"}
+SETTINGS: dict[str, Any] = {"clients": CLIENTS, "num-rounds": ROUNDS, "learning-rate": 0.05}
+SETTINGS |= {"fraction": 0.5, "device": "cpu"}
 
 
 @pytest.fixture

@@ -298,17 +298,18 @@ class GuardedFleet(FleetServicer):
         return self._in_turn(self._pull_part, request, context)
 
     def _pull_part(self, request: PullObjectRequest, context: ServicerContext) -> PullObjectResponse:
-        if not self._may_receive(request.node.node_id, request.object_id):
+        if self._is_anothers(request.node.node_id, request.object_id):
             return PullObjectResponse(object_found=False, object_available=False)
         return super().PullObject(request, context)
 
-    def _may_receive(self, node_id: int, object_id: str) -> bool:
-        """Return whether a message, or a part of one, is for this node; note an attempt to get another's."""
+    def _is_anothers(self, node_id: int, object_id: str) -> bool:
+        """Return whether an object is there, and no message to this node or part of one; note an attempt to get it."""
         if self._query(ADDRESSED, node_id=uint64_to_int64(node_id), object_id=object_id):
-            return True
-        if self._query(IS_KNOWN, object_id=object_id):  # else it is over: its run has ended, say
+            return False
+        known = bool(self._query(IS_KNOWN, object_id=object_id))
+        if known:
             self._note_refused(node_id, "a call for what is another client's")
-        return False
+        return known
 
     def GetRun(self, request: Any, context: ServicerContext) -> Any:
         """Hand out what is known of a run."""
@@ -327,9 +328,12 @@ class GuardedFleet(FleetServicer):
         return self._in_turn(self._confirm, request, context)
 
     def _confirm(self, request: Any, context: ServicerContext) -> Any:
-        if not self._may_receive(request.node.node_id, request.message_object_id):
+        node_id, message_id = request.node.node_id, request.message_object_id
+        if self._is_anothers(node_id, message_id):
             return ConfirmMessageReceivedResponse()
-        self._query(RECEIVED, message_id=request.message_object_id, node_id=uint64_to_int64(request.node.node_id))
+        if not self._query(IS_KNOWN, object_id=message_id):
+            return super().ConfirmMessageReceived(request, context)  # Flower says where the run is over
+        self._query(RECEIVED, message_id=message_id, node_id=uint64_to_int64(node_id))
         return ConfirmMessageReceivedResponse()
 
     # Replies --------------------------------------------------------------------------------------------------------

@@ -347,7 +347,7 @@ def test_a_node_gets_nothing_of_another_nodes_message(server: Server) -> None:
         other.confirm(run, object_id)
     assert {object_id: honest.pull(run, object_id) for object_id in parts(message)} == parts(message)
     honest.confirm(run, message.metadata.message_id)
-    assert honest.pull(run, message.metadata.message_id) is None
+    assert honest.pull(run, message.metadata.message_id) is not None  # until it has answered: it may end before
     assert server.refused() == {"refused: a call for what is another client's"}
 
 

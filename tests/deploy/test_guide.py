@@ -47,4 +47,4 @@ def test_six_steps_make_a_federation(tmp_path: Path) -> None:
                 )
                 assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         (run,) = (runtime.home / "runs").iterdir()
-    assert [row["replies_used"] for row in rounds(run)] == ["1", "1"]
+    assert [row["replies_used"] for row in rounds(run)] == ["2", "2"]

@@ -440,10 +440,11 @@ def status_of(there: Deployment) -> dict[str, Any]:
 
 
 def test_an_expected_end_is_one_sentence_for_everybody(there: Deployment, tmp_path: Path) -> None:
-    settings = {**SETTINGS, "training-clients": "nobody", "unused-rounds": 1, "out": str(tmp_path / "run")}
+    slow = {"stragglers": 1.0, "drop-stragglers": True, "local-epochs": 2, "unused-rounds": 1}
+    settings = {**SETTINGS, **slow, "out": str(tmp_path / "run")}
     assert there.submit(settings) == 1
     said = there.log(there.submitted)
-    sentence = "the run has learned nothing for 1 rounds: in round 1, of those that train (training_clients = nobody)"
+    sentence = "the run has learned nothing for 1 rounds: in round 1, 3 of 3 replies were refused"
     assert f"the run ends: {sentence}" in said
     assert f"run {there.submitted_run()}: finished:failed: {sentence}" in said.splitlines()[-1]
     assert f"the run ends: {sentence}" in there.log(there.server)

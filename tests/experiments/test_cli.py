@@ -421,14 +421,6 @@ def test_data_name_the_clients_that_differ_from_the_others(tmp_path: Path, capsy
     assert "problem" not in capsys.readouterr().out
 
 
-def test_data_warn_of_a_column_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("basel", "turku"):
-        rows = "".join(f"{name}{k},{k},{k % 2}\n" for k in range(20))
-        (tmp_path / f"{name}.csv").write_text(f"id,age,target\n{rows}")
-    assert fairbloom("data", tmp_path) == 0
-    assert len([line for line in caplog.messages if "another text in each row" in line]) == 2
-
-
 def test_data_take_the_folder_as_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("basel", "turku"):
         (tmp_path / f"{name}.csv").write_text("age,target\n" + "50,1\n40,0\n" * 5)

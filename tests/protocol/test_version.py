@@ -114,4 +114,4 @@ def test_a_run_of_misfits_says_why_by_each_clients_name(tmp_path: Path) -> None:
     federate(settings, lambda method: FlowerClients(method, grid, protocol=PROTOCOL + 1))
     text = (tmp_path / "run" / "rounds.csv").read_text()
     for name in ("client-0", "client-1"):
-        assert f"{name}: error 2: MisfitError: the server speaks protocol {PROTOCOL + 1}" in text
+        assert f"{name}: error 2: the server speaks protocol {PROTOCOL + 1}" in text

@@ -40,7 +40,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)
-    yield caplog
+    with caplog.at_level(logging.INFO, "flwr"):
+        yield caplog
     logger.removeHandler(caplog.handler)
 
 

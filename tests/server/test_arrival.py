@@ -38,7 +38,8 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
 
     handler = Handler()
     logger.addHandler(handler)
-    yield words
+    with caplog.at_level(logging.INFO, "flwr"):
+        yield words
     logger.removeHandler(handler)
 
 
