@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,12 @@ def read(matrix: NDArray[Any], columns: slice, out: NDArray[Any]) -> None:
         release(matrix)
 
 
+@cache
 def physical_memory() -> int:
-    """Return the bytes of memory that this process may use: the machine's, or the least limit of its control groups."""
+    """Return the bytes of memory that this process may use: the machine's, or the least limit of its control groups.
+
+    It is looked up once: every round asks.
+    """
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
 
 

@@ -154,6 +154,7 @@ def test_half_of_the_memory_is_half_of_what_a_container_may_use(
 ) -> None:
     monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(memory, "HIERARCHIES", tmp_path / "sys")
+    monkeypatch.setattr(memory, "physical_memory", memory.physical_memory.__wrapped__)  # it looks only once
     if groups is not None:
         (tmp_path / "cgroup").write_text(groups)
     for place, limit in limits.items():
