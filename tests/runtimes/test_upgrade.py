@@ -137,7 +137,7 @@ def test_a_client_that_does_not_fit_is_refused_with_a_remedy_on_both_sides(there
     remedy = "upgrade the server, or go back on this client"
     for row in rounds(out):
         assert row["replies_used"] == "2"
-        assert row["refused"].startswith(f"{CLIENTS[2]}: error 2: MisfitError: {words}: {remedy}")
+        assert row["refused"].startswith(f"{CLIENTS[2]}: error 2: {words}: {remedy}")
     there.wait_for_words(there.clients[CLIENTS[2]], words, remedy)
     assert there.versions() == dict(zip(CLIENTS, (OLD, NEW, MISFIT), strict=True))
     there.connect(CLIENTS[2], OLD)  # the remedy
@@ -155,7 +155,7 @@ def test_a_server_that_does_not_fit_is_told_by_all_and_by_doctor(there: Mixed, t
     for row in rounds(out):
         assert row["replies_used"] == "0"
         for name in CLIENTS:
-            assert f"{name}: error 2: MisfitError: the server speaks protocol {PROTOCOL + 1}" in row["refused"]
+            assert f"{name}: error 2: the server speaks protocol {PROTOCOL + 1}" in row["refused"]
         assert row["refused"].count("upgrade fairbloom on this client") == 3
     there.wait_for_words(there.clients[CLIENTS[0]], "upgrade fairbloom on this client")
     there.use(OLD)
