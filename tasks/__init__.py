@@ -29,7 +29,6 @@ __all__ = [
     "describe_data",
     "digests",
     "find_task",
-    "forget_own_tasks",
     "load_task",
 ]
 

@@ -82,7 +82,7 @@ def test_mods_within_see_arrays_by_name() -> None:
     own = ClientApp(mods=[packing, watch])
     own.train()(ours.train)
     own(packed(message(MessageType.TRAIN)), context(1))
-    assert seen == [{"arrays", "config"}, {"arrays", "metrics", "snapshot", "client"}]
+    assert seen == [{"arrays", "config"}, {"arrays", "metrics", "snapshot"}]
 
 
 def test_a_message_whose_pieces_are_damaged_is_an_error_with_words() -> None:
