@@ -16,22 +16,16 @@ NAMED = 5
 
 def caveats_of_run(run: Run) -> list[str]:
     """Return what limits the numbers of one run: single participants, and clients tested on a few examples."""
-    single = f"One client trained in each round, so the method had nothing to weigh: {REMEDY}."
-    return [*([single] if is_single(run) else []), *_small_tests(run)]
+    return [*_single([run], "the method had nothing"), *_small_tests(run)]
 
 
 def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     """Return what limits the numbers of a comparison, whose runs are given by the labels of the methods, one a seed."""
     every = [run for by_seed in runs.values() for run in by_seed]
-    found = []
-    if all(map(is_single, every)):
-        found.append(f"One client trained in each round, so no method had anything to weigh: {REMEDY}.")
+    found = _single(every, "no method had anything")
     for labels in same_models(runs):
         found.append(f"{_listed(labels)} ended with the same models to the bit: nothing here tells them apart.")
     return [*found, *_small_tests(every[0])]
-
-
-REMEDY = "raise fraction, the share of clients that trains in a round"
 
 
 def is_single(run: Run) -> bool:
@@ -46,6 +40,12 @@ def same_models(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     for label, by_seed in runs.items():
         groups.setdefault(tuple(checksum_of(run.folder / MODEL) for run in by_seed), []).append(label)
     return [labels for labels in groups.values() if len(labels) > 1]
+
+
+def _single(runs: Sequence[Run], who: str) -> list[str]:
+    """Return what it means that one client alone trained in each round of all runs, nothing where that is not so."""
+    remedy = "raise fraction, the share of clients that trains in a round"
+    return [f"One client trained in each round, so {who} to weigh: {remedy}."] if all(map(is_single, runs)) else []
 
 
 def _small_tests(run: Run) -> list[str]:
