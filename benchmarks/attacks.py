@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fairbloom.client.local import Local, Update
+from fairbloom.client.local import LocalClient, Update
 from fairbloom.client.personal import StateDict
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
@@ -78,7 +78,7 @@ WITHIN: Mapping[str, Attack] = {"noise as long as w": noise, "2 w": scaled(2.0)}
 
 
 @dataclass(frozen=True)
-class HostileLocal(Local):
+class HostileClient(LocalClient):
     """A client that trains as it should, and then replies something else in some rounds."""
 
     attack: Attack = noise
@@ -104,10 +104,10 @@ class HostileClients(LoopClients):
         super().__init__(method, settings)
         self._attack, self._rounds = attack, rounds
 
-    def local(self, name: str) -> Local:
+    def local(self, name: str) -> LocalClient:
         """Return one of the clients."""
         there = super().local(name)
-        return HostileLocal(**vars(there), attack=self._attack, rounds=self._rounds) if name == HOSTILE else there
+        return HostileClient(**vars(there), attack=self._attack, rounds=self._rounds) if name == HOSTILE else there
 
 
 def run(attack: Attack, hostile_rounds: Collection[int], **changes: Any) -> list[Round]:

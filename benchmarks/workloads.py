@@ -14,7 +14,7 @@ from fairbloom.protocol.streams import generator, seed_of
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import Examples, Setup, Splits, Task
 from fairbloom.tasks.models import build
-from fairbloom.tasks.networks import Shape
+from fairbloom.tasks.models.networks import Shape
 
 Drawn = Callable[[torch.Generator, int], Tensor]
 """Draws the inputs of so many examples."""

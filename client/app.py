@@ -26,7 +26,7 @@ from fairbloom.tasks import find_task, forget_own_tasks
 from .packing import packing
 
 if TYPE_CHECKING:
-    from .local import Local
+    from .local import LocalClient
     from .personal import StateDict
 
 PERSONAL_MODEL, ABOUT_PERSONAL, ROUND = "personal-model", "personal", "round"
@@ -107,7 +107,7 @@ def is_deployed(context: Context) -> bool:
     return "num-partitions" not in node or any(node.get(key) for key in OWN_PLACES)
 
 
-def local_of(context: Context, agreed: str = "") -> Local:
+def local_of(context: Context, agreed: str = "") -> LocalClient:
     """Return the client of a context, in a run whose clients have agreed on something about their data.
 
     Raises
@@ -115,7 +115,7 @@ def local_of(context: Context, agreed: str = "") -> Local:
     FairbloomError
         When the node config has no partition-id, or one that the task has no client for, or the run pools the data.
     """
-    from .local import Local
+    from .local import LocalClient
 
     config, partition, name = _who(context)
     if config.get("pooled"):
@@ -123,7 +123,7 @@ def local_of(context: Context, agreed: str = "") -> Local:
             "pooled = true: the training data of all clients lie together in one process only: leave it out with "
             "deployed clients, or use fairbloom run"
         )
-    return Local.of({**config, wire.AGREED: agreed}, partition, name, last_personal(context))
+    return LocalClient.of({**config, wire.AGREED: agreed}, partition, name, last_personal(context))
 
 
 def last_personal(context: Context) -> tuple[int, StateDict] | None:

@@ -41,7 +41,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalClient:
     """One client.
 
     Attributes
@@ -75,7 +75,7 @@ class Local:
         partition: object,
         name: str | None = None,
         last: tuple[int, StateDict] | None = None,
-    ) -> "Local":
+    ) -> "LocalClient":
         """Return the client of a partition.
 
         Parameters

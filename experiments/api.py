@@ -10,7 +10,7 @@ from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.records import scores_in
 from fairbloom.server.rows import Row
 from fairbloom.server.settings import Settings, check_used
-from fairbloom.simulation.processes import processors_here
+from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.tasks import forget_own_tasks
 
 from .catalogue import title

@@ -22,7 +22,7 @@ from fairbloom.server.files import check_place
 from fairbloom.server.lock import alone
 from fairbloom.server.records import check_folder, check_same_data, is_finished, rounds_in
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.processes import processors_here
+from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.tasks import check_data, digests
 
 RunKey = tuple[str, int]

@@ -13,7 +13,7 @@ from fairbloom.files import write_whole
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.files import written
 from fairbloom.server.rows import as_csv
-from fairbloom.simulation.processes import processors_here
+from fairbloom.simulation.dispatch.processes import processors_here
 
 from .experiment import Experiment, check_overrides, chosen_rows
 from .outcome import Outcome

@@ -39,7 +39,7 @@ from fairbloom.protocol.settings import SettingsError, Value, assigned
 from fairbloom.scaffold.new import new
 from fairbloom.server.files import RunFolderError
 from fairbloom.server.settings import Settings, check_used, default_config, parameters
-from fairbloom.simulation.processes import processors_here
+from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.strategies import METHODS, find_method
 from fairbloom.tasks import TASKS, describe_data, find_task, load_task
 

@@ -26,11 +26,11 @@ from fairbloom.rounds.roster import share
 from fairbloom.tasks import Examples, Task
 
 from .clients import LocalClients
+from .dispatch.processes import can_fork
+from .dispatch.workers import WorkerClients
 from .loop import LoopClients
-from .processes import can_fork
-from .programs import UnstackableError, program_of
-from .stacked import StackedClients
-from .workers import WorkerClients
+from .stacked.clients import StackedClients
+from .stacked.programs import UnstackableError, program_of
 
 FLOPS = 1.5e11
 """Floating-point operations that one processor core makes in a second; an estimate is enough."""
@@ -103,7 +103,7 @@ class Choice:
             case "workers":
                 return WorkerClients(method, settings, workers=self.workers)
             case "ray":
-                from .ray import RayClients  # imported late: Ray takes a second
+                from .dispatch.ray import RayClients  # imported late: Ray takes a second
 
                 return RayClients(method, settings, shards=self.workers or None, block=self.block)
             case _:

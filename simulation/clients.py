@@ -12,7 +12,7 @@ import torch
 from torch.nn import Module
 
 from fairbloom.client.device import choose
-from fairbloom.client.local import Local, Metrics, Update, about, loaded
+from fairbloom.client.local import LocalClient, Metrics, Update, about, loaded
 from fairbloom.client.personal import PersonalModels, StateDict, folder_name, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import AGREED
@@ -81,7 +81,7 @@ class LocalClients(ABC):
         check_names("misreporting-clients", words(self.settings["misreporting-clients"]), self._names)
         self._state_folder = state_folder(self.settings)
         self._loaded: tuple[Task, Module] | None = None
-        self._locals: OrderedDict[str, Local] = OrderedDict()
+        self._locals: OrderedDict[str, LocalClient] = OrderedDict()
         self._personal: OrderedDict[str, PersonalModels] = OrderedDict()
         self._most = REMEMBERED
 
@@ -127,14 +127,14 @@ class LocalClients(ABC):
 
     # For engines ------------------------------------------------------------------------------------------------------
 
-    def local(self, name: str) -> Local:
+    def local(self, name: str) -> LocalClient:
         """Return one of the clients."""
         personal = self.personal(name)  # asked for with its client, so that neither is forgotten before the other
         if name not in self._locals:
             if self._loaded is None:
                 self._loaded = loaded(self.settings)  # once: a run keeps the data that it began with
             task, model = self._loaded
-            self._locals[name] = Local(name, name, self.settings, task, task.splits(name), model, personal)
+            self._locals[name] = LocalClient(name, name, self.settings, task, task.splits(name), model, personal)
         self._locals.move_to_end(name)
         return self._locals[name]
 
@@ -182,7 +182,7 @@ class LocalClients(ABC):
         names: Sequence[str],
         terms: Terms,
         participants: Collection[str],
-        evaluate: Callable[[Local, Terms], Mapping[str, int | float]],
+        evaluate: Callable[[LocalClient, Terms], Mapping[str, int | float]],
     ) -> Replies:
         """Let these clients evaluate one by one; of `participants` alone is asked what the terms ask to measure."""
         refused, told = Refusals(terms.server_round), dict[str, Mapping[str, int | float]]()

@@ -20,8 +20,8 @@ from fairbloom.tasks import check_data, digests, load_task
 from fairbloom.tasks.split import Split
 
 from .choice import Choice, choose
+from .dispatch.processes import processors_here
 from .loop import LoopClients
-from .processes import processors_here
 
 
 def simulate(

@@ -22,8 +22,8 @@ from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameter
 
 from .choice import Choice, choose
 from .clients import LocalClients
+from .dispatch.processes import processors_here
 from .loop import LoopClients
-from .processes import processors_here
 from .run import one_thread
 
 FEWEST = 3

@@ -20,7 +20,13 @@ import os, pathlib
 pathlib.Path({folder!r}, f"{{os.getpid()}}-{name}").touch()
 """
 EVIL_APP = MARK + "from fairbloom.client.app import app as theirs\napp = theirs\n"
-CHANGED = ("fairbloom/__init__.py", "client/__init__.py", "client/app.py", "client/settings.py", "tasks/digits.py")
+CHANGED = (
+    "fairbloom/__init__.py",
+    "client/__init__.py",
+    "client/app.py",
+    "client/settings.py",
+    "tasks/datasets/digits.py",
+)
 """Files of ours that a bundle brings in place of the installed ones."""
 
 NEW = (

@@ -12,7 +12,7 @@ from torch import nn
 
 from fairbloom.client import local
 from fairbloom.client.app import app
-from fairbloom.client.local import Local
+from fairbloom.client.local import LocalClient
 from fairbloom.client.settings import SettingRefusedError, taken
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
@@ -104,14 +104,14 @@ def test_a_run_that_was_interrupted_resumes_to_the_same_bits(net: type[nn.Module
 @pytest.mark.parametrize("method", ["fedavg", "fedfv", "fedmgdaplus", "fedfa", "adafed"])
 def test_frozen_layers_keep_their_bits_on_clients_and_server(method: str, tmp_path: Path) -> None:
     config = {**HARDEST, "method": method}
-    initial = Local.of(run_config(**{**config, "model": named(Frozen)}), 0).task.model().state_dict()
+    initial = LocalClient.of(run_config(**{**config, "model": named(Frozen)}), 0).task.model().state_dict()
     final = ran(Frozen, tmp_path, config)
     for name, tensor in initial.items():
         assert (final[name] == tensor.numpy().tobytes()) == name.startswith("first"), name
 
 
 def test_a_personal_model_keeps_frozen_layers_and_trains_the_others() -> None:
-    client = Local.of(run_config(**{**HARDEST, "model": named(Frozen)}), 0)
+    client = LocalClient.of(run_config(**{**HARDEST, "model": named(Frozen)}), 0)
     received = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
     client.train(received, Terms(server_round=1, personal_lambda=0.5, personal_epochs=2))
     assert client.personal.last is not None
@@ -133,11 +133,11 @@ def test_tied_weights_count_once(method: str, tmp_path: Path) -> None:
 
 def test_personal_models_with_tied_weights_are_kept_on_disk(tmp_path: Path) -> None:
     config = run_config(**{**PLAIN, "model": named(Tied), "state-dir": str(tmp_path)})
-    client = Local.of(config, 0)
+    client = LocalClient.of(config, 0)
     received = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
     client.train(received, Terms(server_round=1, personal_lambda=0.5, personal_epochs=1))
     assert client.personal.last is not None
-    kept = Local.of(config, 0).personal.before(2)
+    kept = LocalClient.of(config, 0).personal.before(2)
     assert kept is not None
     assert kept.keys() == received.keys()
     assert all(torch.equal(tensor, client.personal.last[1][name]) for name, tensor in kept.items())
@@ -147,7 +147,7 @@ def test_personal_models_with_tied_weights_are_kept_on_disk(tmp_path: Path) -> N
 
 
 def trained(config: Config, partition: int = 1, number: int = 1) -> Bits:
-    client = Local.of(config, partition)
+    client = LocalClient.of(config, partition)
     received = {name: tensor.clone() for name, tensor in client.task.model().state_dict().items()}
     update = client.train(received, Terms(server_round=number, measure=("loss-before", "loss-after")))
     arrays = {name: tensor.numpy().tobytes() for name, tensor in update.arrays.items()}

@@ -54,7 +54,12 @@ def own_app_of(whose: str) -> dict[str, str]:
     """An app without a Fairbloom of its own, whose packages and modules have names that Fairbloom's have, too."""
     mark = f"WHOSE = {whose!r}\n"
     packages = ("client", "strategies", "tasks", "deploy")
-    names = (*(f"{package}/__init__.py" for package in packages), "client/app.py", "tasks/digits.py", "server.py")
+    names = (
+        *(f"{package}/__init__.py" for package in packages),
+        "client/app.py",
+        "tasks/datasets/digits.py",
+        "server.py",
+    )
     no_package = ("fairbloom/errors.py", "fairbloom/client/settings.py")  # without fairbloom/__init__.py
     return {**dict.fromkeys((*names, *no_package), mark), "mine.py": APP}
 
@@ -125,7 +130,7 @@ def test_an_app_with_packages_of_our_names_has_its_own_and_ours_side_by_side(ans
     ours = (
         "fairbloom.client.app",
         "fairbloom.strategies",
-        "fairbloom.tasks.digits",
+        "fairbloom.tasks.datasets.digits",
         "fairbloom.server.app",
         *INSTALLED,
     )

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fairbloom.tasks import Setup, Task, TaskInfo
-from fairbloom.tasks.digits import load as load_digits
+from fairbloom.tasks.datasets.digits import load as load_digits
 
 INFO = TaskInfo(
     "normed",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairbloom.tasks import Examples, Setup, Splits, Task
-from fairbloom.tasks.digits import load as load_digits
+from fairbloom.tasks.datasets.digits import load as load_digits
 
 
 def doubled(setup: Setup, *, apart: bool = False) -> Task:

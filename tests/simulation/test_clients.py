@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fairbloom.client.local import Local, Metrics, Update
+from fairbloom.client.local import LocalClient, Metrics, Update
 from fairbloom.client.personal import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
@@ -19,20 +19,20 @@ from .helpers import rounds, run, small, table
 @pytest.fixture
 def flaky(monkeypatch: pytest.MonkeyPatch) -> None:
     """One client fails in the second round, and another one whenever it evaluates."""
-    train, evaluate = Local.train, Local.evaluate
+    train, evaluate = LocalClient.train, LocalClient.evaluate
 
-    def fails_once(self: Local, received: StateDict, terms: Terms) -> Update:
+    def fails_once(self: LocalClient, received: StateDict, terms: Terms) -> Update:
         if self.name == "client-2" and terms.server_round == 2:
             raise RuntimeError("the disk of clinic 2 is gone")
         return train(self, received, terms)
 
-    def fails(self: Local, received: StateDict, terms: Terms) -> Metrics:
+    def fails(self: LocalClient, received: StateDict, terms: Terms) -> Metrics:
         if self.name == "client-3":
             raise ValueError("no test data")
         return evaluate(self, received, terms)
 
-    monkeypatch.setattr(Local, "train", fails_once)
-    monkeypatch.setattr(Local, "evaluate", fails)
+    monkeypatch.setattr(LocalClient, "train", fails_once)
+    monkeypatch.setattr(LocalClient, "evaluate", fails)
 
 
 @pytest.mark.usefixtures("flaky")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fairbloom.simulation.programs import Mapped, program_of
+from fairbloom.simulation.stacked.programs import Mapped, program_of
 from fairbloom.tasks import Examples, Setup, Splits, Task, load_task
 from fairbloom.tasks.models import MODELS, build
 

@@ -30,10 +30,10 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.updates import Model
-from fairbloom.simulation import ray as engine
 from fairbloom.simulation.clients import LocalClients
+from fairbloom.simulation.dispatch import ray as engine
+from fairbloom.simulation.dispatch.ray import RayClients, home, placed
 from fairbloom.simulation.loop import LoopClients
-from fairbloom.simulation.ray import RayClients, home, placed
 from fairbloom.strategies import DRFA, FedAvg
 from fairbloom.tasks import load_task
 from tests.rounds.implementations import rows_of

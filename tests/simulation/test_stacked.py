@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fairbloom.client.local import Local, Update
+from fairbloom.client.local import LocalClient, Update
 from fairbloom.client.personal import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.blocks import PADDING, Member, blocks
 from fairbloom.simulation.loop import LoopClients
-from fairbloom.simulation.programs import Chain, Mapped, UnstackableError, program_of
-from fairbloom.simulation.stacked import StackedClients
+from fairbloom.simulation.stacked.blocks import PADDING, Member, blocks
+from fairbloom.simulation.stacked.clients import StackedClients
+from fairbloom.simulation.stacked.programs import Chain, Mapped, UnstackableError, program_of
 from fairbloom.strategies import DRFA, FedAvg
 from fairbloom.tasks import load_task
 from tests.client import nets
@@ -105,7 +105,7 @@ def assert_same_reports(ours: Replies, expected: Replies, tolerance: float = 1e-
 def no_fallback(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail where clients are computed one by one: then nothing would be compared."""
 
-    def alone(self: Local, received: StateDict, terms: Terms) -> Update:
+    def alone(self: LocalClient, received: StateDict, terms: Terms) -> Update:
         raise AssertionError("a client of the stacked engine trains by itself")
 
     monkeypatch.setattr(StackedClients, "_one_by_one", alone)
@@ -249,7 +249,7 @@ def test_one_bad_client_is_refused_alone_in_evaluation() -> None:
 def test_a_block_for_which_memory_does_not_suffice_is_computed_in_parts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import fairbloom.simulation.stacked as engine
+    import fairbloom.simulation.stacked.clients as engine
 
     train_together, sizes = engine.train_together, list[int]()
 
@@ -276,7 +276,7 @@ def test_a_failure_that_is_no_clients_own_is_told(
     def broken(*arguments: Any) -> Tensor:
         raise RuntimeError("a fault of the engine")
 
-    monkeypatch.setattr("fairbloom.simulation.stacked.train_together", broken)
+    monkeypatch.setattr("fairbloom.simulation.stacked.clients.train_together", broken)
     loop, stacked, model = both(config_of())
     with caplog.at_level(logging.WARNING, "flwr"):
         ours = stacked.train(loop.online(1), model, TERMS["plain"])

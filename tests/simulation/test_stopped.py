@@ -12,7 +12,7 @@ from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 
 from fairbloom.client.app import app
-from fairbloom.client.local import Local, Update
+from fairbloom.client.local import LocalClient, Update
 from fairbloom.client.personal import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.loop import NothingLearnedError
@@ -69,15 +69,15 @@ def test_a_short_run_without_any_step_is_no_success_either_and_is_finished_where
 
 
 def test_a_run_goes_on_from_its_folder_when_what_was_wrong_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = Local.train
+    train = LocalClient.train
 
-    def broken(self: Local, received: StateDict, terms: Terms) -> Update:
+    def broken(self: LocalClient, received: StateDict, terms: Terms) -> Update:
         if terms.server_round < 3:
             return train(self, received, terms)
         raise OSError("the sensors of all clinics are off")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Local, "train", broken)
+        patch.setattr(LocalClient, "train", broken)
         with pytest.raises(NothingLearnedError, match=r"in round 5, .*: the sensors of all clinics are off"):
             run("a", engine="loop")
         with pytest.raises(NothingLearnedError, match=r"in round 6, .*: the sensors of all clinics are off"):
@@ -114,12 +114,12 @@ def test_a_straggler_that_is_left_out_is_no_crash(tmp_path: Path, engine: str) -
 
 
 def test_a_torn_file_of_a_client_is_told_without_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def torn(self: Local, received: StateDict, terms: Terms) -> Update:
+    def torn(self: LocalClient, received: StateDict, terms: Terms) -> Update:
         load_file(tmp_path / "torn.safetensors")
         raise AssertionError("it can be read")
 
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
-    monkeypatch.setattr(Local, "train", torn)
+    monkeypatch.setattr(LocalClient, "train", torn)
     run(tmp_path / "a", engine="loop", unused_rounds=0)
     told = [row["refused"] for row in rounds(tmp_path / "a")]
     assert all("SafetensorError" in refused and ".py, line" in refused for refused in told)

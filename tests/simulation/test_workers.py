@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fairbloom.client.local import Local, Metrics, Update
+from fairbloom.client.local import LocalClient, Metrics, Update
 from fairbloom.client.personal import StateDict
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
@@ -29,18 +29,18 @@ from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Kept, Method
 from fairbloom.rounds.updates import Model, Vectors
-from fairbloom.simulation import processes
 from fairbloom.simulation.clients import LocalClients
+from fairbloom.simulation.dispatch import processes
+from fairbloom.simulation.dispatch.processes import shared_array
+from fairbloom.simulation.dispatch.workers import WorkerClients, placed
 from fairbloom.simulation.loop import LoopClients
-from fairbloom.simulation.processes import shared_array
-from fairbloom.simulation.workers import WorkerClients, placed
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks import Examples, Setup, Splits, Task, load_task
 from tests.rounds.implementations import Watched, bits, rows_of
 
 from .helpers import Outcome, run, small
 
-Train = Callable[[Local, StateDict, Terms], Update]
+Train = Callable[[LocalClient, StateDict, Terms], Update]
 
 FIVE = [f"client-{k}" for k in range(5)]
 
@@ -102,15 +102,15 @@ def is_there(process: int) -> bool:
     return False
 
 
-def patched(monkeypatch: pytest.MonkeyPatch, before: Callable[[Local, Terms], None]) -> None:
+def patched(monkeypatch: pytest.MonkeyPatch, before: Callable[[LocalClient, Terms], None]) -> None:
     """Let something happen in a client before it trains."""
-    train: Train = Local.train
+    train: Train = LocalClient.train
 
-    def other(self: Local, received: StateDict, terms: Terms) -> Update:
+    def other(self: LocalClient, received: StateDict, terms: Terms) -> Update:
         before(self, terms)
         return train(self, received, terms)
 
-    monkeypatch.setattr(Local, "train", other)
+    monkeypatch.setattr(LocalClient, "train", other)
 
 
 # Who computes what ----------------------------------------------------------------------------------------------------
@@ -243,20 +243,20 @@ def test_cohorts_may_grow_and_shrink_and_be_one_client_or_none() -> None:
 
 
 def test_one_that_fails_is_refused_in_the_words_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = Local.evaluate
+    evaluate = LocalClient.evaluate
 
-    def fails(self: Local, received: StateDict, terms: Terms) -> Metrics:
+    def fails(self: LocalClient, received: StateDict, terms: Terms) -> Metrics:
         if self.name == "client-3":
             raise RuntimeError("the disk is gone")
         return evaluate(self, received, terms)
 
-    def fails_to_train(local: Local, terms: Terms) -> None:
+    def fails_to_train(local: LocalClient, terms: Terms) -> None:
         if local.name == "client-1":
             raise FairbloomError("no data today")
         if local.name == "client-4":
             raise KeyError(local.name)
 
-    monkeypatch.setattr(Local, "evaluate", fails)
+    monkeypatch.setattr(LocalClient, "evaluate", fails)
     patched(monkeypatch, fails_to_train)
     model, terms = model_of(config_of()), Terms(server_round=1)
     with closing(workers_of()) as clients:
@@ -267,15 +267,15 @@ def test_one_that_fails_is_refused_in_the_words_of_the_loop(monkeypatch: pytest.
 
 
 def test_one_whose_model_is_not_finite_is_refused_in_the_words_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    train: Train = Local.train
+    train: Train = LocalClient.train
 
-    def breaks(self: Local, received: StateDict, terms: Terms) -> Update:
+    def breaks(self: LocalClient, received: StateDict, terms: Terms) -> Update:
         update = train(self, received, terms)
         if self.name in FIVE[1:3]:
             update.arrays["1.weight"][0, 0] = float("nan")
         return update
 
-    monkeypatch.setattr(Local, "train", breaks)
+    monkeypatch.setattr(LocalClient, "train", breaks)
     model, terms = model_of(config_of()), Terms(server_round=1)
     with closing(workers_of()) as clients:
         found = both_of(clients, FIVE, model, terms)
@@ -284,7 +284,7 @@ def test_one_whose_model_is_not_finite_is_refused_in_the_words_of_the_loop(monke
 
 
 def test_one_whose_data_cannot_be_had_is_refused_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: LocalClients, name: str) -> Local:
+    def fails(self: LocalClients, name: str) -> LocalClient:
         if name == "client-2" and broken:
             raise FairbloomError("its file is gone")
         return local(self, name)
@@ -342,7 +342,7 @@ def test_a_worker_that_ends_in_mid_round_is_replaced_and_the_bits_are_the_same(
     loop = LoopClients(method, config_of(**changes))
     expected = [both_of(loop, FIVE, model, method.terms(number)) for number in (1, 2, 3)]
 
-    def dies(local: Local, terms: Terms) -> None:
+    def dies(local: LocalClient, terms: Terms) -> None:
         if local.name == "client-2" and terms.server_round == 2 and first_time(tmp_path / "dead"):
             if "SIGKILL" in how:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -358,14 +358,14 @@ def test_a_worker_that_ends_in_mid_round_is_replaced_and_the_bits_are_the_same(
 
 
 def test_what_a_worker_has_handed_over_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(local: Local, terms: Terms) -> None:
+    def dies(local: LocalClient, terms: Terms) -> None:
         with (tmp_path / local.name).open("a") as times:
             times.write("x")
         if local.name == "client-2" and first_time(tmp_path / "dead"):
             os._exit(1)
 
     patched(monkeypatch, dies)
-    monkeypatch.setattr("fairbloom.simulation.workers.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("fairbloom.simulation.dispatch.workers.REPORT_SECONDS", 0.0)
     with closing(workers_of(workers=1)) as clients:
         assert list(clients.train(FIVE, model_of(config_of()), Terms(server_round=1)).metrics) == FIVE
     assert {name: (tmp_path / name).read_text() for name in FIVE} == dict.fromkeys(FIVE, "x") | {"client-2": "xx"}
@@ -420,7 +420,7 @@ def busy_run(folder: Path) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.stdout = sys.stderr = (folder / "said").open("w", buffering=1)
 
-        def stays(local: Local, terms: Terms) -> None:
+        def stays(local: LocalClient, terms: Terms) -> None:
             (folder / str(os.getpid())).touch()
             time.sleep(60.0)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
-from fairbloom.tasks.adult import CATEGORIES, COLUMNS, INCOMES, INPUTS, people_in, published
+from fairbloom.tasks.datasets.adult import CATEGORIES, COLUMNS, INCOMES, INPUTS, people_in, published
 from fairbloom.tasks.task import Examples
 from tests.originals import needs
 

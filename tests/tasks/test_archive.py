@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks import archive
+from fairbloom.tasks.datasets import archive
 from fairbloom.tasks.store import located
 from fairbloom.tasks.task import DataFile, Setup, TaskInfo
 

@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.settings import Settings, Value
-from fairbloom.tasks import TASKS, Task, digits, load_task
+from fairbloom.tasks import TASKS, Task, load_task
+from fairbloom.tasks.datasets import digits
 from fairbloom.tasks.task import Examples, Setup
 
 SPLITS: list[dict[str, Value]] = [

@@ -15,7 +15,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import TASKS, Task, load_task
-from fairbloom.tasks.heart_disease import COLUMNS, HOSPITALS, INPUTS, NUMBERS, patients_in
+from fairbloom.tasks.datasets.heart_disease import COLUMNS, HOSPITALS, INPUTS, NUMBERS, patients_in
 from fairbloom.tasks.task import Examples
 from tests.originals import needs
 
@@ -132,7 +132,7 @@ def test_a_hospital_needs_no_file_but_its_own(tmp_path: Path) -> None:
 
 
 def test_a_hospital_whose_file_is_missing_says_which(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairbloom.tasks.archive.UCI", "http://127.0.0.1:9")  # where nobody answers
+    monkeypatch.setattr("fairbloom.tasks.datasets.archive.UCI", "http://127.0.0.1:9")  # where nobody answers
     task = load(made_up, verify_data=False)
     assert len(task.splits("cleveland").train) == 19
     with pytest.raises(FairbloomError, match=r"processed.hungarian.data is not in .* cannot be downloaded"):

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import load_task
-from fairbloom.tasks.idx import array_in
+from fairbloom.tasks.datasets.idx import array_in
 from tests.originals import needs
 
 from . import made

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks.models import MODELS, build
-from fairbloom.tasks.networks import Shape
+from fairbloom.tasks.models.networks import Shape
 
 MNIST, COLOURS, LINE = (1, 28, 28), (3, 32, 32), (80,)
 

@@ -15,7 +15,7 @@ import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
-from fairbloom.tasks.shakespeare import CHARACTERS, CODES, LENGTH, in_time, lines_of, speeches_in
+from fairbloom.tasks.datasets.shakespeare import CHARACTERS, CODES, LENGTH, in_time, lines_of, speeches_in
 from fairbloom.tasks.task import Examples, Setup
 
 from . import made

@@ -9,7 +9,7 @@ import torch
 import fairbloom as api
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
-from fairbloom.tasks.synthetic import DEVIATIONS, device_of, examples, same_for_all
+from fairbloom.tasks.datasets.synthetic import DEVIATIONS, device_of, examples, same_for_all
 
 
 def load(**settings: Value) -> Task:

@@ -106,7 +106,9 @@ def test_the_same_settings_give_the_same_task_and_what_it_does_not_read_makes_no
 
 
 def test_naming_the_tasks_imports_neither_pytorch_nor_their_files() -> None:
-    asked = "import sys, fairbloom.tasks; print({'torch', 'sklearn', 'fairbloom.tasks.digits'} & {*sys.modules})"
+    asked = (
+        "import sys, fairbloom.tasks; print({'torch', 'sklearn', 'fairbloom.tasks.datasets.digits'} & {*sys.modules})"
+    )
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

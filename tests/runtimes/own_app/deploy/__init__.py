@@ -3,7 +3,13 @@
 import importlib
 
 OWN = ("client", "server", "strategies", "tasks.first", "deploy")
-OURS = ("fairbloom", "fairbloom.client.app", "fairbloom.server.app", "fairbloom.strategies", "fairbloom.tasks.digits")
+OURS = (
+    "fairbloom",
+    "fairbloom.client.app",
+    "fairbloom.server.app",
+    "fairbloom.strategies",
+    "fairbloom.tasks.datasets.digits",
+)
 
 
 def places() -> dict[str, str]:

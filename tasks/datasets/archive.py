@@ -3,7 +3,7 @@
 from importlib import import_module
 from pathlib import Path
 
-from .task import TaskInfo
+from ..task import TaskInfo
 
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fairbloom.client.local import Local, Metrics
+from fairbloom.client.local import LocalClient, Metrics
 from fairbloom.client.personal import PersonalModels, StateDict
 from fairbloom.client.training import LocalWork, epochs_in_time, global_work, personal_work
 from fairbloom.errors import FairbloomError
@@ -31,7 +31,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model, Updates, Vectors
 
-from .clients import LocalClients, Reply, in_words, written
+from ..clients import LocalClients, Reply, in_words, written
 from .processes import Forked, can_fork, shared_array
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -256,24 +256,24 @@ class WorkerClients(LocalClients):
 
     # What there is to do ----------------------------------------------------------------------------------------------
 
-    def _training(self, terms: Terms) -> Callable[[Local], tuple[Terms, int]]:
+    def _training(self, terms: Terms) -> Callable[[LocalClient], tuple[Terms, int]]:
         """Return what tells the terms of a client's training, and its cost."""
         work, own = global_work(self.settings, terms), personal_work(self.settings, terms)
         passes = 0 if terms.personal_lambda is None else own.epochs
 
-        def training(local: Local) -> tuple[Terms, int]:
+        def training(local: LocalClient) -> tuple[Terms, int]:
             count, in_full = len(local.splits.train), terms.full_batch_step
             epochs = work.epochs if in_full else epochs_in_time(self.settings, terms.server_round, local.key)
             return terms, examples_met(count, work, epochs) + examples_met(count, own, passes)
 
         return training
 
-    def _evaluation(self, terms: Terms, asked: Collection[str]) -> Callable[[Local], tuple[Terms, int]]:
+    def _evaluation(self, terms: Terms, asked: Collection[str]) -> Callable[[LocalClient], tuple[Terms, int]]:
         """Return what tells the terms of a client's evaluation, and its cost."""
         plain = replace(terms, measure=())
         passes = 1 if terms.personal_lambda is None else 2
 
-        def evaluation(local: Local) -> tuple[Terms, int]:
+        def evaluation(local: LocalClient) -> tuple[Terms, int]:
             told, splits = terms if local.name in asked else plain, local.splits
             others = len(splits.validation or ()) + (len(splits.train) if TRAIN_LOSS in told.measure else 0)
             return told, passes * len(splits.test) + others
@@ -281,7 +281,7 @@ class WorkerClients(LocalClients):
         return evaluation
 
     def _jobs(
-        self, names: Sequence[str], of: Callable[[Local], tuple[Terms, int]], before: int, refused: Refusals
+        self, names: Sequence[str], of: Callable[[LocalClient], tuple[Terms, int]], before: int, refused: Refusals
     ) -> list[Job]:
         """Return the work of these clients, with their personal models of rounds `before` one; refuse who has none."""
         jobs = []
@@ -379,7 +379,7 @@ class WorkerClients(LocalClients):
         local = self._with_personal(errand, board, errand.terms.server_round)
         return Reply(errand.row, local.evaluate(received, errand.terms), {}, {})
 
-    def _with_personal(self, errand: Errand, board: Board, number: int) -> Local:
+    def _with_personal(self, errand: Errand, board: Board, number: int) -> LocalClient:
         """Return a client with the last personal model that it was handed, as one of round `number`."""
         last = (number, board.personal_of(errand.row)) if errand.last else None
         return replace(self.local(errand.name), personal=PersonalModels(None, last))

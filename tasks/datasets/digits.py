@@ -9,8 +9,8 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError
 
+from ..task import Setup, Task
 from .pictures import Album, Pictures, Shifts, task_of
-from .task import Setup, Task
 
 SIDE = 8
 

@@ -39,7 +39,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals, one_line
 from fairbloom.rounds.updates import Model
 
-from .clients import LocalClients, Reply, arrays_of
+from ..clients import LocalClients, Reply, arrays_of
 from .shards import Asked, Personal, Worker, asking
 
 log = logging.getLogger("flwr").getChild("fairbloom")

@@ -15,9 +15,9 @@ from fairbloom.rounds.clients import Reports, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.updates import Model
 
-from .clients import LocalClients, Reply, arrays_of
-from .loop import LoopClients
-from .stacked import StackedClients
+from ..clients import LocalClients, Reply, arrays_of
+from ..loop import LoopClients
+from ..stacked.clients import StackedClients
 
 Personal = Mapping[str, Model]
 """Personal models by client."""

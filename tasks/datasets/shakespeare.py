@@ -21,13 +21,13 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import FairbloomError
 
+from ..known import TASKS
+from ..models import build
+from ..owners import drawn, rows_of
+from ..partition import Indices, Parts, splits_of
+from ..store import library, located
+from ..task import Setup, Splits, Task
 from .hub import fetch_from
-from .known import TASKS
-from .models import build
-from .owners import drawn, rows_of
-from .partition import Indices, Parts, splits_of
-from .store import library, located
-from .task import Setup, Splits, Task
 
 TINY, LEAF = "shakespeare", "shakespeare-leaf"
 """The two editions' tasks."""

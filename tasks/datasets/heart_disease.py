@@ -23,13 +23,13 @@ from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator
 
+from ..known import TASKS
+from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy
+from ..models import build
+from ..partition import Indices, Labels, Parts, split, splits_of
+from ..store import folder_of, located
+from ..task import Setup, Splits, Task, is_highest
 from .archive import fetch
-from .known import TASKS
-from .measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy
-from .models import build
-from .partition import Indices, Labels, Parts, split, splits_of
-from .store import folder_of, located
-from .task import Setup, Splits, Task, is_highest
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "long-beach")
 """The clients, in the order of their files."""

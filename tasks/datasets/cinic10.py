@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..known import TASKS
+from ..partition import Labels
+from ..store import located
+from ..task import Setup
 from . import cifar10
 from .hub import columns_in, decoded, fetch_from, numbers
-from .known import TASKS
-from .partition import Labels
 from .pictures import Album, Pictures
-from .store import located
-from .task import Setup
 
 REPOSITORY = "flwrlabs/cinic10"
 

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 
-from .known import TASKS
-from .partition import Labels
+from ..known import TASKS
+from ..partition import Labels
+from ..store import located
+from ..task import Setup
 from .pictures import Pictures
-from .store import located
-from .task import Setup
 from .vision import fetch
 
 SHAPE = (3, 32, 32)

@@ -35,8 +35,8 @@ from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import Examples, Task
 
+from ..clients import LocalClients, Reply, in_words, written
 from .blocks import Member, Step, all_of, blocks, repeated, steps_of, takes_all
-from .clients import LocalClients, Reply, in_words, written
 from .programs import Moved, Program, UnstackableError, program_of
 from .together import Measures, in_passes, losses_of, measured, scored
 

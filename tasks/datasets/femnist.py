@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
+from ..known import TASKS
+from ..models import build
+from ..owners import drawn, rows_of
+from ..partition import FEWEST, Indices, Labels, deal, labelled, numbered, split, splits_of
+from ..store import located
+from ..task import Setup, Splits, Task
 from .hub import columns_in, decoded, fetch_from, numbers
-from .known import TASKS
-from .models import build
-from .owners import drawn, rows_of
-from .partition import FEWEST, Indices, Labels, deal, labelled, numbered, split, splits_of
-from .store import located
-from .task import Setup, Splits, Task
 
 REPOSITORY = "flwrlabs/femnist"
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fairbloom.client.local import Local
+from fairbloom.client.local import LocalClient
 from fairbloom.client.training import LocalWork, batch_of, batches
 from fairbloom.tasks import Examples
 
@@ -40,7 +40,7 @@ class Member(NamedTuple):
         How many steps it takes.
     """
 
-    local: Local
+    local: LocalClient
     place: int
     epochs: int
     size: int
@@ -48,7 +48,7 @@ class Member(NamedTuple):
     steps: int
 
     @classmethod
-    def of(cls, local: Local, place: int, work: LocalWork, epochs: int) -> "Member":
+    def of(cls, local: LocalClient, place: int, work: LocalWork, epochs: int) -> "Member":
         """Return a client that does this work in so many epochs.
 
         Raises

@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom.protocol.streams import generator
 
-from .models import build
-from .partition import split, splits_of
-from .task import Setup, Splits, Task
+from ..models import build
+from ..partition import split, splits_of
+from ..task import Setup, Splits, Task
 
 INPUTS, CLASSES = 60, 10
 

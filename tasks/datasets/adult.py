@@ -17,12 +17,12 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import FairbloomError
 
+from ..known import TASKS
+from ..models import build
+from ..partition import FEWEST, Dealt, Indices, Labels, Parts, deal, labelled, numbered, split, splits_of
+from ..store import located
+from ..task import Setup, Splits, Task
 from .archive import fetch
-from .known import TASKS
-from .models import build
-from .partition import FEWEST, Dealt, Indices, Labels, Parts, deal, labelled, numbered, split, splits_of
-from .store import located
-from .task import Setup, Splits, Task
 
 COLUMNS = (
     "age",

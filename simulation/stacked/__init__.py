@@ -1,0 +1,1 @@
+"""Many clients at once: the programs that compute them side by side."""
