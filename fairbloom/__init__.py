@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 _here = Path(__file__).parent
 if not (_here / "strategies").is_dir():
-    # A checkout, and the bundle that Flower makes of it, have the packages beside this one; a wheel has them inside.
+    # A wheel has the packages inside this one, and a checkout has links there. The bundle that Flower makes of a
+    # checkout has no links, as has a checkout on a system without them: the packages lie beside this one.
     __path__.append(str(_here.parent))
 
 try:

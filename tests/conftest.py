@@ -4,13 +4,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch are im
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and what is printed would have another width in its workers
 
 import sys
-import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from .checkout import PACKAGES
 
 with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # typer's, about click, when imported
     from flwr.supercore.task_identity import TaskIdentity
@@ -23,10 +24,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")
-
-
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
-SHIPPED = set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_module_of_ours_has_two_names() -> Iterator[None]:
     """A checkout lies on the path, so that `import strategies` would make everything a second time."""
     yield
-    assert not SHIPPED & {name.partition(".")[0] for name in sys.modules}
+    assert not PACKAGES & {name.partition(".")[0] for name in sys.modules}
 
 
 @pytest.fixture(autouse=True)

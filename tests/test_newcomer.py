@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 from benchmarks.federation import federation
 from benchmarks.flower import flower
 
-ROOT = Path(__file__).parents[1]
+from .checkout import ROOT, copy_packages
+
 PACKAGES = ("fairbloom", "protocol", "tasks", "rounds", "strategies", "client", "server", "simulation", "deploy")
 OTHERS = ("experiments", "scaffold", "docs")
 
@@ -106,8 +107,7 @@ def added(file: Path, after: str, line: str) -> None:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout in which the newcomer has worked."""
     folder = tmp_path_factory.mktemp("checkout")
-    for package in (*PACKAGES, *OTHERS):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "_build"))
+    copy_packages((*PACKAGES, *OTHERS), folder)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, folder)
     (folder / "strategies" / "mine.py").write_text(METHOD)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.federation import Deployment, federation, names, rounds
-from benchmarks.flower import ROOT
 from fairbloom.deploy.device.client import APP
+from tests.checkout import ROOT, copy_packages
 from tests.simulation.helpers import table
 
 pytestmark = pytest.mark.runtimes
@@ -49,9 +49,8 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 def project(folder: Path, *, app: str = APP, version: str = "0.1.0", settings: str = "") -> Path:
     """Fairbloom's app, with some things changed in its pyproject.toml."""
     about = (ROOT / "pyproject.toml").read_text()
-    for pattern in tomllib.loads(about)["tool"]["flwr"]["app"]["fab-include"]:
-        package, _, _ = pattern.partition("/")
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    patterns = tomllib.loads(about)["tool"]["flwr"]["app"]["fab-include"]
+    copy_packages((pattern.partition("/")[0] for pattern in patterns), folder)
     about = about.replace('clientapp = "fairbloom.clientapp:app"', f'clientapp = "{app}"').replace(
         'version = "0.1.0"', f'version = "{version}"'
     )

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.federation import Deployment, federation, names, rounds
-from benchmarks.flower import ROOT, flower
+from benchmarks.flower import flower
+from tests.checkout import PACKAGES, ROOT, copy_packages
 
 from .wheel import installed_wheel
 
@@ -61,9 +62,8 @@ def test_plain_python_finds_both(app: Path, scripts: Path) -> None:
 
 
 def test_the_wheel_puts_one_name_on_the_path(tmp_path: Path, scripts: Path) -> None:
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     code = "import importlib.util, sys; print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
-    command = [scripts / "python", "-c", code, *packages["only-include"]]
+    command = [scripts / "python", "-c", code, "fairbloom", *PACKAGES]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.split() == ["fairbloom"]
 
@@ -101,8 +101,7 @@ def test_a_changed_fairbloom_that_is_submitted_runs_live_and_is_forgotten_again(
     changed, marks, out = tmp_path / "changed", tmp_path / "marks", there.home / "run"
     marks.mkdir()
     about = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    for folder in {pattern.partition("/")[0] for pattern in about["fab-include"]}:
-        shutil.copytree(ROOT / folder, changed / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_packages({pattern.partition("/")[0] for pattern in about["fab-include"]}, changed)
     for file in ("pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / file, changed)
     of_both, of_server = ("fairbloom/__init__.py", "client/__init__.py", "client/app.py"), ("server/app.py",)

@@ -4,7 +4,6 @@ import importlib.metadata
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 from benchmarks.flower import ROOT
@@ -15,15 +14,13 @@ FLOWER = importlib.metadata.distribution("flwr")
 
 def changed_source(folder: Path, version: str, protocol: int) -> Path:
     """Copy what a wheel is made of, as if it were of another version, which speaks this protocol."""
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    for name in packages["only-include"]:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "fairbloom", folder / "fairbloom", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     here = importlib.metadata.version("fairbloom")
     for file, before, after in (
         ("pyproject.toml", f'\nversion = "{here}"\n', f'\nversion = "{version}"\n'),
-        ("protocol/version.py", f"\nPROTOCOL = {PROTOCOL}\n", f"\nPROTOCOL = {protocol}\n"),
+        ("fairbloom/protocol/version.py", f"\nPROTOCOL = {PROTOCOL}\n", f"\nPROTOCOL = {protocol}\n"),
     ):
         text = (folder / file).read_text()
         assert before in text
