@@ -4,8 +4,6 @@ A deployed client takes these settings of a run and drops the rest, which concer
 under `flwr run` a client sees all of them.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import AGREED, DEPLOYED
-from fairbloom.protocol.settings import OWN_SETTINGS, Mark, complete, marked, of_kind, spread
+from fairbloom.protocol.settings import OWN_SETTINGS, Mark, complete, digest, marked, of_kind, spread
 from fairbloom.tasks import TASKS, find_task
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
@@ -109,7 +107,7 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     """Return eight letters that stand for all settings that make a run what it is; a client keeps its state by them."""
     others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.GROWS), OWN_SETTINGS, AGREED, DEPLOYED}
     about = {key: value for key, value in complete(config).items() if key not in others}
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
+    return digest(about)
 
 
 def shortened(value: object) -> str:

@@ -1,7 +1,5 @@
 """A recipe as it is run: the runs of its rows, at the points of their grids and with each seed, and their folders."""
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.protocol.settings import SettingsError, Value, digest
 from fairbloom.server.settings import Settings, check_used, may_differ
 
 from .catalogue import in_words
@@ -192,8 +190,7 @@ def folder_name(config: Mapping[str, Value]) -> str:
         f"{key.rpartition('.')[2]}={in_words(v)}" for key, v in told.items() if key.startswith(f"{owner_of(method)}.")
     ]
     plain = re.sub(r"[^\w.=+-]", "-", "-".join([method, *own]), flags=re.ASCII)[:100]
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{plain}-{digest}"
+    return f"{plain}-{digest(told)}"
 
 
 def _name(trial: Trial) -> str:

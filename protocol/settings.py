@@ -1,12 +1,14 @@
 """The settings of a run: the keys of its run config, which server and clients both read."""
 
+import hashlib
+import json
 import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fairbloom.errors import FairbloomError
 
@@ -29,15 +31,20 @@ class Mark(Enum):
 
 
 class RunSettings(BaseModel):
-    """Every setting with its type, range, default and meaning; the run config's keys are these names with hyphens."""
+    """Every setting with its type, range, default and meaning; the run config's keys are these names with hyphens.
+
+    One frozen object from the door where a run config enters (`of`) to the one where Flower wants it back
+    (`run_config`). What a run config has beside the fields, settings of tasks and methods above all, is kept unchecked
+    in `parameters`. `model_copy(update={"state_dir": ..., "digits.noisy-clients": 3})` changes fields by their names,
+    and `parameters` by their keys.
+    """
 
     model_config = ConfigDict(
         frozen=True,
-        extra="forbid",
+        extra="allow",
         strict=True,
         allow_inf_nan=False,
         alias_generator=lambda name: name.replace("_", "-"),
-        populate_by_name=True,
         protected_namespaces=(),
     )
 
@@ -243,12 +250,48 @@ class RunSettings(BaseModel):
         "", description='Folder that the run is written to; "" names one under runs/ by the settings'
     )
 
+    @classmethod
+    def of(cls, config: "RunSettings | Mapping[str, Any]") -> "RunSettings":
+        """Return the settings of a run config, defaults filled in and `own-settings` under their keys.
+
+        Settings are returned as they are.
+
+        Raises
+        ------
+        SettingsError
+            When a value is of another type or outside its range; the message names all such settings.
+        """
+        if isinstance(config, RunSettings):
+            return config
+        try:
+            return RunSettings.model_validate(spread(config))
+        except ValidationError as error:
+            raise SettingsError("; ".join(map(_explained, error.errors()))) from error
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The settings of tasks and methods, and whatever else the run config has, by their keys."""
+        return self.model_extra or {}
+
+    def given(self) -> dict[str, Any]:
+        """Return the flat run config of what was given, without defaults."""
+        return self.model_dump(by_alias=True, exclude_unset=True)
+
+    def run_config(self) -> dict[str, Value]:
+        """Return the flat run config that Flower's messages carry."""
+        return self.model_dump(by_alias=True, exclude={"own_settings"})  # which stand under their own keys
+
 
 OWN_SETTINGS = "own-settings"
 
 
 class SettingsError(FairbloomError):
     """A setting that is unknown or impossible; the message names it, its value and what would do."""
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """Return eight letters that stand for settings: they name a run's folder, and tell a client which run it is in."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def assigned(words: Iterable[str]) -> dict[str, Value]:
@@ -317,3 +360,10 @@ def of_kind(value: object, kind: type) -> bool:
 
 
 _DEFAULTS = {key_of(name): field.default for name, field in RunSettings.model_fields.items()}
+
+
+def _explained(error: Mapping[str, Any]) -> str:
+    """Return one of pydantic's errors with the key and the value of the setting."""
+    reason = str(error["msg"]).removeprefix("Value error, ")
+    where = ".".join(str(part) for part in error["loc"])
+    return f"{where} = {error['input']!r}: {reason}" if where else reason

@@ -1,7 +1,5 @@
 """The ServerApp: a run from settings to run folder, whoever computes."""
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +13,7 @@ from torch.nn import Module
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import AGREED, LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.scores import Score
-from fairbloom.protocol.settings import SettingsError, words
+from fairbloom.protocol.settings import SettingsError, digest, words
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.flower import FlowerClients
@@ -246,6 +244,5 @@ def run_folder(settings: Settings) -> Path:
         return Path(settings.out).absolute()
     free = {*may_differ(finished=False), *may_grow()}
     config = {key: value for key, value in settings.run_config().items() if key not in free}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
     named = f"{settings.task}-{settings.method}".replace(":", ".")  # a colon is no part of a name everywhere
-    return Path("runs", f"{named}-seed{settings.seed}-{digest}").absolute()
+    return Path("runs", f"{named}-seed{settings.seed}-{digest(config)}").absolute()

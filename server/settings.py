@@ -3,19 +3,15 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, field_validator
-
 from fairbloom.errors import did_you_mean
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import (
-    OWN_SETTINGS,
     Mark,
     RunSettings,
     SettingsError,
     Value,
     key_of,
     marked,
-    spread,
     words,
 )
 from fairbloom.rounds.roster import usual_fraction
@@ -68,12 +64,10 @@ def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, P
 
 
 class Settings(RunSettings):
-    """The settings of one run, known and possible; `parameters` holds those of methods and tasks, by their keys."""
-
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    """The settings of one run, known and possible; `parameters` holds those of its task and method alone."""
 
     @classmethod
-    def of(cls, config: Mapping[str, Value]) -> "Settings":
+    def of(cls, config: RunSettings | Mapping[str, Any]) -> "Settings":
         """Return the settings of a flat run config.
 
         Raises
@@ -81,52 +75,41 @@ class Settings(RunSettings):
         FairbloomError
             When a key is unknown, a value impossible, or a parameter missing that the method needs.
         """
-        config = spread(config)
-        if isinstance(config.get("method"), str):
-            config["method"] = canonical(config["method"])
-        general = {key_of(name) for name in RunSettings.model_fields}
-        chosen = {key: value for key, value in config.items() if key in general}
-        try:
-            settings = cls.model_validate(chosen)
-        except ValidationError as error:
-            raise SettingsError("; ".join(map(_in_words, error.errors()))) from error
-        own = parameters(task=settings.task, methods=[settings.method])
-        for key, value in config.items():
-            if key not in general and key not in own:
+        run = RunSettings.of(config)
+        method = canonical(run.method)
+        own = parameters(task=run.task, methods=[method])
+        for key, value in run.parameters.items():
+            if key not in own:
+                general = [key_of(name) for name in RunSettings.model_fields]
                 raise SettingsError(f"unknown setting {key} = {value!r}; {_hint(key, [*general, *own])}")
-        given = {key: value for key, value in config.items() if key in own and not _is_unset(own[key], value)}
-        info = find_task(settings.task)
-        setup = info.setup(chosen)
+        given = {key: value for key, value in run.given().items() if key not in own or not _is_unset(own[key], value)}
+        info = find_task(run.task)
+        setup = info.setup(run)
         info.check(setup)
         info.own(given)
-        clients = setup.clients or settings.clients  # clients that come with the data may still be waited for
-        resolved = {"model": setup.model, "partition": setup.partition, "clients": clients, "parameters": given}
-        settings = settings.model_copy(update=resolved)
+        clients = setup.clients or run.clients  # clients that come with the data may still be waited for
+        resolved = {"method": method, "model": setup.model, "partition": setup.partition, "clients": clients}
+        settings = cls.model_validate({**given, **resolved})
+        settings.check_choices()
         settings.check_reports()
         settings.check_quorum()
         settings.strategy()
         return settings
 
-    @field_validator("engine")
-    @classmethod
-    def _check_engine(cls, name: str) -> str:
-        return check_known("engine", name, ENGINES)
-
-    @field_validator("log_format")
-    @classmethod
-    def _check_log_format(cls, name: str) -> str:
-        return check_known("log-format", name, ("text", "json"))
-
-    @field_validator("reported_loss")
-    @classmethod
-    def _check_reported_loss(cls, name: str) -> str:
-        return check_known("reported-loss", name, REPORTED)
-
-    @field_validator("enrolled_sizes")
-    @classmethod
-    def _check_sizes(cls, words: str) -> str:
-        sizes_of(words)
-        return words
+    def check_choices(self) -> None:
+        """Raise SettingsError where a setting is none of the words that it may be, or states no sizes."""
+        for key, value, choices in (
+            ("engine", self.engine, ENGINES),
+            ("log-format", self.log_format, ("text", "json")),
+            ("reported-loss", self.reported_loss, REPORTED),
+        ):
+            if value not in choices:
+                hint = did_you_mean(value, choices)
+                raise SettingsError(f"{key} = {value!r}: unknown {key}: {hint}there are {', '.join(choices)}")
+        try:
+            sizes_of(self.enrolled_sizes)
+        except ValueError as error:
+            raise SettingsError(f"enrolled-sizes = {self.enrolled_sizes!r}: {error}") from error
 
     def check_reports(self) -> None:
         """Raise SettingsError where clients are to misreport and none is named, or some are named that do not."""
@@ -206,8 +189,7 @@ class Settings(RunSettings):
 
     def run_config(self) -> dict[str, Value]:
         """Return the flat run config, with what the chosen task and method have of their own and no other has."""
-        fields = self.model_dump(by_alias=True, exclude={"parameters"})
-        del fields[OWN_SETTINGS]  # which stand under their own keys
+        fields = {key: value for key, value in super().run_config().items() if key not in self.parameters}
         return fields | find_task(self.task).own(self.parameters) | self._own_of_method()
 
     def _known(self) -> Mapping[str, Parameter]:
@@ -228,13 +210,6 @@ class Settings(RunSettings):
                 )
             own[key] = parameter.checked(value)
         return own
-
-
-def check_known(what: str, value: str, choices: Collection[str]) -> str:
-    """Return `value` if it is among `choices`; else say so and suggest the nearest."""
-    if value not in choices:
-        raise ValueError(f"unknown {what}: {did_you_mean(value, choices)}there are {', '.join(choices)}")
-    return value
 
 
 def sizes_of(words: str) -> dict[str, int]:
@@ -322,7 +297,7 @@ def may_grow() -> Collection[str]:
 def default_config() -> dict[str, Value]:
     """Return every run-config key with its default, those of all methods and tasks included; "" where there is none."""
     own = {key: UNSET if each.default is None else each.default for key, each in parameters().items()}
-    return RunSettings.model_validate({}).model_dump(by_alias=True) | own
+    return RunSettings.of({}).model_dump(by_alias=True) | own
 
 
 def _is_unset(parameter: Parameter, value: object) -> bool:
@@ -333,9 +308,3 @@ def _hint(key: str, known: Collection[str]) -> str:
     """Return what was probably meant by an unknown key: a setting of a task or method by that name, or the nearest."""
     same = [each for each in known if each.endswith(f".{key}")]
     return f"did you mean {same[0]}?" if same else did_you_mean(key, known).strip() or "fairbloom settings lists them"
-
-
-def _in_words(error: Mapping[str, Any]) -> str:
-    reason = str(error["msg"]).removeprefix("Value error, ")
-    where = ".".join(str(part) for part in error["loc"])
-    return f"{where} = {error['input']!r}: {reason}" if where else reason

@@ -10,7 +10,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.scores import Score
-from fairbloom.protocol.settings import Value, spread
+from fairbloom.protocol.settings import RunSettings, Value
 
 from .known import TASKS
 from .store import folder_of, md5_of
@@ -54,14 +54,14 @@ def find_task(name: str) -> TaskInfo:
     return TASKS[name]
 
 
-def load_task(config: Mapping[str, Any]) -> Task:
-    """Return the task of a run config; the same one again for the same settings, and files where it reads some.
+def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
+    """Return the task of a run; the same one again for the same settings, and files where it reads some.
 
     Parameters
     ----------
-    config
-        A run config, of which this reads the task's name, what `Setup` has, the settings of the task's own, and whether
-        the clients' training examples are pooled.
+    settings
+        The run's settings, or its run config, of which this reads the task's name, what `Setup` has, the task's
+        parameters, and whether the clients' training examples are pooled.
 
     Raises
     ------
@@ -69,43 +69,45 @@ def load_task(config: Mapping[str, Any]) -> Task:
         When there is no such task, a setting of its own is impossible, a folder is named that it does not read, or
         the data cannot be split as asked; the message names the setting and what would do.
     """
-    config = spread(config)
-    info = find_task(config["task"])
-    setup = info.setup(config)
+    settings = RunSettings.of(settings)
+    info = find_task(settings.task)
+    setup = info.setup(settings)
     info.check(setup)
     stamps = _stamps(setup.data_dir) if info.reads_folder or info.is_own else ()
-    task = (_loaded_own if info.is_own else _loaded)(info, setup, tuple(info.own(config).items()), stamps)
-    if not config.get("pooled"):
+    task = (_loaded_own if info.is_own else _loaded)(info, setup, tuple(info.own(settings.parameters).items()), stamps)
+    if not settings.pooled:
         return task
     from .pooled import pooled  # imported late: it needs PyTorch
 
     return pooled(task)
 
 
-def check_data(config: Mapping[str, Any]) -> None:
+def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
     """Raise FairbloomError when clients in this process cannot read their data, or are but one.
 
     A known data set is downloaded and split here, before any client works.
     """
-    info = find_task(config["task"])
-    setup = info.setup(config)
+    settings = RunSettings.of(settings)
+    info = find_task(settings.task)
+    setup = info.setup(settings)
     info.check_readable(setup.data_dir)
     if info.files:
-        task = load_task(config)
+        task = load_task(settings)
         task.splits(task.clients[0])
-    if info.own_clients and len(clients := load_task(config).clients) == 1:
+    if info.own_clients and len(clients := load_task(settings).clients) == 1:
         alone = f"data-dir = {setup.data_dir!r} holds the data of one client alone, {clients[0]}"
         one_file = ", or, for a single file, name the column that says whose a row is by csv.client"
         raise FairbloomError(f"{alone}: give a file or folder for each client{one_file if info.name == 'csv' else ''}")
 
 
-def digests(config: Mapping[str, Any]) -> dict[str, str]:
+def digests(settings: RunSettings | Mapping[str, Any]) -> dict[str, str]:
     """Return a checksum of each file that a run's clients read in this process; none where no folder is named.
 
     By them a run that is continued, or compared with others, knows whether the data are still the same.
     """
-    info = find_task(config["task"])
-    setup = info.setup(config)
+    settings = RunSettings.of(settings)
+    info = find_task(settings.task)
+    setup = info.setup(settings)
     if info.files:
         return {file.path: _md5(folder_of(setup), file, setup) for file in info.files}
     place = setup.data_dir
@@ -134,14 +136,15 @@ def _digests(place: Path, files: Stamps) -> dict[str, str]:
     return found
 
 
-def describe_data(config: Mapping[str, Any]) -> Described:
-    """Return what the data of a run config hold, as tables: a row of each client, and of whatever else there is.
+def describe_data(settings: RunSettings | Mapping[str, Any]) -> Described:
+    """Return what the data of a run hold, as tables: a row of each client, and of whatever else there is.
 
     A client whose data cannot be used has the reason under `problem`.
     """
-    info = find_task(config["task"])
-    info.check_readable(info.setup(config).data_dir)
-    task = load_task(config)
+    settings = RunSettings.of(settings)
+    info = find_task(settings.task)
+    info.check_readable(settings.data_dir)
+    task = load_task(settings)
     if task.describe is not None:
         described = task.describe()
         return {**described, "clients": _compared(info, task, described["clients"])}

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.imports import imported, is_import_string
+from fairbloom.protocol.names import AGREED, DEPLOYED
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.protocol.scores import ACCURACY, Score
-from fairbloom.protocol.settings import RunSettings, Value, key_of, of_kind
+from fairbloom.protocol.settings import RunSettings, Value, of_kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,22 +69,22 @@ class Setup:
     shards_per_client: int
     dirichlet_alpha: float
     seed: int
-    data_dir: str = ""
-    agreed: str = ""
-    classes_per_client: int = 2
-    smallest_client: int = 5
-    test_share: float = 0.2
-    validation_share: float = 0.0
-    verify_data: bool = True
-    deployed: bool = False
+    classes_per_client: int
+    smallest_client: int
+    test_share: float
+    validation_share: float
+    data_dir: str
+    verify_data: bool
+    agreed: str
+    deployed: bool
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Setup:
-        """Return what a run config says; what it lacks is at its default."""
-        names = {name: key_of(name) for name in cls.__dataclass_fields__}
-        told = {name: config[key] for name, key in names.items() if key in config}
-        fields = RunSettings.model_fields
-        return cls(**{name: fields[name].default for name in names if name in fields} | told)
+    def of(cls, settings: RunSettings | Mapping[str, Any]) -> Setup:
+        """Return what a run's settings, or a run config, say of a task and its data."""
+        settings = RunSettings.of(settings)
+        agreed, deployed = settings.parameters.get(AGREED, ""), settings.parameters.get(DEPLOYED, False)
+        shared = [each.name for each in fields(cls) if each.name in RunSettings.model_fields]
+        return cls(agreed=agreed, deployed=deployed, **{name: getattr(settings, name) for name in shared})
 
 
 @dataclass(frozen=True)
@@ -239,9 +240,9 @@ class TaskInfo:
         summary = (inspect.getdoc(maker) or "").partition("\n\n")[0]
         return cls(own, " ".join(summary.split()), name, name, settings=tuple(settings), is_own=True)
 
-    def setup(self, config: Mapping[str, Any]) -> Setup:
-        """Return what a run config tells the task, with the task's own choice where it leaves one."""
-        setup = Setup.of(config)
+    def setup(self, settings: RunSettings | Mapping[str, Any]) -> Setup:
+        """Return what a run's settings say to the task, with the task's choice where they leave one."""
+        setup = Setup.of(settings)
         model = setup.model or next(iter(self.models), "")
         partition = setup.partition or next(iter(self.partitions), DEFAULT_PARTITION)
         clients = 0 if self.own_clients else setup.clients or (0 if partition in self.natural else self.clients)

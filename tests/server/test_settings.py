@@ -22,7 +22,7 @@ from fairbloom.tasks import TASKS, TaskInfo, load_task
 
 def typed(*keys: str) -> dict[str, Value]:
     """Return settings that somebody has typed, whatever their values."""
-    return dict.fromkeys(keys, 1)
+    return {key: default_config().get(key) or {"model": "x", "partition": "x"}.get(key, 1) for key in keys}
 
 
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [

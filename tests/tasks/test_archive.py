@@ -43,7 +43,7 @@ def info_of(digest: str, path: str = "flowers/iris.data") -> TaskInfo:
 
 
 def setup_in(root: Path) -> Setup:
-    return Setup("", 0, "", 2, 0.5, seed=0, data_dir=str(root))
+    return Setup.of({"data-dir": str(root)})
 
 
 def test_files_come_to_the_same_paths_below_the_data_folder(uci: Path, tmp_path: Path) -> None:

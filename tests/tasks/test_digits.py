@@ -59,7 +59,7 @@ def test_every_client_tests_on_a_fifth_of_its_digits(config: dict[str, Value]) -
 
 
 def test_the_same_settings_give_the_same_split_and_another_seed_another() -> None:
-    setup = Setup("logistic", 20, "shards", 2, 0.5, seed=3)
+    setup = Setup.of({"model": "logistic", "clients": 20, "partition": "shards", "seed": 3})
     once, again = (digits.load(setup, rotated_clients=0, noisy_clients=0, dimmed_clients=0) for _ in range(2))
     other = digits.load(replace(setup, seed=4), rotated_clients=0, noisy_clients=0, dimmed_clients=0)
     images, labels = zip(*(everything(task.splits("client-05").train) for task in (once, again, other)), strict=True)

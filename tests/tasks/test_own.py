@@ -227,7 +227,7 @@ def test_one_bad_client_of_a_task_of_ones_own_is_named_and_the_others_go_on(
 
 
 def test_a_task_is_a_task_or_anything_with_its_attributes() -> None:
-    made = mine.Wards(Setup("", 3, "iid", 2, 0.5, seed=1))
+    made = mine.Wards(Setup.of({"clients": 3, "partition": "iid", "seed": 1}))
     task = Task.of(made)
     assert task.clients == ("east", "north", "west")
     assert task.score.name == "recall"

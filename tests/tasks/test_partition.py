@@ -1,6 +1,7 @@
 """How examples are dealt to clients."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
 from typing import Any
@@ -30,8 +31,8 @@ every_deal = pytest.mark.parametrize("deal", DEALS.values(), ids=DEALS)
 
 
 def setup(clients: int = 20, kind: str = "iid", **others: Any) -> Setup:
-    told = {"shards_per_client": 1, "dirichlet_alpha": 0.5, "classes_per_client": 1, "seed": 0} | others
-    return Setup(model="", clients=clients, partition=kind, **told)
+    one_each = Setup.of({"shards-per-client": 1, "classes-per-client": 1})
+    return replace(one_each, clients=clients, partition=kind, **others)
 
 
 def ten_balanced_labels(examples: int = 1000) -> Labels:

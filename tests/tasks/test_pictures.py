@@ -1,6 +1,7 @@
 """What all data sets of images do: classes that are kept, sets that clients are tested on, pixels, and shifts."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,7 @@ def album(reading: list[Setup] | None = None) -> Album:
 
 
 def setup_of(**others: Any) -> Setup:
-    usual = {"model": "logistic", "clients": 4, "partition": "iid", "shards_per_client": 2, "dirichlet_alpha": 0.5}
-    return Setup(**usual | {"seed": 0} | others)
+    return replace(Setup.of({"model": "logistic", "clients": 4, "partition": "iid"}), **others)
 
 
 def task(shifts: Shifts = NO_SHIFT, *, own: dict[str, Any] | None = None, **general: Any) -> Task:

@@ -52,7 +52,7 @@ def read(examples: Examples) -> list[tuple[str, str]]:
 
 
 def setup_of(test: float = 0.2, validation: float = 0.0) -> Setup:
-    return Setup("lstm", 0, "speaker", 2, 0.5, seed=0, test_share=test, validation_share=validation)
+    return Setup.of({"model": "lstm", "partition": "speaker", "test-share": test, "validation-share": validation})
 
 
 @pytest.fixture(params=["shakespeare", "shakespeare-leaf"])

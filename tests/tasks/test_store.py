@@ -32,7 +32,7 @@ INFO = TaskInfo(
 
 
 def setup_of(root: Path | str, *, verify: bool = True) -> Setup:
-    return Setup("", 0, "", 2, 0.5, seed=0, data_dir=str(root), verify_data=verify)
+    return Setup.of({"data-dir": str(root), "verify-data": verify})
 
 
 def write(place: Path, **other: bytes) -> None:

@@ -76,7 +76,7 @@ def test_the_task_that_is_named_is_the_one_that_is_loaded() -> None:
     task = load_task(config(task="ones", seed=7))
     assert task.clients == ("0", "1", "2")
     ((setup, own),) = loaded
-    assert setup == Setup("", 3, "shards", 2, 0.5, seed=7)
+    assert setup == Setup.of({"clients": 3, "partition": "shards", "seed": 7})
     assert own == {"noise": 0.5, "shift": 0, "kind": "plain", "folded": False}
 
 
