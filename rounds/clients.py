@@ -60,7 +60,7 @@ class Trained(Replies):
     snapshots: Updates | None = None
 
     @classmethod
-    def none(
+    def empty(
         cls,
         layout: Layout,
         capacity: int,

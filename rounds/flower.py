@@ -244,7 +244,7 @@ class FlowerClients:
             raise RuntimeError("there are no messages that these could be replies to: call configure_train first")
         contents = asked.sort(replies, self._roster.online, refused)
         honours = self._honoured_by(contents)
-        trained = Trained.none(
+        trained = Trained.empty(
             self._layout, len(contents), refused=refused, missing=asked.missing, snapshots=method.snapshots, lent=True
         )
         for name, content in contents:

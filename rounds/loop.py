@@ -43,7 +43,7 @@ class NothingLearnedError(FairbloomError):
     """A run whose rounds take no step; the message says what the clients lack and what to do."""
 
 
-def in_turn(
+def iterate_rounds(
     train: Callable[[int, M], tuple[M | None, R | None]],
     evaluate: Callable[[int, M], R | None],
     model: M,
@@ -137,18 +137,18 @@ class Rounds:
             return self.step(number, self.clients.train(names, model, terms))
 
         def evaluate(number: int, model: Model) -> Metrics | None:
-            self.take_in(model)
+            self.add_to_average(model)
             names, terms = self.draw_evaluation(number, measure_after)
             if not names:
                 return None
             return self.evaluated(self.clients.evaluate(names, self.averaged(model), terms, self.participants))
 
         last = self._num_rounds or 0
-        for number, after, metrics, _ in in_turn(
+        for number, after, metrics, _ in iterate_rounds(
             train, evaluate, model, range(self._method.progress.finished_rounds + 1, last + 1)
         ):
             average = self.averaged(after) if self._method.average_models else None
-            yield self.as_round(number, after, after, metrics or {}, average)
+            yield self.finished_round(number, after, after, metrics or {}, average)
         self.check_learned()
 
     # The four steps -------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Rounds:
         self._count(number, trained, why)
         return after, self._summed_up(len(self._draws), trained) | own
 
-    def take_in(self, model: Model) -> None:
+    def add_to_average(self, model: Model) -> None:
         """Take the global model after a round into the mean of all, where the method averages them."""
         progress = self._method.progress
         if self._method.average_models:
@@ -258,7 +258,7 @@ class Rounds:
         """The clients whose updates are used in the round that is going on."""
         return self._trained.names if self._trained else ()
 
-    def as_round(
+    def finished_round(
         self, number: int, model: Model, arrays: Any, metrics: Mapping[str, Any], average: Any = None
     ) -> Round:
         """Return the round that is over; `arrays`, and `average` if there is one, are in the form that one wants."""

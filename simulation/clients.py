@@ -161,7 +161,7 @@ class LocalClients(ABC):
         layout, refused = Layout(model, self.method.buffers, self.method.shared), Refusals(terms.server_round)
         memory = Memory(float(self.settings["memory"]))
         snapshots = self.method.snapshots
-        return Trained.none(layout, len(names), refused=refused, missing=(), snapshots=snapshots, memory=memory)
+        return Trained.empty(layout, len(names), refused=refused, missing=(), snapshots=snapshots, memory=memory)
 
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
         """Take in the replies, by client in the order of names and rows; what cannot be used is refused."""

@@ -8,7 +8,7 @@ from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import at_least
 
 from .fedavgn import Stepped, moving
-from .simplex import shortest
+from .simplex import min_norm_weights
 
 
 class FedMGDA(Stepped):
@@ -49,7 +49,7 @@ class FedMGDA(Stepped):
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the weights of the shortest combination, times the step size."""
-        return self.step_size(cohort) * shortest(cohort.gram, cohort.prior, self.epsilon)
+        return self.step_size(cohort) * min_norm_weights(cohort.gram, cohort.prior, self.epsilon)
 
 
 class FedMGDAPlus(FedMGDA):
@@ -88,7 +88,7 @@ class FedMGDAPlus(FedMGDA):
         weights = np.zeros(cohort.size)
         if moved.any():
             unit_gram = cohort.gram * np.outer(inverse, inverse)
-            weights[moved] = shortest(unit_gram[np.ix_(moved, moved)], prior[moved], self.epsilon)
+            weights[moved] = min_norm_weights(unit_gram[np.ix_(moved, moved)], prior[moved], self.epsilon)
         return self.step_size(cohort) * weights * inverse
 
 

@@ -13,7 +13,7 @@ from fairbloom.rounds.updates import FloatArray
 SOLVER = {"show_progress": False, "abstol": 1e-13, "reltol": 1e-13, "feastol": 1e-13, "maxiters": 200}
 """The solver's default tolerances leave errors of 5e-5 in the weights."""
 
-ENOUGH = 1e-11
+MAX_RELATIVE_GAP = 1e-11
 """Relative excess of the objective over its minimum, as its duality gap bounds it, that is left as it is."""
 
 POLISHING_WORK = 2e8
@@ -36,7 +36,7 @@ def project(vector: FloatArray) -> FloatArray:
     return point
 
 
-def shortest(gram: FloatArray, prior: FloatArray, epsilon: float) -> FloatArray:
+def min_norm_weights(gram: FloatArray, prior: FloatArray, epsilon: float) -> FloatArray:
     """Return argmin λᵀGλ over λ in the simplex with |λ_k − p_k| ≤ `epsilon`, shape (m,).
 
     Where several λ give the minimum, as when two updates are equal, it is the one nearest to p. So equal updates with
@@ -76,9 +76,9 @@ def shortest(gram: FloatArray, prior: FloatArray, epsilon: float) -> FloatArray:
 
 
 def is_minimal(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> bool:
-    """Return whether xᵀGx is the minimum over the boxed simplex, to `ENOUGH` and to what rounding allows."""
+    """Return whether xᵀGx is the minimum over the boxed simplex, to `MAX_RELATIVE_GAP` and to what rounding allows."""
     rounding = 1e-12 * (x @ np.sqrt(np.diag(G))) ** 2
-    return excess(G, x, lower, upper) <= ENOUGH * float(x @ G @ x) + float(rounding)
+    return excess(G, x, lower, upper) <= MAX_RELATIVE_GAP * float(x @ G @ x) + float(rounding)
 
 
 def excess(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> float:
@@ -165,7 +165,7 @@ def _nearest_minimiser(
     nearest /= nearest.sum()
     lengths = np.sqrt(np.diag(G))
     rounding = 1e-15 * len(x) * (x @ lengths) ** 2 + (1e-15 * lengths.max()) ** 2
-    return nearest if nearest @ G @ nearest <= (1.0 + ENOUGH) * (x @ G @ x) + rounding else x
+    return nearest if nearest @ G @ nearest <= (1.0 + MAX_RELATIVE_GAP) * (x @ G @ x) + rounding else x
 
 
 def _neutral_moves(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> FloatArray:

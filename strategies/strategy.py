@@ -13,7 +13,7 @@ from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 from fairbloom.rounds.clients import Replies
 from fairbloom.rounds.flower import FlowerClients, model_of, record_of
 from fairbloom.rounds.limits import check_model
-from fairbloom.rounds.loop import Metrics, Rounds, in_turn, means
+from fairbloom.rounds.loop import Metrics, Rounds, iterate_rounds, means
 from fairbloom.rounds.method import Aggregate, Method, Options
 from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.round import Round
@@ -110,7 +110,7 @@ class FairStrategy(Method, Strategy):
             log.info("Initial global evaluation results: %s", central)
             if central is not None:
                 result.evaluate_metrics_serverapp[0] = central
-        rounds = in_turn(train, evaluate, initial_arrays, range(first, num_rounds + 1))
+        rounds = iterate_rounds(train, evaluate, initial_arrays, range(first, num_rounds + 1))
         for number, arrays, trained, evaluated in rounds:
             result.arrays = self._averaged(arrays)
             if trained is not None:
@@ -125,7 +125,7 @@ class FairStrategy(Method, Strategy):
                     result.evaluate_metrics_serverapp[number] = central
             if on_round is not None:
                 average = result.arrays if self.average_models else None
-                on_round(self._loop.as_round(number, model_of(arrays), arrays, dict(trained or {}), average))
+                on_round(self._loop.finished_round(number, model_of(arrays), arrays, dict(trained or {}), average))
         self._loop.check_learned()
         log_result(result, time.monotonic() - began)
         return result
@@ -166,7 +166,7 @@ class FairStrategy(Method, Strategy):
         Where models are averaged, `arrays` are taken into the mean, which is what the clients get.
         """
         self._flower.grid = grid
-        self._loop.take_in(model_of(arrays))
+        self._loop.add_to_average(model_of(arrays))
         names, terms = self._loop.draw_evaluation(server_round, *_asked(config))
         if names:
             log.info("configure_evaluate: Sampled %s nodes (out of %s)", len(names), len(self._loop.online))

@@ -171,7 +171,7 @@ class Trial:
         """Return what the method sees of a situation, made by the code that makes it in a run, and the vectors."""
         names = situation.names
         model = {"w": np.zeros(situation.updates.shape[1])}
-        trained = Trained.none(
+        trained = Trained.empty(
             Layout(model), len(names), refused=Refusals(number), missing=(), snapshots=method.snapshots
         )
         columns = {metric: situation.column(metric) for metric in method.needs}

@@ -165,7 +165,7 @@ def test_models_without_parameters_have_updates_without_entries() -> None:
 
 
 def empty(layout: Layout, capacity: int, snapshots: bool) -> Trained:
-    return Trained.none(layout, capacity, refused=Refusals(1), missing=(), snapshots=snapshots)
+    return Trained.empty(layout, capacity, refused=Refusals(1), missing=(), snapshots=snapshots)
 
 
 @given(seed=st.integers(0, 300), odd=ODDS, halfway=st.booleans())

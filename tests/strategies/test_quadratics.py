@@ -66,7 +66,7 @@ class Bowls:
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         layout, refused, snapshots = Layout(model), Refusals(terms.server_round), self._method.snapshots
-        trained = Trained.none(layout, len(names), refused=refused, missing=(), snapshots=snapshots)
+        trained = Trained.empty(layout, len(names), refused=refused, missing=(), snapshots=snapshots)
         for client in map(self._clients.__getitem__, names):
             steps = client.train(model["x"], terms)
             report = {"num-examples": client.examples, "loss-before": client.loss(model["x"])}

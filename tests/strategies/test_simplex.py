@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from fairbloom.rounds.method import FloatArray
-from fairbloom.strategies.simplex import project, shortest
+from fairbloom.strategies.simplex import min_norm_weights, project
 
 from .helpers import edgy_updates
 from .reference import nearest_in_simplex
@@ -173,7 +173,7 @@ def assert_optimal(G: FloatArray, lam: FloatArray, p: FloatArray, epsilon: float
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_shortest_combination_of_degenerate_rows_has_no_duality_gap(kind: str, m: int, scale: float) -> None:
     U = scale * degenerate(kind, m)
-    assert_optimal(U @ U.T, shortest(U @ U.T, np.full(m, 1.0 / m), 1.0), np.full(m, 1.0 / m), 1.0)
+    assert_optimal(U @ U.T, min_norm_weights(U @ U.T, np.full(m, 1.0 / m), 1.0), np.full(m, 1.0 / m), 1.0)
 
 
 @pytest.mark.parametrize("epsilon", [1e-9, 0.01, 0.2])
@@ -181,29 +181,29 @@ def test_the_shortest_combination_of_degenerate_rows_has_no_duality_gap(kind: st
 def test_so_has_the_one_within_a_box(kind: str, epsilon: float) -> None:
     for m in (2, 7):
         U, n = degenerate(kind, m), 1.0 + np.arange(m)
-        assert_optimal(U @ U.T, shortest(U @ U.T, n / n.sum(), epsilon), n / n.sum(), epsilon)
+        assert_optimal(U @ U.T, min_norm_weights(U @ U.T, n / n.sum(), epsilon), n / n.sum(), epsilon)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_three_hundred_rows(kind: str) -> None:
     m = 100 if kind in ("zero rows", "one huge", "of other lengths") else 300  # these take the exact method: seconds
     U, p = degenerate(kind, m), np.full(m, 1.0 / m)
-    assert_optimal(U @ U.T, shortest(U @ U.T, p, 1.0), p, 1.0)
+    assert_optimal(U @ U.T, min_norm_weights(U @ U.T, p, 1.0), p, 1.0)
 
 
 def test_where_nothing_is_shorter_the_prior_stays() -> None:
     p = np.array([0.1, 0.2, 0.7])
     for G in (np.zeros((3, 3)), np.eye(3)):
-        np.testing.assert_array_equal(shortest(G, p, 0.0), p)
-    np.testing.assert_array_equal(shortest(np.zeros((3, 3)), p, 1.0), p)
-    np.testing.assert_array_equal(shortest(np.array([[4.0]]), np.ones(1), 1.0), [1.0])
+        np.testing.assert_array_equal(min_norm_weights(G, p, 0.0), p)
+    np.testing.assert_array_equal(min_norm_weights(np.zeros((3, 3)), p, 1.0), p)
+    np.testing.assert_array_equal(min_norm_weights(np.array([[4.0]]), np.ones(1), 1.0), [1.0])
 
 
 @given(U=edgy_updates(min_size=2), factor=st.sampled_from((1e-30, 1e-3, 1e3, 1e30)))
 def test_the_unit_of_the_rows_does_not_matter(U: FloatArray, factor: float) -> None:
     p = np.full(len(U), 1.0 / len(U))
-    step = shortest(U @ U.T, p, 1.0) @ U
-    scaled = shortest(factor**2 * (U @ U.T), p, 1.0) @ U
+    step = min_norm_weights(U @ U.T, p, 1.0) @ U
+    scaled = min_norm_weights(factor**2 * (U @ U.T), p, 1.0) @ U
     np.testing.assert_allclose(scaled, step, atol=1e-5 * np.linalg.norm(U, axis=1).max())
 
 
@@ -253,7 +253,7 @@ def test_of_all_minimisers_it_is_the_one_nearest_to_the_prior(
     U: FloatArray, epsilon: float, data: st.DataObject
 ) -> None:
     p = data.draw(priors(len(U)))
-    x = shortest(U @ U.T, p, epsilon)
+    x = min_norm_weights(U @ U.T, p, epsilon)
     assert_optimal(U @ U.T, x, p, epsilon)
     assert most_gain(U, x, p, epsilon) <= 1e-5
     for i, j in itertools.combinations(range(len(U)), 2):
@@ -264,8 +264,8 @@ def test_of_all_minimisers_it_is_the_one_nearest_to_the_prior(
 @given(U=related_updates(), seed=st.integers(0, 99), data=st.data())
 def test_who_comes_first_does_not_matter(U: FloatArray, seed: int, data: st.DataObject) -> None:
     p, order = data.draw(priors(len(U))), np.random.default_rng(seed).permutation(len(U))
-    x = shortest(U @ U.T, p, 1.0)
-    np.testing.assert_allclose(shortest(U[order] @ U[order].T, p[order], 1.0), x[order], atol=1e-6)
+    x = min_norm_weights(U @ U.T, p, 1.0)
+    np.testing.assert_allclose(min_norm_weights(U[order] @ U[order].T, p[order], 1.0), x[order], atol=1e-6)
 
 
 def test_twins_and_clients_without_an_update_by_hand() -> None:
@@ -278,7 +278,7 @@ def test_twins_and_clients_without_an_update_by_hand() -> None:
         ([one, one, [2.0, 0.0]], [1.0, 1.0, 1.0], [0.5, 0.5, 0.0]),
     ):
         U, prior = np.array(rows), np.array(p) / sum(p)
-        np.testing.assert_allclose(shortest(U @ U.T, prior, 1.0), expected, atol=1e-9)
+        np.testing.assert_allclose(min_norm_weights(U @ U.T, prior, 1.0), expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("exponent", [-15, -6, 0, 6, 15])
@@ -286,7 +286,7 @@ def test_twins_among_updates_of_other_lengths_get_equal_weights(exponent: int) -
     U = np.random.default_rng(exponent + 20).normal(size=(10, 40)) + 0.3
     U[5:] *= 10.0**exponent
     U[1], U[6], U[7] = U[0], U[5], U[5]
-    x = shortest(U @ U.T, np.full(10, 0.1), 1.0)
+    x = min_norm_weights(U @ U.T, np.full(10, 0.1), 1.0)
     assert_optimal(U @ U.T, x, np.full(10, 0.1), 1.0)
     np.testing.assert_allclose(x[[1, 6, 7]], x[[0, 5, 5]], atol=1e-9)
 
@@ -296,7 +296,7 @@ import json
 import numpy as np
 from threadpoolctl import threadpool_info
 from fairbloom.rounds import updates
-from fairbloom.strategies.simplex import shortest
+from fairbloom.strategies.simplex import min_norm_weights
 
 updates.EXACT_NUMBERS = 0
 rng = np.random.default_rng(0)
@@ -308,11 +308,11 @@ for d in (3, 40, 5000):
         U[4] = factor * U[3]
         U[6] = 0.0 if d == 40 else 2.0 * U[5]
         p = np.full(9, 1 / 9)
-        found.append(shortest(U @ U.T, p, 1.0).tolist())
+        found.append(min_norm_weights(U @ U.T, p, 1.0).tolist())
         single = updates.Vectors((U.astype(np.float32),), np.ones(9))
-        x = shortest(updates.gram_matrix(single), p, 1.0)
+        x = min_norm_weights(updates.gram_matrix(single), p, 1.0)
         assert np.ptp(x[:3]) < 1e-9, x
-        found.append(shortest(U @ U.T, p, 0.05).tolist())
+        found.append(min_norm_weights(U @ U.T, p, 0.05).tolist())
 (kernel,) = {each["architecture"] for each in threadpool_info() if "numpy" in each["filepath"]}
 print(json.dumps([kernel, found]))
 """
