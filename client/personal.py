@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fairbloom.files import make_folder, write_whole
+from fairbloom.system.files import make_folder, write_whole
 
 from .settings import FINGERPRINT, fingerprint
 

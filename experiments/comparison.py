@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairbloom.files import write_whole
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.files import RunFolderError, written
 from fairbloom.server.records import is_finished
 from fairbloom.server.rows import as_csv
+from fairbloom.system.files import write_whole
 
 from .caveats import caveats_of_comparison
 from .runs import COMPARISON, Run, final_of, frame, load, measures

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fairbloom.files import write_whole
 from fairbloom.protocol.scores import Score
 from fairbloom.server.files import written
+from fairbloom.system.files import write_whole
 
 from .measured import in_title
 from .recipes import ROUND

@@ -19,10 +19,10 @@ from fairbloom.imports import check_seen
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.files import check_place
-from fairbloom.server.lock import alone
 from fairbloom.server.records import check_folder, check_same_data, is_finished, rounds_in
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.dispatch.processes import processors_here
+from fairbloom.system.lock import alone
 from fairbloom.tasks import check_data, digests
 
 RunKey = tuple[str, int]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairbloom.errors import FairbloomError
-from fairbloom.files import write_whole
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.files import written
 from fairbloom.server.rows import as_csv
 from fairbloom.simulation.dispatch.processes import processors_here
+from fairbloom.system.files import write_whole
 
 from .experiment import Experiment, check_overrides, chosen_rows
 from .outcome import Outcome

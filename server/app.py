@@ -22,11 +22,11 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
+from fairbloom.system.lock import alone
 from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameters
 
 from .arrival import wait_for_clients, without_revoked
-from .lock import alone
 from .observability import Metrics, in_short, log_as_json, worst_served
 from .polling import PollingGrid
 from .progress import announce

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fairbloom.files import write_whole
+from fairbloom.system.files import write_whole
 
 from .files import RunFolderError
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
-from fairbloom.files import write_whole
+from fairbloom.system.files import write_whole
 
 
 class RunFolderError(FairbloomError):

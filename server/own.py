@@ -17,9 +17,9 @@ from fairbloom.rounds.flower import record_of
 from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FairStrategy
+from fairbloom.system.lock import alone
 
 from .checkpoint import load_model
-from .lock import alone
 from .observability import in_short
 from .polling import PollingGrid
 from .progress import announce

@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fairbloom.files import write_whole
+from fairbloom.system.files import write_whole
+from fairbloom.system.lock import is_running
 
 from .files import RunFolderError
-from .lock import is_running
 from .records import is_finished, settings_there
 from .rows import read_rows, refusals_in
 

@@ -18,7 +18,6 @@ import numpy as np
 import tomli_w
 
 from fairbloom import __version__
-from fairbloom.files import write_whole
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.rounds.average import Average
@@ -26,6 +25,8 @@ from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
+from fairbloom.system.files import write_whole
+from fairbloom.system.lock import LOCK
 
 from .checkpoint import (
     EARLIER,
@@ -44,7 +45,6 @@ from .checkpoint import (
     save_round,
 )
 from .files import RunFolderError, check_place, usable, write_link, written
-from .lock import LOCK
 from .rows import Row, Table, client_columns, client_rows, furthest_round, last_step, round_columns, round_row
 from .settings import default_config, may_differ, may_grow
 

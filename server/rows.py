@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairbloom.files import write_whole
 from fairbloom.protocol import names
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
+from fairbloom.system.files import write_whole
 
 from .checkpoint import KEPT
 from .fairness import percent_improved, summarize

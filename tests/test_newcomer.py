@@ -15,10 +15,7 @@ from safetensors.numpy import load_file
 from benchmarks.federation import federation
 from benchmarks.flower import flower
 
-from .checkout import ROOT, copy_packages
-
-PACKAGES = ("fairbloom", "protocol", "tasks", "rounds", "strategies", "client", "server", "simulation", "deploy")
-OTHERS = ("experiments", "scaffold", "docs")
+from .checkout import PACKAGES, ROOT, copy_packages
 
 METHOD = '''
 """The newcomer's method."""
@@ -107,7 +104,7 @@ def added(file: Path, after: str, line: str) -> None:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout in which the newcomer has worked."""
     folder = tmp_path_factory.mktemp("checkout")
-    copy_packages((*PACKAGES, *OTHERS), folder)
+    copy_packages(("fairbloom", *PACKAGES, "docs"), folder)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, folder)
     (folder / "strategies" / "mine.py").write_text(METHOD)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import ClientError
 from ..processes import free_port
-from .obstacle import tls
+from .connectivity import tls_context
 
 APP = "fairbloom.client.app:app"
 """Import string of the ClientApp that a client answers with, unless its settings name another."""
@@ -149,7 +149,7 @@ class Client:
     def check_files(self) -> None:
         """Raise ClientError unless certificate, key and app can be used; the message names the file."""
         if self.ca:
-            tls(self.ca)
+            tls_context(self.ca)
         if self.key:
             from .. import pki  # loads a library that the loop does without
 

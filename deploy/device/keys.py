@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from .. import pki
+from ..arguments import NAME
 from ..errors import ClientError
-from ..given import NAME
 
 
 def make(folder: Path, name: str) -> str:

@@ -23,8 +23,8 @@ from fairbloom.errors import FairbloomError
 
 from ..processes import duration, ending
 from .client import Client
+from .connectivity import connection_fault
 from .instance import INSTANCE, Instance
-from .obstacle import obstacle
 
 FIRST_DELAY, LONGEST_DELAY = 2.0, 15.0
 """Shortest and longest pause before a SuperNode that ended is started again. The pause doubles each time, and is the
@@ -93,7 +93,7 @@ class Supervisor:
             signal.signal(number, self._stop)
         while not self._stopped:
             started = time.monotonic()
-            fault = self._no_state_folder() or obstacle(self._client) or self._run_once()
+            fault = self._no_state_folder() or connection_fault(self._client) or self._run_once()
             if time.monotonic() - started > HELD_SECONDS:
                 self._delay = FIRST_DELAY
             if not self._stopped:

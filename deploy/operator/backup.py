@@ -25,8 +25,8 @@ import tomli_w
 from fairbloom import __version__
 
 from .. import pki
+from ..arguments import NAME, address, host_name, joined
 from ..errors import DeployError
-from ..given import NAME, address, host_name, joined
 from . import audit
 from .federation import Federation, server_unit
 from .folder import furnish, write_flower_home
@@ -89,7 +89,7 @@ def back_up(federation: Federation, file: Path) -> tuple[str, ...]:
     """
     with (
         federation.noted("backup", file=str(file.absolute())),
-        federation.roll.locked(),
+        federation.registry.locked(),
         pki.written_whole(file) as written,
         tempfile.TemporaryDirectory(dir=file.absolute().parent, prefix=f".{file.name}-") as draft,
         tarfile.open(fileobj=written, mode="w:gz", compresslevel=1) as packed,
@@ -97,7 +97,7 @@ def back_up(federation: Federation, file: Path) -> tuple[str, ...]:
         about = {"format": FORMAT, "made": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
         _pack(packed, ABOUT, tomli_w.dumps(about).encode())
         there = [name for name in FILES if (federation.path / name).exists()]
-        clients = [f"clients/{found.name}" for found in sorted(federation.roll.folder.glob("*.toml"))]
+        clients = [f"clients/{found.name}" for found in sorted(federation.registry.folder.glob("*.toml"))]
         for name in (*there, *clients):
             _pack(packed, name, (federation.path / name).read_bytes())
         _pack(packed, LOG, audit.whole(federation.state))
@@ -296,7 +296,7 @@ def _not_served(folder: Path) -> Iterator[None]:
 def _revoked_keys(folder: Path) -> frozenset[str]:
     """Return the keys that the federation in a folder has struck off; none where there is no federation."""
     try:
-        return frozenset(Federation(folder).roll.struck_off())
+        return frozenset(Federation(folder).registry.revoked_keys())
     except DeployError:
         return frozenset()
 
@@ -306,7 +306,7 @@ def _strike_off(federation: Federation, keys: frozenset[str]) -> tuple[str, ...]
     now = datetime.now(UTC).isoformat(timespec="seconds")
     gone = [client for client in federation.clients if client.public_key in keys and not client.revoked]
     for client in gone:
-        federation.roll.save(replace(client, revoked=now))
+        federation.registry.save(replace(client, revoked=now))
     return tuple(client.name for client in gone)
 
 

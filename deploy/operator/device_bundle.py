@@ -14,7 +14,7 @@ import tomli_w
 from .. import pki
 from ..errors import DeployError
 from .federation import UNIT, Federation
-from .roll import Enrolled
+from .registry import EnrolledClient
 
 
 def _places(federation: Federation, name: str) -> tuple[Path, Path]:
@@ -30,7 +30,7 @@ def remove_bundle(federation: Federation, name: str) -> None:
         shutil.rmtree(folder)
 
 
-def write_bundle(federation: Federation, client: Enrolled, private_key: bytes, unpack: bool) -> Path:
+def write_bundle(federation: Federation, client: EnrolledClient, private_key: bytes, unpack: bool) -> Path:
     """Write a client's bundle, packed or as a folder, into the federation's folder; return where it is."""
     settings = {"superlink": federation.superlink, "ca": "ca.crt", "key": "key", "name": client.name}
     files = {

@@ -24,7 +24,7 @@ from fairbloom.server.progress import announced
 
 from .. import pki
 from ..device.client import Client
-from ..device.obstacle import obstacle, tls
+from ..device.connectivity import connection_fault, tls_context
 from ..errors import DeployError
 from ..server.supervisor import RUN_FOLDERS
 from . import audit
@@ -80,7 +80,7 @@ def examine_device(client: Client) -> Iterator[Finding]:
     if authority:
         yield authority
     if not authority or authority.verdict != "fault":
-        fault = obstacle(client)
+        fault = connection_fault(client)
         yield (
             Finding("SuperLink", "fault", fault) if fault else Finding("SuperLink", "ok", f"{client.superlink} answers")
         )
@@ -225,7 +225,7 @@ def audit_log(federation: Federation) -> Finding:
 
 def reachable(what: str, address: str, authority: Path) -> Finding:
     """Check that a port answers and shows a certificate that the authority vouches for."""
-    fault = obstacle(Client(superlink=address, ca=str(authority)))
+    fault = connection_fault(Client(superlink=address, ca=str(authority)))
     return Finding(what, "fault", fault) if fault else Finding(what, "ok", f"{address} answers with our certificate")
 
 
@@ -234,7 +234,7 @@ def control_api(federation: Federation) -> Finding:
     host, _, port = federation.control.rpartition(":")
     request = f"GET /health HTTP/1.1\r\nHost: {federation.control}\r\nConnection: close\r\n\r\n"
     try:
-        context = tls(str(federation.authority))
+        context = tls_context(str(federation.authority))
         with (
             socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS) as plain,
             context.wrap_socket(plain, server_hostname=host.strip("[]")) as connection,
@@ -264,7 +264,7 @@ def server_page(federation: Federation) -> tuple[int, dict[str, Any]]:
     header = {"Authorization": f"Bearer {federation.token()}"}
     try:
         with (
-            httpx.Client(verify=tls(str(federation.authority)), timeout=SECONDS, trust_env=False) as http,
+            httpx.Client(verify=tls_context(str(federation.authority)), timeout=SECONDS, trust_env=False) as http,
             http.stream("GET", f"https://{federation.control}{SERVER_PAGE}", headers=header) as answer,
         ):
             certificate = answer.extensions["network_stream"].get_extra_info("ssl_object").getpeercert()

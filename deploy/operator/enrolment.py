@@ -12,12 +12,12 @@ from pathlib import Path
 from fairbloom.errors import FairbloomError
 
 from .. import pki
+from ..arguments import NAME, check_days
 from ..errors import DeployError, RefusedError, UnreachableError
-from ..given import NAME, check_days
 from . import control_api
 from .device_bundle import remove_bundle, write_bundle
 from .federation import Federation, warn
-from .roll import Enrolled, Former, Key
+from .registry import ClientKey, EnrolledClient, FormerKey
 
 KEY_DAYS = 398.0
 """How long a client's key is good unless the operator says otherwise."""
@@ -70,15 +70,15 @@ def enroll(
         for option, number in (("--examples", examples), ("--partition-id", partition_id or 0)):
             if number < 0:
                 raise DeployError(f"{option} {number}: it is counted from 0")
-        federation.roll.check_new(name)
+        federation.registry.check_new(name)
         keys = _keys_for(federation, name, request)
         _retire(federation)
         node_id = _register(federation, name, keys.public)
-        with _taken_back_on_failure(federation, node_id), federation.roll.locked():
-            federation.roll.check_new(name)  # another command may have been quicker
+        with _taken_back_on_failure(federation, node_id), federation.registry.locked():
+            federation.registry.check_new(name)  # another command may have been quicker
             taken = {client.partition_id for client in federation.clients if not client.revoked}
             before = {client.name: client for client in federation.clients}.get(name)
-            enrolled = Enrolled(
+            enrolled = EnrolledClient(
                 name=name,
                 node_id=node_id,
                 partition_id=_first_free(taken) if partition_id is None else partition_id,
@@ -89,7 +89,7 @@ def enroll(
                 former=before.all_former if before else (),
             )
             bundle = write_bundle(federation, enrolled, keys.private, unpack)
-            federation.roll.save(enrolled)
+            federation.registry.save(enrolled)
         about |= _key_facts(enrolled)
     return bundle
 
@@ -267,10 +267,10 @@ def rotate(
         check_days(overlap, LONGEST_DAYS, or_never=True, option="--overlap")
         keys = _keys_for(federation, name, request)
         node_id = _register(federation, name, keys.public)
-        with _taken_back_on_failure(federation, node_id), federation.roll.locked():
+        with _taken_back_on_failure(federation, node_id), federation.registry.locked():
             client = federation.client(name)
             until = min(filter(None, (client.expires, _in_days(overlap))), key=datetime.fromisoformat)
-            old = Former(node_id=client.node_id, public_key=client.public_key, expires=until)
+            old = FormerKey(node_id=client.node_id, public_key=client.public_key, expires=until)
             rotated = replace(
                 client,
                 node_id=node_id,
@@ -279,13 +279,13 @@ def rotate(
                 former=(*client.former, old),
             )
             bundle = write_bundle(federation, rotated, keys.private, unpack)
-            federation.roll.save(rotated)
+            federation.registry.save(rotated)
         about |= {**_key_facts(rotated), "old-node-id": old.node_id, "old-expires": until}
     _retire(federation)
     return bundle
 
 
-def revoke(federation: Federation, name: str) -> Enrolled:
+def revoke(federation: Federation, name: str) -> EnrolledClient:
     """Unregister all of a client's keys, for ever; return what was known of it.
 
     Raises
@@ -293,13 +293,16 @@ def revoke(federation: Federation, name: str) -> Enrolled:
     DeployError
         When the client is not enrolled, or the SuperLink does not answer.
     """
-    with federation.noted("revoke", client=name) as about, federation.roll.locked():  # or a rotation could slip through
+    with (
+        federation.noted("revoke", client=name) as about,
+        federation.registry.locked(),
+    ):  # or a rotation could slip through
         client = federation.client(name)
         about |= _key_facts(client)
         for key in client.keys:
             _unregister(federation, key.node_id)
         former = tuple(replace(old, unregistered=old.unregistered or _now()) for old in client.former)
-        federation.roll.save(replace(client, revoked=_now(), former=former))
+        federation.registry.save(replace(client, revoked=_now(), former=former))
         remove_bundle(federation, name)
     _retire(federation)
     return client
@@ -357,12 +360,12 @@ def _retire(federation: Federation) -> None:
                 warn(f"a former key of client {key.client} is not unregistered yet: {error}")
 
 
-def _retire_one(federation: Federation, key: Key) -> None:
+def _retire_one(federation: Federation, key: ClientKey) -> None:
     _unregister(federation, key.node_id)
-    with federation.roll.locked():
+    with federation.registry.locked():
         client = federation.client(key.client)
         former = (replace(old, unregistered=_now()) if old.node_id == key.node_id else old for old in client.former)
-        federation.roll.save(replace(client, former=tuple(former)))
+        federation.registry.save(replace(client, former=tuple(former)))
     federation.note("unregister", client=key.client, **{"node-id": key.node_id})
 
 
@@ -389,7 +392,7 @@ def _first_free(taken: set[int]) -> int:
     return min(set(range(len(taken) + 1)) - taken)
 
 
-def _key_facts(client: Enrolled) -> dict[str, str | int | float | None]:
+def _key_facts(client: EnrolledClient) -> dict[str, str | int | float | None]:
     """Return what the audit log says of a client's key."""
     return {
         "node-id": client.node_id,

@@ -13,13 +13,13 @@ import tomli_w
 from fairbloom.errors import FairbloomError
 
 from .. import pki
+from ..arguments import EVERY_ADDRESS, address, check_days, host_name, joined, port_number
 from ..errors import DeployError as DeployError
-from ..given import EVERY_ADDRESS, address, check_days, host_name, joined, port_number
 from . import audit
 from .folder import CONNECTION as CONNECTION
 from .folder import furnish, made_whole, write_flower_home
-from .roll import Enrolled, Roll
-from .roll import Key as Key
+from .registry import ClientKey as ClientKey
+from .registry import EnrolledClient, Registry
 
 UNIT = Path(__file__).parents[1] / "edge" / "fairbloom-client.service"
 SERVER_UNIT = UNIT.with_name("fairbloom-server.service")
@@ -47,7 +47,7 @@ class Federation:
         The systemd unit that runs the server of this folder.
     state, database
         Folder of what the server writes, and the SuperLink's database in it.
-    roll
+    registry
         The clients that were ever enrolled.
 
     Raises
@@ -78,7 +78,7 @@ class Federation:
         self.unit = path / SERVER_UNIT.name
         self.state = path / "state"
         self.database = self.state / "superlink.db"
-        self.roll = Roll(path / "clients")
+        self.registry = Registry(path / "clients")
 
     @classmethod
     def init(
@@ -184,11 +184,11 @@ class Federation:
     # Clients --------------------------------------------------------------------------------------------------------
 
     @property
-    def clients(self) -> list[Enrolled]:
+    def clients(self) -> list[EnrolledClient]:
         """All that were ever enrolled, in the order of names."""
-        return self.roll.clients()
+        return self.registry.clients()
 
-    def client(self, name: str) -> Enrolled:
+    def client(self, name: str) -> EnrolledClient:
         """Return the client of this name that is enrolled and not revoked.
 
         Raises
@@ -202,7 +202,7 @@ class Federation:
             raise DeployError(f"client {name!r} is not enrolled; enrolled are: {known}")
         return there[name]
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[ClientKey]:
         """Return the keys that are good, or were until they expired, of all clients that are not revoked.
 
         Raises
@@ -210,7 +210,7 @@ class Federation:
         DeployError
             When a client's file cannot be used. One that is being replaced is read as it was or as it will be.
         """
-        return self.roll.keys()
+        return self.registry.keys()
 
     # The audit log --------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from . import control_api
 from .audit import printable
 from .doctor import client_keys, server_page, server_side
 from .federation import Federation
-from .roll import Enrolled
+from .registry import EnrolledClient
 
 RECENT_RUNS = 5
 SHOWN_REFUSALS = 5
@@ -71,7 +71,7 @@ def _page(federation: Federation) -> dict[str, Any]:
 
 
 def _clients(
-    enrolled: list[Enrolled], nodes: dict[str, Mapping[str, str]], versions: Mapping[str, str]
+    enrolled: list[EnrolledClient], nodes: dict[str, Mapping[str, str]], versions: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Return a row a key, by the names that clients were enrolled with; nodes that nobody knows come last."""
     gone = {node_id for client in enrolled if client.revoked for node_id in client.node_ids}

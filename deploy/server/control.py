@@ -35,8 +35,8 @@ from fairbloom.protocol.version import PROTOCOL
 
 from ..operator import audit
 from .connections import Connections
+from .long_poll import LongPoll
 from .overview import overview
-from .post import Post
 from .refusals import Refusals
 from .supervisor import SEEN, STARTED, is_newer
 
@@ -254,12 +254,12 @@ class Watched:
         Flower's.
     folder
         The state folder, where each SuperExec leaves a file when it starts.
-    post
+    long_poll
         Holds the calls of nodes that wait for messages.
     """
 
-    def __init__(self, handlers: Any, folder: Path, post: Post) -> None:
-        self._handlers, self._post = handlers, post
+    def __init__(self, handlers: Any, folder: Path, long_poll: LongPoll) -> None:
+        self._handlers, self._long_poll = handlers, long_poll
         self._started, self._seen = folder / STARTED, folder / SEEN
         self._asked: float | None = None
 
@@ -301,7 +301,7 @@ class Watched:
 
     def _tell(self, state: Any, session_id: str) -> None:
         if not state.is_under_way(session_id):
-            self._post.ring()
+            self._long_poll.wake()
 
     @property
     def seconds_ago(self) -> float | None:
@@ -315,13 +315,13 @@ def guard(
     state_folder: Path,
     database: Path,
     refusals: Refusals,
-    post: Post,
+    long_poll: LongPoll,
     connections: Connections,
 ) -> None:
     """Put Flower's HTTP app behind credentials, note what is changed, and add the server's own status."""
     app.state.account_access_dep = door = Door(operators)
     app.state.control_event_log_plugin = AuditPlugin(state_folder)
-    app.state.runtime_handlers = watched = Watched(app.state.runtime_handlers, state_folder, post)
+    app.state.runtime_handlers = watched = Watched(app.state.runtime_handlers, state_folder, long_poll)
     app.add_middleware(
         FrontDoor,
         door=door,

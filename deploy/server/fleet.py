@@ -35,11 +35,11 @@ from grpc import ServicerContext, StatusCode
 from fairbloom.protocol.names import VERSION_HEADER
 
 from ..device.instance import HEADER
+from .long_poll import LongPoll
 from .members import Members
-from .post import Post
+from .rate_limit import UNDER_WAY_AT_ONCE, CallLimit, TooManyCallsError
 from .refusals import Refusals
 from .run_state import HIDDEN, RunState
-from .turns import UNDER_WAY_AT_ONCE, TooManyCallsError, Turns
 
 LARGEST_CALL = 16 << 20
 """Largest call that is taken, in bytes. Flower sends arrays in parts of 5 MiB, and bundles, of 10 MB at most, whole."""
@@ -166,7 +166,7 @@ class GuardedFleet(FleetServicer):
         Who is enrolled.
     refusals
         Where refused attempts are noted.
-    post
+    long_poll
         Holds calls for messages while there are none.
     """
 
@@ -178,11 +178,11 @@ class GuardedFleet(FleetServicer):
         *,
         members: Members,
         refusals: Refusals,
-        post: Post,
+        long_poll: LongPoll,
     ) -> None:
         super().__init__(state_factory, objectstore_factory, enable_supernode_auth)
-        self._members, self._refusals, self._post = members, refusals, post
-        self._turns = Turns()
+        self._members, self._refusals, self._long_poll = members, refusals, long_poll
+        self._limit = CallLimit()
         self._budgets: OrderedDict[str, Budget] = OrderedDict()
         for statement in (*TABLES, PARENTS, *FORGET):
             self._query(statement)
@@ -240,11 +240,11 @@ class GuardedFleet(FleetServicer):
             words = f"the key of client {name} was good until {since}: the operator replaces it (deploy rotate {name})"
             context.abort(StatusCode.UNAUTHENTICATED, words)
 
-    # Taking turns ---------------------------------------------------------------------------------------------------
+    # Limits ---------------------------------------------------------------------------------------------------------
 
     def _in_turn(self, call: Callable[[Any, ServicerContext], Any], request: Any, context: ServicerContext) -> Any:
         try:
-            with self._turns.of(request.node.node_id):
+            with self._limit.slot(request.node.node_id):
                 return call(request, context)
         except TooManyCallsError:
             self.turn_away(request.node.node_id, context)
@@ -258,7 +258,7 @@ class GuardedFleet(FleetServicer):
         """Hand out a message; the call is held while there is none."""
         node_id = request.node.node_id
         response = self._in_turn(self._pull, request, context)
-        if not response.messages_list and self._post.wait(node_id, lambda: self._has_mail(node_id), context):
+        if not response.messages_list and self._long_poll.wait(node_id, lambda: self._has_mail(node_id), context):
             response = self._in_turn(self._pull, request, context)
         return response
 

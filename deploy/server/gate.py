@@ -17,8 +17,8 @@ from grpc import ServicerContext, StatusCode
 
 from .connections import Connections
 from .fleet import LARGEST_CALL, GuardedFleet
+from .rate_limit import CallLimit, TooManyCallsError
 from .refusals import Refusals
-from .turns import TooManyCallsError, Turns
 
 CALLS_AT_ONCE = 1000
 """How many calls the server works on, of all clients together, as Flower's does."""
@@ -81,7 +81,7 @@ class KeyFirst(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no type
 
     def __init__(self, fleet: GuardedFleet, port: int, connections: Connections, refusals: Refusals) -> None:
         self._fleet, self._port, self._connections, self._refusals = fleet, port, connections, refusals
-        self._small, self._large = Turns(), Turns()
+        self._small, self._large = CallLimit(), CallLimit()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """Return a handler that takes in a call's body when it asks for it."""
@@ -114,9 +114,9 @@ class KeyFirst(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no type
         """Take in a registered node's call, when it is its connection's turn, and answer it."""
         try:
             if call in PUSHES:
-                with self._large.of(context.peer()):
+                with self._large.slot(context.peer()):
                     return handler.unary_unary(_request(handler, bodies, LARGEST_CALL, context), context)
-            with self._small.of(context.peer()):  # a turn of its own: signs of life do not wait behind a slow reply
+            with self._small.slot(context.peer()):  # a turn of its own: signs of life do not wait behind a slow reply
                 request = _request(handler, bodies, SMALL_CALL, context)
             return handler.unary_unary(request, context)
         except TooManyCallsError:

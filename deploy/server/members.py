@@ -12,7 +12,7 @@ from typing import Protocol
 from fairbloom.errors import FairbloomError
 
 from ..operator.federation import Federation
-from ..operator.roll import Key
+from ..operator.registry import ClientKey
 
 READ_SECONDS = 1.0
 """Seconds after which the operator's files are read again."""
@@ -43,7 +43,7 @@ class EnrolledMembers:
         self._federation = Federation(folder)
         self._lock = threading.Lock()
         self._looked = -READ_SECONDS
-        self._keys: dict[int, Key] = {}
+        self._keys: dict[int, ClientKey] = {}
         self._trouble = ""
 
     def name_of(self, node_id: int) -> str:
@@ -56,7 +56,7 @@ class EnrolledMembers:
         key = self._known().get(node_id)
         return key.expires if key and key.expired(datetime.now(UTC)) else ""
 
-    def _known(self) -> dict[int, Key]:
+    def _known(self) -> dict[int, ClientKey]:
         """Return the keys by node, as the files said a second ago at the most."""
         with self._lock:
             if time.monotonic() - self._looked >= READ_SECONDS:

@@ -14,28 +14,28 @@ from cryptography.hazmat.primitives import serialization
 
 from .. import pki
 from ..operator import audit
-from ..operator.roll import Roll
+from ..operator.registry import Registry
 from .run_state import RunState
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 
-def register_enrolled(state: RunState, roll: Roll, state_folder: Path) -> None:
+def register_enrolled(state: RunState, registry: Registry, state_folder: Path) -> None:
     """Register the keys that are enrolled and missing, under their old numbers; strike off those that were revoked.
 
     Parameters
     ----------
     state
         The SuperLink's database.
-    roll
+    registry
         The operator's files of the clients, which are not written to.
     state_folder
         Where the audit log is.
     """
-    for public_key in roll.struck_off():
+    for public_key in registry.revoked_keys():
         if state.strike_off(as_registered(public_key)):
             _note(state_folder, "key struck off again", key=pki.fingerprint(public_key.encode()))
-    again, enrolled = [], roll.keys()
+    again, enrolled = [], registry.keys()
     for key in enrolled:
         if state.register(as_registered(key.public_key), key.client, int(key.node_id)):
             _note(state_folder, "key registered again", client=key.client, **{"node-id": key.node_id})

@@ -106,12 +106,12 @@ def put_in_place(federation: Federation, descriptors: int) -> Connections:
     from .control import LARGEST_HEAD, Operators, guard
     from .fleet import LARGEST_CALL, GuardedFleet
     from .gate import fleet_server
+    from .long_poll import LongPoll
     from .members import EnrolledMembers
-    from .post import Post
     from .registration import register_enrolled
     from .run_state import RunState, RunStore
 
-    refusals, post = Refusals(federation.state), Post()
+    refusals, long_poll = Refusals(federation.state), LongPoll()
     strangers = {federation.listen: MOST_STRANGERS, federation.control: MOST_STRANGERS_OVER_HTTP}
     ports = {int(place.rpartition(":")[2]): most for place, most in strangers.items()}
     connections = Connections(ports, descriptors, refusals)
@@ -124,7 +124,15 @@ def put_in_place(federation: Federation, descriptors: int) -> Connections:
 
     def create_guarded_app(config: Any, superlink_lifespan_class: Any) -> Any:
         app = create_app(config, superlink_lifespan_class)
-        guard(app, Operators(federation.operators), federation.state, federation.database, refusals, post, connections)
+        guard(
+            app,
+            Operators(federation.operators),
+            federation.state,
+            federation.database,
+            refusals,
+            long_poll,
+            connections,
+        )
         return app
 
     main.create_app = create_guarded_app
@@ -132,9 +140,9 @@ def put_in_place(federation: Federation, descriptors: int) -> Connections:
     members = EnrolledMembers(federation.path)
 
     def guarded_fleet(state_factory: Any, objectstore_factory: Any, enable_supernode_auth: bool) -> GuardedFleet:
-        register_enrolled(state_factory.state(), federation.roll, federation.state)
+        register_enrolled(state_factory.state(), federation.registry, federation.state)
         given = (state_factory, objectstore_factory, enable_supernode_auth)
-        return GuardedFleet(*given, members=members, refusals=refusals, post=post)
+        return GuardedFleet(*given, members=members, refusals=refusals, long_poll=long_poll)
 
     command.FleetServicer = guarded_fleet
     command.GRPC_MAX_MESSAGE_LENGTH = LARGEST_CALL

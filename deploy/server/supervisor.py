@@ -23,9 +23,9 @@ from pathlib import Path
 from fairbloom.errors import FairbloomError
 
 from .. import pki
-from ..device.obstacle import tls
+from ..arguments import EVERY_ADDRESS, address
+from ..device.connectivity import tls_context
 from ..errors import DeployError
-from ..given import EVERY_ADDRESS, address
 from ..operator import audit
 from ..operator.federation import Federation
 from ..processes import ending
@@ -128,7 +128,7 @@ class Server:
         defaults = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_LOG_LEVEL": "WARNING"}
         own = {"FLWR_HOME": str(home), "FAIRBLOOM_METRICS_TOKEN_FILE": str(federation.metrics_token.absolute())}
         own |= {"FAIRBLOOM_RUN_FOLDERS": str((federation.state / RUN_FOLDERS).absolute())}
-        own["FAIRBLOOM_CLIENTS"] = str(federation.roll.folder.absolute())
+        own["FAIRBLOOM_CLIENTS"] = str(federation.registry.folder.absolute())
         # What Flower's switch of the second name opens is a control API that asks for no credential.
         own |= {"PYTHONUNBUFFERED": "1", "FLWR_INTERNAL_GRPC_CONTROL_API": "0"}
         environment = defaults | dict(os.environ) | own
@@ -191,7 +191,7 @@ class Server:
         return is_newer(self._seen, self._started)
 
     def _tls(self) -> ssl.SSLContext:
-        return tls(str(self._federation.authority))
+        return tls_context(str(self._federation.authority))
 
     def _stop(self, number: int, frame: object) -> None:
         self._stopped = True

@@ -15,7 +15,7 @@ from fairbloom.deploy import pki
 from fairbloom.deploy.operator import audit, flower_commands
 from fairbloom.deploy.operator.control_api import Nodes
 from fairbloom.deploy.operator.federation import CONNECTION, Federation
-from fairbloom.deploy.operator.roll import Key
+from fairbloom.deploy.operator.registry import ClientKey
 
 MACHINE = """#!{python} -SE
 import json, os, sys, time
@@ -105,7 +105,7 @@ def noted(made: Path) -> list[dict[str, Any]]:
     ]
 
 
-def keys(made: Path) -> list[Key]:
+def keys(made: Path) -> list[ClientKey]:
     return Federation(made).keys()
 
 

@@ -23,7 +23,7 @@ from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator import backup as backups
 from fairbloom.deploy.operator.backup import FILES, back_up, copy_database, restore
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.deploy.operator.roll import Enrolled
+from fairbloom.deploy.operator.registry import EnrolledClient
 from fairbloom.deploy.server.supervisor import alone, check_files
 from tests.deploy.state import SuperLinkState
 from tests.experiments.helpers import fairbloom
@@ -41,10 +41,10 @@ def federation(tmp_path: Path) -> Federation:
     return made
 
 
-def save(federation: Federation, name: str, node_id: str, **about: str) -> Enrolled:
+def save(federation: Federation, name: str, node_id: str, **about: str) -> EnrolledClient:
     public = pki.new_node_key().public.decode()
-    client = Enrolled(name=name, node_id=node_id, partition_id=0, public_key=public, enrolled=NOW, **about)
-    federation.roll.save(client)
+    client = EnrolledClient(name=name, node_id=node_id, partition_id=0, public_key=public, enrolled=NOW, **about)
+    federation.registry.save(client)
     return client
 
 
@@ -215,14 +215,14 @@ def test_an_older_backup_lets_nobody_in_whom_the_folder_has_struck_off(
     file = tmp_path / "copy.tar.gz"
     back_up(federation, file)
     client = federation.client("site-a")
-    federation.roll.save(replace(client, revoked=NOW))
+    federation.registry.save(replace(client, revoked=NOW))
     assert fairbloom("deploy", "restore", file, "--dir", federation.path, "--replace") == 0
     said = capsys.readouterr().out
     assert "had struck off the keys of site-a: they stay revoked" in said
     assert "It lets in nobody" in said
     now = Federation(federation.path)
     assert now.keys() == []
-    assert client.public_key in now.roll.struck_off()
+    assert client.public_key in now.registry.revoked_keys()
     other = restore(file, tmp_path / "other").federation.keys()  # which knows of no revocation
     assert [key.client for key in other] == ["site-a"]
 

@@ -14,7 +14,7 @@ from flwr.common.config import parse_config_args
 
 from fairbloom.deploy.device import supervisor
 from fairbloom.deploy.device.client import APP, Client
-from fairbloom.deploy.device.obstacle import obstacle
+from fairbloom.deploy.device.connectivity import connection_fault
 from fairbloom.deploy.errors import ClientError
 
 from .commands import client_command
@@ -137,7 +137,7 @@ def test_a_corrupt_authority_is_named(bundle: Path, content: bytes) -> None:
     with pytest.raises(ClientError) as error:
         Client.of({}, bundle / "client.toml")
     assert str(error.value) == words
-    assert obstacle(good) == words  # where it breaks later
+    assert connection_fault(good) == words  # where it breaks later
 
 
 def of_another_kind() -> bytes:

@@ -44,7 +44,7 @@ from fairbloom.deploy.server.control import (
     Operators,
     guard,
 )
-from fairbloom.deploy.server.post import Post
+from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.refusals import Refusals
 from fairbloom.deploy.server.run_state import RunState
 from fairbloom.deploy.server.supervisor import STARTED
@@ -94,7 +94,7 @@ class Place:
             self.app = create_app(config, SuperLinkLifespan)
         refusals = Refusals(folder)
         self.connections = Connections({8000: 100}, 1000, refusals)
-        given = (folder, folder / "superlink.db", refusals, Post(), self.connections)
+        given = (folder, folder / "superlink.db", refusals, LongPoll(), self.connections)
         guard(self.app, Operators(self.operators), *given)
         self.state: Any = self.app.state.linkstate_factory.state()
 

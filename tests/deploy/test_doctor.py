@@ -27,7 +27,7 @@ from fairbloom.deploy.operator.doctor import (
     server_side,
 )
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.deploy.operator.roll import Enrolled
+from fairbloom.deploy.operator.registry import EnrolledClient
 from fairbloom.deploy.processes import free_port
 from fairbloom.deploy.server.supervisor import RUN_FOLDERS
 from fairbloom.protocol.version import PROTOCOL
@@ -254,8 +254,8 @@ def test_doctor_names_the_clients_that_the_superlink_does_not_know(
     federation, api = served
     for number, name in enumerate(("site-a", "site-b")):
         public = pki.new_node_key().public.decode()
-        federation.roll.save(
-            Enrolled(name=name, node_id=str(7 + number), partition_id=number, public_key=public, enrolled="")
+        federation.registry.save(
+            EnrolledClient(name=name, node_id=str(7 + number), partition_id=number, public_key=public, enrolled="")
         )
     api.page = page(nodes={"7": VERSION, "8": ""})
     assert known_clients(federation) == Finding("clients", "ok", "the SuperLink knows all 2 that are enrolled")

@@ -405,7 +405,7 @@ def test_a_client_that_the_superlink_has_forgotten_is_revoked_all_the_same(made:
     assert fairbloom("deploy", "revoke", "a") == 0
     federation = Federation(made)
     assert keys(made) == []
-    assert federation.roll.struck_off() == [key.public_key]
+    assert federation.registry.revoked_keys() == [key.public_key]
 
 
 def test_keys_are_read_while_their_files_are_being_replaced(made: Path) -> None:
@@ -415,9 +415,9 @@ def test_keys_are_read_while_their_files_are_being_replaced(made: Path) -> None:
 
     def replace() -> None:
         while not over.is_set():
-            federation.roll.save(one)
-            federation.roll.file("b").unlink(missing_ok=True)
-            federation.roll.save(two)
+            federation.registry.save(one)
+            federation.registry.file("b").unlink(missing_ok=True)
+            federation.registry.save(two)
 
     replacing = threading.Thread(target=replace)
     replacing.start()

@@ -21,13 +21,13 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fairbloom.deploy.operator.audit import text
-from fairbloom.deploy.server import fleet, members, post, turns
+from fairbloom.deploy.server import fleet, long_poll, members, rate_limit
 from fairbloom.deploy.server.control import Watched
 from fairbloom.deploy.server.fleet import GuardedFleet, count
+from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.members import EnrolledMembers
-from fairbloom.deploy.server.post import Post
+from fairbloom.deploy.server.rate_limit import CallLimit, TooManyCallsError
 from fairbloom.deploy.server.refusals import Refusals
-from fairbloom.deploy.server.turns import TooManyCallsError, Turns
 from tests.deploy.state import AbortedError, Call, SuperLinkState, confirm, content, head, part, parts, pull, reply_to
 
 
@@ -55,8 +55,8 @@ class Place:
 
     def start(self) -> None:
         self.link = SuperLinkState(self.folder / "superlink.db")
-        self.post = Post()
-        given = {"members": self.members, "refusals": Refusals(self.folder), "post": self.post}
+        self.long_poll = LongPoll()
+        given = {"members": self.members, "refusals": Refusals(self.folder), "long_poll": self.long_poll}
         self.fleet = GuardedFleet(self.link.factory, self.link.objects, True, **given)
 
     def send(self, **size: int) -> Message:
@@ -82,7 +82,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(post, "HELD_SECONDS", 0.01)
+    monkeypatch.setattr(long_poll, "HELD_SECONDS", 0.01)
     return Place(tmp_path)
 
 
@@ -594,7 +594,7 @@ class Asking(threading.Thread):
     def is_held(self) -> bool:
         """Return, within a second, whether the call is held."""
         for _ in range(100):
-            if self.node in self.place.post._bells or not self.is_alive():
+            if self.node in self.place.long_poll._waiting or not self.is_alive():
                 break
             self.join(0.01)
         return self.is_alive()
@@ -602,7 +602,7 @@ class Asking(threading.Thread):
 
 @pytest.fixture
 def patient(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(post, "HELD_SECONDS", 60.0)
+    monkeypatch.setattr(long_poll, "HELD_SECONDS", 60.0)
     return place
 
 
@@ -611,7 +611,7 @@ def test_a_call_is_held_until_there_is_a_message(patient: Place) -> None:
     assert ours.is_held()
     assert theirs.is_held()
     asked = patient.send()
-    patient.post.ring()
+    patient.long_poll.wake()
     ours.join(10)
     assert ours.received == [asked.metadata.message_id]
     assert theirs.is_held()
@@ -628,7 +628,7 @@ def test_a_node_that_waits_is_told_when_a_run_has_sent_the_last_part(patient: Pl
         message_object_trees=[get_object_tree(sent)],
     )
     state, task = patient.link.state, Task(run_id=patient.run)
-    waiting, server = Asking(patient, patient.node), Watched(runtime_handlers, patient.folder, patient.post)
+    waiting, server = Asking(patient, patient.node), Watched(runtime_handlers, patient.folder, patient.long_poll)
     assert waiting.is_held()
     taken = server.push_messages(request, state, task)
     for name in taken.objects_to_push:
@@ -669,7 +669,7 @@ def test_one_call_of_a_node_is_held_at_a_time(patient: Place) -> None:
 def test_beyond_a_number_of_held_calls_others_are_answered_at_once(
     patient: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(post, "MOST_HELD", 1)
+    monkeypatch.setattr(long_poll, "MOST_HELD", 1)
     first = Asking(patient, patient.node)
     assert first.is_held()
     assert pulled(patient, patient.other) == []
@@ -789,14 +789,14 @@ def test_who_is_enrolled_is_read_again_and_kept_while_a_file_is_corrupt(
     assert enrolled.expired(77) == ""
 
 
-# Taking turns -------------------------------------------------------------------------------------------------------
+# Limits -------------------------------------------------------------------------------------------------------------
 
 
 class Calls:
     """Threads that each wait for a turn of a node and hold it until they are let go."""
 
-    def __init__(self, turns: Turns) -> None:
-        self.turns, self.go, self.entered = turns, threading.Event(), threading.Semaphore(0)
+    def __init__(self, limit: CallLimit) -> None:
+        self.limit, self.go, self.entered = limit, threading.Event(), threading.Semaphore(0)
         self.threads: list[threading.Thread] = []
         self.inside = self.most = self.turned_away = 0
         self._lock = threading.Lock()
@@ -808,7 +808,7 @@ class Calls:
 
     def _call(self, node: int) -> None:
         try:
-            with self.turns.of(node):
+            with self.limit.slot(node):
                 with self._lock:
                     self.inside += 1
                     self.most = max(self.most, self.inside)
@@ -827,25 +827,25 @@ class Calls:
 
 
 def test_a_node_that_floods_delays_itself_alone() -> None:
-    all_turns = Turns()
-    flood, others = Calls(all_turns), Calls(all_turns)
+    limit = CallLimit()
+    flood, others = Calls(limit), Calls(limit)
     flood.start(10, node=1)
-    for _ in range(turns.CALLS_AT_ONCE):
+    for _ in range(rate_limit.CALLS_AT_ONCE):
         assert flood.entered.acquire(timeout=10)
     others.start(2, node=2)
     for _ in range(2):
         assert others.entered.acquire(timeout=10)  # while the first node's are under way
     others.end()
     flood.end()
-    assert flood.most == turns.CALLS_AT_ONCE
-    with all_turns.of(1):
+    assert flood.most == rate_limit.CALLS_AT_ONCE
+    with limit.slot(1):
         pass
 
 
 def test_calls_beyond_a_nodes_measure_are_turned_away_and_hold_no_thread(place: Place) -> None:
-    calls = Calls(place.fleet._turns)
-    calls.start(turns.UNDER_WAY_AT_ONCE + 5, place.node)
-    for _ in range(turns.CALLS_AT_ONCE):
+    calls = Calls(place.fleet._limit)
+    calls.start(rate_limit.UNDER_WAY_AT_ONCE + 5, place.node)
+    for _ in range(rate_limit.CALLS_AT_ONCE):
         assert calls.entered.acquire(timeout=10)
     while calls.turned_away < 5:
         calls.threads[0].join(0.01)

@@ -36,11 +36,11 @@ from grpc import StatusCode
 from benchmarks.flower import wait_until
 from fairbloom.deploy import pki
 from fairbloom.deploy.processes import free_port
-from fairbloom.deploy.server import connections, fleet, gate, post
+from fairbloom.deploy.server import connections, fleet, gate, long_poll
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.fleet import LARGEST_CALL, GuardedFleet
 from fairbloom.deploy.server.gate import fleet_server, host_and_port
-from fairbloom.deploy.server.post import Post
+from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.refusals import Refusals
 from tests.attacks.strangers import Http2, Stranger, descriptors
 from tests.deploy.state import SuperLinkState, parts
@@ -66,7 +66,7 @@ class Server:
     def __init__(self, shared: "Shared", folder: Path) -> None:
         self.folder, self.port, self.link = folder, free_port(), shared.link
         self.authority, refusals = shared.authority, Refusals(folder)
-        given: Any = {"members": Known(), "refusals": refusals, "post": Post()}
+        given: Any = {"members": Known(), "refusals": refusals, "long_poll": LongPoll()}
         self.fleet = GuardedFleet(self.link.factory, self.link.objects, True, **given)
         self.connections = Connections({self.port: connections.MOST_STRANGERS}, DESCRIPTORS, refusals)
         self.server = fleet_server(
@@ -170,7 +170,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
 
 @pytest.fixture
 def server(shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(post, "HELD_SECONDS", 0.01)
+    monkeypatch.setattr(long_poll, "HELD_SECONDS", 0.01)
     made = Server(shared, tmp_path)
     yield made
     made.close()

@@ -17,7 +17,7 @@ from grpc import StatusCode
 from fairbloom.deploy import pki
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.deploy.operator.roll import Enrolled, Former
+from fairbloom.deploy.operator.registry import EnrolledClient, FormerKey
 from fairbloom.deploy.server import superlink
 from fairbloom.deploy.server.registration import as_registered, register_enrolled
 from fairbloom.deploy.server.superlink import is_file
@@ -34,17 +34,17 @@ def federation(tmp_path: Path) -> Federation:
     return Federation.init(tmp_path / "federation", ["localhost"], 9092, "127.0.0.1:8000", 30)
 
 
-def enrolled(federation: Federation, name: str, node_id: int) -> Enrolled:
+def enrolled(federation: Federation, name: str, node_id: int) -> EnrolledClient:
     public = pki.new_node_key().public.decode()
-    client = Enrolled(name=name, node_id=str(node_id), partition_id=0, public_key=public, enrolled=NOW)
-    federation.roll.save(client)
+    client = EnrolledClient(name=name, node_id=str(node_id), partition_id=0, public_key=public, enrolled=NOW)
+    federation.registry.save(client)
     return client
 
 
 def started(federation: Federation) -> SuperLinkState:
     """The SuperLink's state as it is once a server with this folder has started."""
     link = SuperLinkState(federation.database)
-    register_enrolled(link.state, federation.roll, federation.state)
+    register_enrolled(link.state, federation.registry, federation.state)
     return link
 
 
@@ -82,15 +82,15 @@ def test_a_whole_database_is_left_as_it_is(federation: Federation) -> None:
 def test_a_deleted_database_lets_no_revoked_client_back_in(federation: Federation) -> None:
     """Nor a key that ran out, nor one that a name had before it was enrolled again; one in its overlap is good."""
     revoked = enrolled(federation, "revoked", 1)
-    federation.roll.save(replace(revoked, revoked=NOW))
+    federation.registry.save(replace(revoked, revoked=NOW))
     old, ran_out, late = (pki.new_node_key().public.decode() for _ in range(3))
     again = enrolled(federation, "again", 2)
-    former = Former(node_id="3", public_key=old, expires=NOW, unregistered=NOW)
-    federation.roll.save(replace(again, former=(former,)))
+    former = FormerKey(node_id="3", public_key=old, expires=NOW, unregistered=NOW)
+    federation.registry.save(replace(again, former=(former,)))
     rotated = enrolled(federation, "rotated", 4)
-    over = Former(node_id="5", public_key=ran_out, expires=NOW, unregistered=NOW)
-    overlap = Former(node_id="6", public_key=late, expires="2100-01-01T00:00:00+00:00")
-    federation.roll.save(replace(rotated, former=(over, overlap)))
+    over = FormerKey(node_id="5", public_key=ran_out, expires=NOW, unregistered=NOW)
+    overlap = FormerKey(node_id="6", public_key=late, expires="2100-01-01T00:00:00+00:00")
+    federation.registry.save(replace(rotated, former=(over, overlap)))
     link = started(federation)
     assert [node_of(link, key) for key in (revoked.public_key, old, ran_out)] == [None, None, None]
     assert [node_of(link, key) for key in (again.public_key, rotated.public_key, late)] == [2, 4, 6]
@@ -99,7 +99,7 @@ def test_a_deleted_database_lets_no_revoked_client_back_in(federation: Federatio
 def test_an_older_database_forgets_who_was_revoked_since(federation: Federation) -> None:
     client = enrolled(federation, "site-a", 7)
     assert node_of(started(federation), client.public_key) == 7
-    federation.roll.save(replace(client, revoked=NOW))
+    federation.registry.save(replace(client, revoked=NOW))
     assert node_of(started(federation), client.public_key) is None
     assert noted(federation)[-1] == ("key struck off again", "")
     before = noted(federation)
@@ -119,7 +119,7 @@ def test_a_key_that_was_registered_by_hand_gets_the_number_of_the_file(federatio
     public_key = as_registered(client.public_key)
     other = link.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key, 30, name="site-a")
     assert link.state.get_node_id_by_public_key(public_key) == other
-    register_enrolled(link.state, federation.roll, federation.state)
+    register_enrolled(link.state, federation.registry, federation.state)
     assert link.state.get_node_id_by_public_key(public_key) == 7
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 LOOP = """
 import sys
 from fairbloom.deploy.device import supervisor
-supervisor.obstacle = lambda settings: None
+supervisor.connection_fault = lambda settings: None
 supervisor.FIRST_DELAY, supervisor.LONGEST_DELAY = 0.05, 0.2
 supervisor.Client.command = lambda self: [sys.executable, "-c", sys.argv[1]]
 supervisor.Supervisor(supervisor.Client(superlink="a:1", insecure=True)).run()
@@ -147,7 +147,7 @@ def test_lengths_of_time_are_as_people_say_them(seconds: float, words: str) -> N
 
 
 def test_a_delay_can_be_cut_short_by_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "obstacle", lambda client: "a wall")
+    monkeypatch.setattr(supervisor, "connection_fault", lambda client: "a wall")
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     started = time.monotonic()
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()

@@ -24,9 +24,9 @@ from fairbloom.experiments.api import compare
 from fairbloom.experiments.tables import sentence
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import summarize
-from fairbloom.server.lock import alone
 from fairbloom.server.settings import Settings, Value
 from fairbloom.simulation.run import simulate
+from fairbloom.system.lock import alone
 from tests.simulation.helpers import Outcome, table
 
 from .helpers import compared_by_hand, fairbloom, start

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from fairbloom.files import write_whole
 from fairbloom.server.checkpoint import (
     checkpoints,
     load_checkpoint,
@@ -30,6 +29,7 @@ from fairbloom.server.checkpoint import (
     save_round,
 )
 from fairbloom.server.files import RunFolderError
+from fairbloom.system.files import write_whole
 
 arrays = arrays_of.arrays(
     st.sampled_from((np.float32, np.float64, np.int64, np.uint8, np.bool_)),

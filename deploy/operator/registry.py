@@ -16,7 +16,7 @@ from ..errors import DeployError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Former:
+class FormerKey:
     """A key that a client had before it was rotated; it is good until `expires`, or until it is unregistered."""
 
     node_id: str
@@ -26,7 +26,7 @@ class Former:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class ClientKey:
     """A public key that is registered for a client: its current one, or a former one that is being changed over."""
 
     client: str
@@ -41,7 +41,7 @@ class Key:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Enrolled:
+class EnrolledClient:
     """One client as the operator knows it.
 
     Attributes
@@ -66,12 +66,14 @@ class Enrolled:
     revoked: str = ""
     expires: str = ""
     examples: int = 0
-    former: tuple[Former, ...] = ()
+    former: tuple[FormerKey, ...] = ()
 
     @property
-    def all_former(self) -> tuple[Former, ...]:
+    def all_former(self) -> tuple[FormerKey, ...]:
         """The keys that a revoked client has had, the last one with them, for one that is enrolled by its name."""
-        last = Former(node_id=self.node_id, public_key=self.public_key, expires=self.revoked, unregistered=self.revoked)
+        last = FormerKey(
+            node_id=self.node_id, public_key=self.public_key, expires=self.revoked, unregistered=self.revoked
+        )
         return (*self.former, last)
 
     @property
@@ -80,17 +82,17 @@ class Enrolled:
         return [self.node_id, *(old.node_id for old in self.former)]
 
     @property
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[ClientKey]:
         """The keys that are registered for this client, the current one first."""
         held = [(self.node_id, self.public_key, self.expires)]
         held += [(old.node_id, old.public_key, old.expires) for old in self.former if not old.unregistered]
         return [
-            Key(client=self.name, node_id=node_id, public_key=public_key, expires=expires, current=number == 0)
+            ClientKey(client=self.name, node_id=node_id, public_key=public_key, expires=expires, current=number == 0)
             for number, (node_id, public_key, expires) in enumerate(held)
         ]
 
 
-class Roll:
+class Registry:
     """The clients that were ever enrolled.
 
     Parameters
@@ -102,7 +104,7 @@ class Roll:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def clients(self) -> list[Enrolled]:
+    def clients(self) -> list[EnrolledClient]:
         """Return all, in the order of names.
 
         Raises
@@ -116,7 +118,7 @@ class Roll:
         found = (self._read(file) for file in sorted(self.folder.glob("*.toml")))
         return [client for client in found if client]
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[ClientKey]:
         """Return the keys of all clients that are not revoked: current ones, and those that are being changed over.
 
         Raises
@@ -126,7 +128,7 @@ class Roll:
         """
         return [key for client in self.clients() if not client.revoked for key in client.keys]
 
-    def struck_off(self) -> list[str]:
+    def revoked_keys(self) -> list[str]:
         """Return the public keys that were good once and never will be again, whoever has them.
 
         Raises
@@ -152,7 +154,7 @@ class Roll:
                     "choose another name"
                 )
 
-    def save(self, client: Enrolled) -> None:
+    def save(self, client: EnrolledClient) -> None:
         """Write a client's file, whole or not at all."""
         about = asdict(client)
         about["former"] = list(about["former"])
@@ -172,15 +174,15 @@ class Roll:
         finally:
             os.close(folder)
 
-    def _read(self, file: Path) -> Enrolled | None:
+    def _read(self, file: Path) -> EnrolledClient | None:
         """Return what a client's file says; None where it has just gone."""
         try:
             about = tomllib.loads(file.read_text())
-            former = tuple(Former(**one) for one in about.pop("former", ()))
+            former = tuple(FormerKey(**one) for one in about.pop("former", ()))
             for key, value in about.items():
                 if not isinstance(value, int if key in ("partition_id", "examples") else str):
                     raise ValueError(f"{key} = {value!r} is of another type")
-            client = Enrolled(**about, former=former)
+            client = EnrolledClient(**about, former=former)
             for number in client.node_ids:
                 if not number.isdecimal():
                     raise ValueError(f"{number!r} is no node's number at the SuperLink")

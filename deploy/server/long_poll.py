@@ -1,4 +1,4 @@
-"""Calls of nodes that ask for work while there is none: they are held until there is, so that nobody need ask often."""
+"""Long polling: a node's call for work is held while there is none, so that nodes need not ask often."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ MOST_HELD = 500
 """How many calls are held at a time, of the 1000 that Flower's server works on; others are answered at once."""
 
 
-class Post:
+class LongPoll:
     """Holds calls for messages, at most one of each node, until a message has come."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bells: dict[int, threading.Event] = {}
+        self._waiting: dict[int, threading.Event] = {}
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Let all calls that are held look again: messages have come."""
         with self._lock:
-            bells = list(self._bells.values())
-        for bell in bells:
-            bell.set()
+            events = list(self._waiting.values())
+        for event in events:
+            event.set()
 
     def wait(self, node_id: int, arrived: Callable[[], bool], call: ServicerContext) -> bool:
         """Hold a call until something has arrived for its node, the node has hung up, or the time is over.
@@ -37,28 +37,28 @@ class Post:
         bool
             Whether something has arrived. Where too many calls are held, or one of the same node, this one is not.
         """
-        bell = self._bell_of(node_id)
-        if bell is None:
+        event = self._register(node_id)
+        if event is None:
             return False
         try:
-            call.add_callback(bell.set)  # at the end of the call, as when the connection breaks
+            call.add_callback(event.set)  # at the end of the call, as when the connection breaks
             until = time.monotonic() + HELD_SECONDS
             while True:
-                bell.clear()  # before the look: what arrives after it rings again
+                event.clear()  # before the look: what arrives after it sets the event again
                 if not call.is_active():
                     return False
                 if arrived():
                     return True
-                if not bell.wait(until - time.monotonic()):
+                if not event.wait(until - time.monotonic()):
                     return False
         finally:
             with self._lock:
-                del self._bells[node_id]
+                del self._waiting[node_id]
 
-    def _bell_of(self, node_id: int) -> threading.Event | None:
-        """Return a new bell for a node's call, None where it cannot be held."""
+    def _register(self, node_id: int) -> threading.Event | None:
+        """Return a new event for a node's call, None where the call cannot be held."""
         with self._lock:
-            if node_id in self._bells or len(self._bells) >= MOST_HELD:
+            if node_id in self._waiting or len(self._waiting) >= MOST_HELD:
                 return None
-            self._bells[node_id] = bell = threading.Event()
-            return bell
+            self._waiting[node_id] = event = threading.Event()
+            return event

@@ -19,12 +19,12 @@ PROBE_SECONDS = 10.0
 """How long an address may take to answer."""
 
 
-def obstacle(client: Client) -> str | None:
+def connection_fault(client: Client) -> str | None:
     """Return, in words, why this client cannot talk to its SuperLink just now; None where nothing is in the way."""
     host, _, port = client.superlink.rpartition(":")
     place = (host.strip("[]"), int(port))
     try:
-        context = tls(client.ca or None)
+        context = tls_context(client.ca or None)
         context.set_alpn_protocols(["h2"])
         if client.insecure:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -42,7 +42,7 @@ def obstacle(client: Client) -> str | None:
     return fault
 
 
-def tls(authority: str | None) -> ssl.SSLContext:
+def tls_context(authority: str | None) -> ssl.SSLContext:
     """Return how a server's certificate is checked: against one authority, and as leniently as gRPC does.
 
     Raises

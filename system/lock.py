@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .files import RunFolderError, written
+from fairbloom.server.files import RunFolderError, written
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 

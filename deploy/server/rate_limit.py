@@ -1,4 +1,4 @@
-"""How many calls of one node, or connection, a server works on at once: who floods delays itself."""
+"""Limits on the calls of one node, or connection, that a server works on at once: a node that floods delays itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
 CALLS_AT_ONCE = 2
-"""How many calls of one node are worked on at the same time; further calls wait for their turn."""
+"""How many calls of one node are worked on at the same time; further calls wait."""
 
 UNDER_WAY_AT_ONCE = 32
 """How many calls of one node may be worked on or wait; further calls are turned away, and the client tries them again.
@@ -19,7 +19,7 @@ class TooManyCallsError(Exception):
     """A caller has too many calls under way."""
 
 
-class Turns:
+class CallLimit:
     """Lets at most a few calls of one caller be worked on at once, and some more wait."""
 
     def __init__(self) -> None:
@@ -28,8 +28,8 @@ class Turns:
         self._semaphores: dict[Hashable, threading.Semaphore] = {}
 
     @contextmanager
-    def of(self, caller: Hashable) -> Iterator[None]:
-        """Wait for this caller's turn, and hold it; raise TooManyCallsError where too many wait already."""
+    def slot(self, caller: Hashable) -> Iterator[None]:
+        """Wait until this caller's next call may be worked on; raise TooManyCallsError where too many wait already."""
         with self._lock:
             if self._under_way[caller] >= UNDER_WAY_AT_ONCE:
                 raise TooManyCallsError

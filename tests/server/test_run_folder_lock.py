@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.server import lock
 from fairbloom.server.files import RunFolderError
-from fairbloom.server.lock import alone
 from fairbloom.simulation.run import simulate
+from fairbloom.system import lock
+from fairbloom.system.lock import alone
 from tests.simulation.helpers import ROOT, Outcome, run, small
 
 HOLDER = """
 import sys
 from pathlib import Path
-from fairbloom.server.lock import alone
+from fairbloom.system.lock import alone
 with alone(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
