@@ -49,7 +49,7 @@ test-latest-flower: ## run the tests on the newest Flower that can be installed;
 	.venv-latest/bin/python $(INSTALL) --editable ".[torchjd,metrics]" --group dev
 	.venv-latest/bin/python $(INSTALL) --upgrade "flwr[simulation]"
 	.venv-latest/bin/python -c 'import importlib.metadata as m; print("Flower", m.version("flwr"))'
-	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "not docker and not runtimes" --ignore tests/deploy/test_warm.py \
+	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "not docker and not runtimes" --ignore tests/deploy/test_supernode.py \
 		--ignore tests/deploy/test_answers.py --ignore tests/deploy/test_faults.py --ignore tests/deploy/test_unpacked.py \
 		--ignore tests/test_supply_chain.py
 

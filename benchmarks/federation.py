@@ -41,7 +41,11 @@ class Deployment(Flower):
     def part(self, name: str) -> int:
         """Return the id of the server's SuperLink, or SuperExec."""
         (found,) = (
-            pid for pid in self.offspring(self.server) if f"deploy.server.{name} import main".encode() in cmdline(pid)
+            pid
+            for pid in self.offspring(self.server)
+            if f"flower.server.{name} import main".encode() in cmdline(pid)
+            for pid in self.offspring(self.server)
+            if f"deploy.flower.server.{name} import main".encode() in cmdline(pid)
         )
         return found
 

@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode.nodestate import NodeStateFactory
 
-from fairbloom.deploy.device.answers import Resident
 from fairbloom.deploy.device.bundles import Installed
 from fairbloom.deploy.device.client import APP
-from fairbloom.deploy.device.inbox import LOOP, answer_next
-from fairbloom.deploy.device.warm import BACKOFF_SECONDS, OBJECTS, Pace, read_no_bundles
+from fairbloom.deploy.flower.device.answers import Resident
+from fairbloom.deploy.flower.device.inbox import LOOP, answer_next
+from fairbloom.deploy.flower.device.supernode import BACKOFF_SECONDS, OBJECTS, Pace, read_no_bundles
 
 READY = "nodes: ready"
 

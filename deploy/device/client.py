@@ -173,7 +173,7 @@ class Client:
         place = ["--host", self.host, "--port", str(self.port or free_port())]
         # Not by -m: children of the fork server would import the module once more, as their main one.
         # The node ends with this process, whose id it is told: asked for later, it might be another one's by then.
-        code = f"from fairbloom.deploy.device.warm import main; main({os.getpid()})"
+        code = f"from fairbloom.deploy.flower.device.supernode import main; main({os.getpid()})"
         python = [sys.executable, "-P", "-c", code]
         return [*python, *ours, "--", "--superlink", self.superlink, *safety, "--node-config", config, *place]
 

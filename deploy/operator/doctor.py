@@ -92,8 +92,8 @@ def examine_device(client: Client) -> Iterator[Finding]:
 
 def versions() -> Iterator[Finding]:
     """Check that Flower is of the version that is pinned, and say which Python and PyTorch there are."""
-    from ..device.warm import RELIED_ON
-    from ..processes import missing_names
+    from ..flower.device.supernode import RELIED_ON
+    from ..flower.relied_on import missing_names
 
     pinned = next(line for line in requires("fairbloom") or () if line.startswith("flwr"))
     here, wanted = version("flwr"), re.findall(r"(?<===|>=)\d+\.\d+", pinned)

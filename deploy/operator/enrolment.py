@@ -14,7 +14,7 @@ from fairbloom.errors import FairbloomError
 from .. import pki
 from ..arguments import NAME, check_days
 from ..errors import DeployError, RefusedError, UnreachableError
-from . import control_api
+from ..flower.operator import control_api
 from .device_bundle import remove_bundle, write_bundle
 from .federation import Federation, warn
 from .registry import ClientKey, EnrolledClient, FormerKey

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import DeployError
+from ..flower.operator import control_api
 from ..processes import duration
 from ..server.overview import UNKNOWN
-from . import control_api
 from .audit import printable
 from .doctor import client_keys, server_page, server_side
 from .federation import Federation

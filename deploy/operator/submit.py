@@ -23,9 +23,10 @@ from fairbloom.protocol.settings import OWN_SETTINGS, SettingsError, Value, of_k
 from fairbloom.server.settings import Settings, check_used, default_config
 
 from ..errors import DeployError, LostRunError, RefusedError, UnreachableError
-from . import control_api, run_bundle
+from ..flower.operator import control_api
+from ..flower.operator.commands import environment, flwr_command, flwr_json
+from . import run_bundle
 from .federation import CONNECTION, Federation, warn
-from .flower_commands import environment, flwr_command, flwr_json
 from .honoured import check_honoured, check_not_pythons
 
 COMPLETED = "finished:completed"

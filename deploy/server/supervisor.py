@@ -58,7 +58,7 @@ class Part:
     name
         What it is called in the words that are printed.
     module
-        The module of this package whose `main` it runs.
+        The module of flower/server whose `main` it runs.
     folder
         The federation's.
     environment
@@ -68,7 +68,7 @@ class Part:
     def __init__(self, name: str, module: str, folder: Path, environment: dict[str, str]) -> None:
         self.name = name
         # The process is told whose it is: were this one killed at once, it could not find that out any more.
-        code = f"from fairbloom.deploy.server.{module} import main; main({os.getpid()})"
+        code = f"from fairbloom.deploy.flower.server.{module} import main; main({os.getpid()})"
         self._command = [sys.executable, "-P", "-c", code, str(folder)]
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None

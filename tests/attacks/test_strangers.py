@@ -19,7 +19,7 @@ from benchmarks.federation import Deployment, rounds, wait_for_rounds
 from benchmarks.flower import wait_until
 from benchmarks.peer import enrolled
 from benchmarks.processes import grown_memory
-from fairbloom.deploy.server.control import STATUS_PATH
+from fairbloom.deploy.flower.server.control import STATUS_PATH
 from tests.attacks.strangers import Stranger, descriptors
 
 pytestmark = pytest.mark.runtimes

@@ -20,7 +20,7 @@ from flwr.common.serde import recorddict_to_proto
 from PIL import Image
 
 from fairbloom.client.app import app
-from fairbloom.deploy.device.inbox import reason_of
+from fairbloom.deploy.flower.device.inbox import reason_of
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task, load_task
@@ -274,7 +274,7 @@ def sent(context: Context, kind: str, content: RecordDict) -> tuple[str, RecordD
     """Return all that a message's answer has on the wire as text, and its content where it is no error."""
     try:
         reply = app(Message(content, dst_node_id=2, message_type=kind), context).content
-    except Exception as error:  # as deploy/device/inbox.py makes an error reply
+    except Exception as error:  # as deploy/flower/device/inbox.py makes an error reply
         return reason_of(error), None
     wire = recorddict_to_proto(reply).SerializeToString().decode("utf-8", "ignore")
     about = reply.config_records["client"].get("about") if "client" in reply.config_records else None

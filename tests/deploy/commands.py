@@ -12,8 +12,9 @@ from typing import Any
 
 from benchmarks.flower import ROOT
 from fairbloom.deploy import pki
-from fairbloom.deploy.operator import audit, flower_commands
-from fairbloom.deploy.operator.control_api import Nodes
+from fairbloom.deploy.flower.operator import commands as flower_commands
+from fairbloom.deploy.flower.operator.control_api import Nodes
+from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.federation import CONNECTION, Federation
 from fairbloom.deploy.operator.registry import ClientKey
 

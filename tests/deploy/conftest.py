@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fairbloom.deploy import pki
-from fairbloom.deploy.operator import control_api, flower_commands
+from fairbloom.deploy.flower.operator import commands as flower_commands
+from fairbloom.deploy.flower.operator import control_api
 from tests.experiments.helpers import fairbloom
 
 from .commands import Machine, answering

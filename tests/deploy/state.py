@@ -22,7 +22,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.object_store import object_store_factory as stores
 from flwr.superlink.federation import NoOpFederationManager
 
-from fairbloom.deploy.server.run_state import RunState, RunStore
+from fairbloom.deploy.flower.server.run_state import RunState, RunStore
 
 
 class AbortedError(Exception):

@@ -24,11 +24,12 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from fairbloom.deploy.device import bundles, warm
-from fairbloom.deploy.device.answers import Isolated, Resident
+from fairbloom.deploy.device import bundles
 from fairbloom.deploy.device.bundles import BundleRefusedError, Installed, config_of, distribution_of, load
 from fairbloom.deploy.device.client import APP
-from fairbloom.deploy.device.inbox import LOOP, answer_next
+from fairbloom.deploy.flower.device import supernode as warm
+from fairbloom.deploy.flower.device.answers import Isolated, Resident
+from fairbloom.deploy.flower.device.inbox import LOOP, answer_next
 
 ROOT = Path(__file__).parents[2]
 PROJECT = (ROOT / "pyproject.toml").read_text()

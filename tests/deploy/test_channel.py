@@ -14,9 +14,11 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, Pull
 from flwr.proto.fleet_pb2_grpc import FleetServicer, FleetStub, add_FleetServicer_to_server
 from flwr.supercore import heartbeat
 
-from fairbloom.deploy.device import channel, instance, warm
+from fairbloom.deploy.device import instance
 from fairbloom.deploy.device.instance import HEADER, INSTANCE, Instance
-from fairbloom.deploy.processes import LONGEST_RETRY_SECONDS
+from fairbloom.deploy.flower.device import channel
+from fairbloom.deploy.flower.device import supernode as warm
+from fairbloom.deploy.flower.retries import LONGEST_RETRY_SECONDS
 from tests.deploy.commands import ROOT
 
 HOLD = """

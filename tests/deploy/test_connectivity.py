@@ -13,7 +13,7 @@ import pytest
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import Client
 from fairbloom.deploy.device.connectivity import connection_fault
-from fairbloom.deploy.device.faults import Remedies
+from fairbloom.deploy.flower.device.faults import Remedies
 
 GRPC, HTTP = b"\0\0\x12\x04\0\0\0\0\0" + bytes(18), b"HTTP/1.1 200 OK\r\n\r\n"
 """How an answer of a gRPC server begins, and of a control API."""

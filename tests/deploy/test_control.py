@@ -32,9 +32,7 @@ from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
 
 from fairbloom.deploy import pki
-from fairbloom.deploy.operator import audit
-from fairbloom.deploy.server.connections import Connections
-from fairbloom.deploy.server.control import (
+from fairbloom.deploy.flower.server.control import (
     HEALTH_PATH,
     LARGEST_SUPEREXEC_CALL,
     NOTED,
@@ -44,9 +42,11 @@ from fairbloom.deploy.server.control import (
     Operators,
     guard,
 )
+from fairbloom.deploy.flower.server.run_state import RunState
+from fairbloom.deploy.operator import audit
+from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.refusals import Refusals
-from fairbloom.deploy.server.run_state import RunState
 from fairbloom.deploy.server.supervisor import STARTED
 from tests.deploy.state import submit
 
@@ -396,7 +396,7 @@ def test_a_runs_token_opens_its_own_calls_and_no_longer_than_the_run(
 
 
 def test_a_good_token_is_looked_up_now_and_then(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fairbloom.deploy.server import control
+    from fairbloom.deploy.flower.server import control
 
     _, token = run_with_token(place)
     given: Any = (place.app, None, SECRET, place.app.state.linkstate_factory, None, None)

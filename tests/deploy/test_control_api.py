@@ -7,7 +7,7 @@ import pytest
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError, RefusedError, UnreachableError
-from fairbloom.deploy.operator.control_api import connected
+from fairbloom.deploy.flower.operator.control_api import connected
 from fairbloom.deploy.operator.enrolment import Applicant, enroll_all, revoke
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.processes import free_port

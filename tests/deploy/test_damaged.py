@@ -87,8 +87,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         (folder / "machine").mkdir()
         there = Machine(folder / "machine")
-        patch.setattr("fairbloom.deploy.operator.flower_commands.flwr_command", lambda: str(there.path))
-        patch.setattr("fairbloom.deploy.operator.control_api.connected", answering)
+        patch.setattr("fairbloom.deploy.flower.operator.commands.flwr_command", lambda: str(there.path))
+        patch.setattr("fairbloom.deploy.flower.operator.control_api.connected", answering)
         run("init", str(folder / "federation"), "--host", "fl.example.org")
         run("enroll", "a", "--unpacked", "--dir", str(folder / "federation"))
         yield folder / "federation"
@@ -103,7 +103,7 @@ def run(*words: str) -> None:
 def test_a_damaged_folder_is_one_line(
     how: str, whole: Path, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairbloom.deploy.operator.flower_commands.subprocess.run", answers_at_once)
+    monkeypatch.setattr("fairbloom.deploy.flower.operator.commands.subprocess.run", answers_at_once)
     for number, command in enumerate(COMMANDS):
         folder = shutil.copytree(whole, tmp_path / str(number) / "federation")
         DAMAGE[how](folder)

@@ -13,7 +13,7 @@ import pytest
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import RefusedError
-from fairbloom.deploy.operator import flower_commands
+from fairbloom.deploy.flower.operator import commands as flower_commands
 from fairbloom.deploy.operator.doctor import (
     Finding,
     client_keys,

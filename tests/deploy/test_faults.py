@@ -25,13 +25,14 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from grpc import StatusCode
 
-from fairbloom.deploy.device import faults, warm
-from fairbloom.deploy.device.answers import Resident
-from fairbloom.deploy.device.faults import AWAY, Remedies
-from fairbloom.deploy.device.inbox import LOOP
 from fairbloom.deploy.device.supervisor import say
-from fairbloom.deploy.device.unpacked import Unpacked
-from fairbloom.deploy.processes import Retries
+from fairbloom.deploy.flower.device import faults
+from fairbloom.deploy.flower.device import supernode as warm
+from fairbloom.deploy.flower.device.answers import Resident
+from fairbloom.deploy.flower.device.faults import AWAY, Remedies
+from fairbloom.deploy.flower.device.inbox import LOOP
+from fairbloom.deploy.flower.device.unpacked import Unpacked
+from fairbloom.deploy.flower.retries import Retries
 
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
     from flwr.superlink.cli.flower_superlink import _run_fleet_api_grpc_rere

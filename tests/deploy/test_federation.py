@@ -15,7 +15,8 @@ from flwr.supercore.credential_store.file_credential_store import FileCredential
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
-from fairbloom.deploy.operator import audit, flower_commands
+from fairbloom.deploy.flower.operator import commands as flower_commands
+from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.doctor import (
     expiry,
     open_secrets,

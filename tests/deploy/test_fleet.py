@@ -20,10 +20,11 @@ from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.superlink.servicer.runtime import runtime_handlers
 
+from fairbloom.deploy.flower.server import fleet
+from fairbloom.deploy.flower.server.control import Watched
+from fairbloom.deploy.flower.server.fleet import GuardedFleet, count
 from fairbloom.deploy.operator.audit import text
-from fairbloom.deploy.server import fleet, long_poll, members, rate_limit
-from fairbloom.deploy.server.control import Watched
-from fairbloom.deploy.server.fleet import GuardedFleet, count
+from fairbloom.deploy.server import long_poll, members, rate_limit
 from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.members import EnrolledMembers
 from fairbloom.deploy.server.rate_limit import CallLimit, TooManyCallsError

@@ -15,12 +15,12 @@ from flwr.supercore.error.catalog import API_ERROR_MAP
 from grpc import StatusCode
 
 from fairbloom.deploy import pki
+from fairbloom.deploy.flower.server import superlink
+from fairbloom.deploy.flower.server.registration import as_registered, register_enrolled
+from fairbloom.deploy.flower.server.superlink import is_file
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.registry import EnrolledClient, FormerKey
-from fairbloom.deploy.server import superlink
-from fairbloom.deploy.server.registration import as_registered, register_enrolled
-from fairbloom.deploy.server.superlink import is_file
 from fairbloom.protocol.names import VERSION_HEADER
 from tests.deploy.state import Call, SuperLinkState, confirm, head, reply_to
 

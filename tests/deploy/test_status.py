@@ -16,12 +16,12 @@ from flwr.server.superlink.linkstate import linkstate_factory
 from rich.console import Console
 
 from benchmarks.flower import ROOT, wait_until
+from fairbloom.deploy.flower.server.run_state import RunState
 from fairbloom.deploy.operator import status
 from fairbloom.deploy.operator.enrolment import Applicant, enroll_all
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.status import PROGRESS, picture, survey
 from fairbloom.deploy.processes import free_port
-from fairbloom.deploy.server.run_state import RunState
 from fairbloom.deploy.server.supervisor import RUN_FOLDERS
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate

@@ -16,9 +16,9 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import Executor, LaunchResult
 
 from benchmarks.flower import ROOT, wait_until
-from fairbloom.deploy.processes import missing_names
-from fairbloom.deploy.server import superexec
-from fairbloom.deploy.server.superexec import RELIED_ON, ExpectedEnds, ServerApps, patient
+from fairbloom.deploy.flower.relied_on import missing_names
+from fairbloom.deploy.flower.server import superexec
+from fairbloom.deploy.flower.server.superexec import RELIED_ON, ExpectedEnds, ServerApps, patient
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.server.files import RunFolderError
@@ -166,7 +166,7 @@ def test_a_serverapp_ends_with_its_superexec(tmp_path: Path) -> None:
     code = """
 import sys
 from types import SimpleNamespace
-from fairbloom.deploy.server.superexec import ServerApps
+from fairbloom.deploy.flower.server.superexec import ServerApps
 import time
 apps = ServerApps()
 place = "127.0.0.1:9"
@@ -323,7 +323,7 @@ def flwr_serverapp():
     print([importlib.import_module(name).WHOSE for name in ("fairbloom", "fairbloom.server", "fairbloom.server.app")])
     print("token" in sys.argv)
 importlib.import_module("flwr.superlink.cli.flwr_serverapp").flwr_serverapp = flwr_serverapp
-from fairbloom.deploy.server.superexec import serverapp
+from fairbloom.deploy.flower.server.superexec import serverapp
 serverapp(os.getppid())
 """
 

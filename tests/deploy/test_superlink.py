@@ -24,10 +24,10 @@ from grpc import StatusCode
 from sqlalchemy import event, update
 from sqlalchemy.exc import OperationalError
 
+from fairbloom.deploy.flower.relied_on import missing_names
+from fairbloom.deploy.flower.server import run_state, superlink
+from fairbloom.deploy.flower.server.superlink import PRAGMAS, RELIED_ON, arguments, give_back, prepare_database
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.deploy.processes import missing_names
-from fairbloom.deploy.server import run_state, superlink
-from fairbloom.deploy.server.superlink import PRAGMAS, RELIED_ON, arguments, give_back, prepare_database
 from tests.deploy.state import SuperLinkState, head, part, parts, reply_to
 
 MB = 1 << 20

@@ -11,8 +11,8 @@ import pytest
 from flwr.app import Context, RecordDict
 
 import fairbloom
-from fairbloom.deploy.device.answers import AppError, Isolated, Resident
-from fairbloom.deploy.device.unpacked import Unpacked, _lies_in
+from fairbloom.deploy.flower.device.answers import AppError, Isolated, Resident
+from fairbloom.deploy.flower.device.unpacked import Unpacked, _lies_in
 
 from .unpacking import bundle_of, context, message
 
@@ -107,7 +107,7 @@ def test_what_a_bundles_own_fairbloom_lacks_is_not_taken_from_the_installed_one(
 
 def test_what_runs_the_client_is_never_a_bundles(answer: Any, home: Path) -> None:
     own = bundle_of(home, "fairbloom.client.app:app", fairbloom_of("first"))
-    here = ("fairbloom.deploy", "fairbloom.deploy.device.answers", "fairbloom.deploy.device.bundles")
+    here = ("fairbloom.deploy", "fairbloom.deploy.flower.device.answers", "fairbloom.deploy.device.bundles")
     assert found(answer, own, *here) == dict.fromkeys(here, "installed")
 
 

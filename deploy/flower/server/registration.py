@@ -12,9 +12,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 
-from .. import pki
-from ..operator import audit
-from ..operator.registry import Registry
+from ... import pki
+from ...operator import audit
+from ...operator.registry import Registry
 from .run_state import RunState
 
 log = logging.getLogger("flwr").getChild("fairbloom")

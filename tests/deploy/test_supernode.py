@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from fairbloom.deploy.device import warm
 from fairbloom.deploy.device.client import Client
-from fairbloom.deploy.device.inbox import LOOP
 from fairbloom.deploy.device.supervisor import CONNECTED
-from fairbloom.deploy.device.warm import RELIED_ON, USED, Pace
-from fairbloom.deploy.processes import Retries, missing_names
+from fairbloom.deploy.flower.device import supernode as warm
+from fairbloom.deploy.flower.device.inbox import LOOP
+from fairbloom.deploy.flower.device.supernode import RELIED_ON, USED, Pace
+from fairbloom.deploy.flower.relied_on import missing_names
+from fairbloom.deploy.flower.retries import Retries
 
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
     command = importlib.import_module("flwr.supernode.cli.flower_supernode")

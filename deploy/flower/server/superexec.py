@@ -22,9 +22,11 @@ from typing import Any
 from fairbloom.errors import is_expected
 from fairbloom.logs import colour_on_terminals_alone
 
-from ..operator.federation import Federation
-from ..processes import Retries, end_with, missing_names, retry_soon
-from .supervisor import STARTED
+from ...operator.federation import Federation
+from ...processes import end_with
+from ...server.supervisor import STARTED
+from ..relied_on import missing_names
+from ..retries import Retries, retry_soon
 
 SERVERAPP = "flwr.superlink.cli.flwr_serverapp"
 LOOP = "flwr.supercore.superexec.run_superexec"
@@ -112,7 +114,7 @@ def _start(spec: Any) -> subprocess.Popen[bytes]:
         sys.executable,
         "-P",
         "-c",
-        f"from fairbloom.deploy.server.superexec import serverapp; serverapp({os.getpid()})",
+        f"from fairbloom.deploy.flower.server.superexec import serverapp; serverapp({os.getpid()})",
     ]
     # A run's log is for its operator to read; the SuperExec's own is quieter.
     environment = {key: value for key, value in os.environ.items() if key != "FLWR_LOG_LEVEL"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .bundles import own_places
+from ...device.bundles import own_places
 
 if TYPE_CHECKING:
     from flwr.app import Context

@@ -23,10 +23,11 @@ from typing import Any
 
 from fairbloom.logs import colour_on_terminals_alone
 
-from ..operator.federation import Federation
-from ..processes import end_with, leave, missing_names
-from .connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
-from .refusals import Refusals
+from ...operator.federation import Federation
+from ...processes import end_with, leave
+from ...server.connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
+from ...server.refusals import Refusals
+from ..relied_on import missing_names
 
 COMMAND = "flwr.superlink.cli.flower_superlink"
 MAIN = "flwr.superlink.main"
@@ -103,11 +104,11 @@ def put_in_place(federation: Federation, descriptors: int) -> Connections:
     Connections
         Those of the SuperLink's ports, for which somebody has to look.
     """
+    from ...server.long_poll import LongPoll
+    from ...server.members import EnrolledMembers
     from .control import LARGEST_HEAD, Operators, guard
     from .fleet import LARGEST_CALL, GuardedFleet
-    from .gate import fleet_server
-    from .long_poll import LongPoll
-    from .members import EnrolledMembers
+    from .fleet_server import fleet_server
     from .registration import register_enrolled
     from .run_state import RunState, RunStore
 

@@ -35,11 +35,13 @@ from grpc import StatusCode
 
 from benchmarks.flower import wait_until
 from fairbloom.deploy import pki
+from fairbloom.deploy.flower.server import fleet
+from fairbloom.deploy.flower.server import fleet_server as gate
+from fairbloom.deploy.flower.server.fleet import LARGEST_CALL, GuardedFleet
+from fairbloom.deploy.flower.server.fleet_server import fleet_server, host_and_port
 from fairbloom.deploy.processes import free_port
-from fairbloom.deploy.server import connections, fleet, gate, long_poll
+from fairbloom.deploy.server import connections, long_poll
 from fairbloom.deploy.server.connections import Connections
-from fairbloom.deploy.server.fleet import LARGEST_CALL, GuardedFleet
-from fairbloom.deploy.server.gate import fleet_server, host_and_port
 from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.refusals import Refusals
 from tests.attacks.strangers import Http2, Stranger, descriptors

@@ -33,12 +33,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairbloom.protocol.version import PROTOCOL
 
-from ..operator import audit
-from .connections import Connections
-from .long_poll import LongPoll
-from .overview import overview
-from .refusals import Refusals
-from .supervisor import SEEN, STARTED, is_newer
+from ...operator import audit
+from ...server.connections import Connections
+from ...server.long_poll import LongPoll
+from ...server.overview import overview
+from ...server.refusals import Refusals
+from ...server.supervisor import SEEN, STARTED, is_newer
 
 STATUS_PATH, HEALTH_PATH = "/fairbloom/server", "/health"
 RUNTIME_PATHS = "/v1/runtime/"

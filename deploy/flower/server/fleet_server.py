@@ -15,10 +15,10 @@ from flwr.supercore.utils import get_metadata_bytes
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from grpc import ServicerContext, StatusCode
 
-from .connections import Connections
+from ...server.connections import Connections
+from ...server.rate_limit import CallLimit, TooManyCallsError
+from ...server.refusals import Refusals
 from .fleet import LARGEST_CALL, GuardedFleet
-from .rate_limit import CallLimit, TooManyCallsError
-from .refusals import Refusals
 
 CALLS_AT_ONCE = 1000
 """How many calls the server works on, of all clients together, as Flower's does."""

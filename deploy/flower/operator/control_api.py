@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ..errors import DeployError, RefusedError, UnreachableError
-from .federation import Federation
+from ...errors import DeployError, RefusedError, UnreachableError
+from ...operator.federation import Federation
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient

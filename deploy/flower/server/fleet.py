@@ -34,11 +34,11 @@ from grpc import ServicerContext, StatusCode
 
 from fairbloom.protocol.names import VERSION_HEADER
 
-from ..device.instance import HEADER
-from .long_poll import LongPoll
-from .members import Members
-from .rate_limit import UNDER_WAY_AT_ONCE, CallLimit, TooManyCallsError
-from .refusals import Refusals
+from ...device.instance import HEADER
+from ...server.long_poll import LongPoll
+from ...server.members import Members
+from ...server.rate_limit import UNDER_WAY_AT_ONCE, CallLimit, TooManyCallsError
+from ...server.refusals import Refusals
 from .run_state import HIDDEN, RunState
 
 LARGEST_CALL = 16 << 20

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import DeployError, RefusedError, UnreachableError
-from .federation import Federation
+from ...errors import DeployError, RefusedError, UnreachableError
+from ...operator.federation import Federation
 
 COMMAND_SECONDS = 120.0
 """How long a command may take to answer."""

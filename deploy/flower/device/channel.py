@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
-from ..processes import LONGEST_RETRY_SECONDS
-from .instance import HEADER, INSTANCE
+from ...device.instance import HEADER, INSTANCE
+from ..retries import LONGEST_RETRY_SECONDS
 
 OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 1000),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fairbloom.errors import is_expected, reportable
 
+from ...device.bundles import BundleRefusedError
 from .answers import Answer, CrashedError
-from .bundles import BundleRefusedError
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message

@@ -24,14 +24,16 @@ from grpc import RpcError
 
 from fairbloom.logs import colour_on_terminals_alone
 
-from ..processes import LONGEST_RETRY_SECONDS, Retries, end_with, leave, missing_names, retry_soon
+from ...device.bundles import Installed
+from ...device.client import APP
+from ...device.supervisor import say
+from ...processes import end_with, leave
+from ..relied_on import missing_names
+from ..retries import LONGEST_RETRY_SECONDS, Retries, retry_soon
 from .answers import Answer, Isolated, Resident
-from .bundles import Installed
 from .channel import create_channel
-from .client import APP
 from .faults import AWAY, RefusedError, Remedies, end_without_heartbeat, in_words, patient
 from .inbox import LOOP, answer_next
-from .supervisor import say
 from .unpacked import Unpacked
 
 COMMAND = "flwr.supernode.cli.flower_supernode"
@@ -191,7 +193,7 @@ def connect_soon() -> None:
 def main(parent: int) -> None:
     """Run a SuperNode, warm where this version of Flower allows, as long as the parent lives."""
     end_with(parent)
-    parser = argparse.ArgumentParser(prog="fairbloom.deploy.device.warm")
+    parser = argparse.ArgumentParser(prog="fairbloom.deploy.flower.device.supernode")
     parser.add_argument("--isolated", action="store_true")
     parser.add_argument("--any-bundle", action="store_true")
     parser.add_argument("--app", default=APP)

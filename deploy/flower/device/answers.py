@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fairbloom.errors import ReportableError, is_expected, reportable
 
-from ..processes import end_with, ending
-from .bundles import BundleRefusedError, Bundles
+from ...device.bundles import BundleRefusedError, Bundles
+from ...processes import end_with, ending
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -24,7 +24,7 @@ PRELOADED = ("numpy", "torch")
 """Libraries that are loaded before the node connects. Never the app's own modules, which would win over a bundle's."""
 
 SHARED = (
-    "fairbloom.deploy.device.answers",
+    "fairbloom.deploy.flower.device.answers",
     "flwr.clientapp.utils",
     "flwr.cli.install",
     "torch._dynamo",

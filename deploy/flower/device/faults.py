@@ -9,8 +9,8 @@ from typing import Any
 
 from grpc import RpcError, StatusCode
 
-from ..processes import leave
-from .supervisor import say
+from ...device.supervisor import say
+from ...processes import leave
 
 AWAY = "the SuperLink does not answer, or has a fault of its own: trying again until it answers"
 """What a client says, once, while Flower tries to reach the SuperLink."""

@@ -1,0 +1,1 @@
+"""A client's SuperNode: Flower's, with the app kept in its process."""

@@ -1,0 +1,1 @@
+"""The operator's calls of the SuperLink, and Flower's commands."""

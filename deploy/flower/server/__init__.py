@@ -1,0 +1,1 @@
+"""The server's SuperLink and SuperExec: Flower's, with a door, limits and a memory."""
