@@ -57,7 +57,7 @@ def own_app_of(whose: str) -> dict[str, str]:
     names = (
         *(f"{package}/__init__.py" for package in packages),
         "client/app.py",
-        "tasks/datasets/digits.py",
+        "tasks/digits.py",
         "server.py",
     )
     no_package = ("fairbloom/errors.py", "fairbloom/client/settings.py")  # without fairbloom/__init__.py
