@@ -18,8 +18,8 @@ from rich.table import Table
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.progress import quiet
-from fairbloom.server.records import engine_in
-from fairbloom.server.rows import Row
+from fairbloom.server.run_folder.recorder import engine_in
+from fairbloom.server.run_folder.tables import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, Value
-from fairbloom.server.records import scores_in
-from fairbloom.server.rows import Row
+from fairbloom.server.run_folder.recorder import scores_in
+from fairbloom.server.run_folder.tables import Row
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.tasks import forget_own_tasks

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairbloom.protocol.scores import ACCURACY, Score
-from fairbloom.server.files import RunFolderError, written
-from fairbloom.server.records import is_finished
-from fairbloom.server.rows import as_csv
+from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
+from fairbloom.server.run_folder.recorder import is_finished
+from fairbloom.server.run_folder.tables import as_csv
 from fairbloom.system.files import write_whole
 
 from .caveats import caveats_of_comparison
@@ -51,7 +51,7 @@ class Plan:
             "seeds": list(self.seeds),
             "runs": {k: list(v) for k, v in self.runs.items()},
         }
-        with written("the comparison", folder):
+        with explain_write_errors("the comparison", folder):
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / COMPARISON, json.dumps(about, indent=2, ensure_ascii=False).encode())
 
@@ -274,7 +274,7 @@ class Comparison:
 
     def write_tables(self) -> None:
         """Write comparison.csv and clients.csv into the folder."""
-        with written("the comparison", self.folder):
+        with explain_write_errors("the comparison", self.folder):
             for name, rows in (("comparison.csv", self.rows()), ("clients.csv", self.client_rows())):
                 write_whole(self.folder / name, as_csv(tuple(rows[0]), rows, header=True).encode())
 

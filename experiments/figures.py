@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import Score
-from fairbloom.server.files import written
+from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.system.files import write_whole
 
 from .measured import in_title
@@ -114,7 +114,7 @@ def write_figure(figure: Figure, path: Path) -> list[Path]:
             drawn = io.BytesIO()
             metadata = {"Date": None} if file.suffix == ".svg" else {}
             figure.savefig(drawn, format=file.suffix[1:], dpi=160, metadata=metadata)
-            with written("the figure", path.parent):
+            with explain_write_errors("the figure", path.parent):
                 write_whole(file, drawn.getvalue())
     return files
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError
 from fairbloom.server.fairness import against_baseline
-from fairbloom.server.rows import MEASURES
+from fairbloom.server.run_folder.tables import MEASURES
 
 from .recipes import AGAINST, CLIENT, PERCENTILES, Case
 from .runs import Run, final_of, measures

@@ -18,8 +18,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError
-from fairbloom.server.files import check_place
-from fairbloom.server.records import check_folder, check_same_data, is_finished, rounds_in
+from fairbloom.server.run_folder.errors import check_place
+from fairbloom.server.run_folder.recorder import check_folder, check_same_data, is_finished, rounds_in
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.system.lock import alone

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import SettingsError, Value
-from fairbloom.server.files import written
-from fairbloom.server.rows import as_csv
+from fairbloom.server.run_folder.errors import explain_write_errors
+from fairbloom.server.run_folder.tables import as_csv
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.system.files import write_whole
 
@@ -198,7 +198,7 @@ class Reproduction:
         tables = {"results.csv": self.rows()}
         if self.recipe.figure and self.recipe.figure.x == ROUND:
             tables["curves.csv"] = self.curves()
-        with written("the table", self.folder):
+        with explain_write_errors("the table", self.folder):
             for name, rows in tables.items():
                 if rows:
                     write_whole(self.folder / name, as_csv(tuple(rows[0]), rows, header=True).encode())

@@ -19,10 +19,18 @@ from fairbloom.protocol.settings import Value
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.server.checkpoint import load_last, load_model
 from fairbloom.server.fairness import summarize
-from fairbloom.server.files import RunFolderError
-from fairbloom.server.own import options_of
-from fairbloom.server.records import MODEL, SPLIT, engine_in, is_finished, recorded_settings, scores_in, taken_back_in
-from fairbloom.server.rows import ABSENT, absent_in, read_rows
+from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.flower import options_of
+from fairbloom.server.run_folder.recorder import (
+    MODEL,
+    SPLIT,
+    engine_in,
+    is_finished,
+    recorded_settings,
+    scores_in,
+    taken_back_in,
+)
+from fairbloom.server.run_folder.tables import ABSENT, absent_in, read_rows
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method
 from fairbloom.system.lock import is_running

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from fairbloom.experiments.reproduce import Reproduction, reproduce
     from fairbloom.experiments.runs import Run, load
     from fairbloom.protocol.scores import Score
-    from fairbloom.server.own import RunFolder
+    from fairbloom.server.run_folder.flower import RunFolder
 else:
     _PLACES = {
         "Comparison": "fairbloom.experiments.comparison",
         "FairbloomError": "fairbloom.errors",
         "Reproduction": "fairbloom.experiments.reproduce",
         "Run": "fairbloom.experiments.runs",
-        "RunFolder": "fairbloom.server.own",
+        "RunFolder": "fairbloom.server.run_folder.flower",
         "Score": "fairbloom.protocol.scores",
         "compare": "fairbloom.experiments.api",
         "load": "fairbloom.experiments.runs",

@@ -37,7 +37,7 @@ from fairbloom.experiments.tables import (
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError, Value, assigned
 from fairbloom.scaffold.new import new
-from fairbloom.server.files import RunFolderError
+from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings, check_used, default_config, parameters
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.strategies import METHODS, find_method

@@ -30,9 +30,9 @@ from .arrival import wait_for_clients, without_revoked
 from .observability import Metrics, in_short, log_as_json, worst_served
 from .polling import PollingGrid
 from .progress import announce
-from .records import (
-    Back,
-    Records,
+from .run_folder.recorder import (
+    RunRecorder,
+    TakeBack,
     agreed_in,
     check_folder,
     check_same_data,
@@ -41,7 +41,7 @@ from .records import (
     rounds_in,
     settings_there,
 )
-from .rows import Row
+from .run_folder.tables import Row
 from .settings import POOLED_IN_ONE_PROCESS, Settings, may_differ, may_grow
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -118,7 +118,7 @@ def federate(
     FairbloomError
         When the data cannot be used or split as asked, the run folder cannot be used, or the rounds learn nothing.
     """
-    order, settings = Back(settings.from_round, submission), settings.model_copy(update={"from_round": -1})
+    order, settings = TakeBack(settings.from_round, submission), settings.model_copy(update={"from_round": -1})
     config, path = settings.run_config(), run_folder(settings)
     back = order if order.number >= 0 and order.is_new(path) else None
     check_folder(path, config, back)
@@ -135,7 +135,7 @@ def federate(
         task = load_task({**config, AGREED: agreed})
         module = task.model()
         with alone(path, wait=deployed):
-            records = Records(
+            records = RunRecorder(
                 path,
                 config,
                 method,
@@ -196,7 +196,7 @@ def _federate(
     settings: Settings,
     module: Module,
     score: Score,
-    records: Records,
+    records: RunRecorder,
     method: FairStrategy,
     rounds: Rounds,
     on_row: Callable[[Row], None],

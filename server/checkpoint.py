@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 from fairbloom.system.files import write_whole
 
-from .files import RunFolderError
+from .run_folder.errors import RunFolderError
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -52,7 +52,7 @@ class Merit:
         return cls(score, (number ^ before).bit_length())
 
 
-def worth_keeping(merits: Mapping[int, Merit]) -> set[int]:
+def select_kept(merits: Mapping[int, Merit]) -> set[int]:
     """Return which of these rounds' checkpoints are kept: the best by score, and of the others those farthest apart."""
     scored = [(merit.score, number) for number, merit in merits.items() if merit.score is not None]
     best = {number for _, number in sorted(scored)[-BEST:]}
@@ -77,18 +77,18 @@ def save_round(
     """
     save_checkpoint(folder / f"{number}.safetensors", arrays, state)
     earlier = {round_: merit for round_, merit in merits.items() if round_ < before}
-    there = reachable(folder) & earlier.keys()
-    wanted = worth_keeping({round_: earlier[round_] for round_ in there})
-    for path in checkpoints(folder):
+    there = list_reachable(folder) & earlier.keys()
+    wanted = select_kept({round_: earlier[round_] for round_ in there})
+    for path in list_checkpoints(folder):
         if int(path.stem) in wanted:
             (folder / EARLIER).mkdir(exist_ok=True)
             path.replace(folder / EARLIER / path.name)
         elif int(path.stem) not in (number, before):
             path.unlink()
-    forget(folder / EARLIER, lambda round_: round_ not in {number, before, *wanted})
+    remove_checkpoints(folder / EARLIER, lambda round_: round_ not in {number, before, *wanted})
 
 
-def forget(folder: Path, goes: Callable[[int], bool]) -> None:
+def remove_checkpoints(folder: Path, goes: Callable[[int], bool]) -> None:
     """Remove the checkpoints from a folder, and the best models up to them, whose rounds are to go."""
     for path in folder.glob("*.safetensors"):
         name = re.fullmatch(r"(?:best-)?(\d+)", path.stem)
@@ -96,17 +96,17 @@ def forget(folder: Path, goes: Callable[[int], bool]) -> None:
             path.unlink()
 
 
-def best_up_to(folder: Path, number: int) -> Path:
+def path_of_best(folder: Path, number: int) -> Path:
     """Return where the best model up to the checkpoint of a round lies, if that is the model of another round."""
     return folder / EARLIER / f"best-{number}.safetensors"
 
 
-def reachable(folder: Path) -> set[int]:
+def list_reachable(folder: Path) -> set[int]:
     """Return the rounds whose checkpoints are in a folder or among its earlier ones."""
-    return {int(path.stem) for path in (*checkpoints(folder), *checkpoints(folder / EARLIER))}
+    return {int(path.stem) for path in (*list_checkpoints(folder), *list_checkpoints(folder / EARLIER))}
 
 
-def in_words(rounds: Iterable[int]) -> str:
+def format_rounds(rounds: Iterable[int]) -> str:
     """Return numbers of rounds as a text lists them."""
     *first, last = map(str, sorted(rounds))
     return f"rounds {', '.join(first)} and {last}" if first else f"round {last}"
@@ -118,7 +118,7 @@ def find_checkpoint(folder: Path, number: int) -> Path:
     return path if path.exists() else folder / EARLIER / path.name
 
 
-def go_back(folder: Path, number: int) -> None:
+def make_last(folder: Path, number: int) -> None:
     """Make the checkpoint of a round the last one, and remove those of later rounds; it can be called again.
 
     Of round 0 there is none: all are removed then.
@@ -126,7 +126,7 @@ def go_back(folder: Path, number: int) -> None:
     if number and (path := find_checkpoint(folder, number)).parent != folder:
         path.replace(folder / path.name)
     for each in (folder, folder / EARLIER):
-        forget(each, lambda round_: round_ > number)
+        remove_checkpoints(each, lambda round_: round_ > number)
 
 
 def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
@@ -138,7 +138,7 @@ def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | 
         When there are checkpoints and all of them are damaged.
     """
     faults: list[str] = []
-    for path in checkpoints(folder):
+    for path in list_checkpoints(folder):
         try:
             loaded = load_checkpoint(path)
         except RunFolderError as error:
@@ -148,8 +148,8 @@ def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | 
             log.warning("%s; the run continues from the checkpoint before it, %s", fault, path.name)
         return loaded
     if faults:
-        earlier = [int(path.stem) for path in checkpoints(folder / EARLIER)]
-        way = f"take it back to one of {in_words(earlier)} by --from-round, " if earlier else ""
+        earlier = [int(path.stem) for path in list_checkpoints(folder / EARLIER)]
+        way = f"take it back to one of {format_rounds(earlier)} by --from-round, " if earlier else ""
         raise RunFolderError(
             f"the run cannot be continued: {'; '.join(faults)}. Put back a copy, {way}or choose another folder (--out) "
             "to begin again"
@@ -157,7 +157,7 @@ def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | 
     return None
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the newest first."""
     return sorted(folder.glob("[0-9]*.safetensors"), key=lambda path: int(path.stem), reverse=True)
 
@@ -189,7 +189,7 @@ def save_model(path: Path, arrays: Arrays, about: Mapping[str, Any]) -> None:
     write_whole(path, save(tensors, metadata=metadata))
 
 
-def checksum_of(path: Path) -> str:
+def read_checksum(path: Path) -> str:
     """Return the checksum that a model was saved with, without reading its arrays.
 
     Raises

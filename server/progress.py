@@ -10,9 +10,9 @@ from typing import Any
 from fairbloom.system.files import write_whole
 from fairbloom.system.lock import is_running
 
-from .files import RunFolderError
-from .records import is_finished, settings_there
-from .rows import read_rows, refusals_in
+from .run_folder.errors import RunFolderError
+from .run_folder.recorder import is_finished, settings_there
+from .run_folder.tables import read_rows, refusals_in
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 

@@ -13,8 +13,8 @@ from fairbloom.protocol.names import AGREED
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.method import Method
 from fairbloom.server.app import federate, run_folder
-from fairbloom.server.records import engine_in
-from fairbloom.server.rows import Row
+from fairbloom.server.run_folder.recorder import engine_in
+from fairbloom.server.run_folder.tables import Row
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import check_data, digests, load_task
 from fairbloom.tasks.split import Split

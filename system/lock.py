@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fairbloom.server.files import RunFolderError, written
+from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -78,7 +78,7 @@ def _held(path: Path, deadline: float) -> int:
     """Return the open lock file once it is this process's; raise RunFolderError at the deadline."""
     told = False
     while True:
-        with written(f"the file {LOCK}", path.parent):
+        with explain_write_errors(f"the file {LOCK}", path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         if _locked(descriptor, path.parent):

@@ -26,7 +26,7 @@ from fairbloom.deploy.processes import free_port
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_last
-from fairbloom.server.records import taken_back_in
+from fairbloom.server.run_folder.recorder import taken_back_in
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate

@@ -21,7 +21,7 @@ from fairbloom.deploy.flower.server import superexec
 from fairbloom.deploy.flower.server.superexec import RELIED_ON, ExpectedEnds, ServerApps, patient
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.server.files import RunFolderError
+from fairbloom.server.run_folder.errors import RunFolderError
 
 TOKEN = "a-token-that-is-nobodys-business"
 WAITING = "import sys, time; token = sys.stdin.read(); print(token, flush=True); time.sleep(600)"

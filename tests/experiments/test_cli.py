@@ -21,7 +21,7 @@ from fairbloom import __version__
 from fairbloom.cli import app, settings_of
 from fairbloom.experiments.api import merged
 from fairbloom.protocol.settings import Value, parsed
-from fairbloom.server.checkpoint import checkpoints
+from fairbloom.server.checkpoint import list_checkpoints
 from fairbloom.server.settings import Settings, SettingsError, default_config, parameters
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
@@ -277,7 +277,7 @@ def test_a_run_whose_checkpoints_are_damaged_is_refused_in_one_line(
     for rounds in (2, 3):  # a run that is extended has a checkpoint of before
         fairbloom("run", *SMALL, "--rounds", rounds, "--out", "a")
     (tmp_path / "a" / "model.safetensors").unlink()
-    for path in checkpoints(tmp_path / "a" / "checkpoint"):
+    for path in list_checkpoints(tmp_path / "a" / "checkpoint"):
         path.write_bytes(b"")
     line = refusal(capsys, "run", *SMALL, "--out", "a")
     assert "3.safetensors is damaged: it is empty; " in line

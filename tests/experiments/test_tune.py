@@ -9,7 +9,7 @@ import torch
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.tables import show_tuned
-from fairbloom.server.records import engine_in
+from fairbloom.server.run_folder.recorder import engine_in
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.choice import Choice
 from fairbloom.simulation.run import simulate

@@ -12,7 +12,7 @@ from flwr.app import Context, RecordDict
 from fairbloom.client.app import app
 from fairbloom.rounds.quorum import QuorumError
 from fairbloom.server.app import main, run_folder
-from fairbloom.server.records import Known, RunFolderError, known_in
+from fairbloom.server.run_folder.recorder import Known, RunFolderError, known_in
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from fairbloom.server.checkpoint import (
-    checkpoints,
+    list_checkpoints,
     load_checkpoint,
     load_last,
     load_model,
@@ -28,7 +28,7 @@ from fairbloom.server.checkpoint import (
     save_model,
     save_round,
 )
-from fairbloom.server.files import RunFolderError
+from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.system.files import write_whole
 
 arrays = arrays_of.arrays(
@@ -339,7 +339,7 @@ def test_every_moment_of_a_save_leaves_the_last_two_or_the_new_one_whole(tmp_pat
     looks: list[list[int]] = []
 
     def look() -> None:
-        looks.append([load_checkpoint(path)[1]["round"] for path in checkpoints(tmp_path)])
+        looks.append([load_checkpoint(path)[1]["round"] for path in list_checkpoints(tmp_path)])
 
     with watched(tmp_path, look):
         save_rounds(tmp_path, 1, 2, 3, 4)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fairbloom.server.checkpoint import checkpoints
-from fairbloom.server.files import RunFolderError
+from fairbloom.server.checkpoint import list_checkpoints
+from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import Outcome, checkpoints_every, drafts, run, small, table
 
@@ -96,7 +96,7 @@ def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_same_bits(
 ) -> None:
     folder = tmp_path / "run"
     run_up_to(folder, 4, method)
-    last, before = checkpoints(folder / "checkpoint")
+    last, before = list_checkpoints(folder / "checkpoint")
     damage(last)
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
@@ -119,10 +119,10 @@ def test_a_run_killed_before_a_checkpoint_whose_one_before_is_damaged_ends_with_
     whole = run(tmp_path / "whole", num_rounds=ROUNDS, **everyone)
     folder = tmp_path / "run"
     run_up_to(folder, 2, **everyone)
-    kept = checkpoints(folder / "checkpoint")[0]
+    kept = list_checkpoints(folder / "checkpoint")[0]
     content = kept.read_bytes()
     run_up_to(folder, 2 + 2 * every, **everyone)
-    last, before = checkpoints(folder / "checkpoint")
+    last, before = list_checkpoints(folder / "checkpoint")
     last.unlink()
     cut_at(0.5)(before)
     kept.write_bytes(content)
@@ -132,7 +132,7 @@ def test_a_run_killed_before_a_checkpoint_whose_one_before_is_damaged_ends_with_
 def test_a_run_is_refused_once_both_checkpoints_are_damaged_and_is_left_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run_up_to(folder, 4, "fedavg")
-    for path in checkpoints(folder / "checkpoint"):
+    for path in list_checkpoints(folder / "checkpoint"):
         cut_at(0.5)(path)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(RunFolderError, match=r"4\.safetensors is damaged: .*[23]\.safetensors is damaged: .*Put back"):
@@ -143,7 +143,7 @@ def test_a_run_is_refused_once_both_checkpoints_are_damaged_and_is_left_as_it_is
 def test_a_damaged_only_checkpoint_is_refused(tmp_path: Path, every: int) -> None:
     folder = tmp_path / "run"
     run_up_to(folder, every, "fedavg")
-    (only,) = checkpoints(folder / "checkpoint")
+    (only,) = list_checkpoints(folder / "checkpoint")
     only.write_bytes(b"")
     with pytest.raises(RunFolderError, match=r"\d\.safetensors is damaged: it is empty\. Put back a copy"):
         run(folder, method="fedavg", num_rounds=ROUNDS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.server.checkpoint import load_last
-from fairbloom.server.rows import Table, as_csv
+from fairbloom.server.run_folder.tables import TableWriter, as_csv
 from fairbloom.simulation.run import simulate
 from tests.simulation.disturbed import LONG, STEP, UNDEALT
 from tests.simulation.helpers import ROOT, Outcome, assert_whole, drafts, run, small, table
@@ -175,7 +175,7 @@ def test_rows_that_do_not_fit_leave_the_table_as_it_was(disk: Path, clients: int
     rows = [(2, f"client-{k:04}", 10**30 + k) for k in range(clients)]
     wrong = []
     for pages in range(12):
-        table = Table(disk / f"clients-{pages}.csv", columns)
+        table = TableWriter(disk / f"clients-{pages}.csv", columns)
         table.cut_back(last=1, furthest=1)
         table.add([(1, "client-0000", 8)])
         table.write()

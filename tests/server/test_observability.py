@@ -16,12 +16,12 @@ from fairbloom.deploy.processes import free_port
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.rounds.screening import Refusals
 from fairbloom.server.observability import JsonLines, Metrics, MetricsError
-from fairbloom.server.rows import Row
+from fairbloom.server.run_folder.tables import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import checkpoints_every
 
-from .test_records import a_round
+from .run_folder.test_recorder import a_round
 
 SMALL: dict[str, Any] = {"clients": 4, "num-rounds": 3, "device": "cpu"}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
-from fairbloom.server.files import RunFolderError
 from fairbloom.server.progress import FOLDERS, announce, announced, progress
-from fairbloom.server.rows import refusals_in
+from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.tables import refusals_in
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 

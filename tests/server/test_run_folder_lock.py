@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.server.files import RunFolderError
+from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.simulation.run import simulate
 from fairbloom.system import lock
 from fairbloom.system.lock import alone

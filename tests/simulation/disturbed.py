@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from fairbloom.server.files import RunFolderError
+from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fairbloom.server import app, records
-from fairbloom.server.rows import Row
+from fairbloom.server import app
+from fairbloom.server.run_folder import recorder as records
+from fairbloom.server.run_folder.tables import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 

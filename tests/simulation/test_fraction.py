@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairbloom.server.files import RunFolderError
+from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.simulation.tune import tune

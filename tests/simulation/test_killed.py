@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.server import records
 from fairbloom.server.checkpoint import load_last
+from fairbloom.server.run_folder import recorder as records
 from fairbloom.simulation.run import simulate
 
 from .disturbed import SHORT

@@ -16,10 +16,10 @@ from fairbloom.client.local import LocalClient, Update
 from fairbloom.client.personal import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.server import records
 from fairbloom.server.app import main
-from fairbloom.server.checkpoint import checkpoints, load_last
-from fairbloom.server.rows import Row
+from fairbloom.server.checkpoint import list_checkpoints, load_last
+from fairbloom.server.run_folder import recorder as records
+from fairbloom.server.run_folder.tables import Row
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from tests.experiments.helpers import fairbloom
@@ -140,8 +140,8 @@ def test_rounds_of_a_federation_share_no_checkpoint_since_its_clients_keep_their
     with checkpoints_every(10):
         federated(settings.run_config(), settings.clients)
         run(tmp_path / "b")
-    assert [path.stem for path in checkpoints(tmp_path / "a" / "checkpoint")] == ["6", "5"]
-    assert [path.stem for path in checkpoints(tmp_path / "b" / "checkpoint")] == ["6"]
+    assert [path.stem for path in list_checkpoints(tmp_path / "a" / "checkpoint")] == ["6", "5"]
+    assert [path.stem for path in list_checkpoints(tmp_path / "b" / "checkpoint")] == ["6"]
 
 
 ROUNDS = 60

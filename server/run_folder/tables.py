@@ -17,9 +17,9 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
 from fairbloom.system.files import write_whole
 
-from .checkpoint import KEPT
-from .fairness import percent_improved, summarize
-from .files import RunFolderError
+from ..checkpoint import KEPT
+from ..fairness import percent_improved, summarize
+from .errors import RunFolderError
 
 SEPARATOR = " | "
 """What is between the refused replies of a round. It does not occur in a reason, which a client may have written."""
@@ -196,7 +196,7 @@ def refusals_in(cell: str) -> list[tuple[str, str]]:
     return found
 
 
-class Table:
+class TableWriter:
     """A table of a run that goes on: rows wait in memory until they are written.
 
     Parameters

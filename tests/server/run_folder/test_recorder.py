@@ -14,15 +14,15 @@ import pytest
 import tomli_w
 from flwr.app import Array, ArrayRecord
 
-from fairbloom.server.checkpoint import checkpoints, load_last, load_model
-from fairbloom.server.files import RunFolderError
-from fairbloom.server.records import FORMAT, Records, engine_in, is_finished
-from fairbloom.server.rows import client_columns, round_columns
+from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model
+from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.recorder import FORMAT, RunRecorder, engine_in, is_finished
+from fairbloom.server.run_folder.tables import client_columns, round_columns
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import Round
 from tests.simulation.helpers import Outcome, assert_whole, run, small, table
 
-from .test_checkpoint import full_disk
+from ..test_checkpoint import full_disk
 
 ROUNDS = 12
 
@@ -31,8 +31,8 @@ def settings(**changes: Any) -> Settings:
     return Settings.of({"clients": 3, "num-rounds": ROUNDS, **changes})
 
 
-def records(path: Path, chosen: Settings, **options: Any) -> Records:
-    return Records(path, chosen.run_config(), chosen.strategy(), **options)
+def records(path: Path, chosen: Settings, **options: Any) -> RunRecorder:
+    return RunRecorder(path, chosen.run_config(), chosen.strategy(), **options)
 
 
 def a_round(number: int, **changes: Any) -> Round:
@@ -53,7 +53,7 @@ def a_round(number: int, **changes: Any) -> Round:
     return Round(**(plain | changes))
 
 
-def record(folder: Records, number: int, seconds: float = 0.25, **changes: Any) -> Mapping[str, object]:
+def record(folder: RunRecorder, number: int, seconds: float = 0.25, **changes: Any) -> Mapping[str, object]:
     folder.method.progress.finished_rounds = number
     return folder.record(a_round(number, **changes), seconds)
 
@@ -433,7 +433,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(tmp_path:
     for number in range(1, 6):
         record(folder, number)
     before = (tmp_path / "rounds.csv").read_bytes()
-    for path in checkpoints(tmp_path / "checkpoint"):
+    for path in list_checkpoints(tmp_path / "checkpoint"):
         path.unlink()
     with pytest.raises(RunFolderError, match="it goes up to round 5, while the last checkpoint is of round 0"):
         records(tmp_path, settings()).resume()
@@ -443,7 +443,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(tmp_path:
 # Rounds that share a checkpoint -------------------------------------------------------------------------------------
 
 
-def shared(path: Path, *seconds: float, **options: Any) -> Records:
+def shared(path: Path, *seconds: float, **options: Any) -> RunRecorder:
     """Record rounds that took so long and may share a checkpoint."""
     folder = records(path, settings(method="fedfv"), shared=True, **options)
     folder.resume()
@@ -454,7 +454,7 @@ def shared(path: Path, *seconds: float, **options: Any) -> Records:
 
 def saved(path: Path) -> list[int]:
     """Return the rounds whose checkpoints are in a folder."""
-    return [int(file.stem) for file in checkpoints(path / "checkpoint")]
+    return [int(file.stem) for file in list_checkpoints(path / "checkpoint")]
 
 
 @pytest.mark.parametrize(
@@ -508,7 +508,7 @@ class StoppedError(Exception):
     """A run is stopped here."""
 
 
-def record_until(stop: type[BaseException] | None, folder: Records, rounds: int, seconds: float) -> None:
+def record_until(stop: type[BaseException] | None, folder: RunRecorder, rounds: int, seconds: float) -> None:
     """Record rounds until the run is stopped, in the midst of remembering the next one."""
     with folder.all_written():
         for number in range(1, rounds + 1):
@@ -521,7 +521,7 @@ def record_until(stop: type[BaseException] | None, folder: Records, rounds: int,
             raise stop
 
 
-def remembering(folder: Records) -> Records:
+def remembering(folder: RunRecorder) -> RunRecorder:
     """Let the method of a run remember something."""
     folder.method.memory = {"seen": ["a"], "losses": {"a": np.ones(2)}}
     return folder
@@ -630,7 +630,7 @@ def test_clients_store_their_own_before_each_checkpoint_with_the_round_the_run_m
 def test_a_folder_whose_checkpoints_are_gone_is_refused_however_many_rounds_share_one(tmp_path: Path) -> None:
     shared(tmp_path, *[0.01] * 150)
     assert saved(tmp_path) == [150, 100]
-    for path in checkpoints(tmp_path / "checkpoint"):
+    for path in list_checkpoints(tmp_path / "checkpoint"):
         path.unlink()
     with pytest.raises(RunFolderError, match="it goes up to round 150, while the last checkpoint is of round 0"):
         shared(tmp_path)

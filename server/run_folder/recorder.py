@@ -28,25 +28,25 @@ from fairbloom.rounds.round import Round
 from fairbloom.system.files import write_whole
 from fairbloom.system.lock import LOCK
 
-from .checkpoint import (
+from ..checkpoint import (
     EARLIER,
     Arrays,
     Merit,
-    best_up_to,
-    checkpoints,
     find_checkpoint,
-    go_back,
-    in_words,
+    format_rounds,
+    list_checkpoints,
+    list_reachable,
     load_checkpoint,
     load_last,
     load_model,
-    reachable,
+    make_last,
+    path_of_best,
     save_model,
     save_round,
 )
-from .files import RunFolderError, check_place, usable, write_link, written
-from .rows import Row, Table, client_columns, client_rows, furthest_round, last_step, round_columns, round_row
-from .settings import default_config, may_differ, may_grow
+from ..settings import default_config, may_differ, may_grow
+from .errors import RunFolderError, check_place, explain_access_errors, explain_write_errors, write_link
+from .tables import Row, TableWriter, client_columns, client_rows, furthest_round, last_step, round_columns, round_row
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -87,7 +87,7 @@ class Known:
     known: tuple[str, ...] = ()
 
 
-class Records:
+class RunRecorder:
     """What a run leaves on disk, and what it continues from.
 
     Rows are written before the checkpoint of their last round, which is written whole; rows of later rounds than the
@@ -132,7 +132,7 @@ class Records:
         shared: bool = False,
         keep: Callable[[int], None] = lambda since: None,
         validated: bool = False,
-        back: "Back | None" = None,
+        back: "TakeBack | None" = None,
     ) -> None:
         self.path = path
         self.saved = 0
@@ -140,8 +140,8 @@ class Records:
         self.method = method
         self._scores, self._score = scores, scores[0]
         self._shared, self._keep = shared, keep
-        self._rounds = Table(path / "rounds.csv", round_columns(method, self._score, validated=validated))
-        self._clients = Table(path / "clients.csv", client_columns(scores, validated=validated))
+        self._rounds = TableWriter(path / "rounds.csv", round_columns(method, self._score, validated=validated))
+        self._clients = TableWriter(path / "clients.csv", client_columns(scores, validated=validated))
         self._validated = validated
         self._best_by = f"{self._score.column(split='validation' if validated else 'test')}_mean"
         self._best: Mapping[str, float] = {}
@@ -163,7 +163,7 @@ class Records:
                 f"{config['num-rounds']}: choose another folder (--out) for a run of that length"
             )
         if self.finished and _extends(there, config):
-            with written("the run folder", path):
+            with explain_write_errors("the run folder", path):
                 (path / MODEL).unlink()  # before the settings: a folder that says more rounds has no final model yet
         if back is not None:
             self._take_back(back, there, config)
@@ -186,7 +186,7 @@ class Records:
         arrays, state = load_last(self.path / "checkpoint") or (None, {"strategy": {"round": 0}, "best": {}})
         self._best, self.saved = state["best"], state["strategy"]["round"]
         self._merits = {int(number): Merit(*merit) for number, merit in state.get("merits", {}).items()}
-        with written(f"what is there up to round {self.saved}", self.path):
+        with explain_write_errors(f"what is there up to round {self.saved}", self.path):
             furthest = furthest_round(self._rounds.path, self.saved, SHARED_SECONDS)
             for table in (self._rounds, self._clients):
                 table.cut_back(self.saved, furthest)
@@ -230,17 +230,19 @@ class Records:
         if (last := self._unsaved) is None:
             return
         first, folder = self.saved + 1, self.path / "checkpoint"
-        with written(f"round {first}" if first == last.number else f"rounds {first} to {last.number}", self.path):
+        with explain_write_errors(
+            f"round {first}" if first == last.number else f"rounds {first} to {last.number}", self.path
+        ):
             self._rounds.write()
             self._clients.write()
             if self._new_best is not None:
                 about = {"round": self._best["round"], self._best_by: self._best["mean"]}
                 save_model(self.path / BEST, _as_numpy(self._new_best), about)
-            self._keep(min((int(path.stem) for path in checkpoints(folder)), default=0))
+            self._keep(min((int(path.stem) for path in list_checkpoints(folder)), default=0))
             if self._best and self._best["round"] != last.number:
                 (folder / EARLIER).mkdir(exist_ok=True)
-                write_link(best_up_to(folder, last.number), self.path / BEST)
-            self._merits = {number: self._merits[number] for number in self._merits.keys() & reachable(folder)}
+                write_link(path_of_best(folder, last.number), self.path / BEST)
+            self._merits = {number: self._merits[number] for number in self._merits.keys() & list_reachable(folder)}
             self._merits[last.number] = Merit.of(last.number, self.saved, last.score)
             state = {"strategy": last.method.state_dict(), "best": self._best, "merits": self._plain_merits()}
             # Clients keep the personal models that belong to the last two checkpoints, so that no others are of use.
@@ -276,10 +278,10 @@ class Records:
         except (NothingLearnedError, BrokenModelError) as error:
             longest = self.method.progress.lengths.longest.round
             last = longest if isinstance(error, BrokenModelError) else last_step(self._rounds.path)
-            before = [number for number in sorted({0} | reachable(self.path / "checkpoint")) if number < last]
+            before = [number for number in sorted({0} | list_reachable(self.path / "checkpoint")) if number < last]
             if not before:
                 raise
-            others = f" ({in_words(before[:-1])} can be reached, too)" if before[1:] else ""
+            others = f" ({format_rounds(before[:-1])} can be reached, too)" if before[1:] else ""
             raise type(error)(
                 f"{error}. Where a client has broken the model, which was changed last in round {last}, take the run "
                 f"back to before that by --from-round {before[-1]}{others}, and name the other clients by "
@@ -289,26 +291,26 @@ class Records:
     def finish(self, arrays: Arrays) -> None:
         """Write what waits and then the final model, which marks the run as finished."""
         self.write()
-        with written("the final model", self.path):
+        with explain_write_errors("the final model", self.path):
             save_model(self.path / MODEL, arrays, {})
 
     def keep_agreed(self, agreed: str) -> None:
         """Write what the clients have agreed on about their data, if there is anything."""
         if not agreed:
             return
-        with written("what the clients agreed on", self.path):
+        with explain_write_errors("what the clients agreed on", self.path):
             write_whole(self.path / AGREED, agreed.encode())
 
     def keep_data(self, digests: Mapping[str, str]) -> None:
         """Write the checksums of the files that the clients read, if they read any here."""
         if digests and not (self.path / DATA).exists():
-            with written("the checksums of the data", self.path):
+            with explain_write_errors("the checksums of the data", self.path):
                 write_whole(self.path / DATA, json.dumps(digests, indent=2).encode())
 
     def keep_split(self, made: Callable[[], bytes]) -> None:
         """Write who has which examples, unless it is there."""
         if not (self.path / SPLIT).exists():
-            with written("the split of the data", self.path):
+            with explain_write_errors("the split of the data", self.path):
                 write_whole(self.path / SPLIT, made())
 
     def keep_known(self, names: Iterable[str]) -> Known:
@@ -316,14 +318,14 @@ class Records:
         before = known_in(self.path)
         known = Known(before.began or tuple(sorted(names)), tuple(sorted({*before.known, *names})))
         if known != before:
-            with written("the names of the clients", self.path):
+            with explain_write_errors("the names of the clients", self.path):
                 write_whole(self.path / KNOWN, json.dumps(asdict(known), indent=2).encode())
         return known
 
     def keep_engine(self, choice: Mapping[str, object]) -> None:
         """Write how the clients are computed, unless the run that goes on here has been begun with another choice."""
         if not (self.path / ENGINE).exists():
-            with written("the engine", self.path):
+            with explain_write_errors("the engine", self.path):
                 write_whole(self.path / ENGINE, json.dumps(choice, indent=2).encode())
 
     @property
@@ -334,7 +336,7 @@ class Records:
     def _plain_merits(self) -> dict[str, list[float | int | None]]:
         return {str(number): [merit.score, merit.crossed] for number, merit in self._merits.items()}
 
-    def _take_back(self, back: "Back", there: Mapping[str, object], config: Mapping[str, object]) -> None:
+    def _take_back(self, back: "TakeBack", there: Mapping[str, object], config: Mapping[str, object]) -> None:
         """Take the run back to an earlier round.
 
         All is checked first. Then config.toml gets the settings and the record that the run is being taken back, in one
@@ -345,9 +347,9 @@ class Records:
             table.check(back.number)
         noted = marked(Mark.LIMIT, Mark.RECONSIDERED, Mark.GROWS).keys() & there.keys()
         changed = {key: there[key] for key in sorted(noted & _differing(there, config))}
-        last = max(reachable(self.path / "checkpoint"), default=0)
+        last = max(list_reachable(self.path / "checkpoint"), default=0)
         entry = {"to": back.number, "after": last, "submission": back.submission, "before": changed, UNDER_WAY: True}
-        with written("the run folder", self.path):
+        with explain_write_errors("the run folder", self.path):
             (self.path / MODEL).unlink(missing_ok=True)  # which the last checkpoint still stands for
         self._write_settings(config, [*taken_back_in(self.path), entry])
         self._go_back(config)
@@ -357,10 +359,10 @@ class Records:
     def _check_reachable(self, number: int, there: Mapping[str, object], config: Mapping[str, object]) -> None:
         """Raise RunFolderError when the run cannot be taken back to a round."""
         folder = self.path / "checkpoint"
-        have = {0} | reachable(folder)
+        have = {0} | list_reachable(folder)
         if number not in have:
             raise RunFolderError(
-                f"{self.path} cannot be taken back to round {number}: {in_words(have)} can be reached, as by "
+                f"{self.path} cannot be taken back to round {number}: {format_rounds(have)} can be reached, as by "
                 f"--from-round {max((each for each in have if each < number), default=0)}"
             )
         if number and self._personal and (differing := marked(Mark.RECONSIDERED).keys() & _differing(there, config)):
@@ -375,8 +377,8 @@ class Records:
         """Bring the last taking back to its end, wherever it was interrupted."""
         *earlier, entry = taken_back_in(self.path)
         number, folder = int(entry["to"]), self.path / "checkpoint"
-        with written(f"round {number}", self.path):
-            go_back(folder, number)
+        with explain_write_errors(f"round {number}", self.path):
+            make_last(folder, number)
             self._restore_best(number)
             for table in (self._rounds, self._clients):
                 table.cut_back(number, math.inf)
@@ -387,7 +389,7 @@ class Records:
         """Make the best model that of the rounds up to a checkpoint's."""
         folder, path = self.path / "checkpoint", self.path / BEST
         arrays, state = load_checkpoint(find_checkpoint(folder, number)) if number else ({}, {"best": {}})
-        best, copy_ = state["best"], best_up_to(folder, number)
+        best, copy_ = state["best"], path_of_best(folder, number)
         if not best:
             path.unlink(missing_ok=True)
         elif best["round"] == number:
@@ -400,7 +402,7 @@ class Records:
             log.warning("the best model up to round %d, of round %d, was not kept", number, best["round"])
 
     def _lay_out(self, config: Mapping[str, object]) -> None:
-        with written("the run folder", self.path):
+        with explain_write_errors("the run folder", self.path):
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
             about = {"machine": platform.platform(), "processors": os.cpu_count(), "python": platform.python_version()}
             packages = {name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")}
@@ -414,7 +416,7 @@ class Records:
     def _write_settings(self, config: Mapping[str, object], taken_back: "list[dict[str, Any]]") -> None:
         """Write config.toml: the settings, and when the run was taken back, if it was."""
         about = {"run-folder-format": FORMAT, **config} | ({TAKEN_BACK: taken_back} if taken_back else {})
-        with written("the run folder", self.path):
+        with explain_write_errors("the run folder", self.path):
             write_whole(self.path / "config.toml", tomli_w.dumps(about).encode())
 
 
@@ -429,7 +431,7 @@ class _Unsaved:
 
 
 @dataclass(frozen=True)
-class Back:
+class TakeBack:
     """An order to take a run back.
 
     Attributes
@@ -580,7 +582,7 @@ def is_finished(path: Path) -> bool:
     return (path / MODEL).exists()
 
 
-def check_folder(path: Path, config: Mapping[str, object], back: Back | None = None) -> None:
+def check_folder(path: Path, config: Mapping[str, object], back: TakeBack | None = None) -> None:
     """Raise RunFolderError when a run with these settings cannot be, go on or be shown in `path`; nothing is changed.
 
     With `back`, some settings may be others, and there must be a run.
@@ -589,7 +591,7 @@ def check_folder(path: Path, config: Mapping[str, object], back: Back | None = N
     another version, or a finished one whose model is damaged.
     """
     check_place(path)
-    with usable(path):
+    with explain_access_errors(path):
         begun = (path / "config.toml").exists()
         entries = [entry.name for entry in path.iterdir()] if path.exists() else []
     if begun:

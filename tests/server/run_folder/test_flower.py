@@ -21,7 +21,7 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
-from fairbloom.server.own import RunFolder
+from fairbloom.server.run_folder.flower import RunFolder
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import DRFA, FairStrategy, FedAvg, FedAvgN, FedFV, FedMGDAPlus
 
@@ -132,7 +132,7 @@ def test_a_run_that_stops_goes_on_to_the_same_bits(
 def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     start(tmp_path / "whole", FedFV(fraction_train=0.5), rounds=60)
     code = (
-        "import sys; from pathlib import Path; from tests.server.test_own import FedFV, start; "
+        "import sys; from pathlib import Path; from tests.server.run_folder.test_flower import FedFV, start; "
         "start(Path(sys.argv[1]), FedFV(fraction_train=0.5), rounds=60, on_round=lambda r: print(r.number, flush=True))"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]

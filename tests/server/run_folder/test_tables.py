@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.server.files import RunFolderError
-from fairbloom.server.rows import as_csv, client_columns, names_in, read_table, refusals_in, round_row
+from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.tables import as_csv, client_columns, names_in, read_table, refusals_in, round_row
 
-from .test_records import a_round
+from .test_recorder import a_round
 
 ROWS = [{"round": number, "client": name} for number in (1, 2) for name in ("a", 'b, "the second"\nof two')]
 

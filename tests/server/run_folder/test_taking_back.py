@@ -19,19 +19,19 @@ from fairbloom.protocol.settings import SettingsError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.method import Options
 from fairbloom.server.app import federate, run_folder
-from fairbloom.server.checkpoint import Merit, checkpoints, reachable, worth_keeping
-from fairbloom.server.files import RunFolderError
-from fairbloom.server.own import RunFolder
-from fairbloom.server.records import Back, is_finished, taken_back_in
+from fairbloom.server.checkpoint import Merit, list_checkpoints, list_reachable, select_kept
+from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.flower import RunFolder
+from fairbloom.server.run_folder.recorder import TakeBack, is_finished, taken_back_in
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import FedAvg
 from tests.simulation.helpers import Outcome, checkpoints_every, drafts, run, small, table
 
-from . import test_own
-from .test_checkpoint import watched
-from .test_records import record, records, settings
+from ..test_checkpoint import watched
+from . import test_flower
+from .test_recorder import record, records, settings
 
 ROUNDS = 8
 OTHERS = "client-0,client-1,client-2,client-3"
@@ -58,7 +58,7 @@ def copied(folder: Path, to: Path) -> Path:
 
 
 def kept(folder: Path) -> list[int]:
-    return sorted(reachable(folder / "checkpoint"))
+    return sorted(list_reachable(folder / "checkpoint"))
 
 
 def config_in(folder: Path) -> dict[str, Any]:
@@ -135,10 +135,10 @@ def test_the_best_model_is_the_one_of_before_although_a_later_one_was_better(tmp
     assert 4 in kept(tmp_path)
     assert 1 not in kept(tmp_path)
     older = copied(tmp_path, tmp_path.with_name("older"))
-    records(tmp_path, settings(), back=Back(4))
+    records(tmp_path, settings(), back=TakeBack(4))
     assert (tmp_path / "model-best.safetensors").read_bytes() == best
     (older / "checkpoint" / "earlier" / "best-4.safetensors").unlink()  # as an older version leaves a folder
-    records(older, settings(), back=Back(4)).resume()
+    records(older, settings(), back=TakeBack(4)).resume()
     assert not (older / "model-best.safetensors").exists()
 
 
@@ -146,7 +146,7 @@ def test_a_run_that_is_taken_back_to_before_its_first_round_has_no_best_model(tm
     folder = records(tmp_path, settings())
     folder.resume()
     record(folder, 1)
-    assert records(tmp_path, settings(), back=Back(0)).resume() is None
+    assert records(tmp_path, settings(), back=TakeBack(0)).resume() is None
     assert not (tmp_path / "model-best.safetensors").exists()
     assert kept(tmp_path) == []
 
@@ -191,7 +191,7 @@ def test_killed_at_any_moment_it_goes_on_as_the_old_run_or_as_the_new_one(finish
         looks.append(copied(folder, tmp_path / f"look-{len(looks)}"))
 
     with watched(folder, look):
-        records(folder, small(folder, **PLAIN, training_clients=OTHERS), back=Back(4))
+        records(folder, small(folder, **PLAIN, training_clients=OTHERS), back=TakeBack(4))
     assert len(looks) >= 8
     old, new = Outcome.of(finished), Outcome.of(with_others_from(4, tmp_path / "expected"))
     begun = [bool(taken_back_in(each)) for each in looks]
@@ -267,7 +267,7 @@ def test_a_run_whose_last_two_checkpoints_are_damaged_goes_on_from_an_earlier_on
 ) -> None:
     folder = copied(finished, tmp_path / "run")
     (folder / "model.safetensors").unlink()
-    for path in checkpoints(folder / "checkpoint"):
+    for path in list_checkpoints(folder / "checkpoint"):
         path.write_bytes(b"")
     with pytest.raises(RunFolderError, match=r"take it back to one of rounds .* and \d by --from-round"):
         run(folder, **PLAIN)
@@ -325,18 +325,18 @@ def test_a_comparison_takes_no_run_back(tmp_path: Path) -> None:
 def test_of_earlier_rounds_the_best_are_kept_and_some_at_growing_distance() -> None:
     merits: dict[int, Merit] = {}
     for number in range(1, 71):
-        merits = {each: merits[each] for each in worth_keeping(merits)}
+        merits = {each: merits[each] for each in select_kept(merits)}
         merits[number] = Merit.of(number, number - 1, {20: 0.9, 23: 0.8}.get(number, 0.1))
-    assert worth_keeping(merits) == {20, 23, 32, 64}
+    assert select_kept(merits) == {20, 23, 32, 64}
 
 
 def test_without_scores_rounds_at_growing_distance_are_kept() -> None:
     merits: dict[int, Merit] = {}
     for before, number in ((each, each + 3) for each in range(0, 90, 3)):
-        merits = {each: merits[each] for each in worth_keeping(merits)} | {number: Merit.of(number, before, None)}
+        merits = {each: merits[each] for each in select_kept(merits)} | {number: Merit.of(number, before, None)}
         if number > 24:
             assert min(merits) <= 0.75 * number
-    assert len(worth_keeping(merits)) == 2
+    assert len(select_kept(merits)) == 2
 
 
 def test_a_folder_keeps_at_most_six_checkpoints(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_folder_keeps_at_most_six_checkpoints(tmp_path: Path) -> None:
         record(folder, number, 1.0)
         assert len(kept(tmp_path)) <= 6
         assert len([*(tmp_path / "checkpoint" / "earlier").glob("best-*")]) <= 6
-    assert [int(path.stem) for path in checkpoints(tmp_path / "checkpoint")] == [39, 38]
+    assert [int(path.stem) for path in list_checkpoints(tmp_path / "checkpoint")] == [39, 38]
 
 
 def test_what_is_kept_survives_a_resume(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def poisoning(poisoned: int) -> ClientApp:
     app = ClientApp()
 
     def train(message: Message, context: Context) -> Message:
-        received, reply = message.content["arrays"]["w"].numpy(), test_own.train(message, context)
+        received, reply = message.content["arrays"]["w"].numpy(), test_flower.train(message, context)
         if np.abs(received).max() > 1e30:  # where gradients overflow
             reply.content["arrays"]["w"] = Array(np.full(3, np.nan, np.float32))
         elif name_of(context) == SITES[3] and message.content["config"]["server-round"] == poisoned:
@@ -382,8 +382,8 @@ def poisoning(poisoned: int) -> ClientApp:
         return reply
 
     app.train()(train)
-    app.evaluate()(test_own.evaluate)
-    app.query()(test_own.query)
+    app.evaluate()(test_flower.evaluate)
+    app.query()(test_flower.query)
     return app
 
 
@@ -397,7 +397,7 @@ def test_the_error_of_a_poisoned_run_names_the_way_back_and_that_mends_it(tmp_pa
     initial = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
 
     def begin(app: ClientApp, strategy: FedAvg, to: str = "run", **back: int) -> Result:
-        folder = RunFolder(tmp_path / to, score=test_own.SCORE, wait=False, **back)
+        folder = RunFolder(tmp_path / to, score=test_flower.SCORE, wait=False, **back)
         return folder.start(strategy, InProcessGrid(app, {}, len(SITES)), initial, ROUNDS)
 
     hostile = poisoning(poisoned)
@@ -413,7 +413,7 @@ def test_the_error_of_a_poisoned_run_names_the_way_back_and_that_mends_it(tmp_pa
     assert {row["client"] for row in rows if int(row["round"]) < poisoned} <= {*SITES}
     assert {row["client"] for row in rows if int(row["round"]) >= poisoned} == {*SITES[:3]}
     if poisoned == 1:
-        begin(test_own.app, FedAvg(**NO_LIMIT, training_clients=SITES[:3]), "honest")
+        begin(test_flower.app, FedAvg(**NO_LIMIT, training_clients=SITES[:3]), "honest")
         one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "honest"))
         assert one == other
 

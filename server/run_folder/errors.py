@@ -22,7 +22,7 @@ def write_link(path: Path, to: Path) -> None:
 
 
 @contextmanager
-def written(what: str, folder: Path) -> Iterator[None]:
+def explain_write_errors(what: str, folder: Path) -> Iterator[None]:
     """Turn an OSError of writing `what` into a folder into a RunFolderError that says what to do."""
     try:
         yield
@@ -34,7 +34,7 @@ def written(what: str, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def usable(folder: Path) -> Iterator[None]:
+def explain_access_errors(folder: Path) -> Iterator[None]:
     """Turn an OSError of looking at a folder into a RunFolderError."""
     try:
         yield
@@ -44,7 +44,7 @@ def usable(folder: Path) -> Iterator[None]:
 
 def check_place(folder: Path) -> None:
     """Raise RunFolderError where no folder can be, because its name is too long or a part of its path is a file."""
-    with usable(folder):
+    with explain_access_errors(folder):
         nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if not nearest.is_dir():
         raise RunFolderError(f"{nearest} is a file, not a folder: choose another folder (--out)")

@@ -19,11 +19,11 @@ from fairbloom.rounds.round import Round
 from fairbloom.strategies import FairStrategy
 from fairbloom.system.lock import alone
 
-from .checkpoint import load_model
-from .observability import in_short
-from .polling import PollingGrid
-from .progress import announce
-from .records import MODEL, Back, Records
+from ..checkpoint import load_model
+from ..observability import in_short
+from ..polling import PollingGrid
+from ..progress import announce
+from .recorder import MODEL, RunRecorder, TakeBack
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -93,15 +93,15 @@ class RunFolder:
         announce(self.path)
         config = {"num-rounds": num_rounds, **options_of(strategy), **_prefixed("train", train_config)}
         with alone(self.path, wait=self._wait):
-            back = None if self.from_round is None else Back(self.from_round, str(grid.run.run_id))
-            records = Records(self.path, config, strategy, (self.score,), back=back)
+            back = None if self.from_round is None else TakeBack(self.from_round, str(grid.run.run_id))
+            records = RunRecorder(self.path, config, strategy, (self.score,), back=back)
             if records.finished:
                 log.info("%s is finished; nothing to run", self.path)
                 return Result(arrays=record_of(load_model(self.path / MODEL)[0]))
             log.info("run folder: %s", self.path)
             continued = records.resume()
             arrays, state = (initial_arrays, None) if continued is None else (record_of(continued[0]), continued[1])
-            recorder = Recorder(records, self.score, on_round)
+            recorder = RoundWriter(records, self.score, on_round)
             with records.naming_the_way_back():
                 result = strategy.start(
                     PollingGrid(grid),
@@ -118,10 +118,10 @@ class RunFolder:
             return result
 
 
-class Recorder:
+class RoundWriter:
     """Writes each finished round into a run folder, then hands it on."""
 
-    def __init__(self, records: Records, score: Score, on_round: Callable[[Round], None] | None) -> None:
+    def __init__(self, records: RunRecorder, score: Score, on_round: Callable[[Round], None] | None) -> None:
         self._records, self._score, self._on_round = records, score, on_round
         self._started = time.perf_counter()
 
