@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.progress import quiet
+from fairbloom.experiments.views.progress import quiet
 from fairbloom.server.run_folder.recorder import engine_in
 from fairbloom.server.run_folder.tables import Row
 from fairbloom.server.settings import Settings

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fairbloom.experiments.reproduce import Reproduction, reproduce
-from fairbloom.experiments.runs import Run
+from fairbloom.experiments.results.run import Run
+from fairbloom.experiments.studies.reproduce import Reproduction, reproduce
 
 PICTURE, SMALL_PICTURE = (Path(__file__).parent / "images" / name for name in ("hospitals.png", "four-hospitals.png"))
 """The picture of the page, and that of README.md."""

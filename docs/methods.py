@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchjd import aggregation
 
-from fairbloom.experiments.catalogue import Method, Parameter, describe
+from fairbloom.experiments.views.catalogue import Method, Parameter, describe
 from fairbloom.protocol.names import ACCURACY_AFTER, LEARNING_RATE, LOSS_BEFORE
 from fairbloom.server.settings import Value
 from fairbloom.server.settings import parameters as all_parameters

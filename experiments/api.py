@@ -13,12 +13,12 @@ from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.tasks import forget_own_tasks
 
-from .catalogue import title
-from .compare import compare_all
-from .comparison import Comparison
-from .progress import progress as progress_bar
-from .runs import Run, load
-from .variants import baseline_of, variants
+from .recipes.labels import title
+from .recipes.variants import baseline_of, variants
+from .results.comparison import Comparison
+from .results.run import Run, load
+from .studies.compare import compare_all
+from .views.progress import progress as progress_bar
 
 METHODS = "fedavg,qfedavg,fedmgdaplus,fedfv"
 """The methods that are compared where none are named."""

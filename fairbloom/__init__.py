@@ -23,23 +23,23 @@ except PackageNotFoundError:  # a checkout on the path that nobody installed
 if TYPE_CHECKING:
     from fairbloom.errors import FairbloomError
     from fairbloom.experiments.api import compare, run
-    from fairbloom.experiments.comparison import Comparison, load_comparison
-    from fairbloom.experiments.reproduce import Reproduction, reproduce
-    from fairbloom.experiments.runs import Run, load
+    from fairbloom.experiments.results.comparison import Comparison, load_comparison
+    from fairbloom.experiments.results.run import Run, load
+    from fairbloom.experiments.studies.reproduce import Reproduction, reproduce
     from fairbloom.protocol.scores import Score
     from fairbloom.server.run_folder.flower import RunFolder
 else:
     _PLACES = {
-        "Comparison": "fairbloom.experiments.comparison",
+        "Comparison": "fairbloom.experiments.results.comparison",
         "FairbloomError": "fairbloom.errors",
-        "Reproduction": "fairbloom.experiments.reproduce",
-        "Run": "fairbloom.experiments.runs",
+        "Reproduction": "fairbloom.experiments.studies.reproduce",
+        "Run": "fairbloom.experiments.results.run",
         "RunFolder": "fairbloom.server.run_folder.flower",
         "Score": "fairbloom.protocol.scores",
         "compare": "fairbloom.experiments.api",
-        "load": "fairbloom.experiments.runs",
-        "load_comparison": "fairbloom.experiments.comparison",
-        "reproduce": "fairbloom.experiments.reproduce",
+        "load": "fairbloom.experiments.results.run",
+        "load_comparison": "fairbloom.experiments.results.comparison",
+        "reproduce": "fairbloom.experiments.studies.reproduce",
         "run": "fairbloom.experiments.api",
     }
 

@@ -17,13 +17,14 @@ from fairbloom import __version__
 from fairbloom.deploy import cli as deployment
 from fairbloom.deploy.cli import FromRoundOption
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments import api, progress
-from fairbloom.experiments.catalogue import describe
-from fairbloom.experiments.comparison import Plan, load_comparison
-from fairbloom.experiments.listing import listed, rows_of
-from fairbloom.experiments.recipes import shipped
-from fairbloom.experiments.runs import COMPARISON, load
-from fairbloom.experiments.tables import (
+from fairbloom.experiments import api
+from fairbloom.experiments.recipes.recipe import shipped
+from fairbloom.experiments.results.comparison import Plan, load_comparison
+from fairbloom.experiments.results.run import COMPARISON, load
+from fairbloom.experiments.views import progress
+from fairbloom.experiments.views.catalogue import describe
+from fairbloom.experiments.views.listing import listed, rows_of
+from fairbloom.experiments.views.tables import (
     console,
     show_data,
     show_details,
@@ -271,7 +272,7 @@ def reproduce(
         return
     if name is None:
         raise SettingsError("no recipe is named: fairbloom reproduce --list names them")
-    from fairbloom.experiments.reproduce import reproduce as reproduced
+    from fairbloom.experiments.studies.reproduce import reproduce as reproduced
 
     done = reproduced(
         name,
@@ -345,14 +346,14 @@ def show_compared(folder: Path, figure: Path | None, as_json: bool) -> None:
 
 def draw_split(split: "Split", path: Path, as_json: bool) -> None:
     """Write the picture of a split."""
-    from fairbloom.experiments.figures import split_picture  # imported late: it takes a second
+    from fairbloom.experiments.views.figures import split_picture  # imported late: it takes a second
 
     draw(split_picture(split), path, as_json)
 
 
 def draw(figure: "Figure", path: Path, as_json: bool) -> None:
     """Write a figure, and say where it lies, but for what is to be JSON alone."""
-    from fairbloom.experiments.figures import write_figure  # imported late: it takes a second
+    from fairbloom.experiments.views.figures import write_figure  # imported late: it takes a second
 
     files = write_figure(figure, path.with_suffix("") if path.suffix in (".png", ".svg") else path)
     if not as_json:
@@ -450,8 +451,8 @@ def data(
 def show_leaving(task: str, place: str | None, settings: dict[str, Value], as_json: bool) -> None:
     """Print what clients with these data send in a run with these settings; exit with 1 where it is an error."""
     from fairbloom.deploy.device.client import Client  # imported late: Flower and PyTorch take seconds
-    from fairbloom.experiments.leaving import as_json as leaving_json
-    from fairbloom.experiments.leaving import sentences
+    from fairbloom.experiments.views.leaving import as_json as leaving_json
+    from fairbloom.experiments.views.leaving import sentences
     from fairbloom.simulation.rehearsal import rehearse
 
     device = Client.of({}, Path(place)) if place and place.endswith(".toml") else None

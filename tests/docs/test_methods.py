@@ -13,7 +13,7 @@ from docs import toy
 from docs.methods import example, formula, needs, page, scripts
 from fairbloom.cli import app
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.catalogue import describe
+from fairbloom.experiments.views.catalogue import describe
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS, load_task

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs.hospitals import FEW
-from fairbloom.experiments.recipes import load_recipe, names
+from fairbloom.experiments.recipes.recipe import load_recipe, names
 from fairbloom.tasks.known import KNOWN
 from fairbloom.tasks.models import MODELS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.cli import main
-from fairbloom.experiments.comparison import Comparison
+from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.protocol.scores import ACCURACY, Score
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fairbloom as api
-from fairbloom.experiments.runs import frame
+from fairbloom.experiments.results.run import frame
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import summarize
 from fairbloom.server.settings import Settings

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import fairbloom
 from fairbloom.cli import app
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.figures import split_picture
+from fairbloom.experiments.views.figures import split_picture
 
 
 def test_a_run_saves_who_had_which_examples_and_keeps_it_when_it_goes_on(tmp_path: Path) -> None:

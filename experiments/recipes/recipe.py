@@ -1,0 +1,451 @@
+"""Recipes: published tables and figures as TOML files, which say what is to be run and what was printed."""
+
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.protocol.settings import Value
+from fairbloom.server.run_folder.tables import MEASURES
+from fairbloom.server.settings import Settings, check_used
+from fairbloom.strategies import METHODS, canonical, find_method
+
+from .labels import label_of
+
+FOLDER = Path(__file__).parent
+"""Where the recipes of published tables lie."""
+
+CLIENT = "client:"
+"""What a measure of one client begins with."""
+
+AGAINST = ("suffering_improved", "suffering_change", "well_degraded", "well_change", "overall_change")
+"""The measures of a row against the baseline's."""
+
+PERCENTILES = {"percentile_5": 5.0, "percentile_95": 95.0}
+"""The measures that are percentiles over clients, and which."""
+
+OTHERS = ("angle", "uniform", "improved", *PERCENTILES, *AGAINST)
+"""The measures beside those of a run's tables, and beside single clients."""
+
+ROUND = "round"
+"""What a figure has on its x-axis where it draws curves over the rounds."""
+
+RESERVED = ("seed", "out")
+"""The settings that a reproduction sets itself, run by run."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A printed number; `spread` is what follows its ±, None where nothing does."""
+
+    mean: float
+    spread: float | None = None
+
+    @classmethod
+    def of(cls, text: str) -> "Printed | None":
+        """Return the number of a text such as "80.42 ± 0.76"; None of an empty one.
+
+        Raises
+        ------
+        ValueError
+            When the text is none.
+        """
+        number = r"(-?\d*\.?\d+)"
+        match = re.fullmatch(rf"\s*(?:{number}(?:\s*±\s*{number})?)?\s*", text)
+        if match is None:
+            raise ValueError(f'{text!r} is no printed number: write it as "80.42 ± 0.76", "80.42", or "" for none')
+        mean, spread = match.groups()
+        return None if mean is None else cls(float(mean), None if spread is None else float(spread))
+
+
+def _flat(settings: object) -> object:
+    """Return settings by their keys; TOML reads a dotted key as a table within the table."""
+    if not isinstance(settings, dict):
+        return settings
+    return {
+        name: value
+        for key, inner in settings.items()
+        for name, value in (
+            ((f"{key}.{rest}", value) for rest, value in inner.items()) if isinstance(inner, dict) else ((key, inner),)
+        )
+    }
+
+
+def _several(grid: object) -> object:
+    """Return a list of grids; TOML has a table where there is one alone."""
+    return [grid] if isinstance(grid, dict) else grid
+
+
+Config = Annotated[dict[str, Value], BeforeValidator(_flat)]
+"""Settings of a run by their keys."""
+
+Axes = Annotated[dict[str, Annotated[list[Value], Field(min_length=1)]], BeforeValidator(_flat)]
+"""The values of settings that are tried in every combination."""
+
+Numbers = list[str]
+"""Printed numbers, in the order of the recipe's measures."""
+
+
+class Part(BaseModel):
+    """A part of a recipe; its keys are the names with hyphens."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=lambda name: name.replace("_", "-"),
+        protected_namespaces=(),
+    )
+
+
+class Row(Part):
+    """A row of the table: a method with its settings, and what was printed.
+
+    Its grid replaces the axes of the recipe's that it names, and is crossed with the others. It may be several grids,
+    for settings that depend on each other: the points of all are tried.
+    """
+
+    label: str = Field(min_length=1)
+    settings: Config = Field(default_factory=dict)
+    published: Numbers | dict[str, Numbers] = Field(default_factory=list)
+    note: str = ""
+    variants: list[str] = Field(default_factory=list)
+    grid: Annotated[list[Axes], BeforeValidator(_several)] = Field(default_factory=list)
+    evaluated: Literal["global", "personal"] = "global"
+
+    def published_in(self, variant: str) -> Numbers:
+        """Return what was printed of the row in a variant, [] where nothing was."""
+        return self.published.get(variant, []) if isinstance(self.published, dict) else self.published
+
+
+class Version(Part):
+    """A variant of the experiment, in which all rows are run."""
+
+    what: str = Field(min_length=1)
+    settings: Config = Field(default_factory=dict)
+
+
+class Drawing(Part):
+    """What a figure draws: curves over the rounds, or the final measures against a setting."""
+
+    x: str = ROUND
+    window: int = Field(1, ge=1)
+
+
+class Recipe(Part):
+    """A published table or figure, and how it is run.
+
+    Attributes
+    ----------
+    name
+        What the command line calls it: the file's name.
+    title, what, source
+        Its name, what it shows in a sentence, and where it was published.
+    published_seeds
+        Over how many seeds the printed spreads were taken; 0 where the source does not say.
+    seeds
+        How many seeds are run where the command line does not say.
+    unit
+        What the printed accuracies are in.
+    measures, judged
+        What the rows print, in this order, and which of these must agree for a row to agree; by default all.
+    tolerance
+        How far a measure may be off what was printed and agree, whatever the spreads are; in the recipe's unit.
+    baseline
+        The label of the row that the measures in `AGAINST` compare with.
+    notes
+        What is known of the experiment, printed below the table.
+    settings, grid
+        The settings of all rows, and values of settings of which the best combination is taken, row by row.
+    grid_seeds
+        With how many seeds, the first ones, the grid is searched; 0 for all.
+    variants, rows
+        Every row is run in every variant, if there are any.
+    figure
+        What is drawn, where it is a figure that was published and not a table.
+    """
+
+    name: str = ""
+    title: str = Field(min_length=1)
+    what: str = Field(min_length=1)
+    source: str = Field(min_length=1)
+    published_seeds: int = Field(0, ge=0)
+    seeds: int = Field(5, ge=1)
+    unit: Literal["percent", "fraction"] = "percent"
+    measures: list[str] = Field(min_length=1)
+    judged: list[str] = Field(default_factory=list)
+    tolerance: dict[str, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    baseline: str = ""
+    notes: list[str] = Field(default_factory=list)
+    settings: Config = Field(default_factory=dict)
+    grid: Axes = Field(default_factory=dict)
+    grid_seeds: int = Field(0, ge=0)
+    variants: dict[str, Version] = Field(default_factory=dict)
+    rows: list[Row] = Field(min_length=1)
+    figure: Drawing | None = None
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        """Raise ValueError where one part of the recipe names something that another does not have."""
+        self._check_measures()
+        self._check_reserved()
+        for row in self.rows:
+            self._check_row(row)
+        for variant in self.variants or [""]:
+            self._check_labels([case for case in self.cases() if case.variant == variant])
+        if self.figure and self.figure.x != ROUND and not any(self.figure.x in row.settings for row in self.rows):
+            raise ValueError(f"figure.x: no row sets {self.figure.x!r}: name {ROUND}, or a setting that rows set")
+        return self
+
+    def _check_measures(self) -> None:
+        """Raise ValueError where a measure is unknown or lacks its baseline, or one is judged that is not measured."""
+        for measure in self.measures:
+            if measure not in (*MEASURES, *OTHERS) and not measure.startswith(CLIENT):
+                there = ", ".join((*MEASURES, *OTHERS, f"{CLIENT}NAME"))
+                raise ValueError(f"measures: unknown measure {measure!r}: there are {there}")
+            if measure in AGAINST and not self.baseline:
+                raise ValueError(f"measures: {measure} is against a baseline: name a row's label by baseline")
+        for key, named in (("judged", self.judged), ("tolerance", self.tolerance)):
+            for measure in named:
+                if measure not in self.measures:
+                    there = ", ".join(self.measures)
+                    raise ValueError(f"{key}: {measure!r} is none of the measures: there are {there}")
+
+    def _check_reserved(self) -> None:
+        """Raise ValueError where some settings have one that a reproduction sets itself."""
+        settings = [self.settings, *(version.settings for version in self.variants.values())]
+        settings += [row.settings for row in self.rows]
+        grids = [self.grid, *(grid for row in self.rows for grid in row.grid)]
+        given = {*itertools.chain(*settings), *itertools.chain(*grids)}
+        if mistaken := [key for key in RESERVED if key in given]:
+            raise ValueError(f"settings: leave {mistaken[0]} out: each run has its own")
+
+    def _check_row(self, row: Row) -> None:
+        """Raise ValueError where a row names a method or variant that is not there, or prints other than measures."""
+        find_method(str(row.settings.get("method", "fedavg")))
+        named = [*row.variants, *(row.published if isinstance(row.published, dict) else ())]
+        if unknown := [name for name in named if name not in self.variants]:
+            there = ", ".join(self.variants) or "none"
+            raise ValueError(f"row {row.label!r}: there is no variant {unknown[0]!r}: there are {there}")
+        lists = row.published.values() if isinstance(row.published, dict) else [row.published]
+        for numbers in lists:
+            if numbers and len(numbers) != len(self.measures):
+                raise ValueError(
+                    f"row {row.label!r}: published has {len(numbers)} numbers, and there are {len(self.measures)} "
+                    f'measures ({", ".join(self.measures)}): give one each, "" where none was printed'
+                )
+            for text in numbers:
+                Printed.of(text)
+
+    def _check_labels(self, cases: Sequence["Case"]) -> None:
+        """Raise ValueError where two rows of a variant have one name, or the baseline is not exactly one of them."""
+        names = [case.name for case in cases]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"rows: {twice[0]!r} is there twice: tell the two apart by their label")
+        if self.baseline and [case.row.label for case in cases].count(self.baseline) != 1:
+            raise ValueError(f"baseline: exactly one row must have the label {self.baseline!r}")
+
+    def cases(self) -> list["Case"]:
+        """Return every row in every variant that it is run in."""
+        return [
+            Case(self, row, variant)
+            for variant in self.variants or [""]
+            for row in self.rows
+            if not row.variants or variant in row.variants
+        ]
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks whose data it needs."""
+        return list(dict.fromkeys(str(case.config.get("task", "digits")) for case in self.cases()))
+
+    @cached_property
+    def owners(self) -> frozenset[str]:
+        """What the keys of methods' own parameters begin with: of all methods, and of a user's own in the rows."""
+        return frozenset({*METHODS, *(owner_of(case.method) for case in self.cases())})
+
+    @property
+    def runs(self) -> int:
+        """How many runs it takes with its own number of seeds."""
+        searched = self.grid_seeds or self.seeds
+        counts = [len(case.points()) for case in self.cases()]
+        return sum(count * searched + self.seeds - searched if count > 1 else self.seeds for count in counts)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What --list --json prints of it."""
+        about = {"name": self.name, "title": self.title, "what": self.what, "source": self.source}
+        return about | {"tasks": self.tasks, "rows": len(self.cases()), "seeds": self.seeds, "runs": self.runs}
+
+    def check(self) -> None:
+        """Raise FairbloomError where a run of the recipe would have an unknown, impossible or unused setting."""
+        methods = [case.method for case in self.cases()]
+        for settings in (self.settings, *(version.settings for version in self.variants.values())):
+            for task in self.tasks:
+                check_used(settings, methods, task)
+        for case in self.cases():
+            for point in case.points():
+                case.settings(case.config | point)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of a recipe in one of its variants; `variant` is "" where there are none."""
+
+    recipe: Recipe
+    row: Row
+    variant: str = ""
+
+    @property
+    def method(self) -> str:
+        """The method as settings call it."""
+        return canonical(str((self._shared | self.row.settings).get("method", "fedavg")))
+
+    @property
+    def config(self) -> dict[str, Value]:
+        """The settings of its runs, but for the seed, the folder and what the grid tries.
+
+        The row's go before the variant's, and those before the recipe's, but for parameters of other rows' methods.
+        """
+        shared = {key: value for key, value in self._shared.items() if self.takes(key)}
+        return shared | self.row.settings | {"method": self.method}
+
+    @property
+    def name(self) -> str:
+        """Its label, with the settings that the row has of its own: `FedMGDA+ (epsilon=0.05)`."""
+        return self.name_at({})
+
+    @property
+    def full_name(self) -> str:
+        """Its name and its variant."""
+        return self.with_variant(self.name)
+
+    @property
+    def published(self) -> dict[str, Printed]:
+        """The numbers that were printed, by measure."""
+        numbers = zip(self.recipe.measures, self.row.published_in(self.variant), strict=False)
+        return {measure: number for measure, text in numbers if (number := Printed.of(text)) is not None}
+
+    def name_at(self, point: Mapping[str, Value]) -> str:
+        """Return its name with what was chosen of the grid."""
+        return label_of(self.row.label, self.parameters(point))
+
+    def with_variant(self, name: str) -> str:
+        """Return a name of the row and its variant."""
+        return f"{name}, {self.variant}" if self.variant else name
+
+    def parameters(self, point: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what the row sets, and what was chosen of the grid, without the name of the method before it."""
+        own = {key: value for key, value in self.row.settings.items() if key != "method"} | dict(point)
+        return {key.removeprefix(f"{owner_of(self.method)}."): value for key, value in own.items()}
+
+    def points(self) -> list[dict[str, Value]]:
+        """Return the combinations of the grid, [{}] where there is none; a setting of the row's own is not varied."""
+        common = {
+            key: values for key, values in self.recipe.grid.items() if key not in self.row.settings and self.takes(key)
+        }
+        grids: list[dict[str, list[Value]]] = [common | own for own in self.row.grid or [{}]]
+        return [dict(zip(axes, values, strict=True)) for axes in grids for values in itertools.product(*axes.values())]
+
+    def takes(self, key: str) -> bool:
+        """Return whether a setting of several rows is for this one: parameters of another's method are not."""
+        owner, dot, _ = key.partition(".")
+        return not dot or owner == owner_of(self.method) or owner not in self.recipe.owners
+
+    def settings(self, config: Mapping[str, Value]) -> Settings:
+        """Return the settings of a run config of this row.
+
+        Raises
+        ------
+        FairbloomError
+            When one is unknown, impossible or unused; the message names the recipe and the row.
+        """
+        try:
+            settings = Settings.of(config)
+            check_used(config, [settings.method], settings.task)
+        except FairbloomError as error:
+            raise FairbloomError(f"recipe {self.recipe.name}: row {self.full_name!r}: {error}") from error
+        return settings
+
+    @property
+    def _shared(self) -> dict[str, Value]:
+        """The settings that the recipe and the variant have for all rows."""
+        return self.recipe.settings | (self.recipe.variants[self.variant].settings if self.variant else {})
+
+
+def owner_of(method: str) -> str:
+    """Return what the keys of a method's own parameters begin with."""
+    return find_method(method).__name__.lower()
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+
+def names() -> list[str]:
+    """Return the names of the recipes that come with the library; Table 8 comes before Table 10."""
+    return sorted((path.stem for path in FOLDER.glob("*.toml")), key=_numbers_apart)
+
+
+def _numbers_apart(name: str) -> list[tuple[str, int]]:
+    """Return the words of a name, each with the number that follows it, for ordering."""
+    return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", name)]
+
+
+def shipped() -> Iterator[Recipe]:
+    """Yield the recipes that come with the library."""
+    for name in names():
+        yield load_recipe(name)
+
+
+def load_recipe(name: str) -> Recipe:
+    """Return a recipe by its name, or by the path of a file of one's own.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such recipe, or it is not as a recipe must be; the message names the recipe, key and remedy.
+    """
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not name.endswith(".toml") and name not in names():
+        hint = did_you_mean(name, names())
+        raise FairbloomError(f"unknown recipe {name!r}: {hint}fairbloom reproduce --list names them, or give a .toml")
+    try:
+        text = tomllib.loads(path.read_bytes().decode())
+        if "name" in text:
+            raise FairbloomError("unknown key name: a recipe is called what its file is called")
+        return Recipe.model_validate({**text, "name": path.stem})
+    except OSError as error:
+        raise FairbloomError(f"{path} cannot be read: {error.strerror}: give the path of a recipe") from error
+    except ValidationError as error:
+        raise FairbloomError(f"recipe {path.stem}: " + "; ".join(map(_in_words, error.errors()))) from error
+    except FairbloomError as error:  # a method that is not known
+        raise FairbloomError(f"recipe {path.stem}: {error}") from error
+    except ValueError as error:
+        raise FairbloomError(f"recipe {path.stem} is no valid TOML: {error}: mend {path}") from error
+
+
+def _in_words(error: Mapping[str, Any]) -> str:
+    """Return a fault that pydantic found: the key, its value, and what would do."""
+    where = ".".join(str(part + 1) if isinstance(part, int) else str(part) for part in error["loc"])
+    reason = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        known = [name.replace("_", "-") for name in _fields_of(error["loc"])]
+        key = str(error["loc"][-1])
+        return f"unknown key {where}: {did_you_mean(key, known)}there are {', '.join(known)}"
+    if error["type"] == "missing":
+        return f"{where} is missing: give it"
+    return f"{where} = {error['input']!r}: {reason}" if where else reason
+
+
+def _fields_of(loc: Sequence[str | int]) -> list[str]:
+    """Return the keys of the part of a recipe in which a key is not known."""
+    parts: Mapping[str | int, type[Part]] = {"rows": Row, "variants": Version, "figure": Drawing}
+    part = parts.get(loc[0], Recipe) if len(loc) > 1 else Recipe
+    return [name for name in part.model_fields if (part, name) != (Recipe, "name")]

@@ -1,0 +1,221 @@
+"""The methods of a comparison, each with parameters of its own: fedavg, qfedavg(q=1), my_module:Mine(share=0.3)."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fairbloom.protocol.parameters import Parameter
+from fairbloom.protocol.settings import RunSettings, SettingsError, Value, key_of, of_kind, parsed
+from fairbloom.server.settings import parameters
+from fairbloom.strategies import canonical, find_method
+
+from .labels import format_value, label_of, short_key, title
+
+COMMON = {
+    key_of(name): field.annotation
+    for name, field in RunSettings.model_fields.items()
+    if name in ("proximal_mu", "personal_lambda", "weighting") and isinstance(field.annotation, type)
+}
+"""The settings of every method that a variant may have of its own, with their types."""
+
+LONGEST_NAME = 100
+"""The most characters of a run folder's name before its seed; file systems take 255."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with the parameters that it has in a comparison, beside the settings that all runs share.
+
+    Attributes
+    ----------
+    method
+        Its name as settings have it.
+    given
+        What is said of it, by run-config keys, in the order in which its signature has them.
+    own
+        All of its parameters, and the common settings that a variant may have: given, or at their defaults.
+    label
+        What tables, figures and CSV files call it: `QFedAvg (q=1)`.
+    """
+
+    method: str
+    given: Mapping[str, Value] = field(default_factory=dict)
+    own: Mapping[str, Value | None] = field(default_factory=dict)
+    label: str = ""
+
+    @property
+    def config(self) -> dict[str, Value]:
+        """What a run config has of it."""
+        return {"method": self.method, **self.given}
+
+    @property
+    def owner(self) -> str:
+        """What the keys of its method's own parameters begin with."""
+        return find_method(self.method).__name__.lower()
+
+    @property
+    def folder_name(self) -> str:
+        """A name for its run folders that every file system takes: `qfedavg-q=1`.
+
+        It depends on nothing but the variant. Where characters had to give way, a digest tells it from others.
+        """
+        words = [self.method, *(f"{short_key(key)}={format_value(value)}" for key, value in self.given.items())]
+        exact = "-".join(words)
+        plain = exact.replace(":", "-", 1)
+        odd = any(re.search(r"[^\w.]", value, re.ASCII) for value in self.given.values() if isinstance(value, str))
+        safe = re.sub(r"[^\w.=+-]", "-", plain, flags=re.ASCII)[:LONGEST_NAME]
+        if safe == plain and not odd:
+            return safe
+        return f"{safe}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+
+    def is_same(self, other: "Variant") -> bool:
+        """Return whether both say the same, one perhaps by a default."""
+        return (self.method, self.own) == (other.method, other.own)
+
+
+def variants(words: str | Iterable[str], shared: Mapping[str, Value] | None = None) -> list[Variant]:
+    """Return the methods that words name, each once, with labels that tell them apart.
+
+    Parameters
+    ----------
+    words
+        Names with commas between them, or several of such: "fedavg, qfedavg(q=1), my_module:Mine(share=0.3)".
+    shared
+        The settings that all runs share; what they set, no variant may.
+
+    Raises
+    ------
+    FairbloomError
+        When this is no list of methods, one is unknown or has no such parameter, or a parameter is given twice.
+    """
+    texts = [words] if isinstance(words, str) else list(words)
+    found: list[Variant] = []
+    for text in (part for each in texts for part in _parts(each)):
+        variant = variant_of(text)
+        for key in variant.given:
+            if shared and key in shared:
+                raise SettingsError(f"{key} is given twice, in {text} and for all methods: give it in one place")
+        if not any(variant.is_same(other) for other in found):
+            found.append(variant)
+    if not found:
+        said = ", ".join(texts)
+        raise SettingsError(f"methods = {said!r} names no method: write them as in fedavg,qfedavg(q=1)")
+    return _labelled(found)
+
+
+def variant_of(text: str) -> Variant:
+    """Return the method that one of the words names; see `variants`."""
+    match = re.fullmatch(r"([^\s(),=]+)\s*(?:\((.*)\))?", text.strip(), re.DOTALL)
+    if match is None:
+        raise SettingsError(f"methods: {text!r} is no method with parameters: write it as in qfedavg(q=1)")
+    method = canonical(match[1])
+    cls = find_method(method)
+    owner = cls.__name__.lower()
+    known = {key: each for key, each in parameters(methods=[method]).items() if each.owner == owner}
+    given: dict[str, Value] = {}
+    for assignment in _parts(match[2] or ""):
+        name, equals, value = (part.strip() for part in assignment.partition("="))
+        if not equals or not value:
+            raise SettingsError(f"{text}: write {assignment!r} as a parameter with its value, as in qfedavg(q=1)")
+        key = _key(name, text, title(method), known)
+        if key in given:
+            raise SettingsError(f"{text}: {name} is given twice: give it once")
+        given[key] = _checked(key, parsed(value), known)
+    order = [*known, *COMMON]
+    defaults = {key: each.default for key, each in known.items()} | {
+        key_of(name): field.default for name, field in RunSettings.model_fields.items() if key_of(name) in COMMON
+    }
+    return Variant(method, {key: given[key] for key in order if key in given}, defaults | given, title(method))
+
+
+def baseline_of(name: str, among: Sequence[Variant]) -> str:
+    """Return the label of the baseline: the variant that a name means, or without a name FedAvg, or the first.
+
+    Raises
+    ------
+    FairbloomError
+        When the name is not among the variants.
+    """
+    if not name:
+        plain = [variant for variant in among if variant.method == "fedavg"]
+        return min(plain or among[:1], key=lambda variant: len(variant.given)).label
+    by_label = [variant.label for variant in among if variant.label.casefold() == name.strip().casefold()]
+    wanted = None if by_label else variant_of(name)
+    same = by_label or [variant.label for variant in among if wanted and variant.is_same(wanted)]
+    if not same:
+        there = ", ".join(variant.label for variant in among)
+        raise SettingsError(f"baseline = {name!r} is not among the methods: there are {there}")
+    return same[0]
+
+
+def folder_names(among: Sequence[Variant]) -> dict[str, str]:
+    """Return the beginning of the names of the run folders, by label.
+
+    Two that differ in upper and lower case alone, which not every file system tells apart, get a digest.
+    """
+    names = {variant.label: variant.folder_name for variant in among}
+    folded = [name.casefold() for name in names.values()]
+    return {
+        label: name if folded.count(name.casefold()) == 1 else f"{name}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        for label, name in names.items()
+    }
+
+
+def _key(name: str, text: str, method: str, known: Mapping[str, Parameter]) -> str:
+    """Return the run-config key of a parameter that is written as in Python, as a setting, or with its method."""
+    for key in known:
+        if key_of(name) in (key, short_key(key)):
+            return key
+    if key_of(name) in COMMON:
+        return key_of(name)
+    own = ", ".join(map(short_key, known)) or "none of its own"
+    raise SettingsError(f"{text}: {method} has no parameter {name}; there are {own}, and for all {', '.join(COMMON)}")
+
+
+def _checked(key: str, value: Value, known: Mapping[str, Parameter]) -> Value:
+    """Return a parameter's value, a whole number as the float that is meant."""
+    if key in known:
+        return known[key].checked(value)
+    kind = COMMON[key]
+    if not of_kind(value, kind):
+        raise SettingsError(f"{key} = {value!r}: it must be of type {kind.__name__}")
+    chosen: Value = kind(value)
+    return chosen
+
+
+def _labelled(found: Sequence[Variant]) -> list[Variant]:
+    """Return the variants with labels; classes of one name are told apart by their modules."""
+    labelled = []
+    for variant in found:
+        alike = {other.method for other in found if title(other.method) == title(variant.method)}
+        name = title(variant.method) if len(alike) == 1 else variant.method
+        labelled.append(replace(variant, label=label_of(name, variant.given)))
+    return labelled
+
+
+def _parts(text: str) -> list[str]:
+    """Return what stands between the commas of a text; those within parentheses or quotes do not count.
+
+    Raises
+    ------
+    SettingsError
+        When a parenthesis or quote is left open, or closed before it was opened.
+    """
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        else:
+            depth += (character == "(") - (character == ")")
+        if depth < 0:
+            break
+        if character == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += character
+    if depth or quote:
+        raise SettingsError(f"methods = {text!r}: a parenthesis or quote is open at one end: write fedavg,qfedavg(q=1)")
+    return [part.strip() for part in parts if part.strip()]

@@ -1,0 +1,67 @@
+"""What a reader of a run's or comparison's numbers should know before trusting them, in sentences."""
+
+from collections.abc import Mapping, Sequence
+
+from fairbloom.server.checkpoint import read_checksum
+from fairbloom.server.run_folder.recorder import MODEL
+
+from .run import Run
+
+FEWEST_EXAMPLES = 10
+"""A score over fewer test examples than this says little about a client."""
+
+NAMED = 5
+"""So many clients are named at most."""
+
+
+def caveats_of_run(run: Run) -> list[str]:
+    """Return what limits the numbers of one run: single participants, and clients tested on a few examples."""
+    return [*_single([run], "the method had nothing"), *_small_tests(run)]
+
+
+def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
+    """Return what limits the numbers of a comparison, whose runs are given by the labels of the methods, one a seed."""
+    every = [run for by_seed in runs.values() for run in by_seed]
+    found = _single(every, "no method had anything")
+    for labels in same_models(runs):
+        found.append(f"{_listed(labels)} ended with the same models to the bit: nothing here tells them apart.")
+    return [*found, *_small_tests(every[0])]
+
+
+def is_single(run: Run) -> bool:
+    """Return whether one client alone trained in each round although there are several, whose data are not pooled."""
+    drawn = {row["participants"] for row in run.rows_of_rounds()}
+    return drawn == {"1"} and len(run.test_examples()) > 1 and not run.settings.get("pooled")
+
+
+def same_models(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
+    """Return the labels of methods whose final global models are the same with every seed, group by group."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for label, by_seed in runs.items():
+        groups.setdefault(tuple(read_checksum(run.folder / MODEL) for run in by_seed), []).append(label)
+    return [labels for labels in groups.values() if len(labels) > 1]
+
+
+def _single(runs: Sequence[Run], who: str) -> list[str]:
+    """Return what it means that one client alone trained in each round of all runs, nothing where that is not so."""
+    remedy = "raise fraction, the share of clients that trains in a round"
+    return [f"One client trained in each round, so {who} to weigh: {remedy}."] if all(map(is_single, runs)) else []
+
+
+def _small_tests(run: Run) -> list[str]:
+    examples = run.test_examples()
+    small = sorted((count, client) for client, count in examples.items() if count < FEWEST_EXAMPLES)
+    if not small:
+        return []
+    shown = [f"{client} {count}" for count, client in small[:NAMED]]
+    more = f" and {len(small) - NAMED} more" if len(small) > NAMED else ""
+    moved = f": one example moves the {run.score.name} of such a client by {100 / small[-1][0]:.0f} points or more"
+    verb = "are" if len(small) > 1 else "is"
+    return [
+        f"{len(small)} of {len(examples)} clients {verb} tested on fewer than {FEWEST_EXAMPLES} examples "
+        f"({', '.join(shown)}{more}){moved if run.score.percent else ', which says little about them'}."
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"

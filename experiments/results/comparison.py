@@ -1,0 +1,307 @@
+"""What several methods make of the same clients over several seeds: who gains, who loses."""
+
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
+from fairbloom.server.run_folder.recorder import is_finished
+from fairbloom.server.run_folder.tables import as_csv
+from fairbloom.system.files import write_whole
+
+from .caveats import caveats_of_comparison
+from .run import COMPARISON, Run, final_of, frame, load, measures
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+Values = Mapping[str, float]
+"""A score by client."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, as comparison.json has it.
+
+    Attributes
+    ----------
+    runs
+        The names of the run folders in the comparison's folder, one a seed, by the labels of the methods.
+    seeds
+        The seeds.
+    baseline
+        The method that the others are compared with.
+    """
+
+    runs: Mapping[str, Sequence[str]]
+    seeds: Sequence[int]
+    baseline: str
+
+    def write(self, folder: Path) -> None:
+        """Write it into the comparison's folder."""
+        about = {
+            "baseline": self.baseline,
+            "seeds": list(self.seeds),
+            "runs": {k: list(v) for k, v in self.runs.items()},
+        }
+        with explain_write_errors("the comparison", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / COMPARISON, json.dumps(about, indent=2, ensure_ascii=False).encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> "Plan":
+        """Return what was written.
+
+        Raises
+        ------
+        RunFolderError
+            When the folder holds no comparison, or its file is damaged.
+        """
+        file = folder / COMPARISON
+        try:
+            about = json.loads(file.read_bytes())
+            plan = cls(about["runs"], about["seeds"], about["baseline"])
+            if plan.baseline not in plan.runs or any(len(runs) != len(plan.seeds) for runs in plan.runs.values()):
+                raise ValueError("it names other runs than its methods and seeds have")
+        except FileNotFoundError as error:
+            raise RunFolderError(f"{folder} holds no comparison: it has no {COMPARISON}") from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunFolderError(
+                f"{file} cannot be read: {error}. Run the same fairbloom compare again, which writes it anew"
+            ) from error
+        return plan
+
+    @property
+    def count(self) -> int:
+        """The number of runs."""
+        return sum(map(len, self.runs.values()))
+
+    def unfinished(self, folder: Path) -> list[Path]:
+        """Return the run folders that hold no finished run."""
+        paths = [folder / name for runs in self.runs.values() for name in runs]
+        return [path for path in paths if not is_finished(path)]
+
+
+def load_comparison(folder: str | os.PathLike[str]) -> "Comparison":
+    """Return a comparison by its folder.
+
+    Raises
+    ------
+    FairbloomError
+        When the folder holds no comparison, a run of it is not finished or damaged, or the final models of a method
+        were not evaluated by all clients.
+    """
+    path = Path(folder).absolute()
+    plan = Plan.read(path)
+    unfinished = plan.unfinished(path)
+    if unfinished:
+        raise RunFolderError(
+            f"{path} has {plan.count - len(unfinished)} of {plan.count} runs: the same fairbloom compare continues"
+        )
+    return read_comparison(path, plan)
+
+
+def read_comparison(folder: Path, plan: Plan) -> "Comparison":
+    """Return the comparison of finished runs."""
+    runs = {label: [load(folder / name) for name in names] for label, names in plan.runs.items()}
+    scores = runs[plan.baseline][0].scores
+    finals: dict[str, list[Mapping[str, Values]]] = {}
+    personal = []
+    for label, by_seed in runs.items():
+        for run in by_seed:
+            final_of(run)  # at the latest here it is noticed that nobody evaluated
+        finals[label] = [_finals(run, scores) for run in by_seed]
+        own = [_finals(run, scores, "personal") for run in by_seed]
+        if all(each[scores[0].name] for each in own):
+            name = f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
+            finals[name] = own
+            personal.append(name)
+    left_out = [
+        sorted(
+            {client for by_seed in runs.values() for client in by_seed[i].without_score} - _scored(finals, scores[0], i)
+        )
+        for i, _ in enumerate(plan.seeds)
+    ]
+    _check_same_clients(folder, plan, finals, scores[0])
+    caveats = tuple(caveats_of_comparison(runs))
+    return Comparison(
+        finals, plan.baseline, scores, tuple(plan.seeds), tuple(personal), tuple(left_out), folder, caveats
+    )
+
+
+def _finals(run: Run, scores: Sequence[Score], model: str = "global") -> Mapping[str, Values]:
+    """Return each score's name, and by it the score of each client under a run's final model."""
+    return {score.name: run.final(score, model) for score in scores}
+
+
+def _scored(finals: Mapping[str, Sequence[Mapping[str, Values]]], score: Score, seed: int) -> set[str]:
+    """Return the clients that have a score under some method."""
+    return {client for by_seed in finals.values() for client in by_seed[seed][score.name]}
+
+
+def _check_same_clients(
+    folder: Path, plan: Plan, finals: Mapping[str, Sequence[Mapping[str, Values]]], score: Score
+) -> None:
+    """Raise RunFolderError when a method lacks a client that others have: its measures would be of other clients."""
+    for label, by_seed in finals.items():
+        for i, seed in enumerate(plan.seeds):
+            if lacking := sorted(_scored(finals, score, i) - set(by_seed[i][score.name])):
+                name = plan.runs[label][i] if label in plan.runs else label
+                raise RunFolderError(
+                    f"{label} with seed {seed} has no test {score.name} of {', '.join(lacking)} after the last round, "
+                    f"as other methods have: see what was refused or missing in {folder / name}/rounds.csv, or leave "
+                    "the method out"
+                )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome of every method and seed.
+
+    Attributes
+    ----------
+    finals
+        By method, one entry a seed: each score's name, and by it the score of each client under the final model. The
+        personal models of a method are a method of their own, `Ditto (personal)`.
+    baseline
+        The method that the others are compared with.
+    scores
+        What was measured; fairness is measured in the first.
+    seeds
+        The seeds.
+    personal
+        Those of the methods that stand for personal models.
+    left_out
+        By seed, the clients that have no score under any method, as an AUC over a single class is none.
+    folder
+        Where tables, figure and runs lie.
+    caveats
+        What limits the numbers, in sentences: single participants, equal models, small test sets.
+    """
+
+    finals: Mapping[str, Sequence[Mapping[str, Values]]]
+    baseline: str
+    scores: tuple[Score, ...] = (ACCURACY,)
+    seeds: tuple[int, ...] = (0,)
+    personal: tuple[str, ...] = ()
+    left_out: tuple[Sequence[str], ...] = ()
+    folder: Path = field(default_factory=Path)
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def score(self) -> Score:
+        """The score that fairness is measured in."""
+        return self.scores[0]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods as tables call them."""
+        return tuple(self.finals)
+
+    @cached_property
+    def values(self) -> Mapping[str, Sequence[Values]]:
+        """The score of each client, by method and seed."""
+        return {label: [each[self.score.name] for each in by_seed] for label, by_seed in self.finals.items()}
+
+    def measures(self, method: str) -> list[dict[str, float]]:
+        """Return the measures of fairness of each seed."""
+        return [measures(values, self.score) for values in self.values[method]]
+
+    def spread(self, method: str, measure: str) -> tuple[float, float]:
+        """Return mean and standard deviation over the seeds of one measure."""
+        return mean_and_deviation([measured[measure] for measured in self.measures(method)])
+
+    def gain(self, method: str, measure: str) -> tuple[float, float]:
+        """Return mean and deviation over the seeds of how much better a measure is than the baseline's."""
+        pairs = zip(self.measures(method), self.measures(self.baseline), strict=True)
+        return mean_and_deviation([self.score.better(own[measure], base[measure]) for own, base in pairs])
+
+    def percent_better(self, method: str) -> tuple[float, float]:
+        """Return mean and deviation over the seeds of the percentage of clients better off than under the baseline."""
+        pairs = zip(self.values[method], self.values[self.baseline], strict=True)
+        return mean_and_deviation(
+            [100.0 * sum(self.score.better(own[c], base[c]) > 0.0 for c in base) / len(base) for own, base in pairs]
+        )
+
+    @property
+    def kindest(self) -> str:
+        """The method under which the worst tenth of clients does best; the baseline where none does better."""
+        worst = {method: self.spread(method, "worst_10")[0] for method in self.methods}
+        return max(self.methods, key=lambda m: (self.score.better(worst[m], worst[self.baseline]), m == self.baseline))
+
+    @cached_property
+    def table(self) -> "pandas.DataFrame":
+        """A row a method: mean and deviation over the seeds of each measure, the gain, and who is better off."""
+        rows = []
+        for method in self.methods:
+            row: dict[str, Any] = {"method": method}
+            for measure in self.measures(method)[0]:
+                row[measure], row[f"{measure}_std_over_seeds"] = self.spread(method, measure)
+            row["gain_of_worst_10"], row["gain_of_worst_10_std_over_seeds"] = self.gain(method, "worst_10")
+            row["percent_better_off"], row["percent_better_off_std_over_seeds"] = self.percent_better(method)
+            rows.append(row)
+        return frame(rows).set_index("method")
+
+    @cached_property
+    def clients(self) -> "pandas.DataFrame":
+        """A row a method, seed and client, with each score."""
+        return frame(self.client_rows())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of comparison.csv: one a method and seed."""
+        return [
+            {"method": method, "seed": seed, "score": self.score.title, **measured}
+            for method in self.methods
+            for seed, measured in zip(self.seeds, self.measures(method), strict=True)
+        ]
+
+    def client_rows(self) -> list[dict[str, Any]]:
+        """Return the rows of clients.csv: one a method, seed and client, with each score; "" where there is none."""
+        rows = []
+        for method, by_seed in self.finals.items():
+            for seed, final, left_out in zip(self.seeds, by_seed, self.left_out or ((),) * len(by_seed), strict=True):
+                for client in sorted({*final[self.score.name], *left_out}):
+                    told = {score.name: final[score.name].get(client, "") for score in self.scores}
+                    rows.append({"method": method, "seed": seed, "client": client, **told})
+        return rows
+
+    def write_tables(self) -> None:
+        """Write comparison.csv and clients.csv into the folder."""
+        with explain_write_errors("the comparison", self.folder):
+            for name, rows in (("comparison.csv", self.rows()), ("clients.csv", self.client_rows())):
+                write_whole(self.folder / name, as_csv(tuple(rows[0]), rows, header=True).encode())
+
+    def figure(self) -> "Figure":
+        """Return a figure of the clients under each method, from the worst served to the best."""
+        from ..views.figures import sorted_clients
+
+        return sorted_clients(self)
+
+    def show(self) -> None:
+        """Print the tables as the command line does."""
+        from ..views.tables import show_comparison
+
+        show_comparison(self)
+
+    def __repr__(self) -> str:
+        """Return the comparison in a line."""
+        seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
+        return f"Comparison({str(self.folder)!r}: {', '.join(self.methods)}; {seeds}, {self.score.title})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from ..views.notebook import html_of_comparison
+
+        return html_of_comparison(self)
+
+
+def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the sample standard deviation, 0 of a single number."""
+    return statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else 0.0

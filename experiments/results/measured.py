@@ -1,0 +1,165 @@
+"""The measures that recipes name, of a run: fairness over clients, single clients, and against a baseline's run."""
+
+import math
+import re
+import statistics
+from collections.abc import Mapping
+
+import numpy as np
+
+from fairbloom.errors import FairbloomError
+from fairbloom.server.fairness import against_baseline
+from fairbloom.server.run_folder.tables import MEASURES
+
+from ..recipes.recipe import AGAINST, CLIENT, PERCENTILES, Case
+from .run import Run, final_of, measures
+
+IMPROVED = "percent_of_participants_improved"
+"""The column of rounds.csv that the measure `improved` is of."""
+
+PERCENT = ("improved", "suffering_improved", "well_degraded")
+"""Percentages of clients, which stay so whatever accuracies are in."""
+
+BARE = ("angle", "jain", "gini", "entropy", "cosine")
+"""Measures without a unit, but for the radians of the angle."""
+
+
+def unit_of(measure: str, unit: str) -> str:
+    """Return what a measure is in, "percent", "fraction" or "", in a recipe whose accuracies are in `unit`."""
+    return "percent" if measure in PERCENT else "" if measure in BARE else unit
+
+
+def decimals(measure: str, unit: str) -> int:
+    """Return with how many decimals tables have a measure: as papers print them."""
+    return 2 if unit_of(measure, unit) == "percent" else 3
+
+
+def in_title(measure: str, unit: str) -> str:
+    """Return what tables and figures call a measure: "worst 10 %", a client's name."""
+    if measure.startswith(CLIENT):
+        return measure.removeprefix(CLIENT)
+    if measure in PERCENTILES:
+        return f"{PERCENTILES[measure]:.0f}th percentile"
+    words = re.sub(r"^(worst|best) (\d+)$", r"\1 \2 %", measure.replace("_", " "))
+    return f"{words}, %" if unit_of(measure, unit) == "percent" and measure in PERCENT else words
+
+
+def measures_of(run: Run, baseline: Run | None, case: Case) -> dict[str, float]:
+    """Return the measures of a row's run, in the recipe's unit.
+
+    Parameters
+    ----------
+    run
+        The run.
+    baseline
+        The baseline's run of the same seed; None where no measure is against it.
+    case
+        The row.
+
+    Raises
+    ------
+    FairbloomError
+        When the run's clients have no score, or there is no client of a name.
+    """
+    evaluated, unit = case.row.evaluated, case.recipe.unit
+    values = scores_of(run, evaluated)
+    against = {}
+    if baseline is not None:
+        base = final_of(baseline)
+        change = statistics.fmean(values.values()) - statistics.fmean(base.values())
+        against = {**against_baseline(values, base), "overall_change": change}
+    spread = measures(values, run.score)
+    return {
+        measure: scaled(_measure(measure, run, values, spread | against), measure, unit)
+        for measure in case.recipe.measures
+    }
+
+
+def scores_of(run: Run, evaluated: str) -> dict[str, float]:
+    """Return the score of each client under the final model that a row evaluates.
+
+    Raises
+    ------
+    FairbloomError
+        When there is none.
+    """
+    if evaluated == "global":
+        return final_of(run)
+    if not (values := run.final(model=evaluated)):
+        raise FairbloomError(
+            f"{run.folder} has no personal models: leave evaluated out, or take a method that has some"
+        )
+    return values
+
+
+def scaled(value: float, measure: str, unit: str) -> float:
+    """Return a measure of percentages in a recipe's unit."""
+    if unit_of(measure, unit) != "fraction":
+        return value
+    return value / (10_000.0 if measure == "var" else 100.0)
+
+
+def selection(run: Run, evaluated: str) -> float:
+    """Return by what a grid chooses, higher is better: the mean over clients of the score on the validation examples.
+
+    Without a validation share it is that on the test examples, as in the papers that say no more.
+    """
+    has_validation = float(run.settings.get("validation-share", 0.0)) > 0.0 and evaluated == "global"
+    values = run.final(split="validation") if has_validation else scores_of(run, evaluated)
+    if not values:
+        raise FairbloomError(f"{run.folder}/clients.csv has no validation {run.score.name}: set validation-share = 0")
+    return run.score.better(statistics.fmean(values.values()), 0.0)
+
+
+def curve(run: Run, measure: str, evaluated: str, unit: str, window: int) -> dict[int, float]:
+    """Return a measure after each round that has it: its mean over that round and those before it in the window.
+
+    Raises
+    ------
+    FairbloomError
+        When the rounds of the run have no such measure.
+    """
+    if measure.startswith(CLIENT):
+        told = run.over_rounds(measure.removeprefix(CLIENT), evaluated)
+    elif measure == "improved":
+        told = _column(run, IMPROVED)
+    elif measure == "angle":
+        told = {
+            number: _angle(value) for number, value in _column(run, f"{run.score.column(evaluated)}_cosine").items()
+        }
+    else:
+        told = _column(run, f"{run.score.column(evaluated)}_{measure}")
+    if not told:
+        raise FairbloomError(
+            f"the rounds of {run.folder} have no {measure}: let the recipe draw another measure, or evaluate rounds by "
+            "evaluate-every = 1"
+        )
+    values = [scaled(value, measure, unit) for value in told.values()]
+    return {number: statistics.fmean(values[max(0, i + 1 - window) : i + 1]) for i, number in enumerate(told)}
+
+
+def _column(run: Run, column: str) -> dict[int, float]:
+    return {int(row["round"]): float(row[column]) for row in run.rows_of_rounds() if row.get(column)}
+
+
+def _measure(measure: str, run: Run, values: Mapping[str, float], known: Mapping[str, float]) -> float:
+    """Return one measure, in percent where it is of accuracies."""
+    if measure in MEASURES or measure in AGAINST:
+        return known[measure]
+    if measure in PERCENTILES:
+        return float(np.percentile([*values.values()], PERCENTILES[measure]))
+    if measure == "angle":
+        return _angle(known["cosine"])
+    if measure == "improved":
+        return statistics.fmean(curve(run, measure, "global", "percent", 1).values())
+    if measure == "uniform":
+        examples = run.test_examples()
+        return sum(examples[name] * value for name, value in values.items()) / sum(examples[name] for name in values)
+    name = measure.removeprefix(CLIENT)
+    if name not in values:
+        raise FairbloomError(f"{measure}: {run.folder} has no client of that name: there are {', '.join(values)}")
+    return values[name]
+
+
+def _angle(cosine: float) -> float:
+    return math.acos(min(1.0, cosine))

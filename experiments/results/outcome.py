@@ -1,0 +1,179 @@
+"""What came out of a row of a recipe, beside what was printed."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fairbloom.protocol.settings import Value
+
+from ..recipes.labels import format_value
+from ..recipes.recipe import Case, Printed, Recipe
+from ..studies.study import Point
+from .comparison import mean_and_deviation
+from .measured import curve, measures_of, unit_of
+from .run import Run
+
+STANDARD_ERRORS = 2.0
+"""By how many combined standard errors what was measured may be off what was printed."""
+
+ROUNDING = 1e-9
+"""What floating-point numbers may be off, so that a difference of exactly the tolerance agrees."""
+
+Spread = tuple[float, float]
+"""Mean and sample standard deviation over seeds."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a row.
+
+    Attributes
+    ----------
+    case
+        The row, in its variant.
+    point
+        What its grid has found; nothing where there is no grid, or no point of it is finished.
+    runs
+        The finished runs there, by their seeds: those whose baseline is finished, too.
+    baseline
+        The row that the measures are against; None where none is.
+    unfinished
+        The folders of the runs that are missing, of the grid and the baseline too; those that failed are not counted.
+    fault
+        Why a run failed; "" where none did.
+    """
+
+    case: Case
+    point: Point
+    runs: Mapping[int, Run]
+    baseline: "Outcome | None" = None
+    unfinished: frozenset[Path] = frozenset()
+    fault: str = ""
+
+    @cached_property
+    def measured(self) -> Mapping[str, Spread]:
+        """The measures over the seeds that are finished; empty where none is, or a run failed."""
+        if self.fault or not self.runs:
+            return {}
+        bases = {} if self.baseline is None else self.baseline.runs
+        told = [measures_of(run, bases.get(seed), self.case) for seed, run in self.runs.items()]
+        return {measure: mean_and_deviation([each[measure] for each in told]) for measure in told[0]}
+
+    @property
+    def agreements(self) -> Mapping[str, bool]:
+        """Whether what was measured agrees, by measure that was printed; empty where runs are missing."""
+        if not self.measured or self.unfinished:
+            return {}
+        recipe, found = self.case.recipe, self.measured
+        return {
+            measure: agree(recipe, measure, printed, found[measure], len(self.runs))
+            for measure, printed in self.case.published.items()
+        }
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether all measures agree that the recipe judges by; None where none of them was printed and measured."""
+        judged, agreements = self.case.recipe.judged or self.case.recipe.measures, self.agreements
+        told = [agreements[measure] for measure in judged if measure in agreements]
+        return all(told) if told else None
+
+    @property
+    def parameters(self) -> Mapping[str, Value]:
+        """Its settings beside those that rows share, with what the grid has found."""
+        return self.case.parameters(self.point)
+
+    @property
+    def name(self) -> str:
+        """What tables call it: its label with its parameters."""
+        return self.case.name_at(self.point)
+
+    @property
+    def full_name(self) -> str:
+        """Its name and its variant."""
+        return self.case.with_variant(self.name)
+
+    @property
+    def seconds(self) -> float:
+        """How long the rounds of the finished runs took to compute, together."""
+        return sum(float(row.get("seconds") or 0.0) for run in self.runs.values() for row in run.rows_of_rounds())
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The row as --json prints it."""
+        published = self.case.published
+        return {
+            "method": self.case.row.label,
+            "parameters": dict(self.parameters),
+            "variant": self.case.variant or None,
+            "published": {measure: number.mean for measure, number in published.items()},
+            "published_spread": {m: number.spread for m, number in published.items() if number.spread is not None},
+            "measured": {measure: mean for measure, (mean, _) in self.measured.items()},
+            "spread": {measure: spread for measure, (_, spread) in self.measured.items()},
+            "agrees": self.agrees,
+            "disagrees_in": [measure for measure, agrees in self.agreements.items() if not agrees],
+            "note": self.case.row.note,
+            "fault": self.fault,
+            "unit": self.case.recipe.unit,
+            "seeds": len(self.runs),
+            "unfinished": len(self.unfinished),
+            "seconds": round(self.seconds, 3),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of results.csv: one a measure."""
+        about: dict[str, Any] = {
+            "variant": self.case.variant,
+            "method": self.case.row.label,
+            "parameters": " ".join(f"{key}={format_value(value)}" for key, value in self.parameters.items()),
+        }
+        rows = []
+        for measure in self.case.recipe.measures:
+            printed = self.case.published.get(measure)
+            mean, spread = self.measured.get(measure, ("", ""))
+            told = {
+                "measure": measure,
+                "published": "" if printed is None else printed.mean,
+                "published_spread": "" if printed is None or printed.spread is None else printed.spread,
+                "measured": mean,
+                "spread": spread,
+                "agrees": {True: "yes", False: "no", None: ""}[self.agreements.get(measure)],
+                "seeds": len(self.runs),
+            }
+            rows.append(about | told)
+        return rows
+
+    def curve(self, measure: str) -> dict[int, Spread]:
+        """Return a measure after each round, over the seeds that are finished."""
+        recipe, evaluated = self.case.recipe, self.case.row.evaluated
+        window = recipe.figure.window if recipe.figure else 1
+        by_seed = [curve(run, measure, evaluated, recipe.unit, window) for run in self.runs.values()]
+        return {number: mean_and_deviation([each[number] for each in by_seed]) for number in by_seed[0]}
+
+
+def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: int) -> bool:
+    """Return whether what was measured is within two combined standard errors of what was printed, or a tolerance.
+
+    Where no spread was printed, or nothing says over how many seeds, it may be off by one point: a percentage point, or
+    0.01 of what is no percentage. A single seed has no spread: it is taken to have the printed one. It may always be
+    off by what the recipe tolerates.
+
+    Parameters
+    ----------
+    recipe, measure
+        What is reproduced, and which of its measures this is.
+    printed
+        What was printed.
+    found, seeds
+        Mean and standard deviation over so many seeds.
+    """
+    mean, spread = found
+    if printed.spread is None or not recipe.published_seeds:
+        most = 1.0 if unit_of(measure, recipe.unit) == "percent" else 0.01
+    else:
+        own = printed.spread if seeds == 1 else spread
+        error = math.hypot(printed.spread / math.sqrt(recipe.published_seeds), own / math.sqrt(seeds))
+        most = STANDARD_ERRORS * error
+    return abs(printed.mean - mean) <= max(most, recipe.tolerance.get(measure, 0.0)) + ROUNDING

@@ -1,0 +1,387 @@
+"""A run as its folder tells of it: settings, tables, how the model serves each client, and how far it is."""
+
+import contextlib
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.scores import Score
+from fairbloom.protocol.settings import Value
+from fairbloom.rounds.roster import usual_fraction
+from fairbloom.server.checkpoint import load_last, load_model
+from fairbloom.server.fairness import summarize
+from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.flower import options_of
+from fairbloom.server.run_folder.recorder import (
+    MODEL,
+    SPLIT,
+    engine_in,
+    is_finished,
+    recorded_settings,
+    scores_in,
+    taken_back_in,
+)
+from fairbloom.server.run_folder.tables import ABSENT, absent_in, read_rows
+from fairbloom.server.settings import default_config
+from fairbloom.strategies import find_method
+from fairbloom.system.lock import is_running
+from fairbloom.tasks import find_task
+
+from ..recipes.labels import label_of, title
+from ..recipes.variants import COMMON
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+    from fairbloom.tasks.split import Split
+
+CONFIG, COMPARISON = "config.toml", "comparison.json"
+"""The files that make a folder that of a run, and that of a comparison."""
+
+TEXTS = ("client", "refused", "missing", "offline", "decided_by", "clipped", "method", "score")
+"""The columns of tables that hold words, however much they look like numbers."""
+
+Rows = list[dict[str, str]]
+
+
+def load(folder: str | os.PathLike[str]) -> "Run":
+    """Return the run in a folder, finished or not.
+
+    Parameters
+    ----------
+    folder
+        The run folder, of `fairbloom run`, of a comparison, of a deployed run, or of a ServerApp of one's own.
+
+    Raises
+    ------
+    FairbloomError
+        When the folder holds no run, or cannot be read.
+    """
+    path = Path(folder).absolute()
+    if (path / COMPARISON).exists():
+        raise RunFolderError(f"{path} holds a comparison: load it with fairbloom.load_comparison, or one of its runs/")
+    return Run(path, settings_in(path), tuple(scores_in(path)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run.
+
+    Attributes
+    ----------
+    folder
+        Where it lies.
+    settings
+        Every setting, by its name on the command line.
+    scores
+        What clients measure on their test sets; fairness is measured in the first.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any]
+    scores: tuple[Score, ...]
+
+    @property
+    def score(self) -> Score:
+        """The score that fairness is measured in."""
+        return self.scores[0]
+
+    @property
+    def label(self) -> str:
+        """The method with those of its parameters that are not at their defaults: `QFedAvg (q=1)`."""
+        name = title(str(self.settings.get("method", "?")))
+        defaults = default_config()
+        own = {
+            key: value
+            for key, value in self.settings.items()
+            if (key.startswith(f"{name.lower()}.") or key in COMMON) and value not in ("", defaults.get(key, ""))
+        }
+        return label_of(name, own if "task" in self.settings else {})
+
+    @property
+    def taken_back(self) -> list[dict[str, Any]]:
+        """When the run was taken back to an earlier round: `to` and `after` which one, and the settings `before`."""
+        return taken_back_in(self.folder)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is over."""
+        return is_finished(self.folder)
+
+    @property
+    def rounds_done(self) -> int:
+        """The number of rounds that are recorded."""
+        return max((int(row["round"]) for row in self._rounds), default=0)
+
+    @property
+    def engine(self) -> Mapping[str, Any] | None:
+        """How the clients are computed: the engine, the reason of its choice, and how many processes compute.
+
+        It is None where the clients are other machines.
+        """
+        return engine_in(self.folder)
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds that the settings ask for."""
+        return int(self.settings.get("num-rounds", 0))
+
+    @property
+    def state(self) -> str:
+        """What it is doing: finished, running or interrupted."""
+        return "finished" if self.finished else "running" if is_running(self.folder) else "interrupted"
+
+    @cached_property
+    def rounds(self) -> "pandas.DataFrame":
+        """The table rounds.csv: a row a round."""
+        return frame(self._rounds)
+
+    @cached_property
+    def clients(self) -> "pandas.DataFrame":
+        """The table clients.csv: a row a client and evaluated round."""
+        return frame(self._clients)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """How the model serves the clients after the last evaluated round, and where that stands.
+
+        The measures are those of `fairbloom.server.fairness.summarize`; there are none before the first evaluation.
+        """
+        about = {
+            "folder": str(self.folder),
+            "task": self.settings.get("task", ""),
+            "method": self.label,
+            "seed": self.settings.get("seed"),
+            "state": self.state,
+            "rounds": self.rounds_done,
+            "of_rounds": self.num_rounds,
+            "score": self.score.name,
+            "higher_is_better": self.score.higher_is_better,
+            "percent": self.score.percent,
+        }
+        final = self.final()
+        return about | (measures(final, self.score) if final else {})
+
+    def final(self, score: Score | None = None, model: str = "global", split: str = "test") -> dict[str, float]:
+        """Return the score of each client after the last evaluated round; clients without one are left out.
+
+        Parameters
+        ----------
+        score
+            One of `scores`; by default the one that fairness is measured in.
+        model
+            "global", or "personal" for personal models, which few methods have.
+        split
+            "test", or "validation" for the examples that a validation share sets apart.
+        """
+        score = score or self.score
+        column, path = score.column(model, split), self.folder / "clients.csv"
+        rows = self._last_rows
+        if rows and column not in rows[0] and split == "test" and (self.finished or model == "global"):
+            raise RunFolderError(f"{path} cannot be read: it has no column {column}. Restore it from a copy")
+        return {row["client"]: _number(row[column], score, path) for row in rows if row.get(column)}
+
+    @property
+    def without_score(self) -> tuple[str, ...]:
+        """The clients that are in no measure of the last evaluated round, because they have no score there.
+
+        They have none where it cannot be measured, as an AUC over a single class, or where they have no test examples,
+        were refused, missing or offline. Where a share of the clients evaluates, others than these are not counted.
+        """
+        names = {row["client"] for row in self._last_rows}
+        if float(self.settings.get("fraction-evaluate", 1.0)) == 1.0:
+            last = {row["round"] for row in self._last_rows}
+            names |= {row["client"] for row in self._clients}
+            names |= {
+                name for row in self._rounds if row["round"] in last for kind in ABSENT for name in absent_in(row, kind)
+            }
+        return tuple(sorted(names.difference(self.final())))
+
+    def test_examples(self) -> dict[str, int]:
+        """Return how many examples each client was tested on after the last evaluated round."""
+        return {row["client"]: int(row["test_examples"]) for row in self._last_rows}
+
+    def over_rounds(self, client: str, model: str = "global") -> dict[int, float]:
+        """Return the score of one client after each round that was evaluated."""
+        column, path = self.score.column(model), self.folder / "clients.csv"
+        rows = [row for row in self._clients if row["client"] == client and row.get(column)]
+        return {int(row["round"]): _number(row[column], self.score, path) for row in rows}
+
+    def absences(self) -> dict[str, list[tuple[str, int]]]:
+        """Return who was refused, missing, offline, each with the number of rounds, the most frequent first."""
+        return {
+            kind: Counter(name for row in self._rounds for name in absent_in(row, kind)).most_common()
+            for kind in ABSENT
+        }
+
+    def differing(self) -> dict[str, Value]:
+        """Return the settings that are not at their defaults: a task's own choice is one, and so is a strategy's."""
+        usual = dict(default_config())
+        with contextlib.suppress(FairbloomError, TypeError):  # what cannot be imported from here, or has no defaults
+            if "task" in self.settings:
+                setup = find_task(str(self.settings["task"])).setup({})
+                usual |= {"model": setup.model, "clients": setup.clients, "partition": setup.partition}
+                usual["fraction"] = usual_fraction(int(self.settings.get("clients", 0)) or len(self.test_examples()))
+            else:
+                usual = {**options_of(find_method(str(self.settings["method"]))()), "method": ""}
+        return {key: value for key, value in self.settings.items() if key != "out" and value != usual.get(key)}
+
+    def model(self) -> dict[str, NDArray[Any]]:
+        """Return the global model after the last round: arrays by the names of the module's state dict.
+
+        Raises
+        ------
+        FairbloomError
+            When no round is finished yet, or the model is damaged.
+        """
+        if self.finished:
+            return load_model(self.folder / MODEL)[0]
+        last = load_last(self.folder / "checkpoint")
+        if last is None:
+            raise RunFolderError(f"{self.folder} has no model yet: no round is finished")
+        return last[0]
+
+    def split(self) -> "Split":
+        """Return who had which examples of a data set that was dealt to clients on one machine.
+
+        Raises
+        ------
+        FairbloomError
+            When the folder has no split, or its file is damaged.
+        """
+        from fairbloom.tasks.split import Split
+
+        file = self.folder / SPLIT
+        if not file.exists():
+            raise RunFolderError(f"{self.folder} has no {SPLIT}: its data were not dealt to clients on this machine")
+        try:
+            return Split.from_bytes(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{file} cannot be read: {error}. Restore it from a copy") from error
+
+    def figure(self) -> "Figure":
+        """Return a figure of the score over the rounds."""
+        from ..views.figures import over_rounds
+
+        return over_rounds(self)
+
+    def show(self) -> None:
+        """Print the run as the command line does."""
+        from ..views.tables import show_run
+
+        show_run(self)
+
+    def __repr__(self) -> str:
+        """Return the run in a line."""
+        about = f"{self.label}, {self.rounds_done} of {self.num_rounds} rounds, {self.state}"
+        final = self.final()
+        if final:
+            measured = measures(final, self.score)
+            mean, worst = (self.score.written(measured[key]) for key in ("mean", "worst_10"))
+            about += f", {self.score.name}: mean {mean}, worst 10 % {worst}"
+        return f"Run({str(self.folder)!r}: {about})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from ..views.notebook import html_of_run
+
+        return html_of_run(self)
+
+    def rows_of_rounds(self) -> Rows:
+        """Return the rows of rounds.csv as they are written."""
+        return self._rounds
+
+    @cached_property
+    def _rounds(self) -> Rows:
+        return read_rows(self.folder / "rounds.csv", ("round",), finished=self.finished)
+
+    @cached_property
+    def _clients(self) -> Rows:
+        return read_rows(self.folder / "clients.csv", ("round", "client"), finished=self.finished)
+
+    @cached_property
+    def _last_rows(self) -> Rows:
+        """The rows of the last round: of a finished run that is evaluated always, of another the last that was."""
+        evaluated = [int(row["round"]) for row in self._clients]
+        last = self.rounds_done if self.finished else max(evaluated, default=0)
+        return [row for row, number in zip(self._clients, evaluated, strict=True) if number == last]
+
+
+def final_of(run: Run) -> dict[str, float]:
+    """Return the score of each client under the final model of a finished run.
+
+    Raises
+    ------
+    RunFolderError
+        When nobody has told one.
+    """
+    final = run.final()
+    if not final:
+        raise RunFolderError(
+            f"{run.folder}/clients.csv has no test {run.score.name} after the last round: {run.folder}/rounds.csv says "
+            "in its columns refused and missing what became of the clients' replies"
+        )
+    return final
+
+
+def measures(values: Mapping[str, float], score: Score) -> dict[str, float]:
+    """Return the measures of fairness of a score, one of each client."""
+    return summarize(values, lower_is_better=not score.higher_is_better)
+
+
+def settings_in(folder: Path) -> dict[str, Any]:
+    """Return the settings of the run in a folder.
+
+    Raises
+    ------
+    RunFolderError
+        When there is no run, or its settings cannot be read.
+    """
+    if not (folder / CONFIG).exists():
+        raise RunFolderError(f"{folder} is no run folder: it has no {CONFIG}; fairbloom list names those there")
+    return recorded_settings(folder)
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
+    """Return rows as a data frame, in which all but words are numbers.
+
+    Raises
+    ------
+    FairbloomError
+        When pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise FairbloomError("data frames need pandas: pip install 'fairbloom[pandas]'") from error
+    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    return pandas.DataFrame(
+        {
+            name: column if name in TEXTS else pandas.to_numeric(pandas.Series(column), errors="coerce")
+            for name, column in columns.items()
+        }
+    )
+
+
+def _number(text: str, score: Score, path: Path) -> float:
+    """Return a score as a table has it; raise RunFolderError where it is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not np.isfinite(value) or (score.percent and not 0.0 <= value <= 100.0):
+        what = f"{score.name} in percent" if score.percent else score.name
+        raise RunFolderError(
+            f"{path} has {text!r} for {what}: restore it from a copy, or run again with another folder (--out)"
+        )
+    return value

@@ -1,0 +1,1 @@
+"""How several runs are planned and carried out: a comparison, or a published experiment."""

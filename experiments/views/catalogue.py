@@ -1,0 +1,115 @@
+"""The methods and their parameters as their docstrings describe them."""
+
+import inspect
+import re
+from dataclasses import dataclass
+
+from fairbloom.protocol.parameters import described, parameters_of
+from fairbloom.protocol.settings import key_of
+from fairbloom.strategies import FairStrategy, FromTorchJD, canonical, find_method
+
+from ..recipes.labels import format_value
+
+REQUIRED = "required"
+"""What is said in place of a default where there is none."""
+
+LABELS = ("Source", "Reductions", "Departures", "Objective", "Good for", "Hurts when", "Memory", "Cost")
+"""The words, followed by a colon, that a paragraph of a method's docstring may begin with."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a method as its docstring has it; `default` is "required" where there is none."""
+
+    key: str
+    range: str
+    default: str
+    description: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method as its docstring describes it.
+
+    `explanation` is all that comes before the source, with formulas in reStructuredText.
+    """
+
+    name: str
+    title: str
+    summary: str
+    explanation: str
+    formula: str
+    source: str
+    needs: tuple[str, ...]
+    weighting: str
+    parameters: tuple[Parameter, ...]
+    reductions: str
+    departures: str
+    objective: str
+    good_for: str
+    hurts_when: str
+    memory: str
+    cost: str
+
+
+def describe(name: str) -> Method:
+    """Return what the docstring of a method says; "torchjd" stands for all of TorchJD's weightings.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such method.
+    """
+    method = FromTorchJD if name == "torchjd" else find_method(name)
+    text = inspect.getdoc(method) or ""
+    return Method(
+        name=canonical(name),
+        title=method.__name__,
+        summary=_one_line(text.partition("\n\n")[0]),
+        explanation=text.partition("\n\nSource: ")[0],
+        formula="\n".join(_one_line(block) for block in re.findall(r"\.\. math::((?:.+\n|\n(?= ))+)", text)),
+        source=_paragraph(text, "Source"),
+        needs=tuple(sorted(method.needs)),
+        weighting=method.default_weighting or "no prior",
+        parameters=tuple(_documented(name, text) if method is FromTorchJD else _declared(method)),
+        reductions=_paragraph(text, "Reductions"),
+        departures=_paragraph(text, "Departures"),
+        objective=_paragraph(text, "Objective"),
+        good_for=_paragraph(text, "Good for"),
+        hurts_when=_paragraph(text, "Hurts when"),
+        memory=_paragraph(text, "Memory"),
+        cost=_paragraph(text, "Cost"),
+    )
+
+
+def _declared(method: type[FairStrategy]) -> list[Parameter]:
+    """Return the parameters that a class declares by its signature; its docstring need not describe them."""
+    return [
+        Parameter(
+            each.key, each.range, format_value(each.default) if each.default is not None else REQUIRED, each.description
+        )
+        for each in parameters_of(method.__name__.lower(), method)
+    ]
+
+
+def _documented(name: str, text: str) -> list[Parameter]:
+    """Return the entries of the docstring's Parameters section, written `name : range, default value`."""
+    return [
+        Parameter(
+            key=f"{name}.{key_of(argument)}",
+            range=what.partition(", default ")[0],
+            default=what.partition(", default ")[2] or REQUIRED,
+            description=meaning,
+        )
+        for argument, (what, meaning) in described(text).items()
+    ]
+
+
+def _paragraph(text: str, label: str) -> str:
+    """Return what follows a label, up to an empty line or the next label."""
+    found = re.search(rf"^{label}: (.+?)(?:\n\n|\n(?:{'|'.join(LABELS)}): |\Z)", text, re.MULTILINE | re.DOTALL)
+    return _one_line(found[1]) if found else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,73 @@
+"""The runs in a folder: what each is, how far it is, and what is wrong with those that are damaged."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fairbloom.errors import FairbloomError
+
+from ..results.run import CONFIG, load
+
+DEPTH = 4
+"""How many folders below each other are looked at: those of a comparison lie in runs/NAME/runs/."""
+
+
+def listed(folder: Path) -> list[dict[str, Any]]:
+    """Return what is known of each run in a folder and in folders below, by name; of a damaged one its `fault`."""
+    return [_about(path, folder) for path in sorted(_run_folders(folder, DEPTH))]
+
+
+def rows_of(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return the runs as the rows of a table."""
+    rows = []
+    for run in runs:
+        score = run.get("score") or {}
+        row = {
+            "run": run["name"],
+            "task": str(run.get("task", "")),
+            "method": str(run.get("method", "")),
+            "rounds": f"{run['rounds']}/{run['of_rounds']}" if "rounds" in run else "",
+            "score": str(score.get("title", "")),
+            "mean": str(score.get("mean_in_words", "")),
+            "worst 10 %": str(score.get("worst_10_in_words", "")),
+            "state": str(run["state"]),
+            "when": str(run["when"]),
+        }
+        rows.append(row | ({"state": f"damaged: {run['fault']}"} if "fault" in run else {}))
+    return rows
+
+
+def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the run folders in a folder; a folder that cannot be read has none."""
+    try:
+        inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError:
+        return
+    if (folder / CONFIG).exists() and (folder / "checkpoint").is_dir():
+        yield folder
+    elif depth:
+        for path in inside:
+            yield from _run_folders(path, depth - 1)
+
+
+def _about(path: Path, folder: Path) -> dict[str, Any]:
+    """Return what is known of a run."""
+    files = [file for name in ("rounds.csv", "model.safetensors", CONFIG) if (file := path / name).exists()]
+    changed = max((file.stat().st_mtime for file in files), default=0.0)
+    name = str(path.relative_to(folder)) if path != folder else str(path)
+    about: dict[str, Any] = {"name": name, "folder": str(path.absolute())}
+    about["when"] = datetime.fromtimestamp(changed).astimezone().isoformat(" ", "minutes")[:16]
+    try:
+        run = load(path)
+        summary = run.summary
+    except FairbloomError as error:
+        return about | {"state": "damaged", "fault": str(error)}
+    about |= {key: summary[key] for key in ("task", "method", "seed", "state", "rounds", "of_rounds")}
+    if "mean" in summary:
+        about["score"] = {
+            "title": run.score.title,
+            **{key: summary[key] for key in ("mean", "worst_10")},
+            **{f"{key}_in_words": run.score.written(summary[key]) for key in ("mean", "worst_10")},
+        }
+    return about

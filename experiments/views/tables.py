@@ -1,0 +1,542 @@
+"""What the command line prints: tables of runs, comparisons, methods, tasks and settings, whole at any width."""
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleDimensions
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from fairbloom.protocol.scores import Score
+from fairbloom.protocol.settings import RunSettings, Value, key_of
+from fairbloom.server.settings import parameters
+from fairbloom.tasks import TaskInfo
+from fairbloom.tasks.task import Described
+
+from ..recipes.labels import format_value
+from ..results.caveats import caveats_of_run
+from ..results.comparison import Comparison
+from ..results.measured import decimals, in_title
+from ..results.run import Run, final_of, measures
+from .catalogue import REQUIRED, Method
+
+if TYPE_CHECKING:
+    from fairbloom.simulation.tune import Tuned
+
+    from ..recipes.recipe import Recipe
+    from ..results.outcome import Outcome
+    from ..studies.reproduce import Reproduction
+
+NEGLECTED, SERVED = 6, 3
+"""Number of clients that are shown of those that the baseline serves worst, and best."""
+
+SHOWN = {"mean": "mean", "std": "std", "worst_10": "worst 10 %", "best_10": "best 10 %"}
+"""The measures in tables, and what these call them."""
+
+NARROW = 72
+"""Below so many columns, lists are printed line by line and not in columns."""
+
+
+class Page(Console):
+    """A console that has no edge where nobody watches: in a file or a pipe nothing is cut or wrapped."""
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        """The size of the terminal, or that of COLUMNS; else wider than any table."""
+        size = super().size
+        bounded = self.is_terminal or self.is_jupyter or "COLUMNS" in os.environ
+        return size if bounded else ConsoleDimensions(100_000, size.height)
+
+    @size.setter
+    def size(self, size: tuple[int, int]) -> None:
+        self.width, self.height = size
+
+
+console = Page(highlight=False)
+
+# Tables of any width -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table before it is known how wide it may be; cells may have rich's markup.
+
+    Attributes
+    ----------
+    headings
+        One a column; the first column names the rows.
+    rows
+        The cells.
+    title, caption
+        What is said above and below.
+    words
+        The headings, beside the first, of columns that hold words and no numbers.
+    """
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    caption: str = ""
+    words: Sequence[str] = ()
+
+    def tables(self, width: int) -> list[Table]:
+        """Return tables of at most this width that have all cells: one, or several with a part of the columns each."""
+        lengths = [[_length(cell) for cell in column] for column in zip(self.headings, *self.rows, strict=True)]
+        naturals = [max(column) for column in lengths]
+        if sum(naturals) + GAP * (len(naturals) - 1) <= width:
+            return [self._table(range(len(naturals)), naturals)]
+        name = min(naturals[0], max(12, width // 3))
+        bodies = [max(column[1:], default=0) for column in lengths]
+        rest = [
+            min(width - name - GAP, max(body, min(natural, _longest_word(heading), 12)))
+            for body, natural, heading in zip(bodies, naturals, self.headings, strict=True)
+        ]
+        tables, chosen = [], [0]
+        for column in range(1, len(naturals)):
+            if len(chosen) > 1 and name + sum(GAP + rest[each] for each in (*chosen[1:], column)) > width:
+                tables.append(chosen)
+                chosen = [0]
+            chosen.append(column)
+        tables.append(chosen)
+        # What is left over goes to the names of the rows.
+        lefts = [width - sum(GAP + rest[each] for each in columns[1:]) for columns in tables]
+        widest = max(name, min(naturals[0], *lefts))
+        return [self._table(columns, [widest, *rest[1:]]) for columns in tables]
+
+    def _table(self, columns: Sequence[int], widths: Sequence[int]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
+        for column in columns:
+            of_words = column == 0 or self.headings[column] in self.words
+            table.add_column(
+                self.headings[column],
+                width=widths[column],
+                justify="left" if of_words else "right",
+                overflow="fold",
+                vertical="top" if of_words else "bottom",
+            )
+        for row in self.rows:
+            table.add_row(*(row[column] for column in columns))
+        return table
+
+
+GAP = 2
+"""The number of characters between two columns."""
+
+
+def show_grid(grid: Grid) -> None:
+    """Print a table, in several parts where it is wider than the console."""
+    if grid.title:
+        console.print(f"[b]{grid.title}[/]")
+    for table in grid.tables(console.width):
+        console.print(table)
+        console.print()
+    if grid.caption:
+        console.print(grid.caption, style="dim")
+
+
+def _length(markup: str) -> int:
+    return cell_len(Text.from_markup(markup).plain)
+
+
+def _longest_word(markup: str) -> int:
+    return max(map(cell_len, Text.from_markup(markup).plain.split()), default=0)
+
+
+@dataclass(frozen=True)
+class Digits:
+    """How the numbers of a table are written, all with the same number of decimals."""
+
+    decimals: int
+
+    @classmethod
+    def of(cls, score: Score, values: Iterable[float]) -> "Digits":
+        """Return three digits of the largest number; one decimal of percentages."""
+        largest = max((abs(value) for value in values), default=0.0)
+        if score.percent or not largest:
+            return cls(1)
+        return cls(min(9, max(0, 2 - math.floor(math.log10(largest)))))
+
+    def number(self, value: float) -> str:
+        """Return a number."""
+        return f"{value:.{self.decimals}f}"
+
+    def spread(self, mean: float, deviation: float, sign: str = "") -> str:
+        """Return a mean and its deviation."""
+        return f"{mean:{sign}.{self.decimals}f} ±{deviation:.{self.decimals}f}"
+
+
+# Runs ---------------------------------------------------------------------------------------------------------------
+
+
+def show_run(run: Run) -> None:
+    """Print how the final model serves the clients, and name those that it serves worst."""
+    final = final_of(run)
+    show_grid(run_grid(run))
+    ascending = sorted(final, key=lambda name: run.score.better(final[name], 0.0))
+    worst = ", ".join(f"{name} {run.score.written(final[name])}" for name in ascending[:NEGLECTED])
+    console.print(f"worst served: {escape(worst)}", soft_wrap=True)
+    if run.without_score:
+        console.print(f"without a test {run.score.name}: {escape(', '.join(run.without_score))}", soft_wrap=True)
+    for line in caveats_of_run(run):
+        console.print(escape(line), soft_wrap=True)
+    console.print(f"run folder: {escape(str(run.folder))}", soft_wrap=True)
+
+
+def run_grid(run: Run) -> Grid:
+    """Return the table of how a run's model serves the clients: a row a score and kind of model."""
+    rows, everyone = [], len(run.test_examples())
+    for score in run.scores:
+        for model in ("global", "personal"):
+            final = run.final(score, model)
+            if final:
+                measured = measures(final, score)
+                digits = Digits.of(score, (measured[key] for key in (*SHOWN, "gap")))
+                name = score.title if model == "global" else f"{score.title} (personal models)"
+                if len(final) < everyone:
+                    name += f", {len(final)} of {everyone} clients"
+                rows.append([escape(name), *(digits.number(measured[key]) for key in (*SHOWN, "gap"))])
+    title = f"{escape(run.label)} after round {run.rounds_done}, over clients"
+    return Grid(("test score", *SHOWN.values(), "gap"), rows, title)
+
+
+def show_details(run: Run) -> None:
+    """Print a run as `fairbloom show` does: how far it is, how it serves the clients, who was absent, its settings."""
+    state = f"{run.rounds_done} of {run.num_rounds} rounds, {run.state}"
+    task = f" on {escape(str(run.settings['task']))}" if "task" in run.settings else ""
+    console.print(f"{escape(run.label)}{task}: {state}", soft_wrap=True)
+    if run.final():
+        show_run(run)
+    else:
+        console.print(f"run folder: {escape(str(run.folder))}", soft_wrap=True)
+    for entry in run.taken_back:
+        others = "".join(f", {key} was {value!r} before" for key, value in entry["before"].items())
+        console.print(f"taken back to round {entry['to']} after round {entry['after']}{escape(others)}", soft_wrap=True)
+    for what, names in run.absences().items():
+        if names:
+            told = ", ".join(f"{name} in {count} round{'s' if count > 1 else ''}" for name, count in names)
+            console.print(f"{what}: {escape(told)}", soft_wrap=True)
+    if run.engine is not None:
+        console.print(f"computed by {escape(in_short(run.engine))}", soft_wrap=True)
+    differing = run.differing()
+    if differing:
+        told = ", ".join(f"{key} = {value!r}" for key, value in differing.items())
+        console.print(f"settings other than the defaults: {escape(told)}", soft_wrap=True)
+
+
+def show_tuned(tuned: "Tuned") -> None:
+    """Print how fast each engine is, what auto chooses, and what to set."""
+    rows = []
+    for timing in tuned.timings:
+        speed = tuned.speed(timing)
+        numbers = ["–", "–"] if speed is None else [f"{1e3 * timing.of_a_round:.1f}", f"{speed:.1f}"]
+        rows.append([timing.engine, *numbers, escape(timing.why_not)])
+    headings = ["engine", "ms a round", "× loop", *(["why it cannot be had"] if len(tuned.had) < len(rows) else [])]
+    cells = [row[: len(headings)] for row in rows]
+    told = "ms a round: median, with the evaluation; × loop: times as fast as the loop"
+    show_grid(Grid(headings, cells, caption=told, words=headings[3:]))
+    console.print(f"auto chooses {tuned.auto.engine}: {escape(tuned.auto.reason)}", soft_wrap=True)
+    if tuned.better:
+        console.print(f"{tuned.better} is faster here: set --engine {tuned.better}", soft_wrap=True)
+    else:
+        console.print("no engine is more than a tenth faster here: leave --engine at auto", soft_wrap=True)
+
+
+def in_short(engine: Mapping[str, Any]) -> str:
+    """Return in words how the clients of a run are computed, as its engine.json has it."""
+    processes = f" in {engine['workers']} processes" if engine.get("workers", 1) > 1 else ""
+    return f"the engine {engine.get('engine')}{processes}: {engine.get('reason')}"
+
+
+# Comparisons --------------------------------------------------------------------------------------------------------
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """Print the table of methods, the clients that the baseline neglects, and a sentence on what they show."""
+    show_grid(method_grid(comparison))
+    console.print()
+    show_grid(client_grid(comparison))
+    for seed, clients in zip(comparison.seeds, comparison.left_out, strict=False):
+        if clients:
+            told = f"left out, without a test {comparison.score.name} under any method with seed {seed}"
+            console.print(f"{told}: {escape(', '.join(clients))}", soft_wrap=True)
+    for line in (sentence(comparison), *comparison.caveats):
+        console.print(escape(line), soft_wrap=True)
+    files = [path for ending in ("png", "svg") if (path := comparison.folder / f"clients.{ending}").exists()]
+    console.print(f"\ntables and runs: {escape(str(comparison.folder))}", soft_wrap=True)
+    if files:
+        console.print(f"figure: {escape(', '.join(map(str, files)))}", soft_wrap=True)
+
+
+def method_grid(comparison: Comparison) -> Grid:
+    """Return the table with a row per method: measures over clients, each as mean ± deviation over the seeds."""
+    seeds, base = len(comparison.seeds), escape(comparison.baseline)
+    spreads = {method: [comparison.spread(method, key) for key in SHOWN] for method in comparison.methods}
+    digits = Digits.of(comparison.score, (mean for each in spreads.values() for mean, _ in each))
+    rows = []
+    for method, each in spreads.items():
+        cells = [digits.spread(*spread) for spread in each]
+        if method == comparison.baseline:
+            cells += ["–", "–"]
+        else:
+            better, deviation = comparison.percent_better(method)
+            cells += [digits.spread(*comparison.gain(method, "worst_10"), sign="+"), f"{better:.0f} ±{deviation:.0f}"]
+        rows.append([escape(method), *cells])
+    return Grid(
+        ("method", *SHOWN.values(), "gain", "% better"),
+        rows,
+        f"Final model over clients: test {escape(comparison.score.title)}",
+        f"mean ±standard deviation over {seeds} seed{'s' if seeds > 1 else ''}\n"
+        f"gain: by how much the worst 10 % are better than under {base}; "
+        f"better: clients that are better served than under {base} (seed by seed)",
+    )
+
+
+def client_grid(comparison: Comparison) -> Grid:
+    """Return the table of the clients that the baseline serves worst, and best, with the first seed.
+
+    It has a row a client, or a row a method where there are more methods than clients to show.
+    """
+    score, first = comparison.score, {method: seeds[0] for method, seeds in comparison.values.items()}
+    base = first[comparison.baseline]
+    ascending = sorted(base, key=lambda client: score.better(base[client], 0.0))
+    hidden = max(0, len(ascending) - NEGLECTED - SERVED)
+    shown = ascending[:NEGLECTED] + ascending[-SERVED:] if hidden else ascending
+    digits = Digits.of(score, (own[client] for own in first.values() for client in shown))
+    cells = {
+        (client, method): _coloured(own[client], base[client], score, digits)
+        for method, own in first.items()
+        for client in shown
+    }
+    title = f"Client by client, first seed: test {escape(score.title)}"
+    told = f"{hidden} clients between these are in clients.csv" if hidden else ""
+    methods = [escape(method) for method in first]
+    if len(methods) > len(shown):
+        by_method = [[escape(method), *(cells[client, method] for client in shown)] for method in first]
+        return Grid(("method", *map(escape, shown)), by_method, title, told)
+    by_client = [[escape(client), *(cells[client, method] for method in first)] for client in shown]
+    if hidden:
+        by_client.insert(NEGLECTED, [f"… {hidden} more", *("" for _ in first)])
+    return Grid(("client", *methods), by_client, title, told)
+
+
+def _coloured(value: float, base: float, score: Score, digits: Digits) -> str:
+    """Return a value in green where it is better than the baseline's and in red where it is worse."""
+    gained = score.better(value, base)
+    colour = "green" if gained > 0.0 else "red" if gained < 0.0 else "default"
+    return f"[{colour}]{digits.number(value)}[/]"
+
+
+def sentence(comparison: Comparison) -> str:
+    """Return in one sentence what the comparison shows."""
+    base, kindest, score = comparison.baseline, comparison.kindest, comparison.score
+
+    def told(method: str) -> tuple[str, str]:
+        worst, mean = (comparison.spread(method, key)[0] for key in ("worst_10", "mean"))
+        return (f"{worst:.0f} %", f"{mean:.0f} %") if score.percent else (score.written(worst), score.written(mean))
+
+    worst, mean = told(base)
+    what = "" if score.percent else f"{score.name} "
+    direction = "" if score.higher_is_better else " (lower is better)"
+    left = f"{base} leaves its worst tenth of clients at {what}{worst} while the mean is {mean}{direction}"
+    if kindest == base:
+        return f"{left}; no other method here {'lifts them' if score.higher_is_better else 'does better by them'}."
+    worst, mean = told(kindest)
+    lifts = "lifts its worst tenth to" if score.higher_is_better else "brings its worst tenth to"
+    return f"{left}; {kindest} {lifts} {worst}, with a mean of {mean}."
+
+
+# Reproductions ------------------------------------------------------------------------------------------------------
+
+
+def show_reproduction(done: "Reproduction") -> None:
+    """Print what was measured below what was printed, row by row, and in words what is known of the differences."""
+    recipe = done.recipe
+    console.print(f"[b]{escape(recipe.title)}[/]", soft_wrap=True)
+    console.print(f"{escape(recipe.what)}\n[dim]{escape(recipe.source)}[/]\n", soft_wrap=True)
+    for variant in dict.fromkeys(outcome.case.variant for outcome in done.outcomes):
+        show_grid(reproduced_grid(done, variant))
+        console.print()
+    console.print(escape(verdict(done)), soft_wrap=True)
+    faults = {f"[b]{escape(o.full_name)}[/]: [red]{escape(o.fault)}[/]" for o in done.outcomes if o.fault}
+    notes = [f"[b]{escape(o.case.name)}[/]: {escape(o.case.row.note)}" for o in done.outcomes if o.case.row.note]
+    for told in dict.fromkeys([*sorted(faults), *notes, *map(escape, recipe.notes)]):
+        console.print(told, soft_wrap=True)
+    written = done.experiment.whole and (done.folder / "results.csv").exists()
+    console.print(f"{'table, figure and runs' if written else 'runs'}: {escape(str(done.folder))}", soft_wrap=True)
+
+
+def reproduced_grid(done: "Reproduction", variant: str) -> Grid:
+    """Return the table of a variant: two lines a row, what was printed and what was measured."""
+    recipe = done.recipe
+    outcomes = [outcome for outcome in done.outcomes if outcome.case.variant == variant]
+    seeds = len(done.experiment.seeds)
+    lines = [line for outcome in outcomes for line in _lines(outcome, seeds)]
+    title = f"{escape(variant)}: {escape(recipe.variants[variant].what)}" if variant else ""
+    at_most = "at most " if any(outcome.unfinished for outcome in outcomes) else ""
+    told = f"mean ±standard deviation over {at_most}{seeds} seed{'s' if seeds > 1 else ''} as measured"
+    if any(outcome.case.published for outcome in outcomes):
+        told += f", over {recipe.published_seeds or 'an unknown number of'} seeds as printed"
+    headings = ["row", *(escape(in_title(measure, recipe.unit)) for measure in recipe.measures), "agrees"]
+    return Grid(headings, lines, title, told, words=["agrees"])
+
+
+def _lines(outcome: "Outcome", seeds: int) -> list[list[str]]:
+    """Return the lines of a row; what disagrees is red and has a ≠."""
+    recipe, published = outcome.case.recipe, outcome.case.published
+    name, lines = escape(outcome.name), []
+    if published:
+        numbers = [(published.get(measure), decimals(measure, recipe.unit)) for measure in recipe.measures]
+        cells = ["–" if n is None else _pair(n.mean, n.spread, Digits(places)) for n, places in numbers]
+        lines.append([name, *cells, ""])
+    told = "  measured" if published else f"{name}, measured"
+    if outcome.unfinished:
+        told += f", {len(outcome.runs)} of {seeds} seeds"
+    agreed = "unfinished" if outcome.unfinished else {True: "yes", False: "no", None: "–"}[outcome.agrees]
+    measured = [_measured(outcome, measure, Digits(decimals(measure, recipe.unit))) for measure in recipe.measures]
+    return [*lines, [told, *measured, agreed]]
+
+
+def _measured(outcome: "Outcome", measure: str, digits: Digits) -> str:
+    if measure not in outcome.measured:
+        return "failed" if outcome.fault else "–"
+    mean, spread = outcome.measured[measure]
+    told = _pair(mean, spread if len(outcome.runs) > 1 else None, digits)
+    agrees = outcome.agreements.get(measure)
+    return told if agrees is None else f"[green]{told}[/]" if agrees else f"[red]≠ {told}[/]"
+
+
+def _pair(mean: float, spread: float | None, digits: Digits) -> str:
+    return digits.number(mean) if spread is None else digits.spread(mean, spread)
+
+
+def verdict(done: "Reproduction") -> str:
+    """Return in words how many rows agree with what was printed, how many are missing, or that none can be compared."""
+    return " ".join(filter(None, (_progress(done), _agreement(done))))
+
+
+def _progress(done: "Reproduction") -> str:
+    """Return how many rows are finished, "" where all are."""
+    unfinished = {folder for outcome in done.outcomes for folder in outcome.unfinished}
+    if not unfinished:
+        return ""
+    finished = sum(not outcome.unfinished for outcome in done.outcomes)
+    told = f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
+    return f"{told} The same command without --show runs them."
+
+
+def _agreement(done: "Reproduction") -> str:
+    """Return how many of the finished rows agree, or why none can."""
+    if not done.experiment.comparable:
+        cut = "cut short by --quick" if done.experiment.quick else "made with other settings than the recipe's"
+        return f"These runs are {cut}: the numbers cannot be compared with the printed ones."
+    if not any(outcome.case.published for outcome in done.outcomes):
+        return "No number of these was printed."
+    told = [outcome.agrees for outcome in done.outcomes if outcome.agrees is not None]
+    if not told:
+        return ""
+    within = "two combined standard errors, or one point where no ± is printed"
+    if done.recipe.tolerance:
+        unit = done.recipe.unit
+        within += "".join(f", or {value:g} in {in_title(m, unit)}" for m, value in done.recipe.tolerance.items())
+    agrees = "agrees" if len(told) == 1 else "agree"
+    return f"{sum(told)} of {len(told)} rows {agrees} with what was printed: within {within}."
+
+
+def show_recipes(recipes: Sequence["Recipe"]) -> None:
+    """Print the recipes: what each is, what data it needs, and how much it runs."""
+    headings = ("name", "what", "data", "rows", "runs")
+    cells = [
+        [recipe.name, escape(recipe.title), escape(", ".join(recipe.tasks)), str(len(recipe.cases())), str(recipe.runs)]
+        for recipe in recipes
+    ]
+    if console.width < NARROW:
+        for recipe, row in zip(recipes, cells, strict=True):
+            console.print(f"[cyan]{recipe.name}[/]")
+            _indented(f"{row[1]} ({row[2]}; {row[3]} rows, {row[4]} runs)\n[dim]{escape(recipe.source)}[/]")
+        return
+    show_grid(Grid(headings, cells, caption="runs: with the recipe's own number of seeds", words=headings[:3]))
+
+
+# Lists --------------------------------------------------------------------------------------------------------------
+
+
+def show_methods(methods: Iterable[Method]) -> None:
+    """Print each method with its parameters and source."""
+    for method in methods:
+        console.print(f"[b]{escape(method.name)}[/]  {escape(method.summary)}")
+        for parameter in method.parameters:
+            default = REQUIRED if parameter.default == REQUIRED else f"default {parameter.default}"
+            _indented(f"[cyan]{parameter.key}[/] {escape(f'({parameter.range}, {default}) {parameter.description}')}")
+        if method.needs:
+            _indented(f"needs of clients: {escape(', '.join(method.needs))}")
+        if method.source:
+            _indented(f"[dim]{escape(method.source)}[/]")
+        console.print()
+
+
+def show_tasks(tasks: Iterable[TaskInfo]) -> None:
+    """Print each task with its models, partitions, own settings and source."""
+    for task in tasks:
+        console.print(f"[b]{escape(task.name)}[/]  {escape(task.summary)}")
+        for what, choices in (("models", task.models), ("partitions", task.partitions)):
+            if choices:
+                _indented(f"{what}: {escape(', '.join(choices))}")
+        if task.reads_folder:
+            _indented("[cyan]data-dir[/] (required) Folder of the data")
+        for setting in task.settings:
+            details = f"({setting.range}, default {format_value(setting.default)}) {setting.description}"
+            _indented(f"[cyan]{task.key(setting)}[/] {escape(details)}")
+        _indented(f"[dim]{escape(task.source)}[/]")
+        console.print()
+
+
+def show_data(described: Described) -> None:
+    """Print what the data of a task hold: a table of the clients, and of whatever else the task tells."""
+    for name, rows in described.items():
+        headings = list(dict.fromkeys(heading for row in rows for heading in row))
+        words = [heading for heading in headings if any(isinstance(row.get(heading), str) for row in rows)]
+        cells = [[escape(str(row.get(heading, ""))) for heading in headings] for row in rows]
+        if headings:
+            show_grid(Grid([escape(heading) for heading in headings], cells, escape(name), words=words))
+
+
+def show_settings(defaults: Mapping[str, Value]) -> None:
+    """Print every setting with its default and what it means."""
+    own = parameters()
+    meaning = {key_of(name): field.description or "" for name, field in RunSettings.model_fields.items()}
+    meaning |= {key: each.description for key, each in own.items()}
+    shown = {
+        key: REQUIRED if key in own and own[key].default is None else repr(value) for key, value in defaults.items()
+    }
+    if console.width < NARROW:
+        for key, default in shown.items():
+            console.print(f"[cyan]{key}[/] = {escape(default)}")
+            _indented(escape(meaning[key]))
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading, no_wrap in (("setting", True), ("default", True), ("meaning", False)):
+        table.add_column(heading, no_wrap=no_wrap, overflow="fold")
+    for key, default in shown.items():
+        table.add_row(key, escape(default), escape(meaning[key]))
+    console.print(table)
+
+
+def _indented(markup: str) -> None:
+    console.print(Padding(Text.from_markup(markup, overflow="fold"), (0, 0, 0, 4), expand=False))
+
+
+def show_runs(rows: Sequence[Mapping[str, str]], folder: Path) -> None:
+    """Print the list of runs; a row has the cells by their headings."""
+    if not rows:
+        console.print(f"there are no runs in {escape(str(folder))}", soft_wrap=True)
+        return
+    words = ("task", "method", "score", "state", "when")
+    show_grid(Grid(list(rows[0]), [[escape(cell) for cell in row.values()] for row in rows], words=words))

@@ -1,0 +1,230 @@
+"""Recipes: what a TOML file may say, and that those of published tables can be run."""
+
+from pathlib import Path
+
+import pytest
+
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.recipes.recipe import Printed, Recipe, load_recipe, names
+
+HEAD = """
+title = "A table"
+what = "What it shows."
+source = "Somebody, Somewhere 2020, Table 1"
+"""
+MEASURES = 'measures = ["mean", "std"]\n'
+ROW = '[[rows]]\nlabel = "FedAvg"\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def recipe_of(folder: Path, text: str) -> Recipe:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return load_recipe(str(path))
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_run_of_a_shipped_recipe_has_settings_that_are_known_possible_and_used(name: str) -> None:
+    recipe = load_recipe(name)
+    recipe.check()
+    assert recipe.name == name
+    assert recipe.runs >= len(recipe.cases()) > 0
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_a_shipped_recipe_says_is_text_of_whole_lines(name: str) -> None:
+    recipe = load_recipe(name)
+    for told in (recipe.what, *recipe.notes, *(row.note for row in recipe.rows if row.note)):
+        assert told == " ".join(told.split())
+        assert told.endswith((".", "?", "!"))
+
+
+def test_settings_of_row_variant_and_recipe_go_in_this_order_and_other_methods_parameters_stay_out(
+    folder: Path,
+) -> None:
+    text = f"""{HEAD}{MEASURES}
+[settings]
+num-rounds = 7
+batch-size = 1
+momentum = 0.1
+qfedavg.lipschitz = 3.0
+[variants.slow]
+what = "Slow."
+settings = {{ momentum = 0.5, batch-size = 2, afl.gamma = 0.5 }}
+[[rows]]
+label = "q-FedAvg"
+settings = {{ method = "qfedavg", qfedavg.q = 2, batch-size = 3 }}
+[[rows]]
+label = "AFL"
+settings = {{ method = "AFL" }}
+"""
+    ours, afl = recipe_of(folder, text).cases()
+    assert ours.config == {
+        "num-rounds": 7,
+        "batch-size": 3,
+        "momentum": 0.5,
+        "qfedavg.lipschitz": 3.0,
+        "qfedavg.q": 2,
+        "method": "qfedavg",
+    }
+    assert ours.full_name == "q-FedAvg (q=2, batch-size=3), slow"
+    assert afl.config == {"num-rounds": 7, "batch-size": 2, "momentum": 0.5, "afl.gamma": 0.5, "method": "afl"}
+    assert ours.parameters({"learning-rate": 0.1}) == {"q": 2, "batch-size": 3, "learning-rate": 0.1}
+
+
+def test_a_grid_is_every_combination_without_what_the_row_sets_or_another_method_has(folder: Path) -> None:
+    text = f"""{HEAD}seeds = 3
+grid-seeds = 1
+{MEASURES}
+[grid]
+learning-rate = [0.1, 0.2]
+qfedavg.q = [1, 2]
+{ROW}[[rows]]
+label = "q-FedAvg"
+settings = {{ method = "qfedavg" }}
+[[rows]]
+label = "q-FedAvg"
+settings = {{ method = "qfedavg", learning-rate = 0.3 }}
+"""
+    recipe = recipe_of(folder, text)
+    fedavg, both, fixed = (case.points() for case in recipe.cases())
+    assert fedavg == [{"learning-rate": 0.1}, {"learning-rate": 0.2}]
+    assert len(both) == 4
+    assert fixed == [{"qfedavg.q": 1}, {"qfedavg.q": 2}]
+    assert recipe.runs == (2 + 2) + (4 + 2) + (2 + 2)  # the grid with one seed, the chosen point with two more
+
+
+def test_a_rows_grids_replace_the_common_axes_that_they_name_and_are_tried_beside_each_other(folder: Path) -> None:
+    text = f"""{HEAD}{MEASURES}
+[grid]
+learning-rate = [0.1, 0.2]
+momentum = [0.0, 0.5]
+[[rows]]
+label = "q-FedAvg"
+settings = {{ method = "qfedavg" }}
+grid = [
+  {{ learning-rate = [0.1], qfedavg.lipschitz = [10.0] }},
+  {{ learning-rate = [0.05], qfedavg.lipschitz = [20.0], qfedavg.q = [1.0, 5.0] }},
+]
+"""
+    (case,) = recipe_of(folder, text).cases()
+    tried = [(0.1, 10.0, None), (0.05, 20.0, 1.0), (0.05, 20.0, 5.0)]
+    keys = ("learning-rate", "qfedavg.lipschitz", "qfedavg.q", "momentum")
+    found = [tuple(point.get(key) for key in keys) for point in case.points()]
+    assert sorted(found, key=str) == sorted(((*point, m) for point in tried for m in (0.0, 0.5)), key=str)
+
+
+@pytest.mark.parametrize("name", ["fedmdfg-table6", "fedlf-table1"])
+def test_settings_that_depend_on_the_learning_rate_are_tried_with_it(name: str) -> None:
+    points = [(case.method, point) for case in load_recipe(name).cases() for point in case.points()]
+    assert {point["learning-rate"] for _, point in points} == {0.01, 0.05, 0.1}
+    for method, point in points:
+        rate = float(point["learning-rate"])
+        if method == "qfedavg":
+            assert float(point["qfedavg.lipschitz"]) == pytest.approx(1.0 / rate)
+        if method == "fedmgdaplus":
+            assert point["fedmgdaplus.server-lr"] == rate
+
+
+def test_rows_print_by_variant_and_may_be_of_one_variant_only(folder: Path) -> None:
+    text = f"""{HEAD}{MEASURES}
+[variants.iid]
+what = "Alike."
+[variants.odd]
+what = "Unlike."
+[[rows]]
+label = "FedAvg"
+published.iid = ["80 ± 1", "2.5"]
+[[rows]]
+label = "Other"
+variants = ["odd"]
+published = ["70", ""]
+"""
+    cases = {case.full_name: case.published for case in recipe_of(folder, text).cases()}
+    assert cases == {
+        "FedAvg, iid": {"mean": Printed(80.0, 1.0), "std": Printed(2.5)},
+        "FedAvg, odd": {},
+        "Other, odd": {"mean": Printed(70.0)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"{HEAD}{MEASURES}sources = 'x'\n{ROW}", "unknown key sources: did you mean source?"),
+        (f"{HEAD}{MEASURES}{ROW}setings = {{}}\n", "unknown key rows.1.setings: did you mean settings?"),
+        (f"{HEAD}{MEASURES}name = 'x'\n{ROW}", "unknown key name"),
+        (f"{HEAD}{MEASURES}", "rows is missing: give it"),
+        (f"{HEAD}measures = ['meen']\n{ROW}", "unknown measure 'meen': there are mean, std"),
+        (f"{HEAD}measures = ['overall_change']\n{ROW}", "overall_change is against a baseline: name a row's label"),
+        (f"{HEAD}baseline = 'FedProx'\n{MEASURES}{ROW}", "exactly one row must have the label 'FedProx'"),
+        (f"{HEAD}tolerance = {{ worst = 1.0 }}\n{MEASURES}{ROW}", "tolerance: 'worst' is none of the measures"),
+        (f"{HEAD}tolerance = {{ std = -1.0 }}\n{MEASURES}{ROW}", "tolerance.std = -1.0: Input should be greater than"),
+        (f"{HEAD}{MEASURES}{ROW}grid = [{{ seed = [1] }}]\n", "leave seed out: each run has its own"),
+        (f"{HEAD}{MEASURES}{ROW}grid = [{{ momentum = 0.5 }}]\n", "momentum = 0.5: Input should be a valid list"),
+        (f"{HEAD}judged = ['worst']\n{MEASURES}{ROW}", "'worst' is none of the measures: there are mean, std"),
+        (f"{HEAD}{MEASURES}{ROW}published = ['80']\n", "published has 1 numbers, and there are 2 measures (mean, std)"),
+        (f"{HEAD}{MEASURES}{ROW}published = ['80 ± x', '']\n", "'80 ± x' is no printed number"),
+        (f"{HEAD}{MEASURES}{ROW}variants = ['iid']\n", "there is no variant 'iid': there are none"),
+        (f"{HEAD}{MEASURES}{ROW}{ROW}", "'FedAvg' is there twice: tell the two apart by their label"),
+        (f"{HEAD}{MEASURES}{ROW}settings = {{ seed = 3 }}\n", "leave seed out: each run has its own"),
+        (f"{HEAD}{MEASURES}{ROW}settings = {{ method = 'fedavk' }}\n", "fedavk"),
+        (f"{HEAD}{MEASURES}seeds = 0\n{ROW}", "seeds = 0: Input should be greater than or equal to 1"),
+        (f"{HEAD}{MEASURES}[figure]\nx = 'momentum'\n{ROW}", "no row sets 'momentum'"),
+        ("title = ", "no valid TOML"),
+    ],
+)
+def test_a_fault_in_a_recipe_is_told_by_recipe_key_and_remedy(folder: Path, text: str, told: str) -> None:
+    with pytest.raises(FairbloomError) as error:
+        recipe_of(folder, text)
+    assert str(error.value).startswith("recipe mine")
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("num-round = 3", "unknown setting num-round = 3; did you mean num-rounds?"),
+        ("qfedavg.q = 3", "qfedavg.q has no effect with method = 'fedavg'"),
+        ("batch-size = -1", "batch-size = -1"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_told_with_the_row(folder: Path, settings: str, told: str) -> None:
+    recipe = recipe_of(folder, f"{HEAD}{MEASURES}{ROW}settings = {{ {settings} }}\n")
+    with pytest.raises(FairbloomError, match="recipe mine: row 'FedAvg") as error:
+        recipe.check()
+    assert told in str(error.value)
+
+
+def test_a_common_parameter_of_a_method_that_no_row_has_is_refused(folder: Path) -> None:
+    recipe = recipe_of(folder, f"{HEAD}{MEASURES}[settings]\nfedmgdaplus.epsilon = 0.1\n{ROW}")
+    with pytest.raises(FairbloomError, match=r"fedmgdaplus\.epsilon has no effect"):
+        recipe.check()
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(FairbloomError, match=r"unknown recipe 'fedfv-tabel3': did you mean fedfv-table3\?"):
+        load_recipe("fedfv-tabel3")
+
+
+def test_a_file_that_is_not_there_is_told(folder: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"none\.toml cannot be read: No such file"):
+        load_recipe(str(folder / "none.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("80.42 ± 0.76", Printed(80.42, 0.76)),
+        ("80.42±0.76", Printed(80.42, 0.76)),
+        (".850", Printed(0.85)),
+        ("-3.5", Printed(-3.5)),
+        ("", None),
+    ],
+)
+def test_printed_numbers_are_read_as_papers_write_them(text: str, printed: Printed | None) -> None:
+    assert Printed.of(text) == printed

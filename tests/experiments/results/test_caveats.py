@@ -1,0 +1,90 @@
+"""What limits the numbers of a run or comparison is said beside them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.helpers import table
+from tests.tasks.made import mnist
+
+from ..helpers import fairbloom
+
+FEW = ("--clients", 2, "--rounds", 2, "--set", "device=cpu", "--set", "partition=iid")
+TINY = ("--set", "test-share=0.005")
+SINGLE = "One client trained in each round"
+EQUAL = "ended with the same models to the bit"
+SMALL = "clients are tested on fewer than 10 examples"
+
+
+def printed_by(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert fairbloom(*words) == 0
+    return capsys.readouterr().out
+
+
+def compared(capsys: pytest.CaptureFixture[str], out: Path, methods: str, *words: object) -> str:
+    plan = ("--methods", methods, "--seeds", 2, "--jobs", 1)
+    return printed_by(capsys, "compare", *FEW, *plan, *words, "--out", out)
+
+
+def test_a_comparison_of_single_participants_says_that_it_compares_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = compared(capsys, tmp_path, "fedavg,term,fedmgdaplus", "--fraction", 0.5)
+    assert f"{SINGLE}, so no method had anything to weigh: raise fraction" in told
+    assert f"FedAvg and TERM {EQUAL}" in told  # FedMGDA+ takes a step of another length
+    assert "no other method here lifts them" in told
+
+
+def test_the_remedy_of_single_participants_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = compared(capsys, tmp_path, "fedavg,term", "--fraction", 1)
+    assert SINGLE not in told
+    assert EQUAL not in told
+
+
+def test_two_clients_train_both_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert SINGLE not in compared(capsys, tmp_path, "fedavg,term")
+
+
+def test_methods_are_the_same_only_where_they_are_with_every_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = compared(capsys, tmp_path, "fedavg,ditto,term")
+    assert f"FedAvg and Ditto {EQUAL}" in told  # whose global model is FedAvg's
+    assert "TERM ended" not in told
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_tiny_test_sets_are_said_with_what_one_example_moves(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--methods", "fedavg", "--seeds", 1, "--jobs", 1) if command == "compare" else ()
+    told = printed_by(capsys, command, *FEW, *TINY, *more, "--out", tmp_path / "tiny")
+    assert f"2 of 2 {SMALL} (client-0 4, client-1 4): one example moves the accuracy of such a client by 25" in told
+    assert SMALL not in printed_by(capsys, command, *FEW, *more, "--out", tmp_path / "enough")
+
+
+def test_a_run_of_single_participants_says_so_and_one_of_pooled_data_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert SINGLE in printed_by(capsys, "run", *FEW, "--fraction", 0.5, "--out", tmp_path / "a")
+    assert SINGLE not in printed_by(capsys, "run", *FEW, "--set", "pooled=true", "--out", tmp_path / "b")
+
+
+OFFICIAL = ("--task", "mnist", "--set", "verify-data=false", "--set", "mnist.test=official", "--set", "device=cpu")
+UNEVEN = ("--clients", 8, "--set", "partition=dirichlet", "--set", "dirichlet-alpha=0.02", "--rounds", 1)
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_clients_that_are_in_no_measure_are_named(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A small official test set, dealt unevenly, leaves some clients without an example of it."""
+    mnist(tmp_path / "data")
+    more = ("--methods", "fedavg,term", "--seeds", 1, "--jobs", 1) if command == "compare" else ()
+    words = (*OFFICIAL, *UNEVEN, *more, "--data-dir", tmp_path / "data", "--out", tmp_path / "out")
+    told = printed_by(capsys, command, *words)
+    tested = {row["client"] for row in table(tmp_path / "out" / "clients.csv") if row.get("accuracy", "0")}
+    untested = {f"client-{number}" for number in range(8)} - tested
+    assert untested
+    assert re.search(rf"without a test accuracy.*: {', '.join(sorted(untested))}\n", told)

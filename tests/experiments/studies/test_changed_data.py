@@ -1,0 +1,85 @@
+"""A run knows its data: with other files it is neither continued, nor shown as theirs, nor compared with newer runs."""
+
+from pathlib import Path
+
+import pytest
+
+import fairbloom as package
+from tests.tasks.tables import csv_of
+
+from ..helpers import fairbloom
+
+FILES = {"lund": csv_of(30, 1), "oslo": csv_of(30, 2)}
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    monkeypatch.chdir(tmp_path)
+    Path("sites").mkdir()
+    for name, text in FILES.items():
+        Path("sites", f"{name}.csv").write_text(text)
+    return ("--task", "csv", "--data-dir", "sites", "--rounds", "2", "--set", "device=cpu")
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_is_not_continued_or_shown_with_other_data(
+    words: tuple[str, ...], finished: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("run", *words, "--out", "a") == 0
+    if not finished:
+        Path("a", "model.safetensors").unlink()
+    Path("sites", "oslo.csv").write_text(csv_of(31, 3))
+    capsys.readouterr()
+    assert fairbloom("run", *words, "--out", "a") == 2
+    assert "the data have changed since the run in" in (told := capsys.readouterr().err)
+    assert "(oslo.csv): put them back, or choose another folder (--out)" in " ".join(told.split())
+    Path("sites", "oslo.csv").write_text(FILES["oslo"])
+    assert fairbloom("run", *words, "--out", "a") == 0
+
+
+def test_methods_on_new_data_are_not_compared_with_those_on_old(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("compare", *words, "--methods", "fedavg", "--seeds", "1", "--jobs", "1", "--out", "cmp") == 0
+    Path("sites", "bern.csv").write_text(csv_of(30, 4))
+    assert fairbloom("compare", *words, "--methods", "fedavg,term", "--seeds", "1", "--jobs", "1", "--out", "cmp") == 2
+    assert "(bern.csv)" in capsys.readouterr().err
+    assert not Path("cmp", "runs", "term-seed0").exists()
+
+
+OWN_TASK = """
+from dataclasses import replace
+from pathlib import Path
+
+from fairbloom.tasks import find_task
+
+
+def task(setup):
+    digits = find_task("digits").load(replace(setup, model="logistic", data_dir=""), find_task("digits").own({}))
+    shift = float(Path(setup.data_dir or "place", "shift.txt").read_text())
+    splits = lambda name: digits.splits(name).map(lambda part: replace(part, inputs=part.inputs + shift))
+    return replace(digits, splits=splits)
+"""
+
+
+@pytest.mark.parametrize("place", ["", "place"])
+def test_a_run_in_the_same_process_reads_changed_data_of_an_own_task_anew(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook runs once more after its data have changed, in the folder that data-dir names or elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = f"shifted{len(place)}"
+    Path(f"{module}.py").write_text(OWN_TASK)
+    Path("place").mkdir()
+
+    def losses(shift: str, out: str) -> list[float]:
+        Path("place", "shift.txt").write_text(shift)
+        run = package.run(
+            f"{module}:task", data_dir=place or None, clients=3, rounds=1, device="cpu", out=out, progress=False
+        )
+        return [float(row["test_loss_of_global_model"]) for row in run._clients]
+
+    before = losses("0.0", "a")
+    assert losses("9.0", "b") != before
+    assert losses("0.0", "c") == before

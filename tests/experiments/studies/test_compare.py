@@ -1,0 +1,372 @@
+"""Comparisons: tables, figures, and the numbers in them."""
+
+import contextlib
+import csv
+import json
+import math
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.api import compare
+from fairbloom.experiments.views.tables import sentence
+from fairbloom.protocol.scores import Score
+from fairbloom.server.fairness import summarize
+from fairbloom.server.settings import Settings, Value
+from fairbloom.simulation.run import simulate
+from fairbloom.system.lock import alone
+from tests.simulation.helpers import Outcome, table
+
+from ..helpers import compared_by_hand, fairbloom, start
+
+COLUMN = "test_accuracy_of_global_model"
+SMALL = ("--seeds", 2, "--clients", 5, "--rounds", 2, "--fraction", 0.5, "--jobs", 2, "--set", "device=cpu")
+WRITTEN = {"comparison.json", "comparison.csv", "clients.csv", "clients.png", "clients.svg"}
+WORDS = ("compare", "--methods", "fedavg,fedfv", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("compared") / "cmp"
+    assert fairbloom(*WORDS, "--out", out) == 0
+    return out
+
+
+def last_round(folder: Path) -> dict[str, float]:
+    rows = table(folder / "clients.csv")
+    last = max(int(row["round"]) for row in rows)
+    return {row["client"]: float(row[COLUMN]) for row in rows if int(row["round"]) == last}
+
+
+def test_the_table_has_a_row_a_method_and_seed_and_the_documented_columns(compared: Path) -> None:
+    with (compared / "comparison.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["method", "seed", "score", *summarize({"anyone": 1.0})]
+    expected = [[method, seed, "accuracy, %"] for method in ("FedAvg", "FedFV") for seed in ("0", "1")]
+    assert [row[:3] for row in rows] == expected
+
+
+def test_the_numbers_are_those_of_the_runs_last_round(compared: Path) -> None:
+    for row in table(compared / "comparison.csv"):
+        accuracies = last_round(compared / "runs" / f"{row['method'].lower()}-seed{row['seed']}")
+        assert len(accuracies) == 5
+        assert {key: float(row[key]) for key in summarize(accuracies)} == summarize(accuracies)
+
+
+def test_the_clients_table_has_every_client_under_every_method(compared: Path) -> None:
+    rows = table(compared / "clients.csv")
+    assert list(rows[0]) == ["method", "seed", "client", "accuracy"]
+    assert len(rows) == 2 * 2 * 5
+    for row in rows:
+        run = last_round(compared / "runs" / f"{row['method'].lower()}-seed{row['seed']}")
+        assert float(row["accuracy"]) == run[row["client"]]
+
+
+def test_the_figure_is_there_as_png_and_svg(compared: Path) -> None:
+    assert (compared / "clients.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    drawn = ElementTree.fromstring((compared / "clients.svg").read_text())  # noqa: S314 (our own figure)
+    assert drawn.tag.endswith("svg")
+
+
+def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: Path) -> None:
+    config: dict[str, Value] = {
+        "method": "fedfv",
+        "seed": 1,
+        "clients": 5,
+        "num-rounds": 2,
+        "fraction": 0.5,
+        "device": "cpu",
+        "out": str(tmp_path / "a"),
+    }
+    alone = Outcome.of(simulate(Settings.of(config)))
+    assert not alone.differences(Outcome.of(compared / "runs" / "fedfv-seed1"))
+
+
+def test_the_numbers_do_not_depend_on_how_many_runs_go_on_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has fewer processors then; alone, this model would be computed by all of them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "wide_model.py").write_text(
+        "from torch import nn\n\n\nclass Wide(nn.Sequential):\n    def __init__(self):\n"
+        "        layers = (nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 10))\n"
+        "        super().__init__(nn.Flatten(), *layers)\n"
+    )
+    words = ("compare", "--model", "wide_model:Wide", "--methods", "fedavg,fedfv", "--seeds", 1, "--clients", 5)
+    words += ("--partition", "dirichlet", "--rounds", 1, "--device", "cpu")
+    for jobs in (1, 2):
+        assert fairbloom(*words, "--jobs", jobs, "--out", f"jobs{jobs}") == 0
+    for run in ("fedavg-seed0", "fedfv-seed0"):
+        one, two = (Outcome.of(tmp_path / f"jobs{jobs}" / "runs" / run) for jobs in (1, 2))
+        assert not one.differences(two)
+
+
+def test_an_engine_that_is_asked_for_computes_all_runs(tmp_path: Path) -> None:
+    words = ("compare", "--methods", "fedavg,fedfv", *SMALL, "--engine", "loop", "--memory", 1)
+    assert fairbloom(*words, "--out", tmp_path) == 0
+    chosen = [json.loads(file.read_text())["engine"] for file in tmp_path.glob("runs/*/engine.json")]
+    assert chosen == ["loop"] * 4
+
+
+def test_methods_meet_the_same_clients_at_the_same_seed(compared: Path) -> None:
+    drawn = {
+        (method, seed): [(row["round"], row["client"]) for row in rows if row["participated"] == "1"]
+        for method in ("fedavg", "fedfv")
+        for seed in (0, 1)
+        for rows in [table(compared / "runs" / f"{method}-seed{seed}" / "clients.csv")]
+    }
+    assert drawn["fedavg", 0] == drawn["fedfv", 0] != drawn["fedavg", 1] == drawn["fedfv", 1]
+
+
+def test_a_comparison_that_is_done_is_written_again_from_its_runs(compared: Path) -> None:
+    runs = {path: path.stat().st_mtime_ns for path in (compared / "runs").rglob("*") if path.is_file()}
+    tables = {name: (compared / name).read_bytes() for name in ("comparison.csv", "clients.csv", "clients.png")}
+    (compared / "comparison.csv").unlink()
+    assert fairbloom(*WORDS, "--out", compared) == 0
+    assert {path: path.stat().st_mtime_ns for path in runs} == runs
+    assert {name: (compared / name).read_bytes() for name in tables} == tables
+
+
+def test_a_run_folder_of_other_settings_is_refused_before_any_run_starts(
+    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "cmp"
+    common = ("--seeds", 1, "--clients", 5, "--jobs", 1, "--set", "device=cpu", "--out", out)
+    assert fairbloom("compare", "--methods", "fedavg", "--rounds", 2, *common) == 0
+    capsys.readouterr()
+    assert fairbloom("compare", "--methods", "fedavg,fedfv", "--rounds", 1, *common) == 2
+    assert "num-rounds = 2 there and 1 here" in capsys.readouterr().err
+    assert [path.name for path in (out / "runs").iterdir()] == ["fedavg-seed0"]
+
+
+def test_more_rounds_extend_the_runs_of_a_comparison_to_the_bits_of_a_longer_one(tmp_path: Path) -> None:
+    words = ("compare", "--methods", "fedavg,fedfv", "--seeds", 1, "--clients", 5, "--jobs", 2, "--set", "device=cpu")
+    assert fairbloom(*words, "--rounds", 2, "--out", tmp_path / "grown") == 0
+    for out in ("grown", "whole"):
+        assert fairbloom(*words, "--rounds", 4, "--out", tmp_path / out) == 0
+    assert (tmp_path / "grown" / "clients.csv").read_bytes() == (tmp_path / "whole" / "clients.csv").read_bytes()
+    for run in ("fedavg-seed0", "fedfv-seed0"):
+        grown, whole = (Outcome.of(tmp_path / out / "runs" / run) for out in ("grown", "whole"))
+        assert not grown.differences(whole)
+
+
+def test_seeds_count_from_the_first_one(tmp_path: Path) -> None:
+    words = ("compare", "--methods", "fedavg", "--seeds", 2, "--seed", 7, "--clients", 5, "--rounds", 1, "--jobs", 1)
+    assert fairbloom(*words, "--model", "mlp", "--partition", "iid", "--out", tmp_path) == 0
+    assert [row["seed"] for row in table(tmp_path / "comparison.csv")] == ["7", "8"]
+    settings = (tmp_path / "runs" / "fedavg-seed8" / "config.toml").read_text()
+    assert 'model = "mlp"' in settings
+    assert 'partition = "iid"' in settings
+
+
+def test_a_script_that_compares_is_not_run_once_more_by_the_processes_of_its_runs(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('begun')\nimport fairbloom\n"
+        "told = fairbloom.compare(methods='fedavg', seeds=1, clients=5, rounds=1, jobs=1, out='cmp')\nprint(told)\n"
+    )
+    ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == f"begun\nComparison('{tmp_path}/cmp': FedAvg; 1 seed, accuracy, %)\n"
+
+
+def test_too_many_clients_are_refused_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 1000, "--jobs", 1)
+    assert fairbloom(*words, "--out", tmp_path / "cmp") == 2
+    assert "clients = 1000" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_comparison_ends_with_130_and_finishes_no_run_first(tmp_path: Path) -> None:
+    """Ctrl-C in a terminal reaches the workers as well."""
+    words = ("compare", "--methods", "fedavg", "--seeds", 2, "--clients", 5, "--rounds", 150, "--jobs", 1)
+    process = start(*words, "--out", tmp_path, start_new_session=True)
+    while process.poll() is None and not list(tmp_path.rglob("checkpoint/*.safetensors")):
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in told
+    assert list(tmp_path.rglob("model.safetensors")) == []
+
+
+def test_a_second_comparison_into_a_folder_is_refused_by_name_of_the_first_until_that_was_killed(
+    tmp_path: Path,
+) -> None:
+    words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 2, "--jobs", 1)
+    first = start(*words, "--out", tmp_path / "cmp", start_new_session=True)
+    lock = tmp_path / "cmp" / ".lock"
+    while first.poll() is None and not (lock.exists() and lock.read_text()):
+        time.sleep(0.005)
+    os.killpg(first.pid, signal.SIGSTOP)
+    second = start(*words, "--out", tmp_path / "cmp")
+    printed, told = second.communicate()
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    who = f"process {first.pid} on {socket.gethostname()}"
+    assert (second.returncode, printed) == (2, "")
+    assert told == f"error: {tmp_path}/cmp is written by {who}: wait for it to end, or choose another folder (--out)\n"
+    assert (tmp_path / "cmp" / ".lock").exists()
+    assert fairbloom(*words, "--out", tmp_path / "cmp") == 0
+    assert {path.name for path in (tmp_path / "cmp").iterdir()} == {*WRITTEN, "runs"}
+
+
+def test_a_run_whose_process_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
+    """As the system kills the largest process when memory runs short."""
+    words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 60, "--jobs", 1)
+    process = start(*words, "--out", tmp_path)
+    lock = tmp_path / "runs" / "fedavg-seed0" / ".lock"
+    while process.poll() is None and not (lock.exists() and lock.read_text()):
+        time.sleep(0.005)
+    os.kill(int(re.findall(r"process (\d+)", lock.read_text())[0]), signal.SIGKILL)
+    _, told = process.communicate()
+    assert process.returncode == 2
+    assert told.startswith("error: the system has ended the process of a run")
+    assert told.endswith("lower --jobs, and run the same command again, which continues\n")
+
+
+def is_free(folder: Path) -> bool:
+    """Return whether no process holds the folder."""
+    try:
+        with alone(folder, wait=False):
+            return True
+    except FairbloomError:
+        return False
+
+
+def test_a_comparison_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 100_000, "--jobs", 1)
+    run = tmp_path / "runs" / "fedavg-seed0"
+    command = start(*words, "--out", tmp_path, start_new_session=True)
+    try:
+        while command.poll() is None and not (run / "rounds.csv").exists():
+            time.sleep(0.005)
+        command.kill()
+        command.wait()
+        deadline = time.monotonic() + 20
+        while not is_free(run) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert is_free(run)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(command.pid, signal.SIGKILL)
+        command.communicate()
+
+
+def test_a_comparison_that_fails_ends_no_other_process_of_the_caller(tmp_path: Path) -> None:
+    """Nor one that is started meanwhile: a notebook may have a loader's workers, or a run of its own."""
+    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    other.start()
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(FairbloomError, match="cannot be served"):
+        compare(
+            methods="fedfv,fedavg",
+            seeds=1,
+            clients=5,
+            rounds=300,
+            jobs=2,
+            out=tmp_path,
+            settings={"metrics-port": taken.getsockname()[1]},
+            progress=False,
+        )
+    try:
+        assert other.is_alive()
+        assert {process.pid for process in multiprocessing.active_children()} == {other.pid}
+    finally:
+        other.terminate()
+        other.join()
+
+
+def test_a_method_that_lacks_a_client_of_another_is_refused_by_name(
+    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(compared / "runs", tmp_path / "runs")
+    path = tmp_path / "runs" / "fedfv-seed1" / "clients.csv"
+    path.write_text(re.sub(r"(?m)^2,client-3,.*\n", "", path.read_text()))
+    assert fairbloom(*WORDS, "--out", tmp_path) == 2
+    expected = "FedFV with seed 1 has no test accuracy of client-3 after the last round, as other methods have"
+    assert expected in capsys.readouterr().err
+
+
+def test_a_run_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No port is served twice."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ("--methods", "fedfv", "--seeds", 1, "--clients", 5, "--jobs", 1, "--set", f"metrics-port={port}")
+        assert fairbloom("compare", *words, "--out", tmp_path) == 2
+    assert f"error: FedFV with seed 0: metrics-port = {port} cannot be served" in capsys.readouterr().err
+
+
+def test_a_method_given_twice_is_compared_once(tmp_path: Path) -> None:
+    words = ("compare", "--methods", "fedavg, fedavg", "--seeds", 1, "--clients", 5, "--rounds", 1, "--jobs", 1)
+    assert fairbloom(*words, "--out", tmp_path) == 0
+    assert [row["method"] for row in table(tmp_path / "comparison.csv")] == ["FedAvg"]
+
+
+# Numbers of a comparison, by hand -----------------------------------------------------------------------------------
+
+BY_HAND = compared_by_hand(
+    FedAvg=[{"a": 10.0, "b": 50.0, "c": 90.0}, {"a": 20.0, "b": 50.0, "c": 80.0}],
+    FedFV=[{"a": 40.0, "b": 50.0, "c": 90.0}, {"a": 30.0, "b": 60.0, "c": 70.0}],
+)
+AN_ERROR = compared_by_hand(
+    Score("mae", higher_is_better=False), FedAvg=BY_HAND.values["FedAvg"], FedFV=BY_HAND.values["FedFV"]
+)
+"""The same numbers, of which the lower is the better."""
+
+
+def test_spreads_and_gains_by_hand() -> None:
+    assert BY_HAND.spread("FedAvg", "worst") == pytest.approx((15.0, math.sqrt(50.0)))
+    assert BY_HAND.gain("FedFV", "worst") == pytest.approx((20.0, math.sqrt(200.0)))
+    assert BY_HAND.gain("FedAvg", "worst") == (0.0, 0.0)
+    better = [100 / 3, 200 / 3]  # a client that keeps its accuracy is not better off
+    assert BY_HAND.percent_better("FedFV") == pytest.approx((50.0, statistics.stdev(better)))
+
+
+def test_one_seed_has_no_deviation() -> None:
+    assert compared_by_hand(FedAvg=[{"a": 10.0, "b": 20.0}]).spread("FedAvg", "mean") == (15.0, 0.0)
+
+
+def test_with_an_error_a_gain_is_a_fall() -> None:
+    assert AN_ERROR.spread("FedAvg", "worst") == pytest.approx((85.0, math.sqrt(50.0)))
+    assert AN_ERROR.gain("FedFV", "worst") == pytest.approx((5.0, math.sqrt(50.0)))
+    assert AN_ERROR.gain("FedFV", "best") == pytest.approx((-20.0, math.sqrt(200.0)))
+    better = [0.0, 100 / 3]
+    assert AN_ERROR.percent_better("FedFV") == pytest.approx((100 / 6, statistics.stdev(better)))
+    assert AN_ERROR.kindest == "FedFV"
+    told = sentence(AN_ERROR)
+    assert told == (
+        "FedAvg leaves its worst tenth of clients at mae 85 while the mean is 50 (lower is better); "
+        "FedFV brings its worst tenth to 80, with a mean of 56.7."
+    )
+
+
+def test_of_methods_that_are_as_kind_as_the_baseline_the_baseline_is_named() -> None:
+    values = BY_HAND.values["FedAvg"]
+    assert compared_by_hand(TERM=values, FedAvg=values).kindest == "FedAvg"
+
+
+def test_the_kindest_method_is_the_one_whose_worst_tenth_does_best() -> None:
+    assert BY_HAND.kindest == "FedFV"
+    told = sentence(BY_HAND)
+    assert "FedAvg leaves its worst tenth of clients at 15 %" in told
+    assert "FedFV lifts its worst tenth to 35 %" in told
+
+
+def test_the_sentence_claims_nothing_where_nothing_is_gained() -> None:
+    turned = compared_by_hand(FedAvg=BY_HAND.values["FedFV"], FedFV=BY_HAND.values["FedAvg"])
+    assert "no other method here lifts them" in sentence(turned)

@@ -1,0 +1,506 @@
+"""Reproductions: a published table is run, resumed, measured and compared with what was printed."""
+
+import csv
+import json
+import math
+import os
+import shutil
+import signal
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairbloom import Reproduction, reproduce
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.recipes.recipe import Printed, Recipe, load_recipe, names
+from fairbloom.experiments.results.outcome import agree
+from fairbloom.experiments.results.run import load
+from fairbloom.experiments.studies.study import Trial
+from fairbloom.experiments.views.figures import reproduced
+from fairbloom.server.fairness import against_baseline, summarize
+
+from ..helpers import fairbloom, start
+
+RECIPE = """
+title = "A table"
+what = "What it shows."
+source = "Somebody, Somewhere 2020, Table 1"
+published-seeds = 3
+seeds = 2
+measures = [
+    "mean", "std", "worst_10", "angle", "uniform", "client:client-1",
+    "suffering_improved", "overall_change", "percentile_5",
+]
+judged = ["mean"]
+baseline = "FedAvg"
+notes = ["A note below."]
+
+[settings]
+clients = 5
+num-rounds = 2
+device = "cpu"
+qfedavg.lipschitz = 10.0
+
+[variants.shards]
+what = "Two shards a client."
+
+[variants.iid]
+what = "Clients are alike."
+settings = { partition = "iid" }
+
+[[rows]]
+label = "FedAvg"
+published = ["50 ± 300", "-900 ± 1", "", "", "", "", "", "", ""]
+note = "A note beside."
+
+[[rows]]
+label = "q-FedAvg"
+settings = { method = "qfedavg" }
+grid = { qfedavg.q = [0.0, 30.0] }
+variants = ["shards"]
+published.shards = ["-900 ± 1", "", "", "", "", "", "", "", ""]
+
+[[rows]]
+label = "Local"
+settings = { method = "local" }
+evaluated = "personal"
+variants = ["iid"]
+"""
+
+SMALL = """
+title = "A figure"
+what = "What it shows."
+source = "Somebody, Somewhere 2020, Figure 1"
+seeds = 2
+measures = ["mean", "angle", "client:client-1"]
+[settings]
+clients = 5
+num-rounds = 3
+device = "cpu"
+"""
+
+
+def saved(folder: Path, text: str) -> str:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
+    folder = tmp_path_factory.mktemp("reproduced")
+    return reproduce(saved(folder, RECIPE), out=folder / "out", jobs=1, progress=False)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of reproductions that have runs in common."""
+    return tmp_path_factory.mktemp("shared") / "out"
+
+
+@pytest.fixture(scope="module")
+def by_row(done: Reproduction) -> Mapping[tuple[str, str], Any]:
+    return {(row["method"], row["variant"]): row for row in done.as_json["rows"]}
+
+
+def written_in(folder: Path) -> dict[Path, int]:
+    """Return the files in a folder, and when each was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def values_of(done: Reproduction, index: int, model: str = "global") -> list[dict[str, float]]:
+    return [run.final(model=model) for run in done.runs(index)]
+
+
+def judging(**about: Any) -> Recipe:
+    """Return a recipe whose numbers are judged as `about` says."""
+    told = {"title": "A table", "what": "What.", "source": "Somebody", "measures": ["mean"], "rows": [{"label": "A"}]}
+    return Recipe.model_validate(told).model_copy(update=about)
+
+
+# Numbers ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("printed", "found", "printed_seeds", "seeds", "expected"),
+    [
+        # SE = 3/√9 = 1 and 4/√16 = 1, so that 2·√2 = 2.828 is the most
+        (Printed(80.0, 3.0), (82.82, 4.0), 9, 16, True),
+        (Printed(80.0, 3.0), (82.84, 4.0), 9, 16, False),
+        (Printed(80.0, 3.0), (77.18, 4.0), 9, 16, True),
+        # one seed has the printed spread: √(3²/9 + 3²) = 3.162, twice
+        (Printed(80.0, 3.0), (86.3, 0.0), 9, 1, True),
+        (Printed(80.0, 3.0), (86.4, 0.0), 9, 1, False),
+        # without a printed spread, or number of seeds, one point
+        (Printed(80.0), (81.0, 50.0), 9, 16, True),
+        (Printed(80.0), (81.01, 50.0), 9, 16, False),
+        (Printed(80.0, 3.0), (81.01, 50.0), 0, 16, False),
+    ],
+)
+def test_agreement_is_within_two_combined_standard_errors_or_a_point(
+    printed: Printed, found: tuple[float, float], printed_seeds: int, seeds: int, expected: bool
+) -> None:
+    assert agree(judging(published_seeds=printed_seeds), "mean", printed, found, seeds) is expected
+
+
+@pytest.mark.parametrize(("off", "expected"), [(0.2, True), (0.21, False)])
+def test_a_measure_agrees_within_what_its_recipe_tolerates_however_small_the_spreads_are(
+    off: float, expected: bool
+) -> None:
+    tolerant = judging(published_seeds=5, tolerance={"mean": 0.2})
+    assert agree(tolerant, "mean", Printed(80.0, 0.01), (80.0 + off, 0.01), 5) is expected
+    assert not agree(tolerant, "std", Printed(80.0, 0.01), (80.0 + off, 0.01), 5), "it is of another measure"
+
+
+@pytest.mark.parametrize(
+    ("measure", "unit", "off", "expected"),
+    [
+        ("mean", "fraction", 0.01, True),
+        ("mean", "fraction", 0.011, False),
+        ("angle", "percent", 0.011, False),
+        ("suffering_improved", "fraction", 1.0, True),
+        ("suffering_improved", "fraction", 1.1, False),
+    ],
+)
+def test_a_point_is_a_hundredth_of_what_is_no_percentage(measure: str, unit: str, off: float, expected: bool) -> None:
+    assert agree(judging(unit=unit), measure, Printed(0.5), (0.5 + off, 0.0), 5) is expected
+
+
+def test_the_measures_are_those_of_the_runs_tables(done: Reproduction, by_row: Mapping[tuple[str, str], Any]) -> None:
+    values = values_of(done, 0)
+    own = [summarize(each) for each in values]
+    row = by_row["FedAvg", "shards"]
+    percentiles = [np.percentile([*each.values()], 5) for each in values]
+    assert row["measured"]["percentile_5"] == pytest.approx(statistics.fmean(percentiles))
+    for measure in ("mean", "std", "worst_10"):
+        assert row["measured"][measure] == pytest.approx(statistics.fmean(each[measure] for each in own))
+        assert row["spread"][measure] == pytest.approx(statistics.stdev(each[measure] for each in own))
+    assert row["measured"]["angle"] == pytest.approx(statistics.fmean(math.acos(each["cosine"]) for each in own))
+    assert row["measured"]["client:client-1"] == statistics.fmean(each["client-1"] for each in values)
+    uniform = []
+    for run, each in zip(done.runs(0), values, strict=True):
+        examples = run.test_examples()
+        uniform.append(sum(each[name] * examples[name] for name in each) / sum(examples.values()))
+    assert row["measured"]["uniform"] == pytest.approx(statistics.fmean(uniform))
+
+
+def test_a_row_is_measured_against_the_baselines_run_of_the_same_seed_and_variant(
+    done: Reproduction, by_row: Mapping[tuple[str, str], Any]
+) -> None:
+    cases = [(case.row.label, case.variant) for case in done.experiment.cases]
+    base, own = cases.index(("FedAvg", "iid")), cases.index(("Local", "iid"))
+    pairs = list(zip(values_of(done, own, "personal"), values_of(done, base), strict=True))
+    row = by_row["Local", "iid"]["measured"]
+    improved = statistics.fmean(against_baseline(mine, theirs)["suffering_improved"] for mine, theirs in pairs)
+    change = statistics.fmean(statistics.fmean(mine[c] - theirs[c] for c in theirs) for mine, theirs in pairs)
+    assert row["suffering_improved"] == pytest.approx(improved)
+    assert row["overall_change"] == pytest.approx(change)
+    assert by_row["FedAvg", "iid"]["measured"]["overall_change"] == 0.0
+
+
+def test_the_grid_takes_the_point_with_the_best_mean(done: Reproduction, by_row: Mapping[tuple[str, str], Any]) -> None:
+    case = next(case for case in done.experiment.cases if case.row.label == "q-FedAvg")
+    means = {
+        q: statistics.fmean(
+            summarize(load(done.experiment.folder(Trial(case, {"qfedavg.q": q}, seed))).final())["mean"]
+            for seed in (0, 1)
+        )
+        for q in (0.0, 30.0)
+    }
+    row = by_row["q-FedAvg", "shards"]
+    assert row["parameters"] == {"q": max(means, key=lambda q: means[q])}
+    assert row["measured"]["mean"] == pytest.approx(max(means.values()))
+
+
+def test_a_fraction_is_a_hundredth_of_a_percentage(tmp_path: Path, done: Reproduction) -> None:
+    text = RECIPE.replace('baseline = "FedAvg"', 'baseline = "FedAvg"\nunit = "fraction"').replace('"std"', '"var"')
+    again = Reproduction(replace(done.experiment, cases=load_recipe(saved(tmp_path, text)).cases()))
+    percent, fraction = (each.as_json["rows"][0]["measured"] for each in (done, again))
+    for measure in ("mean", "worst_10", "uniform", "client:client-1", "overall_change"):
+        assert fraction[measure] == pytest.approx(percent[measure] / 100.0)
+    assert fraction["angle"] == percent["angle"]
+    assert fraction["suffering_improved"] == percent["suffering_improved"]
+    assert fraction["var"] <= 0.25
+
+
+# What is told --------------------------------------------------------------------------------------------------------
+
+
+def test_json_has_a_row_a_method_and_variant_with_published_measured_spread_and_agreement(
+    done: Reproduction, by_row: Mapping[tuple[str, str], Any]
+) -> None:
+    told = json.loads(json.dumps(done.as_json))
+    assert (told["recipe"], told["comparable"], told["seeds"]) == ("mine", True, [0, 1])
+    assert [(row["method"], row["variant"]) for row in told["rows"]] == [
+        ("FedAvg", "shards"),
+        ("q-FedAvg", "shards"),
+        ("FedAvg", "iid"),
+        ("Local", "iid"),
+    ]
+    fedavg = by_row["FedAvg", "shards"]
+    assert fedavg["published"] == {"mean": 50.0, "std": -900.0}
+    assert fedavg["published_spread"] == {"mean": 300.0, "std": 1.0}
+    assert fedavg["measured"].keys() == fedavg["spread"].keys() == {*done.recipe.measures}
+    assert fedavg["note"] == "A note beside."
+    assert fedavg["agrees"] is True, "std disagrees, and is not judged"
+    assert fedavg["disagrees_in"] == ["std"]
+    assert by_row["q-FedAvg", "shards"]["agrees"] is False
+    assert by_row["Local", "iid"]["published"] == {}
+    assert by_row["Local", "iid"]["agrees"] is None
+
+
+def test_the_table_and_the_figure_are_written(done: Reproduction) -> None:
+    with (done.folder / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * len(done.recipe.measures)
+    first = rows[0]
+    assert (first["variant"], first["method"], first["measure"], first["agrees"]) == ("shards", "FedAvg", "mean", "yes")
+    assert float(first["published"]) == 50.0
+    assert float(first["measured"]) == done.outcomes[0].measured["mean"][0]
+    assert (done.folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert (done.folder / "figure.svg").exists()
+
+
+def test_the_printed_table_has_both_numbers_the_notes_and_the_verdict(
+    done: Reproduction, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done.show()
+    told = capsys.readouterr().out
+    mean, spread = done.outcomes[0].measured["mean"]
+    for words in (
+        "50.00 ±300.00",
+        f"{mean:.2f} ±{spread:.2f}",
+        "≠",
+        "A note beside.",
+        "A note below.",
+        "Local, measured",
+    ):
+        assert words in told
+    assert "2 of 3 rows agree with what was printed" in told
+    assert "shards: Two shards a client." in told
+
+
+def test_the_list_names_each_recipe_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("reproduce", "--list", "--json") == 0
+    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert listed["fedfv-table3"]["tasks"] == ["fashion-mnist"]
+    assert listed["fedfv-table3"]["runs"] == 5 * listed["fedfv-table3"]["rows"]
+    assert fairbloom("reproduce", "--list") == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in names())
+
+
+# What is run --------------------------------------------------------------------------------------------------------
+
+
+def test_what_has_run_is_not_run_again_and_more_seeds_add_to_it(done: Reproduction, tmp_path: Path) -> None:
+    before = written_in(done.folder)
+    again = reproduce(saved(tmp_path, RECIPE), seeds=3, rows=["FedAvg, iid"], out=done.folder, jobs=1, progress=False)
+    assert before.items() <= written_in(done.folder).items(), "table and figure of all rows stay as they are"
+    assert [outcome.case.full_name for outcome in again.outcomes] == ["FedAvg, iid"]
+    assert len(again.runs(0)) == 3
+
+
+def test_what_is_finished_is_shown_and_nothing_is_run(
+    tmp_path: Path, done: Reproduction, by_row: Mapping[tuple[str, str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of a grid is missing, and one of a baseline, which another row is measured against."""
+    folder = tmp_path / "out"
+    shutil.copytree(done.folder, folder)
+    grid, baseline = done.experiment.cases[1:3]
+    best = {f"qfedavg.{key}": value for key, value in by_row["q-FedAvg", "shards"]["parameters"].items()}
+    for trial in (Trial(grid, best, 1), Trial(baseline, {}, 1)):
+        shutil.rmtree(folder / "runs" / done.experiment.folder(trial).name)
+    before = written_in(folder)
+    command = ("reproduce", saved(tmp_path, RECIPE), "--show", "--out", folder)
+    assert fairbloom(*command, "--json") == 0
+    fedavg, other, base, local = json.loads(capsys.readouterr().out)["rows"]
+    assert fedavg == by_row["FedAvg", "shards"]
+    assert (other["seeds"], other["unfinished"], other["agrees"]) == (2, 1, None)
+    assert other["parameters"]["q"] != best["qfedavg.q"], "a point without all of its runs is not chosen"
+    assert [(row["seeds"], row["unfinished"], row["disagrees_in"]) for row in (base, local)] == [(1, 1, [])] * 2
+    assert base["measured"]["mean"] == summarize(values_of(done, 2)[0])["mean"]
+    assert fairbloom(*command) == 0
+    told = capsys.readouterr().out
+    assert "measured, 1 of 2 seeds" in told
+    assert "unfinished" in told
+    assert "Rows finished: 1 of 4; runs missing: 2." in told
+    assert written_in(folder) == before
+
+
+def test_nothing_is_written_where_nothing_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("reproduce", saved(tmp_path, RECIPE), "--show", "--out", tmp_path / "out") == 0
+    assert "Rows finished: 0 of 4; runs missing: 10." in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_that_need_the_same_run_share_it(tmp_path: Path) -> None:
+    text = f"""{SMALL}[[rows]]
+label = "Ditto"
+settings = {{ method = "ditto" }}
+[[rows]]
+label = "Ditto, personal"
+settings = {{ method = "ditto" }}
+evaluated = "personal"
+"""
+    both = reproduce(saved(tmp_path, text), seeds=1, out=tmp_path / "out", jobs=1, progress=False)
+    assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == [both.runs(0)[0].folder.name]
+    assert both.outcomes[0].measured["mean"] != both.outcomes[1].measured["mean"]
+
+
+def test_an_interrupted_reproduction_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+    text = SMALL.replace("num-rounds = 3", "num-rounds = 40").replace("seeds = 2", "seeds = 1")
+    path = saved(tmp_path, f'{text}[[rows]]\nlabel = "A"\n[[rows]]\nlabel = "B"\nsettings = {{ momentum = 0.5 }}\n')
+    process = start("reproduce", path, "--jobs", 1, "--out", tmp_path / "cut", start_new_session=True)
+    while process.poll() is None and not list(tmp_path.rglob("checkpoint/*.safetensors")):
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate()
+    assert process.returncode == 130
+    assert "the same command continues" in told
+    assert not (tmp_path / "cut" / "results.csv").exists()
+    cut, whole = (reproduce(path, out=tmp_path / out, jobs=2, progress=False) for out in ("cut", "whole"))
+    assert cut.rows() == whole.rows()
+
+
+def test_quick_runs_a_seed_and_a_tenth_of_the_rounds_and_says_that_nothing_can_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = SMALL.replace("num-rounds = 3", "num-rounds = 35\nevaluate-every = 10")
+    path = saved(tmp_path, f'{text}[[rows]]\nlabel = "A"\npublished = ["50", "", ""]\n')
+    assert fairbloom("reproduce", path, "--quick", "--jobs", 1) == 0
+    assert "cut short by --quick: the numbers cannot be compared" in capsys.readouterr().out
+    (folder,) = (tmp_path / "runs" / "reproduce" / "mine-quick" / "runs").iterdir()
+    run = load(folder)
+    assert (run.num_rounds, run.settings["evaluate-every"], run.settings["seed"]) == (4, 1, 0)
+    assert fairbloom("reproduce", path, "--quick", "--jobs", 1, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["quick"], told["comparable"], told["seeds"]) == (True, False, [0])
+
+
+def test_rows_are_chosen_by_their_names_with_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path, RECIPE)
+    words = ("--seeds", 1, "--jobs", 1, "--out", tmp_path / "out", "--set", "qfedavg.q=0.5", "--json")
+    assert fairbloom("reproduce", path, "--rows", "q-fedavg", *words) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["method"] for row in told["rows"]] == ["FedAvg", "q-FedAvg"]
+    assert told["comparable"] is False, "it has other settings than the recipe's"
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 2, "what the user sets, the grid does not try"
+    assert fairbloom("reproduce", path, "--rows", "FedFV", *words) == 2
+    assert "recipe mine has no such row: there are FedAvg, q-FedAvg, Local" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("seed=3", "a recipe sets seed run by run: use --seeds"),
+        ("fedmgdaplus.epsilon=1", "fedmgdaplus.epsilon has no effect"),
+        ("num-round=3", "unknown setting num-round"),
+    ],
+)
+def test_a_setting_that_no_run_takes_is_refused_and_nothing_is_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, told: str
+) -> None:
+    path = saved(tmp_path, RECIPE)
+    assert fairbloom("reproduce", path, "--set", setting, "--out", tmp_path / "out") == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_name_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("reproduce") == 2
+    assert "fairbloom reproduce --list names them" in capsys.readouterr().err
+
+
+def test_a_client_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, shared: Path) -> None:
+    text = f'{SMALL}[[rows]]\nlabel = "A"\n'.replace("client:client-1", "client:shirt")
+    with pytest.raises(FairbloomError, match=r"client:shirt: .* has no client of that name: there are client-0, cl"):
+        reproduce(saved(tmp_path, text), seeds=1, out=shared, jobs=1, progress=False)
+
+
+def test_a_run_that_fails_is_told_and_never_the_best_and_the_others_stand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps so long make updates that are not finite, so that no round can be used."""
+    text = f"""{SMALL}[[rows]]
+label = "A"
+grid = {{ learning-rate = [1e300, 0.1] }}
+[[rows]]
+label = "B"
+settings = {{ learning-rate = 1e300 }}
+""".replace("[settings]", "[settings]\nunused-rounds = 1")
+    done = reproduce(saved(tmp_path, text), seeds=1, out=tmp_path / "out", jobs=1, progress=False)
+    good, bad = done.outcomes
+    assert good.parameters == {"learning-rate": 0.1}
+    assert good.measured["mean"][0] > 0.0
+    assert (bad.measured, bad.agrees) == ({}, None)
+    assert bad.as_json["fault"]
+    done.show()
+    assert "failed" in capsys.readouterr().out
+
+
+def test_a_grid_is_searched_with_its_seeds_alone_and_by_the_validation_examples(tmp_path: Path) -> None:
+    text = f"""{SMALL}[grid]
+learning-rate = [0.001, 0.1]
+[[rows]]
+label = "A"
+""".replace("seeds = 2", "seeds = 2\ngrid-seeds = 1").replace("[settings]", "[settings]\nvalidation-share = 0.2")
+    done = reproduce(saved(tmp_path, text), out=tmp_path / "out", jobs=1, progress=False)
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 3
+    (case,) = done.experiment.cases
+    found = {
+        rate: statistics.fmean(
+            load(done.experiment.folder(Trial(case, {"learning-rate": rate}, 0))).final(split="validation").values()
+        )
+        for rate in (0.001, 0.1)
+    }
+    assert done.outcomes[0].parameters["learning-rate"] == max(found, key=lambda rate: found[rate])
+
+
+# Figures ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_figure_over_the_rounds_has_the_curves_of_its_rows(tmp_path: Path, shared: Path) -> None:
+    text = f'{SMALL}[figure]\nwindow = 2\n[[rows]]\nlabel = "A"\n'
+    done = reproduce(saved(tmp_path, text), out=shared, jobs=1, progress=False)
+    with (done.folder / "curves.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["measure"] == "mean"]
+    by_seed = [
+        [float(row["test_accuracy_of_global_model_mean"]) for row in run.rows_of_rounds()] for run in done.runs(0)
+    ]
+    last = [statistics.fmean(values[-2:]) for values in by_seed]
+    assert [int(row["round"]) for row in rows] == [1, 2, 3]
+    assert float(rows[0]["mean"]) == pytest.approx(statistics.fmean(values[0] for values in by_seed))
+    assert float(rows[-1]["mean"]) == pytest.approx(statistics.fmean(last))
+    assert float(rows[-1]["deviation"]) == pytest.approx(statistics.stdev(last))
+    assert (done.folder / "figure.svg").exists()
+
+
+def test_a_figure_against_a_setting_joins_rows_of_one_label(tmp_path: Path, shared: Path) -> None:
+    text = f"""{SMALL}[figure]
+x = "momentum"
+[[rows]]
+label = "With momentum"
+settings = {{ momentum = 0.1 }}
+[[rows]]
+label = "With momentum"
+settings = {{ momentum = 0.5 }}
+[[rows]]
+label = "Without"
+"""
+    done = reproduce(saved(tmp_path, text), seeds=1, out=shared, jobs=1, progress=False)
+    figure = reproduced(done)
+    assert [axes.get_xlabel() for axes in figure.axes] == ["momentum"] * 3
+    mean = figure.axes[0]
+    (line,) = mean.containers
+    expected = [outcome.measured["mean"][0] for outcome in done.outcomes]
+    assert line.lines[0].get_xdata().tolist() == [0.1, 0.5]
+    assert line.lines[0].get_ydata().tolist() == expected[:2]
+    assert [level.get_ydata() for level in mean.lines if level.get_label() == "Without"] == [[expected[2]] * 2]

@@ -1,0 +1,158 @@
+"""Tables that have all of their numbers at any width, and that follow the score's direction."""
+
+import io
+import re
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.text import Text
+
+from fairbloom.experiments.results.comparison import Comparison
+from fairbloom.experiments.views import tables
+from fairbloom.experiments.views.catalogue import describe
+from fairbloom.experiments.views.tables import Grid, Page, client_grid, method_grid
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.server.settings import default_config
+from fairbloom.strategies import METHODS
+
+from ..helpers import compared_by_hand, fairbloom
+
+MAE = Score("mae", higher_is_better=False)
+WIDTHS = (40, 60, 80, 200, None)
+"""Of the console; None: a pipe, whose reader has no width."""
+
+
+@pytest.fixture(params=WIDTHS, ids=lambda width: f"{width} columns" if width else "piped")
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    chosen: int | None = request.param
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if chosen:
+        monkeypatch.setenv("COLUMNS", str(chosen))
+    return chosen
+
+
+def made_up(count: int, score: Score = ACCURACY, clients: int = 20, seeds: int = 3) -> Comparison:
+    """Return a comparison of so many methods, most of them with long names."""
+    rng = np.random.default_rng(count)
+    methods = ["FedAvg", *(f"FedFV (alpha={k / 100}, tau={k}, order=random, proximal-mu=0.1)" for k in range(1, count))]
+    scale = 100.0 if score.percent else 0.01
+    return compared_by_hand(
+        score,
+        **{
+            method: [
+                {f"hospital-{k}": float(v) for k, v in enumerate(rng.uniform(0, scale, clients))} for _ in range(seeds)
+            ]
+            for method in methods
+        },
+    )
+
+
+def printed(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what is printed of a table."""
+    file = io.StringIO()
+    monkeypatch.setattr(tables, "console", Page(file=file, highlight=False))
+    tables.show_grid(grid)
+    return file.getvalue()
+
+
+def words_of(grid: Grid) -> Iterator[str]:
+    for row in [grid.headings, *grid.rows]:
+        for cell in row:
+            yield from Text.from_markup(cell).plain.split()
+
+
+@pytest.mark.parametrize("score", [ACCURACY, MAE], ids=["accuracy", "an error"])
+@pytest.mark.parametrize("count", [2, 10, 30])
+def test_a_comparison_is_printed_whole_at_any_width(
+    count: int, score: Score, width: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = made_up(count, score)
+    for grid in (method_grid(comparison), client_grid(comparison)):
+        text = printed(grid, monkeypatch)
+        assert "…" not in text.replace("… 11 more", "")
+        assert max(map(cell_len, text.splitlines())) <= (width or 100_000)
+        for cells in grid.rows:
+            for cell in cells[1:]:
+                assert Text.from_markup(cell).plain in text
+        # A name may be folded anywhere, so its words are looked for in the text without spaces and edges.
+        together = re.sub(r"[\s─]", "", text)
+        if width in (200, None):
+            assert all(word in together for word in words_of(grid))
+
+
+def test_names_of_rows_are_folded_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    text = printed(Grid(("method", "mean"), [("x" * 100, "1.0")]), monkeypatch)
+    assert text.count("x") == 100
+
+
+def test_a_table_that_fits_is_one_and_a_wide_one_has_the_names_of_rows_in_each_part() -> None:
+    grid = Grid(("method", *(f"column {k}" for k in range(8))), [("FedAvg", *(["12.3 ±4.5"] * 8))])
+    assert len(grid.tables(200)) == 1
+    parts = grid.tables(40)
+    assert len(parts) > 1
+    assert all(next(iter(part.columns[0].cells)) == "FedAvg" for part in parts)
+    assert sum(len(part.columns) - 1 for part in parts) == 8
+
+
+def test_more_methods_than_clients_are_rows() -> None:
+    assert client_grid(made_up(5)).headings[0] == "client"
+    assert client_grid(made_up(15)).headings[0] == "method"
+
+
+def test_numbers_have_the_decimals_that_three_digits_take() -> None:
+    assert method_grid(made_up(2)).rows[0][1].count(".") == 2
+    for scale, expected in ((0.004, "0.00300"), (0.4, "0.300"), (40.0, "30.0"), (4000.0, "3000")):
+        comparison = compared_by_hand(Score("rmse", higher_is_better=False), FedAvg=[{"a": 0.5 * scale, "b": scale}])
+        assert method_grid(comparison).rows[0][1].split()[0] == expected
+
+
+def test_green_is_better_and_red_worse_whatever_the_direction() -> None:
+    values = {"FedAvg": [{"a": 1.0, "b": 2.0, "c": 3.0}], "FedFV": [{"a": 2.0, "b": 1.0, "c": 3.0}]}
+    for score, better, worse in ((Score("auc"), "a", "b"), (MAE, "b", "a")):
+        rows = {row[0]: row[2] for row in client_grid(compared_by_hand(score, **values)).rows}
+        assert "green" in rows[better]
+        assert "red" in rows[worse]
+        assert "default" in rows["c"]
+
+
+def test_the_worst_served_client_comes_first_whatever_the_direction() -> None:
+    values = [{"a": 1.0, "b": 3.0, "c": 2.0}]
+    assert [row[0] for row in client_grid(compared_by_hand(Score("auc"), FedAvg=values)).rows] == ["a", "c", "b"]
+    assert [row[0] for row in client_grid(compared_by_hand(MAE, FedAvg=values)).rows] == ["b", "c", "a"]
+
+
+def test_tables_say_what_was_measured_and_which_way_is_better() -> None:
+    assert method_grid(made_up(2)).title == "Final model over clients: test accuracy, %"
+    assert method_grid(made_up(2, MAE)).title == "Final model over clients: test mae, lower is better"
+
+
+@pytest.mark.parametrize("command", ["settings", "methods", "tasks"])
+def test_lists_are_printed_whole_at_any_width(
+    command: str, width: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert fairbloom(command) == 0
+    text = capsys.readouterr().out
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= (width or 100_000)
+    together = re.sub(r"\s", "", text)
+    if command == "settings":
+        for key, value in default_config().items():
+            assert re.search(rf"^ *{re.escape(key)}(?: =)? +{re.escape(repr(value))}", text, re.MULTILINE), key
+    if command == "methods":
+        for name in METHODS:
+            for parameter in describe(name).parameters:
+                told = f"{parameter.key} ({parameter.range}, default {parameter.default}) {parameter.description}"
+                assert re.sub(r"\s", "", told) in together
+    if command == "tasks":
+        assert "digits.rotated-clients(intatleast0,default0)Numberofclientswhoseimages" in together
+
+
+def test_a_terminal_has_the_width_that_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert Page(file=io.StringIO()).width > 10_000
+    assert Page(file=sys.stdout, force_terminal=True).width < 10_000
