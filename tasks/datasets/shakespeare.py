@@ -140,7 +140,7 @@ def _fetch_tiny(place: Path) -> None:
     """Download tiny Shakespeare into a folder, with a progress bar."""
     (file,) = TASKS[TINY].files
     path = place / file.path
-    library("pooch").retrieve(ADDRESS, f"md5:{file.md5}", fname=path.name, path=path.parent, progressbar=True)
+    library("pooch", "downloads").retrieve(ADDRESS, f"md5:{file.md5}", fname=path.name, path=path.parent, progressbar=True)
 
 
 def speeches_in(path: Path) -> dict[str, str]:
