@@ -68,7 +68,7 @@ def declared(*, extras: bool = True, group: str | None = None) -> list[Requireme
     """Return what pyproject.toml asks for."""
     if group is not None:
         return [Requirement(line) for line in PROJECT["dependency-groups"][group]]
-    optional = [line for lines in OPTIONAL.values() for line in lines]
+    optional = [line for extra, lines in OPTIONAL.items() if extra != "all" for line in lines]
     return [Requirement(line) for line in (*PROJECT["project"]["dependencies"], *(optional if extras else []))]
 
 
@@ -170,6 +170,13 @@ def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
         assert ranges[Requirement(line).name] == Requirement(line).specifier, line
 
 
+def test_the_extra_all_brings_every_other_one() -> None:
+    """But for those of devices, which list what a plain installation has."""
+    (line,) = OPTIONAL["all"]
+    assert Requirement(line).name == PROJECT["project"]["name"]
+    assert Requirement(line).extras == OPTIONAL.keys() - {"all", "client", "server"}
+
+
 def test_no_client_gets_what_only_simulation_and_figures_need() -> None:
     assert not {"ray", "matplotlib", "cvxopt", "pytest"} & set(locked("client"))
     assert set(locked("client")) < set(locked("server")) < set(locked("requirements"))
@@ -192,8 +199,8 @@ def files_of(module: str) -> Iterator[Path]:
     """Return the files that an import of a module runs, but for fairbloom itself, which imports others when asked."""
     parts = module.split(".")[1:]
     for size in range(1, len(parts) + 1):
-        for place in (ROOT.joinpath(*parts[:size]), ROOT.joinpath("fairbloom", *parts[:size])):
-            yield from (file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file())
+        place = ROOT.joinpath("fairbloom", *parts[:size])
+        yield from (file.resolve() for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file())
 
 
 def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> None:
@@ -216,7 +223,7 @@ def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> Non
     def names(lines: Iterable[str]) -> set[str]:
         return {canonicalize_name(Requirement(line).name) for line in lines}
 
-    optional = names(line for extra in ("images", "datasets") for line in OPTIONAL[extra]) | {"datasets"}
+    optional = names(line for extra in ("images", "datasets", "downloads") for line in OPTIONAL[extra]) | {"datasets"}
     flowers = names(requires("flwr") or []) - names(PROJECT["project"]["dependencies"])
     assert {"flwr", "torch", "pydantic", "pillow"} <= imported
     assert imported - optional - flowers <= names(OPTIONAL["client"])

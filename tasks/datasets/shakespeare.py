@@ -140,7 +140,8 @@ def _fetch_tiny(place: Path) -> None:
     """Download tiny Shakespeare into a folder, with a progress bar."""
     (file,) = TASKS[TINY].files
     path = place / file.path
-    library("pooch", "downloads").retrieve(ADDRESS, f"md5:{file.md5}", fname=path.name, path=path.parent, progressbar=True)
+    retrieve = library("pooch", "downloads").retrieve
+    retrieve(ADDRESS, f"md5:{file.md5}", fname=path.name, path=path.parent, progressbar=True)
 
 
 def speeches_in(path: Path) -> dict[str, str]:

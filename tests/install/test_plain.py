@@ -1,0 +1,75 @@
+"""A plain `pip install fairbloom`, without any extra, runs and compares with tables and figures."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import ROOT
+
+from .without import environment_of
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of processes that find what a plain installation brings, and nothing else."""
+    path = environment_of(PROJECT["dependencies"], tmp_path_factory.mktemp("plain") / "path")
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def fairbloom(plain: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).with_name("fairbloom"), *arguments]
+    return subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("extra", ["ray", "pooch", "tqdm", "pandas", "torchvision", "flwr_datasets", "torchjd"])
+def test_what_extras_bring_is_not_found(plain: dict[str, str], extra: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import {extra}"], cwd=tmp_path, env=plain, capture_output=True)
+    assert b"ModuleNotFoundError" in done.stderr
+
+
+def test_it_compares_methods_and_draws_the_figures(plain: dict[str, str], tmp_path: Path) -> None:
+    options = ("--clients", "4", "--rounds", "2", "--seeds", "1", "--methods", "fedavg,fedfv", "--out", "compared")
+    done = fairbloom(plain, tmp_path, "compare", *options)
+    assert done.returncode == 0, done.stderr
+    assert "FedFV" in done.stdout
+    assert list((tmp_path / "compared").glob("*.png"))
+    shown = fairbloom(plain, tmp_path, "show", "compared")
+    assert shown.returncode == 0, shown.stderr
+    assert "FedFV" in shown.stdout
+
+
+def test_it_runs_on_several_processes(plain: dict[str, str], tmp_path: Path) -> None:
+    options = ("--clients", "4", "--rounds", "2", "--set", "engine=workers", "--out", "ran")
+    done = fairbloom(plain, tmp_path, "run", *options)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ran" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (("--task", "digits", "--set", "engine=ray"), "ray"),
+        (("--task", "adult"), "downloads"),
+        (("--task", "shakespeare"), "downloads"),
+        (("--task", "mnist"), "images"),
+        (("--task", "femnist"), "datasets"),
+        (("--partition", "flwr:IidPartitioner"), "datasets"),
+        (("--method", "torchjd:upgrad"), "torchjd"),
+        (("--set", "metrics-port=9464"), "metrics"),
+    ],
+)
+def test_what_needs_an_extra_says_in_one_line_which(
+    plain: dict[str, str], arguments: tuple[str, ...], extra: str, tmp_path: Path
+) -> None:
+    plain = {**plain, "FAIRBLOOM_DATA": "", "XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
+    done = fairbloom(plain, tmp_path, "run", "--rounds", "1", "--out", "ran", *arguments)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert f"pip install 'fairbloom[{extra}]'" in " ".join(done.stderr.replace("│", " ").split())
+    assert extra in PROJECT["optional-dependencies"]
