@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +15,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.imports import imported
 from fairbloom.strategies import FedFV, find_method
 from fairbloom.tasks import find_task
+
+from .commands import fairbloom
 
 THEIRS = '''
 """Somebody's task and method."""
@@ -95,12 +95,6 @@ SETTINGS |= {"fraction": 0.5, "device": "cpu"}
 def here(tmp_path: Path) -> Path:
     (tmp_path / "theirs.py").write_text(THEIRS)
     return tmp_path
-
-
-def fairbloom(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    code = "from fairbloom.cli import main; main()"
-    command = [sys.executable, "-P", "-c", code, *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:
