@@ -1,6 +1,6 @@
 """A reader of a page who does what it says, from top to bottom, in the folder in which she stands.
 
-`read("README.md")` follows these rules:
+`python -m tests.docs.reader README.md` follows these rules:
 
 - A block of Python runs as a cell of a notebook does: what one defines, the next ones know. A ServerApp that it makes
   is run, with the page's ClientApp, or else with clients that reply what they are asked for.
@@ -235,8 +235,7 @@ def simple_clients() -> ClientApp:
     return app
 
 
-def read(page: str) -> None:
-    """Do what a page says, in the current directory, as the only thing that this process does."""
+if __name__ == "__main__":
     sys.dont_write_bytecode = True  # a file that goes on within the same second would be taken for the one before
     sys.path.insert(0, str(Path.cwd()))
-    Reader().follow(page)
+    Reader().follow(sys.argv[1])

@@ -1,8 +1,11 @@
 """Every code block of README.md and docs/ is run as it is printed, by the reader or by a test that is named."""
 
 import importlib
+import os
 import re
 import shlex
+import subprocess
+import sys
 import traceback
 from pathlib import Path
 from shutil import copytree
@@ -13,9 +16,8 @@ import typer
 from fairbloom.cli import app
 from fairbloom.deploy.device.cli import DEFAULT, WithDefault
 
-from ..commands import call
 from .pages import ELSEWHERE, PAGES, ROOT, blocks
-from .reader import Reader, is_shown, read
+from .reader import Reader, is_shown
 
 READ = [page for page in PAGES if any(not block.elsewhere for block in blocks(page))]
 
@@ -25,7 +27,9 @@ def test_what_a_page_shows_works(page: str, tmp_path: Path) -> None:
     """What the page takes for granted, the reader's own data and modules, lies in given/."""
     if (given := Path(__file__).parent / "given" / Path(page).stem).is_dir():
         copytree(given, tmp_path, dirs_exist_ok=True)
-    done = call(read, page, folder=tmp_path, environment={"COLUMNS": "120"})  # tables are as wide as on a screen
+    reader = [sys.executable, "-P", "-m", "tests.docs.reader", page]
+    wide = os.environ | {"COLUMNS": "120"}  # tables are as wide as on a screen
+    done = subprocess.run(reader, cwd=tmp_path, env=wide, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-5000:]
 
 
