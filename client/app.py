@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 
 from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.protocol import names as wire
+from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.protocol.version import check_protocol
 from fairbloom.tasks import find_task, forget_own_tasks
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 PERSONAL_MODEL, ABOUT_PERSONAL, ROUND = "personal-model", "personal", "round"
 """Where Flower's context holds a client's last personal model, and the round that made it."""
 
-OWN_PLACES = ("state-dir", "data-dir")
+PLACES = marked(Mark.DEVICE)
 """Where this device keeps things: its owner says it in the node config, which wins over a run's settings."""
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -104,7 +105,7 @@ def is_deployed(context: Context) -> bool:
     Flower's simulation is one process on one machine. It numbers its clients and gives them no folder of their own.
     """
     node = context.node_config
-    return "num-partitions" not in node or any(node.get(key) for key in OWN_PLACES)
+    return "num-partitions" not in node or any(node.get(key) for key in PLACES)
 
 
 def local_of(context: Context, agreed: str = "") -> LocalClient:
@@ -146,7 +147,7 @@ def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
     """Return the settings on this device, which partition of the data is its own, and what the client calls itself."""
     begin_run(context.run_id)
     node = context.node_config
-    config = {**context.run_config, **{key: place for key in OWN_PLACES if (place := node.get(key))}}
+    config = {**context.run_config, **{key: place for key in PLACES if (place := node.get(key))}}
     config[wire.DEPLOYED] = is_deployed(context)
     partition, name = node.get("partition-id"), node.get("name")
     if "num-partitions" not in node and find_task(str(config["task"])).own_clients:

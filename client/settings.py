@@ -11,7 +11,8 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import AGREED, DEPLOYED
-from fairbloom.protocol.settings import OWN_SETTINGS, Mark, complete, digest, marked, of_kind, spread
+from fairbloom.protocol.parameters import of_kind
+from fairbloom.protocol.settings import OWN_SETTINGS, Mark, complete, digest, marked, spread
 from fairbloom.tasks import TASKS, find_task
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
@@ -46,7 +47,7 @@ def _own(task: object) -> dict[str, type]:
     if not isinstance(task, str) or not (task in TASKS or is_import_string(task)):
         return {}
     info = find_task(task)
-    return {info.key(setting): type(setting.default) for setting in info.settings}
+    return {setting.key: setting.kind for setting in info.settings}
 
 
 def taken(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from torchjd import aggregation
 
-from fairbloom.experiments.views.catalogue import Method, Parameter, describe
+from fairbloom.experiments.views.catalogue import Method, default_of, describe
 from fairbloom.protocol.names import ACCURACY_AFTER, LEARNING_RATE, LOSS_BEFORE
-from fairbloom.server.settings import Value
-from fairbloom.server.settings import parameters as all_parameters
+from fairbloom.protocol.parameters import Parameter, Value
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import STARTING_POINTS, takes_gram
 
@@ -244,11 +243,11 @@ def example(method: Method) -> dict[Parameter, Value]:
 
     Words that choose a variant are left out.
     """
-    known, drawn = all_parameters(), toy.ARGUMENTS.get(method.name, {})
+    drawn = toy.ARGUMENTS.get(method.name, {})
     return {
-        parameter: drawn[known[parameter.key].argument] if default is None else default
+        parameter: drawn[parameter.argument] if parameter.default is None else parameter.default
         for parameter in method.parameters
-        if not isinstance(default := known[parameter.key].default, str)
+        if not isinstance(parameter.default, str)
     }
 
 
@@ -264,7 +263,7 @@ def signature(method: type[FairStrategy]) -> str:
 
 def call(title: str, arguments: dict[Parameter, Value]) -> str:
     """Return the Python expression that makes a strategy."""
-    given = (f"{parameter.key.partition('.')[2].replace('-', '_')}={value}" for parameter, value in arguments.items())
+    given = (f"{parameter.argument}={value}" for parameter, value in arguments.items())
     return f"{title}({', '.join(given)})"
 
 
@@ -280,7 +279,7 @@ def parameters(method: Method) -> str:
     prior = f"`weighting` is `{method.weighting}` if nothing else is said."
     prior = "It has no prior and refuses a `weighting`." if method.weighting == "no prior" else prior
     rows = [
-        (f"`{parameter.key}`", parameter.range, f"`{parameter.default}`", parameter.description)
+        (f"`{parameter.key}`", parameter.range, f"`{default_of(parameter)}`", parameter.description)
         for parameter in method.parameters
     ]
     own = table(("Key in a run", "Range", "Default", "Meaning"), rows) if rows else "It has none of its own."

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fairbloom.protocol.settings import RunSettings, key_of
+from fairbloom.protocol.settings import SETTINGS
 from fairbloom.server.settings import default_config, parameters
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -17,8 +17,8 @@ HEAD = "[tool.flwr.app.config]\n"
 
 def block() -> str:
     """Return the lines of the block: each setting with its default, and in words what it is."""
-    words = {key_of(name): field.description for name, field in RunSettings.model_fields.items()}
-    words |= {key: f"{each.range}: {each.description.rstrip('.')}" for key, each in parameters().items()}
+    known = {**SETTINGS, **parameters()}
+    words = {key: f"{each.range}: {each.description.rstrip('.')}" for key, each in known.items()}
     default = {key: tomli_w.dumps({"": value}).removeprefix('"" = ').strip() for key, value in default_config().items()}
     return "".join(f"{key} = {value} # {words[key]}\n" for key, value in default.items())
 

@@ -22,7 +22,7 @@ from fairbloom.experiments.recipes.recipe import shipped
 from fairbloom.experiments.results.comparison import Plan, load_comparison
 from fairbloom.experiments.results.run import COMPARISON, load
 from fairbloom.experiments.views import progress
-from fairbloom.experiments.views.catalogue import describe
+from fairbloom.experiments.views.catalogue import about, describe
 from fairbloom.experiments.views.listing import listed, rows_of
 from fairbloom.experiments.views.tables import (
     console,
@@ -383,7 +383,9 @@ def methods(names: NamesArgument = None, as_json: JsonOption = False) -> None:
     """List the methods with their parameters, ranges, defaults and source."""
     described = [describe(name) for name in names or METHODS]
     if as_json:
-        print(json.dumps([asdict(method) for method in described], indent=2))
+        print(
+            json.dumps([{**vars(each), "parameters": [*map(about, each.parameters)]} for each in described], indent=2)
+        )
     else:
         show_methods(described)
 
@@ -393,7 +395,7 @@ def tasks(names: NamesArgument = None, as_json: JsonOption = False) -> None:
     """List the tasks with their models, partitions and settings."""
     described = [find_task(name) for name in names or TASKS]
     if as_json:
-        print(json.dumps([asdict(task) for task in described], indent=2))
+        print(json.dumps([{**vars(each), "settings": [*map(about, each.settings)]} for each in described], indent=2))
     else:
         show_tasks(described)
 

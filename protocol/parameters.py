@@ -1,67 +1,191 @@
-"""The parameters of methods and tasks, as the signatures and docstrings of functions and classes declare them."""
+"""Parameters: the settings of a run, the options of every method, and what single methods and tasks have beside these.
+
+Each is declared once, where it is used, with its type, range and default: `alpha: Annotated[float, Range("[0, 1]")] =
+0.1`. Checks, error messages, tables, documentation and the run config's block in pyproject.toml are made from that.
+"""
 
 import inspect
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
-from typing import Any
+from numbers import Integral, Real
+from typing import Annotated, Any, get_args, get_origin
 
-from .settings import SettingsError, Value, key_of, of_kind
+from fairbloom.errors import FairbloomError, did_you_mean
+
+Value = bool | int | float | str
+"""What a parameter may be; Flower's run configs carry nothing else."""
 
 KINDS = (int, float, bool, str)
-"""The types of parameters: all that a run config can carry."""
+"""The types of parameters."""
+
+
+class SettingsError(FairbloomError):
+    """A setting that is unknown or impossible; the message names it, its value and what would do."""
+
+
+class Mark(Enum):
+    """What is known of a setting beside its type, range and meaning; said on the setting, as Annotated metadata.
+
+    A setting without FREE or LIMIT belongs to what a run is, and must be the same when the run is continued.
+    """
+
+    WORK = "a client's work depends on it, so a run sets it on deployed clients; they drop all others"
+    FREE = "it leaves the numbers unchanged, so it may differ whenever a run is continued"
+    LIMIT = "it refuses replies; an honest one may have been among them, so it may be changed until the run is finished"
+    RECONSIDERED = "it decides who takes part, and may be changed when a run is taken back to an earlier round"
+    GROWS = "it may be raised when a run is continued, and a finished run is extended then"
+    PLACE = "it says where a process computes or keeps things, so clients of one run may differ in it"
+    DEVICE = "it is a path on a device: the owner of a deployed client sets it in client.toml, and no run does"
+    NAMES = "it holds names of clients, with commas between them"
+    VARIANT = "the methods of a comparison may differ in it, as in fedavg(proximal-mu=0.1)"
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a parameter may be, as in mathematics: Range("(0, 1]"), Range("[1, inf)").
+
+    Infinity belongs to it where the bracket is square there, and NaN never does.
+    """
+
+    interval: str
+
+    def __contains__(self, number: float) -> bool:
+        """Return whether a number lies in the interval."""
+        low, high = self.ends
+        above = number > low or (self.interval[0] == "[" and number == low)
+        below = number < high or (self.interval[-1] == "]" and number == high)
+        return above and below  # both are false for NaN
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lower and the upper end."""
+        low, high = (end.strip() for end in self.interval[1:-1].split(","))
+        return _number(low), _number(high)
+
+    @property
+    def words(self) -> str:
+        """The range in words, to follow a type: " at least 0"."""
+        low, high = self.ends
+        if self.interval[-1] == ")" and high == math.inf:
+            return f" {'at least' if self.interval[0] == '[' else 'above'} {low:.15g}" if low > -math.inf else ""
+        return f" in {self.interval}"
+
+
+NonNegative = Annotated[float, Range("[0, inf)")]
+Positive = Annotated[float, Range("(0, inf)")]
+
+
+@dataclass(frozen=True, init=False)
+class Choices:
+    """The words that a parameter may be: Choices("examples", "uniform")."""
+
+    words: tuple[str, ...]
+
+    def __init__(self, *words: str) -> None:
+        object.__setattr__(self, "words", words)
+
+
+ANY_NUMBER = Range("(-inf, inf)")
+"""The range of a number that is declared without one: it must be finite."""
+
+
+@dataclass(frozen=True)
+class Default:
+    """The default of a parameter whose declaration has no place for one, as an entry of a TypedDict."""
+
+    value: Value
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a method, or a setting of a task's own.
+    """A setting of a run, an option of every method, or a parameter of a method or task.
 
     Attributes
     ----------
-    key
-        Its name in a run config: `fedfv.alpha`.
+    name
+        Its name in a run config, with hyphens, without that of the method or task that it belongs to.
     kind
         Its type: int, float, bool or str.
     default
         Its value where none is given; None: one must be given.
-    range, description
-        What it may be and what it means, in words.
+    description
+        What it means, in a sentence.
+    allowed
+        The numbers or words that it may be; None for all finite numbers, or all words.
+    marks
+        What else is known of it.
+    owner
+        The method or task that it belongs to; "" for a setting of every run.
     """
 
-    key: str
+    name: str
     kind: type
     default: Value | None
-    range: str
-    description: str
+    description: str = ""
+    allowed: Range | Choices | None = None
+    marks: frozenset[Mark] = frozenset()
+    owner: str = ""
 
     @property
-    def owner(self) -> str:
-        """The method or task that it belongs to."""
-        return self.key.partition(".")[0]
+    def key(self) -> str:
+        """Its name in a run config: `fedfv.alpha`."""
+        return f"{self.owner}.{self.name}" if self.owner else self.name
 
     @property
     def argument(self) -> str:
         """Its name in Python."""
-        return self.key.partition(".")[2].replace("-", "_")
+        return self.name.replace("-", "_")
 
-    def checked(self, value: Value) -> Value:
-        """Return `value`, a whole number as the float that is meant.
+    @property
+    def range(self) -> str:
+        """What it may be, in words: "int at least 0"."""
+        if isinstance(self.allowed, Choices):
+            *first, last = (word or '""' for word in self.allowed.words)
+            return f"{', '.join(first)} or {last}" if first else last
+        return self.kind.__name__ + (self.allowed.words if self.allowed else "")
+
+    def checked(self, value: object, called: str = "") -> Value:
+        """Return `value` in its type: a whole number as the float that is meant.
+
+        Parameters
+        ----------
+        value
+            What somebody has given.
+        called
+            What the error calls the parameter; by default its key in a run config.
 
         Raises
         ------
         SettingsError
-            When it is of another type.
+            When it is of another type or outside its range; the message names parameter, value and range.
         """
-        if not of_kind(value, self.kind):
-            raise SettingsError(f"{self.key} = {value!r}: it must be of type {self.kind.__name__} ({self.range})")
-        chosen: Value = self.kind(value)
+        chosen = self._taken(value)
+        if chosen is None:
+            hint = did_you_mean(str(value), self.allowed.words) if isinstance(self.allowed, Choices) else ""
+            raise SettingsError(f"{called or self.key} = {value!r}: {hint}allowed is {self.range}")
         return chosen
+
+    def _taken(self, value: object) -> Value | None:
+        """Return a value in the parameter's type, None where it is impossible."""
+        if self.kind in (bool, str):
+            right: Value | None = value if isinstance(value, bool | str) and type(value) is self.kind else None
+            return None if isinstance(self.allowed, Choices) and right not in self.allowed.words else right
+        if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
+            return None
+        try:
+            number: float = self.kind(value)
+        except OverflowError:  # a whole number beyond all floats
+            return None
+        return number if number in (self.allowed if isinstance(self.allowed, Range) else ANY_NUMBER) else None
 
 
 @cache
 def parameters_of(owner: str, declared: Callable[..., Any], *, skipped: int = 0) -> tuple[Parameter, ...]:
-    """Return the parameters of a method or task: types and defaults from its signature, words from its docstring.
+    """Return the parameters of a method or task: all but the meaning from its signature, that from its docstring.
 
     Parameters
     ----------
@@ -70,30 +194,75 @@ def parameters_of(owner: str, declared: Callable[..., Any], *, skipped: int = 0)
     declared
         The class or function.
     skipped
-        How many of its first parameters are none of its own.
+        How many of its first parameters are not meant.
 
     Raises
     ------
     SettingsError
         When one is not annotated as int, float, bool or str, which is all that a run config can carry.
     """
-    words, found = described(inspect.getdoc(declared) or ""), []
-    for parameter in list(inspect.signature(declared, eval_str=True).parameters.values())[skipped:]:
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # the options that all methods have
+    meanings, found = described(inspect.getdoc(declared) or ""), []
+    for argument in list(inspect.signature(declared, eval_str=True).parameters.values())[skipped:]:
+        if argument.kind is inspect.Parameter.VAR_KEYWORD:  # the options that all methods have
             continue
-        if parameter.annotation not in KINDS:
+        default = None if argument.default is inspect.Parameter.empty else argument.default
+        parameter = annotated(argument.name, argument.annotation, default, meanings.get(argument.name, ""), owner)
+        if parameter is None:
             raise SettingsError(
-                f"{declared.__name__}'s parameter {parameter.name} must be annotated: int, float, bool or str"
+                f"{declared.__name__}'s parameter {argument.name} must be annotated: int, float, bool or str"
             )
-        what, meaning = words.get(parameter.name, (parameter.annotation.__name__, ""))
-        default = None if parameter.default is inspect.Parameter.empty else parameter.default
-        key, what = f"{owner}.{key_of(parameter.name)}", what.partition(", default ")[0]
-        found.append(Parameter(key, parameter.annotation, default, what, meaning))
+        found.append(parameter)
     return tuple(found)
 
 
-def described(docstring: str) -> dict[str, tuple[str, str]]:
-    """Return what is written after the colon, and the meaning, of each entry of a docstring's Parameters section."""
-    section = re.search(r"^Parameters\n-+\n((?:\S+ : .+\n(?: {4}.+\n?)+)+)", docstring, re.MULTILINE)
-    entries = re.findall(r"(\S+) : (.+)\n((?: {4}.+\n?)+)", section[1]) if section else []
-    return {name: (what, " ".join(meaning.split())) for name, what, meaning in entries}
+def annotated(
+    name: str, annotation: object, default: Value | None, description: str = "", owner: str = ""
+) -> Parameter | None:
+    """Return the parameter that an annotation declares, None where it is none that a run config could carry."""
+    kind, *others = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    if kind not in KINDS:
+        return None
+    allowed = next((each for each in others if isinstance(each, Range | Choices)), None)
+    marks = frozenset(each for each in others if isinstance(each, Mark))
+    standing_in = next((each.value for each in others if isinstance(each, Default)), default)
+    return Parameter(key_of(name), kind, standing_in, description, allowed, marks, owner)
+
+
+@cache
+def arguments_of(function: Callable[..., Any]) -> Mapping[str, Parameter | None]:
+    """Return the parameters of a function by their names in Python, None for what is annotated as something else.
+
+    Nothing is known of annotations that cannot be evaluated, names that only a type checker imports say.
+    """
+    try:
+        found = inspect.signature(function, eval_str=True).parameters.values()
+    except NameError:
+        return {}
+    named = [each for each in found if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    return {each.name: annotated(each.name, each.annotation, None) for each in named}
+
+
+def described(docstring: str) -> dict[str, str]:
+    """Return the meaning of each entry of a docstring's Parameters section, as numpydoc writes it."""
+    section = re.search(r"^Parameters\n-+\n((?:\S.*\n(?: {4}.+\n?)+)+)", docstring, re.MULTILINE)
+    entries = re.findall(r"^(\S.*)\n((?: {4}.+\n?)+)", section[1], re.MULTILINE) if section else []
+    return {
+        name.strip(): " ".join(meaning.split())
+        for names, meaning in entries
+        for name in names.partition(" : ")[0].split(",")
+    }
+
+
+def key_of(name: str) -> str:
+    """Return what a run config calls a parameter of this name in Python."""
+    return name.replace("_", "-")
+
+
+def of_kind(value: object, kind: type) -> bool:
+    """Return whether a value is of a setting's type; a whole number is, where any number may be."""
+    return type(value) is kind or (kind is float and type(value) is int)
+
+
+def _number(text: str) -> float:
+    """Return an end of an interval; whole numbers exactly, however large."""
+    return int(text) if re.fullmatch(r"-?\d+", text) else float(text)

@@ -2,17 +2,19 @@
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, ClassVar, TypedDict, Unpack
+from dataclasses import dataclass, field, replace
+from functools import cached_property, wraps
+from typing import Annotated, Any, ClassVar, TypedDict, Unpack, get_type_hints
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import ARRAYS, CONFIG, LOSS_BEFORE, NUM_EXAMPLES
+from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, key_of
+from fairbloom.protocol.settings import SETTINGS
 from fairbloom.protocol.terms import Terms
 
 from .average import Average
 from .lengths import Lengths
-from .ranges import at_least, flag, names_in, one_of, whole, within
+from .ranges import names_in, one_of, whole
 from .roster import sample
 from .updates import FloatArray as FloatArray
 from .updates import Vectors
@@ -160,15 +162,18 @@ Aggregate = Callable[[list[Any], str], Any]
 
 
 class CommonOptions(TypedDict, total=False):
-    """What every method takes beside its own parameters; see Method."""
+    """What every method takes beside its own parameters; see Method for what each means, and OPTIONS.
 
-    fraction_train: float
-    fraction_evaluate: float
-    min_train_nodes: int
-    min_evaluate_nodes: int
-    min_available_nodes: int
+    Where an option has the name of a setting of runs, it has that setting's range and default unless others stand here.
+    """
+
+    fraction_train: Annotated[float, Range("(0, 1]"), Default(1.0)]
+    fraction_evaluate: Annotated[float, Range("[0, 1]")]
+    min_train_nodes: Annotated[int, Range("[1, inf)"), Default(1)]
+    min_evaluate_nodes: Annotated[int, Range("[0, inf)"), Default(1)]
+    min_available_nodes: Annotated[int, Range("[1, inf)"), Default(1)]
     evaluate_every: int
-    seed: int
+    seed: Annotated[int, Range("[0, inf)")]
     proximal_mu: float
     personal_lambda: float
     max_growth: float
@@ -181,9 +186,9 @@ class CommonOptions(TypedDict, total=False):
     average_models: bool
     buffers: Sequence[str] | None
     shared: Mapping[str, str]
-    weighted_by_key: str
-    arrayrecord_key: str
-    configrecord_key: str
+    weighted_by_key: Annotated[str, Default(NUM_EXAMPLES)]
+    arrayrecord_key: Annotated[str, Default(ARRAYS)]
+    configrecord_key: Annotated[str, Default(CONFIG)]
     train_metrics_aggr_fn: Aggregate | None
     evaluate_metrics_aggr_fn: Aggregate | None
 
@@ -194,6 +199,41 @@ class Options(CommonOptions, total=False):
     weighting: str | None
 
 
+def _option(name: str, annotation: object) -> Parameter | None:
+    """Return a common option: as it is annotated, and for the rest as the run's setting of that name."""
+    own, general = annotated(name, annotation, None), SETTINGS.get(key_of(name))
+    if own is None or general is None:
+        return own
+    default = general.default if own.default is None else own.default
+    return replace(general, default=default, allowed=own.allowed or general.allowed)
+
+
+OPTIONS: Mapping[str, Parameter] = {
+    name: option
+    for name, annotation in get_type_hints(CommonOptions, include_extras=True).items()
+    if (option := _option(name, annotation))
+}
+"""The common options that are numbers, words or flags, by their names in Python."""
+
+
+def _checking(construct: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that gets its parameters checked, and each in its type: 1.0 where 1 is given for a float."""
+
+    @wraps(construct)
+    def checked(self: object, *values: Any, **named: Any) -> None:
+        declared = arguments_of(construct)
+
+        def check(name: str, value: Any) -> Any:
+            parameter = declared.get(name)
+            return value if parameter is None else parameter.checked(value, called=name)
+
+        _, *names = declared or ("self",)
+        first = [check(name, value) for name, value in zip(names, values, strict=False)]
+        construct(self, *first, *values[len(first) :], **{name: check(name, value) for name, value in named.items()})
+
+    return checked
+
+
 class Method:
     """A federated method: it maps a cohort of updates to one coefficient per update.
 
@@ -202,52 +242,52 @@ class Method:
 
     Parameters
     ----------
-    fraction_train : float in (0, 1], default 1.0
+    fraction_train
         Share of the clients online that train in a round: ⌈fraction · N⌉, counted exactly.
-    fraction_evaluate : float in [0, 1], default 1.0
+    fraction_evaluate
         The same for evaluation; 0 switches it off.
-    min_train_nodes : int at least 1, default 1
+    min_train_nodes
         Fewest clients to draw for training.
-    min_evaluate_nodes : int at least 0, default 1
+    min_evaluate_nodes
         Fewest clients to draw for evaluation.
-    min_available_nodes : int at least 1, default 1
+    min_available_nodes
         Clients to wait for before a round starts.
-    evaluate_every : int at least 0, default 1
+    evaluate_every
         Clients evaluate after every so many rounds and after the last; 0: only after the last.
-    seed : int at least 0, default 0
+    seed
         Clients are drawn by name from (seed, round) alone.
-    weighting : examples or uniform
+    weighting
         The prior p_k: n_k / Σ n or 1/m. Methods without a prior refuse it.
-    proximal_mu : float at least 0, default 0.0
+    proximal_mu
         Clients add (mu/2)‖x − w‖² to their loss.
-    personal_lambda : float at least 0, default 0.0
+    personal_lambda
         Above 0, clients also train a personal model that is pulled to w with this strength.
-    max_growth : float in [1, inf], default 10.0
+    max_growth
         A reply is refused whose num-examples (or what `weighted_by_key` names) is more than so many times that of the
         client's first usable reply in this run. It may shrink.
-    loss_limit : float in [1, inf], default 1000.0
+    loss_limit
         A reply is refused with a needed loss whose absolute value is more than so many times the larger of 1 and the
         lower median of the round's otherwise usable replies. The limit is wide, because a badly served client does
         have a high loss; and it refuses, because a liar whose loss is capped keeps the most weight that there is.
         Where a method needs the learning rate, one that is so many times off the median of three or more is refused.
-    update_limit : float in [1, inf], default 100.0
+    update_limit
         A reply is refused whose update is longer than the received model and longer than so many times the usual
         length, which is r of `rounds.lengths`, times the client's examples over the round's lower median of these (at
         least 1 and at most 1000). Nor is a step taken that is longer than so many times the largest of the received
         model, the round's longest used update and the longest step so far. inf allows any.
-    clip_updates : float at least 0 and less than `update_limit`, default 0.0
+    clip_updates
         Above 0, an update that is not refused and is longer than so many times the usual length, times the client's
         examples as above, is shortened to that length; 0: none is.
     enrolled_sizes : mapping of client names to int at least 1, default none
         A reply is refused whose num-examples is more than the client's entry here; one without an entry is not
         bound by this.
-    unused_rounds : int at least 0, default 3
+    unused_rounds
         Rounds in a row that take no step, since no reply can be used or each step is beyond the model's range, after
         which the run stops with an error; 0: it never does.
     training_clients : names, default none
         Only these train: clients are drawn among them alone, and fractions are shares of them. All clients evaluate.
         A round in which none of them is online is skipped. None: all train.
-    average_models : bool, default False
+    average_models
         Whether the mean of the global models after each round up to now, which a skipped round leaves as it is, is
         evaluated and saved in place of the last one. Training goes on from the last one.
     buffers : names of float arrays or None, default None
@@ -255,7 +295,7 @@ class Method:
         running_mean or running_var; an empty sequence: none.
     shared : mapping of names of arrays to names of arrays, default none
         Arrays that are the same parameter as another one (tied weights), which stands for them: it counts once.
-    weighted_by_key, arrayrecord_key, configrecord_key : str
+    weighted_by_key, arrayrecord_key, configrecord_key
         As in Flower's FedAvg, with its defaults.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : function or None, default None
         As in Flower's FedAvg: called with the contents of the used replies, in the order of client names, and
@@ -284,44 +324,53 @@ class Method:
                 raise TypeError(f"{type(self).__name__} takes no parameter {name!r}")
             if name in self.own_terms:
                 raise ValueError(f"{type(self).__name__} sets {name} by its own parameter, got {options.get(name)!r}")
-        self.fraction_train = within("(0, 1]", fraction_train=options.get("fraction_train", 1.0))
-        self.fraction_evaluate = within("[0, 1]", fraction_evaluate=options.get("fraction_evaluate", 1.0))
-        self.min_train_nodes = whole(1, min_train_nodes=options.get("min_train_nodes", 1))
-        self.min_evaluate_nodes = whole(0, min_evaluate_nodes=options.get("min_evaluate_nodes", 1))
-        self.min_available_nodes = whole(1, min_available_nodes=options.get("min_available_nodes", 1))
-        self.evaluate_every = whole(0, evaluate_every=options.get("evaluate_every", 1))
-        self.seed = whole(0, seed=options.get("seed", 0))
+        plain: dict[str, Any] = {
+            name: option.checked(options.get(name, option.default), called=name) for name, option in OPTIONS.items()
+        }
+        self.fraction_train: float = plain["fraction_train"]
+        self.fraction_evaluate: float = plain["fraction_evaluate"]
+        self.min_train_nodes: int = plain["min_train_nodes"]
+        self.min_evaluate_nodes: int = plain["min_evaluate_nodes"]
+        self.min_available_nodes: int = plain["min_available_nodes"]
+        self.evaluate_every: int = plain["evaluate_every"]
+        self.seed: int = plain["seed"]
         self.weighting = self._checked_weighting(options.get("weighting"))
-        self.proximal_mu = at_least(0.0, proximal_mu=options.get("proximal_mu", 0.0))
-        self.personal_lambda = at_least(0.0, personal_lambda=options.get("personal_lambda", 0.0))
-        self.max_growth = within("[1, inf]", max_growth=options.get("max_growth", 10.0))
-        self.loss_limit = within("[1, inf]", loss_limit=options.get("loss_limit", 1000.0))
-        self.update_limit = within("[1, inf]", update_limit=options.get("update_limit", 100.0))
-        self.clip_updates = at_least(0.0, clip_updates=options.get("clip_updates", 0.0))
+        self.proximal_mu: float = plain["proximal_mu"]
+        self.personal_lambda: float = plain["personal_lambda"]
+        self.max_growth: float = plain["max_growth"]
+        self.loss_limit: float = plain["loss_limit"]
+        self.update_limit: float = plain["update_limit"]
+        self.clip_updates: float = plain["clip_updates"]
         if self.clip_updates >= self.update_limit:
             raise ValueError(
                 f"clip_updates must be less than update_limit ({self.update_limit:g}), beyond which replies are "
                 f"refused, got {self.clip_updates:g}: lower it, or raise update_limit"
             )
-        self.unused_rounds = whole(0, unused_rounds=options.get("unused_rounds", 3))
+        self.unused_rounds: int = plain["unused_rounds"]
         self.enrolled_sizes = {
             name: whole(1, **{f"enrolled_sizes[{name!r}]": size})
             for name, size in options.get("enrolled_sizes", {}).items()
         }
         self.training_clients = names_in(training_clients=options.get("training_clients", ()))
-        self.average_models = flag(average_models=options.get("average_models", False))
+        self.average_models: bool = plain["average_models"]
         buffers = options.get("buffers")
         self.buffers = None if buffers is None else tuple(buffers)
         self.shared = dict(options.get("shared", {}))
-        self.weighted_by_key = options.get("weighted_by_key", NUM_EXAMPLES)
-        self.arrayrecord_key = options.get("arrayrecord_key", ARRAYS)
-        self.configrecord_key = options.get("configrecord_key", CONFIG)
+        self.weighted_by_key: str = plain["weighted_by_key"]
+        self.arrayrecord_key: str = plain["arrayrecord_key"]
+        self.configrecord_key: str = plain["configrecord_key"]
         self.train_metrics_aggr_fn = options.get("train_metrics_aggr_fn")
         self.evaluate_metrics_aggr_fn = options.get("evaluate_metrics_aggr_fn")
 
         self.memory: dict[str, Any] = {}
         """The method's memory beside old updates: str, numbers, None, NumPy arrays, lists and dicts only."""
         self.progress = Progress()
+
+    def __init_subclass__(cls, **others: Any) -> None:
+        """Let the constructor of a subclass check its parameters by their annotations."""
+        super().__init_subclass__(**others)
+        if "__init__" in vars(cls):
+            cls.__init__ = _checking(cls.__init__)  # type: ignore[method-assign]
 
     def _checked_weighting(self, weighting: str | None) -> str:
         if self.default_weighting is None and weighting is not None:

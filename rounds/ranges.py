@@ -1,44 +1,55 @@
-"""Checks of parameters: each returns the one named value, or raises ValueError with its name, value and range."""
+"""Ranges of parameters, and checks that return the one named value, or raise ValueError with its name, value and range.
 
-import math
+A method's parameters are checked by their annotations, as `share: Annotated[float, Range("(0, 1]")] = 0.5`. The
+functions are for what cannot be annotated.
+"""
+
 from collections.abc import Sequence
-from numbers import Integral, Real
+from typing import Any
+
+from fairbloom.protocol.parameters import Choices as Choices
+from fairbloom.protocol.parameters import NonNegative as NonNegative
+from fairbloom.protocol.parameters import Parameter
+from fairbloom.protocol.parameters import Positive as Positive
+from fairbloom.protocol.parameters import Range as Range
 
 
 def finite(**named: object) -> float:
     """Return the one named value if it is a finite number."""
-    return _checked(named, "be a finite number", -math.inf, math.inf, "()")
+    return within("(-inf, inf)", **named)
 
 
 def at_least(lowest: float, **named: object) -> float:
     """Return the one named value if it is finite and not below `lowest`."""
-    return _checked(named, f"be a finite number of at least {lowest:g}", lowest, math.inf, "[)")
+    return within(f"[{lowest!r}, inf)", **named)
 
 
 def above(bound: float, **named: object) -> float:
     """Return the one named value if it is finite and greater than `bound`."""
-    return _checked(named, f"be a finite number greater than {bound:g}", bound, math.inf, "()")
+    return within(f"({bound!r}, inf)", **named)
 
 
 def within(interval: str, **named: object) -> float:
     """Return the one named value if it lies in `interval`, written as in mathematics: "[0, 1]", "(0, 1]", "[0, 1)"."""
-    low, high = (float(end) for end in interval[1:-1].split(","))
-    return _checked(named, f"lie in {interval}", low, high, interval[0] + interval[-1])
+    value: float = _checked(named, float, Range(interval))
+    return value
 
 
 def whole(lowest: int, **named: object) -> int:
     """Return the one named value if it is an integer and not below `lowest`."""
-    ((name, value),) = named.items()
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < lowest:
-        raise ValueError(f"{name} must be an integer of at least {lowest}, got {value!r}")
-    return int(value)
+    value: int = _checked(named, int, Range(f"[{lowest}, inf)"))
+    return value
 
 
 def flag(**named: object) -> bool:
     """Return the one named value if it is True or False."""
-    ((name, value),) = named.items()
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
+    value: bool = _checked(named, bool, None)
+    return value
+
+
+def one_of(choices: tuple[str, ...], **named: object) -> str:
+    """Return the one named value if it is among `choices`."""
+    value: str = _checked(named, str, Choices(*choices))
     return value
 
 
@@ -54,20 +65,6 @@ def names_in(**named: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
-def one_of(choices: tuple[str, ...], **named: object) -> str:
-    """Return the one named value if it is among `choices`."""
+def _checked(named: dict[str, object], kind: type, allowed: Range | Choices | None) -> Any:
     ((name, value),) = named.items()
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-    return value
-
-
-def _checked(named: dict[str, object], allowed: str, low: float, high: float, ends: str) -> float:
-    ((name, value),) = named.items()
-    if isinstance(value, Real) and not isinstance(value, bool):
-        given = float(value)
-        above_low = given > low or (ends[0] == "[" and given == low)
-        below_high = given < high or (ends[1] == "]" and given == high)
-        if above_low and below_high:  # both are false for NaN
-            return given
-    raise ValueError(f"{name} must {allowed}, got {value!r}")
+    return Parameter(name, kind, None, allowed=allowed).checked(value)

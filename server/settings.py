@@ -6,6 +6,7 @@ from typing import Any, Self
 from fairbloom.errors import did_you_mean
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import (
+    SETTINGS,
     Mark,
     RunSettings,
     SettingsError,
@@ -14,13 +15,11 @@ from fairbloom.protocol.settings import (
     marked,
     words,
 )
+from fairbloom.rounds.method import OPTIONS
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD, by_name
 from fairbloom.tasks import TASKS, find_task
-
-ENGINES = ("auto", "loop", "stacked", "workers", "ray")
-"""The ways to compute the clients of a run on this machine, or on a cluster; auto chooses one by a rule."""
 
 OF_PARTITIONS = {
     "shards-per-client": ("shards",),
@@ -32,9 +31,6 @@ OF_PARTITIONS = {
 
 UNSET = ""
 """The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
-
-REPORTED = ("mean", "total", "batches")
-"""What clients may be told to report as the loss of their training examples."""
 
 ONE_CLIENT = 1e-12
 """The fraction that is one client, of however many: shares are rounded up."""
@@ -52,11 +48,7 @@ def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, P
     own = [find_method(name) for name in methods if not name.startswith(TORCHJD)]
     classes = {method.__name__.lower(): method for method in (*METHODS.values(), *own)}
     of_methods = (parameter for name, method in classes.items() for parameter in parameters_of(name, method))
-    of_tasks = (
-        Parameter(info.key(own), type(own.default), own.default, own.range, own.description)
-        for info in infos
-        for own in info.settings
-    )
+    of_tasks = (parameter for info in infos for parameter in info.settings)
     return {parameter.key: parameter for parameter in (*of_methods, *of_tasks)}
 
 
@@ -90,22 +82,14 @@ class Settings(RunSettings):
         clients = setup.clients or run.clients  # clients that come with the data may still be waited for
         resolved = {"method": method, "model": setup.model, "partition": setup.partition, "clients": clients}
         settings = cls.model_validate({**given, **resolved})
-        settings.check_choices()
+        settings.check_sizes()
         settings.check_reports()
         settings.check_quorum()
         settings.strategy()
         return settings
 
-    def check_choices(self) -> None:
-        """Raise SettingsError where a setting is none of the words that it may be, or states no sizes."""
-        for key, value, choices in (
-            ("engine", self.engine, ENGINES),
-            ("log-format", self.log_format, ("text", "json")),
-            ("reported-loss", self.reported_loss, REPORTED),
-        ):
-            if value not in choices:
-                hint = did_you_mean(value, choices)
-                raise SettingsError(f"{key} = {value!r}: unknown {key}: {hint}there are {', '.join(choices)}")
+    def check_sizes(self) -> None:
+        """Raise SettingsError where the enrolled sizes are no such."""
         try:
             sizes_of(self.enrolled_sizes)
         except ValueError as error:
@@ -141,23 +125,18 @@ class Settings(RunSettings):
             When the method refuses a parameter or an option, or lacks one that it needs.
         """
         own = self._own_of_method()
-        common: dict[str, Any] = {
+        common: dict[str, Any] = {  # those at their defaults are left out: a method may refuse one that it sets itself
+            name: value
+            for name, option in OPTIONS.items()
+            if option.key in SETTINGS and (value := getattr(self, name)) != SETTINGS[option.key].default
+        }
+        common |= {"weighting": self.weighting} if self.weighting else {}
+        common |= {
             "fraction_train": self.fraction_train,
-            "seed": self.seed,
-            "evaluate_every": self.evaluate_every,
-            "fraction_evaluate": self.fraction_evaluate,
             "min_available_nodes": max(1, self.min_clients),
-            "unused_rounds": self.unused_rounds,
-            "max_growth": self.max_growth,
-            "loss_limit": self.loss_limit,
-            "update_limit": self.update_limit,
-            "clip_updates": self.clip_updates,
             "enrolled_sizes": sizes_of(self.enrolled_sizes),
             "training_clients": words(self.training_clients),
-            "average_models": self.average_models,
         }
-        given = {"weighting": self.weighting, "proximal_mu": self.proximal_mu, "personal_lambda": self.personal_lambda}
-        common |= {name: value for name, value in given.items() if value}
         try:
             if self.method.startswith(TORCHJD):
                 return by_name(self.method.removeprefix(TORCHJD), **common, **options)

@@ -5,7 +5,7 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import above, at_least
+from fairbloom.rounds.ranges import NonNegative, Positive
 
 from .strategy import FairStrategy
 
@@ -29,9 +29,9 @@ class AdaFed(FairStrategy):
 
     Parameters
     ----------
-    gamma : float at least 0, default 1.0
+    gamma
         How much a client's loss counts for the slope of its descent; 0: the same slope for all.
-    server_lr : float above 0, default 1.0
+    server_lr
         η, the step size.
 
     Departures: an update that is, to 1e-6 of its norm, a combination of the earlier ones is left out.
@@ -47,10 +47,10 @@ class AdaFed(FairStrategy):
     default_weighting = None
     exact_gram = True
 
-    def __init__(self, *, gamma: float = 1.0, server_lr: float = 1.0, **options: Unpack[Options]) -> None:
+    def __init__(self, *, gamma: NonNegative = 1.0, server_lr: Positive = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self.gamma = at_least(0.0, gamma=gamma)
-        self.server_lr = above(0.0, server_lr=server_lr)
+        self.gamma = gamma
+        self.server_lr = server_lr
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c by Gram–Schmidt on coefficients.

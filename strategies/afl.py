@@ -6,7 +6,7 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
-from fairbloom.rounds.ranges import at_least
+from fairbloom.rounds.ranges import NonNegative
 
 from .simplex import project
 from .strategy import FairStrategy
@@ -25,7 +25,7 @@ class AFL(FairStrategy):
 
     Parameters
     ----------
-    gamma : float at least 0, default 0.1
+    gamma
         Step size of the ascent.
 
     Reductions: `gamma=0` is FedAvg.
@@ -42,9 +42,9 @@ class AFL(FairStrategy):
 
     needs = frozenset({"loss-before"})
 
-    def __init__(self, *, gamma: float = 0.1, **options: Unpack[Options]) -> None:
+    def __init__(self, *, gamma: NonNegative = 0.1, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self.gamma = at_least(0.0, gamma=gamma)
+        self.gamma = gamma
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return λ on the participants, renormalised."""

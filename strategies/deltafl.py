@@ -1,11 +1,11 @@
 """The superquantile: the mean of the tail of high losses."""
 
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import within
+from fairbloom.rounds.ranges import Range
 
 from .strategy import FairStrategy
 
@@ -24,7 +24,7 @@ class DeltaFL(FairStrategy):
 
     Parameters
     ----------
-    theta : float in (0, 1], default 0.5
+    theta
         Share of the prior that is in the tail.
 
     Reductions: `theta=1` is FedAvg; towards 0 it is the worst client alone.
@@ -38,9 +38,9 @@ class DeltaFL(FairStrategy):
 
     needs = frozenset({"loss-before"})
 
-    def __init__(self, *, theta: float = 0.5, **options: Unpack[Options]) -> None:
+    def __init__(self, *, theta: Annotated[float, Range("(0, 1]")] = 0.5, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self.theta = within("(0, 1]", theta=theta)
+        self.theta = theta
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior of the tail."""

@@ -1,13 +1,13 @@
 """Personal models beside the global one."""
 
 from dataclasses import replace
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import numpy as np
 
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import at_least, whole
+from fairbloom.rounds.ranges import NonNegative, Range
 
 from .fedavg import FedAvg
 from .strategy import FairStrategy
@@ -25,9 +25,9 @@ class Ditto(FedAvg):
 
     Parameters
     ----------
-    lam : float at least 0, default 1.0
+    lam
         λ: 0 is local training, large values are the global model.
-    personal_epochs : int at least 1, default 1
+    personal_epochs
         Passes over the local data for the personal model in a round.
 
     Reductions: the global model is FedAvg's.
@@ -41,10 +41,16 @@ class Ditto(FedAvg):
 
     own_terms = frozenset({"personal_lambda"})
 
-    def __init__(self, *, lam: float = 1.0, personal_epochs: int = 1, **options: Unpack[Options]) -> None:
+    def __init__(
+        self,
+        *,
+        lam: NonNegative = 1.0,
+        personal_epochs: Annotated[int, Range("[1, inf)")] = 1,
+        **options: Unpack[Options],
+    ) -> None:
         super().__init__(**options)
-        self.personal_lambda = at_least(0.0, lam=lam)
-        self.personal_epochs = whole(1, personal_epochs=personal_epochs)
+        self.personal_lambda = lam
+        self.personal_epochs = personal_epochs
 
     def terms(self, server_round: int) -> Terms:
         """Return the pull and the epochs of the personal model, also for a pull of 0."""

@@ -2,14 +2,14 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import numpy as np
 
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
-from fairbloom.rounds.ranges import at_least, whole
+from fairbloom.rounds.ranges import NonNegative, Range
 
 from .afl import ascended, entered
 from .strategy import FairStrategy
@@ -28,9 +28,9 @@ class DRFA(FairStrategy):
 
     Parameters
     ----------
-    gamma : float at least 0, default 0.01
+    gamma
         Step size of the ascent.
-    local_steps : int at least 1, default 10
+    local_steps
         K, the steps of every client in a round, in place of epochs.
 
     Reductions: `gamma=0` is FedAvg with uniform weights over clients drawn with replacement.
@@ -47,10 +47,16 @@ class DRFA(FairStrategy):
     default_weighting = None
     snapshots = True
 
-    def __init__(self, *, gamma: float = 0.01, local_steps: int = 10, **options: Unpack[Options]) -> None:
+    def __init__(
+        self,
+        *,
+        gamma: NonNegative = 0.01,
+        local_steps: Annotated[int, Range("[1, inf)")] = 10,
+        **options: Unpack[Options],
+    ) -> None:
         super().__init__(**options)
-        self.gamma = at_least(0.0, gamma=gamma)
-        self.local_steps = whole(1, local_steps=local_steps)
+        self.gamma = gamma
+        self.local_steps = local_steps
 
     def terms(self, server_round: int) -> Terms:
         """Return the steps, and the one whose model is kept, drawn from (seed, round)."""

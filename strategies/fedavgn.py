@@ -1,11 +1,11 @@
 """The average of normalised updates, and what it shares with FedMGDA: a step size that decays over the run."""
 
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import above, within
+from fairbloom.rounds.ranges import Positive, Range
 
 from .strategy import FairStrategy
 
@@ -15,10 +15,12 @@ class Stepped(FairStrategy):
 
     default_weighting = "uniform"
 
-    def __init__(self, *, server_lr: float = 1.0, decay: float = 0.0, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, *, server_lr: Positive = 1.0, decay: Annotated[float, Range("[0, 1]")] = 0.0, **options: Unpack[Options]
+    ) -> None:
         super().__init__(**options)
-        self.server_lr = above(0.0, server_lr=server_lr)
-        self.decay = within("[0, 1]", decay=decay)
+        self.server_lr = server_lr
+        self.decay = decay
 
     @property
     def paced(self) -> bool:
@@ -51,9 +53,9 @@ class FedAvgN(Stepped):
 
     Parameters
     ----------
-    server_lr : float above 0, default 1.0
+    server_lr
         Step size; the length of the step is at most this.
-    decay : float in [0, 1], default 0.0
+    decay
         Share of the step size that is left at the end of the run, reached in a step every 100 rounds; 0: no decay.
 
     Objective: none; each client has the same say in the direction

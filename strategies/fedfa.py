@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import numpy as np
 
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
-from fairbloom.rounds.ranges import at_least, within
+from fairbloom.rounds.ranges import NonNegative, Range
 
 from .strategy import FairStrategy
 
@@ -29,13 +29,13 @@ class FedFa(FairStrategy):
 
     Parameters
     ----------
-    alpha : float at least 0, default 0.5
+    alpha
         Weight of the accuracy; alpha + beta must be above 0.
-    beta : float at least 0, default 0.5
+    beta
         Weight of the participation.
-    server_momentum : float in [0, 1), default 0.5
+    server_momentum
         μ, of the server's step.
-    client_momentum : float in [0, 1), default 0.9
+    client_momentum
         Of the clients' SGD, afresh in every round.
 
     Departures: A is floored at 1e-6, and a single client gets weight 1, where f is not defined.
@@ -54,18 +54,18 @@ class FedFa(FairStrategy):
     def __init__(
         self,
         *,
-        alpha: float = 0.5,
-        beta: float = 0.5,
-        server_momentum: float = 0.5,
-        client_momentum: float = 0.9,
+        alpha: NonNegative = 0.5,
+        beta: NonNegative = 0.5,
+        server_momentum: Annotated[float, Range("[0, 1)")] = 0.5,
+        client_momentum: Annotated[float, Range("[0, 1)")] = 0.9,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
-        self.alpha, self.beta = at_least(0.0, alpha=alpha), at_least(0.0, beta=beta)
+        self.alpha, self.beta = alpha, beta
         if self.alpha + self.beta == 0.0:
             raise ValueError(f"alpha + beta must be greater than 0, got alpha = {alpha!r} and beta = {beta!r}")
-        self.server_momentum = within("[0, 1)", server_momentum=server_momentum)
-        self.client_momentum = within("[0, 1)", client_momentum=client_momentum)
+        self.server_momentum = server_momentum
+        self.client_momentum = client_momentum
 
     def terms(self, server_round: int) -> Terms:
         """Return the clients' momentum beside the common terms."""

@@ -1,14 +1,14 @@
 """Fair averaging without conflicts between clients."""
 
 from collections.abc import Collection, Mapping
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
-from fairbloom.rounds.ranges import one_of, whole, within
+from fairbloom.rounds.ranges import Choices, Range
 
 from .strategy import FairStrategy
 
@@ -34,11 +34,11 @@ class FedFV(FairStrategy):
 
     Parameters
     ----------
-    alpha : float in [0, 1], default 0.1
+    alpha
         Share of the clients, those with the highest loss, whose update is kept as it is.
-    tau : int at least 0, default 1
+    tau
         Over how many earlier rounds updates of clients that were not drawn are respected.
-    order : loss, random or reverse, default loss
+    order
         The order of projection; the others are the paper's ablations (Table 4).
 
     Reductions: `alpha=1, tau=0` is FedAvg with uniform weights.
@@ -57,11 +57,18 @@ class FedFV(FairStrategy):
     needs = frozenset({"loss-before"})
     default_weighting = None
 
-    def __init__(self, *, alpha: float = 0.1, tau: int = 1, order: str = "loss", **options: Unpack[Options]) -> None:
+    def __init__(
+        self,
+        *,
+        alpha: Annotated[float, Range("[0, 1]")] = 0.1,
+        tau: Annotated[int, Range("[0, inf)")] = 1,
+        order: Annotated[str, Choices("loss", "random", "reverse")] = "loss",
+        **options: Unpack[Options],
+    ) -> None:
         super().__init__(**options)
-        self.alpha = within("[0, 1]", alpha=alpha)
-        self.tau = whole(0, tau=tau)
-        self.order = one_of(("loss", "random", "reverse"), order=order)
+        self.alpha = alpha
+        self.tau = tau
+        self.order = order
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c over the updates and the kept ones; vectors are rows of coefficients, products go through G."""

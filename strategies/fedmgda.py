@@ -1,11 +1,11 @@
 """Multi-objective descent: a step that is good for every participant."""
 
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import at_least
+from fairbloom.rounds.ranges import NonNegative, Positive, Range
 
 from .fedavgn import Stepped, moving
 from .simplex import min_norm_weights
@@ -24,11 +24,11 @@ class FedMGDA(Stepped):
 
     Parameters
     ----------
-    epsilon : float at least 0, default 1.0
+    epsilon
         How far a weight may be from its prior.
-    server_lr : float above 0, default 1.0
+    server_lr
         Step size.
-    decay : float in [0, 1], default 0.0
+    decay
         Share of the step size that is left at the end of the run, reached in a step every 100 rounds; 0: no decay.
 
     Reductions: `epsilon=0` is FedAvg (uniform by default); `epsilon=1` is MGDA.
@@ -42,10 +42,15 @@ class FedMGDA(Stepped):
     """
 
     def __init__(
-        self, *, epsilon: float = 1.0, server_lr: float = 1.0, decay: float = 0.0, **options: Unpack[Options]
+        self,
+        *,
+        epsilon: NonNegative = 1.0,
+        server_lr: Positive = 1.0,
+        decay: Annotated[float, Range("[0, 1]")] = 0.0,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__(server_lr=server_lr, decay=decay, **options)
-        self.epsilon = at_least(0.0, epsilon=epsilon)
+        self.epsilon = epsilon
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the weights of the shortest combination, times the step size."""
@@ -65,11 +70,11 @@ class FedMGDAPlus(FedMGDA):
 
     Parameters
     ----------
-    epsilon : float at least 0, default 1.0
+    epsilon
         How far a weight may be from its prior.
-    server_lr : float above 0, default 1.0
+    server_lr
         Step size; the length of the step is at most this.
-    decay : float in [0, 1], default 0.0
+    decay
         Share of the step size that is left at the end of the run, reached in a step every 100 rounds; 0: no decay.
 
     Reductions: `epsilon=0` is FedAvgN.
@@ -101,13 +106,13 @@ class MGDAProx(FedMGDAPlus):
 
     Parameters
     ----------
-    mu : float at least 0, default 0.1
+    mu
         Strength of the proximal term; its gradient is mu · (x − w).
-    epsilon : float at least 0, default 1.0
+    epsilon
         How far a weight may be from its prior.
-    server_lr : float above 0, default 1.0
+    server_lr
         Step size; the length of the step is at most this.
-    decay : float in [0, 1], default 0.0
+    decay
         Share of the step size that is left at the end of the run, reached in a step every 100 rounds; 0: no decay.
 
     Reductions: `mu=0` is FedMGDAPlus.
@@ -124,11 +129,11 @@ class MGDAProx(FedMGDAPlus):
     def __init__(
         self,
         *,
-        mu: float = 0.1,
-        epsilon: float = 1.0,
-        server_lr: float = 1.0,
-        decay: float = 0.0,
+        mu: NonNegative = 0.1,
+        epsilon: NonNegative = 1.0,
+        server_lr: Positive = 1.0,
+        decay: Annotated[float, Range("[0, 1]")] = 0.0,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(epsilon=epsilon, server_lr=server_lr, decay=decay, **options)
-        self.proximal_mu = at_least(0.0, mu=mu)
+        self.proximal_mu = mu

@@ -3,7 +3,7 @@
 from typing import Unpack
 
 from fairbloom.rounds.method import Options
-from fairbloom.rounds.ranges import at_least
+from fairbloom.rounds.ranges import NonNegative
 
 from .fedavg import FedAvg
 
@@ -17,7 +17,7 @@ class FedProx(FedAvg):
 
     Parameters
     ----------
-    mu : float at least 0, default 0.1
+    mu
         Strength of the proximal term; its gradient is mu · (x − w).
 
     Reductions: `mu=0` is FedAvg.
@@ -33,6 +33,6 @@ class FedProx(FedAvg):
 
     own_terms = frozenset({"proximal_mu"})
 
-    def __init__(self, *, mu: float = 0.1, **options: Unpack[Options]) -> None:
+    def __init__(self, *, mu: NonNegative = 0.1, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self.proximal_mu = at_least(0.0, mu=mu)
+        self.proximal_mu = mu

@@ -1,11 +1,11 @@
 """Fairness by the order of losses."""
 
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import within
+from fairbloom.rounds.ranges import Range
 
 from .strategy import FairStrategy
 
@@ -23,7 +23,7 @@ class GiFair(FairStrategy):
 
     Parameters
     ----------
-    strength : float in [0, 1), default 0.5
+    strength
         Share of the largest regularisation that keeps every weight positive.
 
     Reductions: `strength=0` is FedAvg.
@@ -37,9 +37,9 @@ class GiFair(FairStrategy):
 
     needs = frozenset({"loss-before"})
 
-    def __init__(self, *, strength: float = 0.5, **options: Unpack[Options]) -> None:
+    def __init__(self, *, strength: Annotated[float, Range("[0, 1)")] = 0.5, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self.strength = within("[0, 1)", strength=strength)
+        self.strength = strength
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior moved by rank."""

@@ -5,7 +5,7 @@ from typing import Unpack
 
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Options
-from fairbloom.rounds.ranges import above
+from fairbloom.rounds.ranges import Positive
 
 from .fedavg import FedAvg
 
@@ -22,9 +22,9 @@ class PropFair(FedAvg):
 
     Parameters
     ----------
-    baseline : float above 0, default 5.0
+    baseline
         M, a loss that no client should exceed.
-    epsilon : float above 0, default 0.2
+    epsilon
         Below this utility the logarithm goes on as its tangent.
 
     Reductions: a large `baseline` is FedAvg with a smaller learning rate.
@@ -37,10 +37,10 @@ class PropFair(FedAvg):
     Cost: a weighted sum
     """
 
-    def __init__(self, *, baseline: float = 5.0, epsilon: float = 0.2, **options: Unpack[Options]) -> None:
+    def __init__(self, *, baseline: Positive = 5.0, epsilon: Positive = 0.2, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self.baseline = above(0.0, baseline=baseline)
-        self.epsilon = above(0.0, epsilon=epsilon)
+        self.baseline = baseline
+        self.epsilon = epsilon
 
     def terms(self, server_round: int) -> Terms:
         """Return the transform beside the common terms."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import above, at_least
+from fairbloom.rounds.ranges import NonNegative, Positive
 
 from .strategy import FairStrategy
 
@@ -23,9 +23,9 @@ class QFedAvg(FairStrategy):
 
     Parameters
     ----------
-    q : float at least 0, default 5.0
+    q
         How much high losses count: 0 not at all, large values approach the worst client alone.
-    lipschitz : float above 0, default 1.0
+    lipschitz
         L, an estimate of the gradients' Lipschitz constant; the paper takes 1 / local learning rate.
 
     Reductions: `q=0` is FedAvg with uniform weights.
@@ -43,10 +43,10 @@ class QFedAvg(FairStrategy):
     needs = frozenset({"loss-before"})
     default_weighting = None
 
-    def __init__(self, *, q: float = 5.0, lipschitz: float = 1.0, **options: Unpack[Options]) -> None:
+    def __init__(self, *, q: NonNegative = 5.0, lipschitz: Positive = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self.q = at_least(0.0, q=q)
-        self.lipschitz = above(0.0, lipschitz=lipschitz)
+        self.q = q
+        self.lipschitz = lipschitz
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c of the gradients L u_k."""
@@ -66,9 +66,9 @@ class QFedSGD(QFedAvg):
 
     Parameters
     ----------
-    q : float at least 0, default 1.0
+    q
         How much high losses count: 0 not at all, large values approach the worst client alone.
-    lipschitz : float above 0, default 10.0
+    lipschitz
         L, an estimate of the gradients' Lipschitz constant; the step is at most 1/L of their mean.
 
     Reductions: `q=0` is gradient descent on the unweighted mean loss with step 1/L.
@@ -84,7 +84,7 @@ class QFedSGD(QFedAvg):
 
     needs = frozenset({"loss-before", "learning-rate"})
 
-    def __init__(self, *, q: float = 1.0, lipschitz: float = 10.0, **options: Unpack[Options]) -> None:
+    def __init__(self, *, q: NonNegative = 1.0, lipschitz: Positive = 10.0, **options: Unpack[Options]) -> None:
         super().__init__(q=q, lipschitz=lipschitz, **options)
 
     def terms(self, server_round: int) -> Terms:

@@ -5,7 +5,6 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import finite
 
 from .strategy import FairStrategy
 
@@ -19,7 +18,7 @@ class TERM(FairStrategy):
 
     Parameters
     ----------
-    tilt : finite float, default 1.0
+    tilt
         t; above 0 high losses count more, up to the worst client alone; below 0 they count less, as outliers.
 
     Reductions: `tilt=0` is FedAvg.
@@ -35,7 +34,7 @@ class TERM(FairStrategy):
 
     def __init__(self, *, tilt: float = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self.tilt = finite(tilt=tilt)
+        self.tilt = tilt
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the tilted prior; the largest exponent is taken out first, so that none overflows."""

@@ -5,7 +5,7 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import at_least
+from fairbloom.rounds.ranges import NonNegative
 
 from .strategy import FairStrategy
 
@@ -22,7 +22,7 @@ class VRed(FairStrategy):
 
     Parameters
     ----------
-    beta : float at least 0, default 0.5
+    beta
         Weight of the variance.
 
     Reductions: `beta=0` is FedAvg.
@@ -37,9 +37,9 @@ class VRed(FairStrategy):
     needs = frozenset({"loss-before"})
     reports = ("negative-weights",)
 
-    def __init__(self, *, beta: float = 0.5, **options: Unpack[Options]) -> None:
+    def __init__(self, *, beta: NonNegative = 0.5, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self.beta = at_least(0.0, beta=beta)
+        self.beta = beta
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior moved by what each client's loss is above the mean."""
@@ -66,7 +66,7 @@ class SemiVRed(VRed):
 
     Parameters
     ----------
-    beta : float at least 0, default 0.5
+    beta
         Weight of the semi-variance.
 
     Reductions: `beta=0` is FedAvg.

@@ -14,7 +14,7 @@ from fairbloom.protocol.settings import RunSettings, Value
 
 from .known import TASKS
 from .store import folder_of, md5_of
-from .task import DataFile, Described, Examples, Setup, Splits, Task, TaskInfo, TaskSetting
+from .task import DataFile, Described, Examples, Setup, Splits, Task, TaskInfo
 
 __all__ = [
     "TASKS",
@@ -24,7 +24,6 @@ __all__ = [
     "Splits",
     "Task",
     "TaskInfo",
-    "TaskSetting",
     "check_data",
     "describe_data",
     "digests",

@@ -1,29 +1,41 @@
 """The tasks that are known by name; nothing here imports PyTorch, since names are wanted without it."""
 
-from .task import DataFile, TaskInfo, TaskSetting
+from fairbloom.protocol.parameters import Choices, Parameter, Range
+
+from .task import DataFile, TaskInfo
 
 SHIFTS = (
-    TaskSetting("rotated-clients", 0, "Number of clients whose images are turned by 90 degrees", lowest=0),
-    TaskSetting("noisy-clients", 0, "Number of clients whose images have noise of half the range of grey", lowest=0),
-    TaskSetting("dimmed-clients", 0, "Number of clients whose images have a quarter of the brightness", lowest=0),
+    Parameter("rotated-clients", int, 0, "Number of clients whose images are turned by 90 degrees", Range("[0, inf)")),
+    Parameter(
+        "noisy-clients",
+        int,
+        0,
+        "Number of clients whose images have noise of half the range of grey",
+        Range("[0, inf)"),
+    ),
+    Parameter(
+        "dimmed-clients", int, 0, "Number of clients whose images have a quarter of the brightness", Range("[0, inf)")
+    ),
 )
 """How the images of some clients differ from the others': the same classes through another camera."""
 
 IMAGES = (
-    TaskSetting("classes", "", "Classes that are kept, by their numbers, as '0,2,6'; by default all"),
-    TaskSetting(
+    Parameter("classes", str, "", "Numbers of the classes to keep, as in '0,2,6'; by default all"),
+    Parameter(
         "test",
+        str,
         "merged",
-        "What clients are tested on: merged holds out a share of official training and test images, train one of the "
+        "Test images: merged holds out a share of official training and test images, train one of the "
         "training images alone, and official deals the official test images like the training images",
-        choices=("merged", "train", "official"),
+        Choices("merged", "train", "official"),
     ),
-    TaskSetting(
+    Parameter(
         "standardise",
+        str,
         "channel",
         "What pixels are standardised by, over the official training images: mean and deviation of a channel, or of "
         "each pixel, or none, which leaves them from 0 to 1",
-        choices=("channel", "pixel", "none"),
+        Choices("channel", "pixel", "none"),
     ),
     *SHIFTS,
 )
@@ -114,12 +126,13 @@ KNOWN = (
         partitions=("phd", "education", "race", "sex", *DEALT),
         classes=2,
         settings=(
-            TaskSetting(
+            Parameter(
                 "groups",
+                str,
                 "described",
                 "Who the clients of partition = phd are: described takes people with and without a doctorate, and "
                 "published those whom the code behind FedMGDA+'s Table 7 takes in their place",
-                choices=("described", "published"),
+                Choices("described", "published"),
             ),
         ),
         natural=("phd", "education", "race", "sex"),
@@ -137,13 +150,13 @@ KNOWN = (
         partitions=("hospital",),
         classes=2,
         settings=(
-            TaskSetting(
+            Parameter(
                 "split",
+                int,
                 0,
                 "Random state by which a third of each hospital's patients is drawn for testing; 43 is FLamby's split, "
                 "and 0 draws by the run's seed",
-                lowest=0,
-                highest=2**32 - 1,
+                Range("[0, 4294967295]"),
             ),
         ),
         natural=("hospital",),
@@ -231,9 +244,9 @@ KNOWN = (
         models=("logistic", "mlp"),
         classes=10,
         settings=(
-            TaskSetting("alpha", 1.0, "α: how much the devices' models differ", lowest=0),
-            TaskSetting("beta", 1.0, "β: how much the devices' inputs differ", lowest=0),
-            TaskSetting("iid", False, "Whether all devices are alike; α and β have no effect then"),
+            Parameter("alpha", float, 1.0, "α: how much the devices' models differ", Range("[0, inf)")),
+            Parameter("beta", float, 1.0, "β: how much the devices' inputs differ", Range("[0, inf)")),
+            Parameter("iid", bool, False, "Whether all devices are alike; α and β have no effect then"),
         ),
         clients=30,
     ),
@@ -244,29 +257,38 @@ KNOWN = (
         loader="fairbloom.tasks.files.tables:load",
         models=("logistic", "mlp"),
         settings=(
-            TaskSetting("target", "", "Column that is to be told; by default the one called target, label or y"),
-            TaskSetting("client", "", "Column that names the client, in a single file"),
-            TaskSetting("kind", "auto", "What the target is", choices=("auto", "classification", "regression")),
-            TaskSetting("classes", "", "All classes, as 'no,yes'; a client may then lack some"),
-            TaskSetting("categories", "", "Columns that are categories although they hold numbers, as 'sex,ward'"),
-            TaskSetting("ignore", "", "Columns that are left out, as 'id,name'"),
-            TaskSetting(
+            Parameter("target", str, "", "Column to predict; by default the one called target, label or y"),
+            Parameter("client", str, "", "Column of a single file that names each row's client"),
+            Parameter(
+                "kind",
+                str,
+                "auto",
+                "What is predicted: a class, or a quantity by regression; auto decides by the target's values",
+                Choices("auto", "classification", "regression"),
+            ),
+            Parameter("classes", str, "", "All classes, as in 'no,yes', so that a client may lack some"),
+            Parameter("categories", str, "", "Columns of numbers to treat as categories, as in 'sex,ward'"),
+            Parameter("ignore", str, "", "Columns to leave out, as in 'id,name'"),
+            Parameter(
                 "missing",
+                str,
                 "error",
-                "What becomes of rows that lack a value: fill takes the column's mean, or no category",
-                choices=("error", "drop", "fill"),
+                "How to treat rows that lack a value: fail, drop them, or fill in the column's mean, or no category",
+                Choices("error", "drop", "fill"),
             ),
-            TaskSetting(
+            Parameter(
                 "standardise",
+                str,
                 "client",
-                "What columns of numbers are standardised by: each client's own mean and deviation, or common ones",
-                choices=("client", "together"),
+                "Whose mean and deviation standardise columns of numbers: each client's, or all clients' together",
+                Choices("client", "together"),
             ),
-            TaskSetting(
+            Parameter(
                 "smallest-category",
+                int,
                 5,
-                "Fewest training rows of a category that a deployed client tells by its name, and not as other",
-                lowest=1,
+                "Fewest training rows of a category whose name a deployed client reports; rarer ones become other",
+                Range("[1, inf)"),
             ),
         ),
         reads_folder=True,
@@ -280,9 +302,13 @@ KNOWN = (
         loader="fairbloom.tasks.files.images:load",
         models=("cnn", "logistic", "mlp"),
         settings=(
-            TaskSetting("size", 0, "Pixels each way that images are resized to; 0 keeps their size", lowest=0),
-            TaskSetting("grey", False, "Whether images have one channel, of grey, in place of three of colours"),
-            TaskSetting("classes", "", "All classes, as 'cat,dog'; a client may then lack some"),
+            Parameter(
+                "size", int, 0, "Pixels each way that images are resized to; 0 keeps their size", Range("[0, inf)")
+            ),
+            Parameter(
+                "grey", bool, False, "Whether images are read with one grey channel in place of three coloured ones"
+            ),
+            Parameter("classes", str, "", "All classes, as in 'cat,dog', so that a client may lack some"),
         ),
         reads_folder=True,
         own_clients=True,
@@ -294,7 +320,7 @@ KNOWN = (
         source="the folder that --data-dir names",
         loader="fairbloom.tasks.files.arrays:load",
         models=("logistic", "mlp", "cnn"),
-        settings=(TaskSetting("classes", "", "All classes, as '0,1,2'; a client may then lack some"),),
+        settings=(Parameter("classes", str, "", "All classes, as in '0,1,2', so that a client may lack some"),),
         reads_folder=True,
         own_clients=True,
         agree="fairbloom.tasks.files.shapes:agree_on_arrays",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.names import AGREED, DEPLOYED
-from fairbloom.protocol.parameters import parameters_of
+from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.scores import ACCURACY, Score
-from fairbloom.protocol.settings import RunSettings, Value, of_kind
+from fairbloom.protocol.settings import RunSettings, Value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,66 +86,6 @@ class Setup:
         return cls(agreed=agreed, deployed=deployed, **{name: getattr(settings, name) for name in shared})
 
 
-@dataclass(frozen=True)
-class TaskSetting:
-    """A setting that belongs to one task; in a run config it is `TASK.NAME`.
-
-    Attributes
-    ----------
-    name
-        As in the run config, with hyphens; the loader gets it as a keyword argument, with underscores.
-    default
-        Its value where a run does not set it; its type is the setting's.
-    description
-        What it means, in one line.
-    lowest, highest
-        The least and the greatest number that it may be; None for no bound.
-    choices
-        The words that it may be; () for any.
-    words
-        What it may be, in words, where the task checks that itself.
-    """
-
-    name: str
-    default: Value
-    description: str
-    lowest: float | None = None
-    highest: float | None = None
-    choices: tuple[str, ...] = ()
-    words: str = ""
-
-    @property
-    def range(self) -> str:
-        """What the setting may be, in words: "int at least 0"."""
-        if self.words:
-            return self.words
-        if self.choices:
-            return " or ".join(filter(None, (", ".join(self.choices[:-1]), self.choices[-1])))
-        low = "" if self.lowest is None else f" at least {self.lowest:.15g}"
-        high = "" if self.highest is None else f" at most {self.highest:.15g}"
-        return type(self.default).__name__ + " and".join(filter(None, (low, high)))
-
-    def checked(self, key: str, value: Any) -> Value:
-        """Return `value`, a whole number as the float that is meant.
-
-        Raises
-        ------
-        FairbloomError
-            When it is of another type or outside the range; the message names `key`, the value and the range.
-        """
-        kind = type(self.default)
-        if not of_kind(value, kind) or not self._allows(chosen := kind(value)):
-            raise FairbloomError(f"{key} = {value!r}: allowed is {self.range}")
-        return chosen
-
-    def _allows(self, value: Value) -> bool:
-        if isinstance(value, str):
-            return not self.choices or value in self.choices
-        low = -math.inf if self.lowest is None else self.lowest
-        high = math.inf if self.highest is None else self.highest
-        return math.isfinite(value) and low <= value <= high
-
-
 class DataFile(NamedTuple):
     """A file of a known data set.
 
@@ -205,7 +144,7 @@ class TaskInfo:
     models: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     classes: int = 0
-    settings: tuple[TaskSetting, ...] = ()
+    settings: tuple[Parameter, ...] = ()
     clients: int = DEFAULT_CLIENTS
     natural: tuple[str, ...] = ()
     files: tuple[DataFile, ...] = ()
@@ -213,6 +152,10 @@ class TaskInfo:
     own_clients: bool = False
     agree: str = ""
     is_own: bool = False
+
+    def __post_init__(self) -> None:
+        """Put the task's name before those of its parameters."""
+        object.__setattr__(self, "settings", tuple(replace(each, owner=self.name) for each in self.settings))
 
     @classmethod
     def of(cls, name: str) -> TaskInfo:
@@ -232,13 +175,12 @@ class TaskInfo:
                 "a Setup and returns a Task"
             )
         own = maker.__name__.lower()
-        settings = []
-        for each in parameters_of(own, maker, skipped=1):
+        settings = parameters_of(own, maker, skipped=1)
+        for each in settings:
             if each.default is None:
-                raise FairbloomError(f"task = {name!r}: its setting {each.argument} needs a default")
-            settings.append(TaskSetting(each.key.partition(".")[2], each.default, each.description, words=each.range))
+                raise FairbloomError(f"task = {name!r}: its parameter {each.argument} needs a default")
         summary = (inspect.getdoc(maker) or "").partition("\n\n")[0]
-        return cls(own, " ".join(summary.split()), name, name, settings=tuple(settings), is_own=True)
+        return cls(own, " ".join(summary.split()), name, name, settings=settings, is_own=True)
 
     def setup(self, settings: RunSettings | Mapping[str, Any]) -> Setup:
         """Return what a run's settings say to the task, with the task's choice where they leave one."""
@@ -248,20 +190,15 @@ class TaskInfo:
         clients = 0 if self.own_clients else setup.clients or (0 if partition in self.natural else self.clients)
         return replace(setup, model=model, partition=partition, clients=clients)
 
-    def key(self, setting: TaskSetting) -> str:
-        """Return what a run config calls one of the task's own settings: `digits.rotated-clients`."""
-        return f"{self.name}.{setting.name}"
-
     def own(self, config: Mapping[str, object]) -> dict[str, Value]:
-        """Return the task's own settings by their keys, checked, with defaults for those that `config` lacks.
+        """Return the task's parameters by their keys, checked, with defaults for those that `config` lacks.
 
         Raises
         ------
         FairbloomError
             When one is of another type or outside its range.
         """
-        keys = {self.key(setting): setting for setting in self.settings}
-        return {key: setting.checked(key, config.get(key, setting.default)) for key, setting in keys.items()}
+        return {each.key: each.checked(config.get(each.key, each.default)) for each in self.settings}
 
     def check(self, setup: Setup) -> None:
         """Raise FairbloomError when the task has no such model or partition, or reads no folder and one is named."""
@@ -304,7 +241,7 @@ class TaskInfo:
 
     def load(self, setup: Setup, own: Mapping[str, Value]) -> Task:
         """Return the task; a folder is looked for when a client's data are asked for, since a server has none."""
-        names = {self.key(setting): setting.name.replace("-", "_") for setting in self.settings}
+        names = {each.key: each.argument for each in self.settings}
         task = Task.of(imported("task", self.loader)(setup, **{names[key]: value for key, value in own.items()}))
         if self.is_own:
             from .checks import checked

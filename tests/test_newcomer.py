@@ -39,10 +39,8 @@ class Mine(FairStrategy):
     needs = frozenset({"loss-before"})
     default_weighting = None
 
-    def __init__(self, *, strength: float, floor: float = 0.1, **options):
+    def __init__(self, *, strength: NonNegative, floor: float = 0.1, **options):
         super().__init__(**options)
-        if strength < 0:
-            raise ValueError(f"strength must be at least 0, got {strength!r}")
         self.strength, self.floor = strength, floor
 
     def weigh(self, cohort):
@@ -85,7 +83,7 @@ def load(setup, *, noise):
 
 LINE_OF_TASK = """\
     TaskInfo("clouds", "Two clouds of points", "made up", "fairbloom.tasks.clouds:load", settings=(
-        TaskSetting("noise", 0.5, "Standard deviation of a cloud", lowest=0),)),
+        Parameter("noise", float, 0.5, "Standard deviation of a cloud", Range("[0, inf)")),)),
 """
 
 CLIENTS, ROUNDS = 2, 2

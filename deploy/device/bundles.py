@@ -35,9 +35,6 @@ LARGEST_BUNDLE, LARGEST_SETTINGS, MOST_MEMBERS = 10 * 2**20, 2**18, 10_000
 OURS = "fairbloom"
 """Name of the distribution that has our own app."""
 
-OWN_PLACES = ("state-dir", "data-dir")
-"""Settings about this device's disk: its owner makes them, in client.toml, and no run does."""
-
 
 class BundleRefusedError(Exception):
     """A run whose bundle or settings this client does not take; the message says which and why."""
@@ -106,7 +103,9 @@ class Installed:
 
 def own_places(context: Context) -> dict[str, Any]:
     """Return where this device keeps things, which wins over a run's settings of the same name."""
-    return {key: value for key, value in context.node_config.items() if key in OWN_PLACES}
+    from fairbloom.protocol.settings import Mark, marked
+
+    return {key: value for key, value in context.node_config.items() if key in marked(Mark.DEVICE)}
 
 
 # The run's settings -------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from zipfile import ZipFile
 import tomli_w
 
 from fairbloom.errors import did_you_mean
-from fairbloom.protocol.settings import OWN_SETTINGS, SettingsError, Value, of_kind, parsed, spread
+from fairbloom.protocol.parameters import of_kind
+from fairbloom.protocol.settings import OWN_SETTINGS, Mark, SettingsError, Value, marked, parsed, spread
 from fairbloom.server.settings import Settings, check_used, default_config
 
 from ..errors import DeployError, LostRunError, RefusedError, UnreachableError
@@ -35,9 +36,6 @@ AGAIN_SECONDS, PATIENCE_SECONDS = 2.0, 600.0
 
 WAITING_SECONDS = 15.0
 """How long a run may wait to be started before we say that nobody seems to be there to do it."""
-
-ON_DEVICES = ("state-dir", "data-dir")
-"""Settings that each device makes for itself, and no run for it."""
 
 SIZES = "enrolled-sizes"
 
@@ -157,7 +155,7 @@ def prepared(federation: Federation, given: Mapping[str, Value]) -> dict[str, Va
     FairbloomError
         When one is unknown, impossible, or has no effect on a federation of devices.
     """
-    for key in ON_DEVICES:
+    for key in marked(Mark.DEVICE):
         if key in given:
             raise SettingsError(
                 f"{key} = {given[key]!r} has no effect on devices: each has its own, {key} in its client.toml"

@@ -6,18 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fairbloom.protocol.parameters import Parameter
-from fairbloom.protocol.settings import RunSettings, SettingsError, Value, key_of, of_kind, parsed
+from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, Value, key_of, parsed
 from fairbloom.server.settings import parameters
 from fairbloom.strategies import canonical, find_method
 
 from .labels import format_value, label_of, short_key, title
 
-COMMON = {
-    key_of(name): field.annotation
-    for name, field in RunSettings.model_fields.items()
-    if name in ("proximal_mu", "personal_lambda", "weighting") and isinstance(field.annotation, type)
-}
-"""The settings of every method that a variant may have of its own, with their types."""
+COMMON = {key: setting for key, setting in SETTINGS.items() if Mark.VARIANT in setting.marks}
+"""The settings of every method that a variant may have of its own."""
 
 LONGEST_NAME = 100
 """The most characters of a run folder's name before its seed; file systems take 255."""
@@ -121,11 +117,9 @@ def variant_of(text: str) -> Variant:
         key = _key(name, text, title(method), known)
         if key in given:
             raise SettingsError(f"{text}: {name} is given twice: give it once")
-        given[key] = _checked(key, parsed(value), known)
+        given[key] = {**known, **COMMON}[key].checked(parsed(value))
     order = [*known, *COMMON]
-    defaults = {key: each.default for key, each in known.items()} | {
-        key_of(name): field.default for name, field in RunSettings.model_fields.items() if key_of(name) in COMMON
-    }
+    defaults = {key: each.default for key, each in {**known, **COMMON}.items()}
     return Variant(method, {key: given[key] for key in order if key in given}, defaults | given, title(method))
 
 
@@ -171,17 +165,6 @@ def _key(name: str, text: str, method: str, known: Mapping[str, Parameter]) -> s
         return key_of(name)
     own = ", ".join(map(short_key, known)) or "none of its own"
     raise SettingsError(f"{text}: {method} has no parameter {name}; there are {own}, and for all {', '.join(COMMON)}")
-
-
-def _checked(key: str, value: Value, known: Mapping[str, Parameter]) -> Value:
-    """Return a parameter's value, a whole number as the float that is meant."""
-    if key in known:
-        return known[key].checked(value)
-    kind = COMMON[key]
-    if not of_kind(value, kind):
-        raise SettingsError(f"{key} = {value!r}: it must be of type {kind.__name__}")
-    chosen: Value = kind(value)
-    return chosen
 
 
 def _labelled(found: Sequence[Variant]) -> list[Variant]:

@@ -4,9 +4,8 @@ import inspect
 import re
 from dataclasses import dataclass
 
-from fairbloom.protocol.parameters import described, parameters_of
-from fairbloom.protocol.settings import key_of
-from fairbloom.strategies import FairStrategy, FromTorchJD, canonical, find_method
+from fairbloom.protocol.parameters import Parameter, parameters_of
+from fairbloom.strategies import FromTorchJD, canonical, find_method
 
 from ..recipes.labels import format_value
 
@@ -15,16 +14,6 @@ REQUIRED = "required"
 
 LABELS = ("Source", "Reductions", "Departures", "Objective", "Good for", "Hurts when", "Memory", "Cost")
 """The words, followed by a colon, that a paragraph of a method's docstring may begin with."""
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of a method as its docstring has it; `default` is "required" where there is none."""
-
-    key: str
-    range: str
-    default: str
-    description: str
 
 
 @dataclass(frozen=True)
@@ -52,6 +41,17 @@ class Method:
     cost: str
 
 
+def default_of(parameter: Parameter) -> str:
+    """Return a parameter's default as a user writes it, "required" where there is none."""
+    return REQUIRED if parameter.default is None else format_value(parameter.default)
+
+
+def about(parameter: Parameter) -> dict[str, str]:
+    """Return what lists of methods and tasks say of a parameter, by headings."""
+    words = {"key": parameter.key, "range": parameter.range}
+    return words | {"default": default_of(parameter), "description": parameter.description}
+
+
 def describe(name: str) -> Method:
     """Return what the docstring of a method says; "torchjd" stands for all of TorchJD's weightings.
 
@@ -71,7 +71,7 @@ def describe(name: str) -> Method:
         source=_paragraph(text, "Source"),
         needs=tuple(sorted(method.needs)),
         weighting=method.default_weighting or "no prior",
-        parameters=tuple(_documented(name, text) if method is FromTorchJD else _declared(method)),
+        parameters=() if method is FromTorchJD else parameters_of(method.__name__.lower(), method),
         reductions=_paragraph(text, "Reductions"),
         departures=_paragraph(text, "Departures"),
         objective=_paragraph(text, "Objective"),
@@ -80,29 +80,6 @@ def describe(name: str) -> Method:
         memory=_paragraph(text, "Memory"),
         cost=_paragraph(text, "Cost"),
     )
-
-
-def _declared(method: type[FairStrategy]) -> list[Parameter]:
-    """Return the parameters that a class declares by its signature; its docstring need not describe them."""
-    return [
-        Parameter(
-            each.key, each.range, format_value(each.default) if each.default is not None else REQUIRED, each.description
-        )
-        for each in parameters_of(method.__name__.lower(), method)
-    ]
-
-
-def _documented(name: str, text: str) -> list[Parameter]:
-    """Return the entries of the docstring's Parameters section, written `name : range, default value`."""
-    return [
-        Parameter(
-            key=f"{name}.{key_of(argument)}",
-            range=what.partition(", default ")[0],
-            default=what.partition(", default ")[2] or REQUIRED,
-            description=meaning,
-        )
-        for argument, (what, meaning) in described(text).items()
-    ]
 
 
 def _paragraph(text: str, label: str) -> str:

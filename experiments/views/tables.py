@@ -15,8 +15,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fairbloom.protocol.parameters import Parameter, Value
 from fairbloom.protocol.scores import Score
-from fairbloom.protocol.settings import RunSettings, Value, key_of
+from fairbloom.protocol.settings import SETTINGS
 from fairbloom.server.settings import parameters
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.task import Described
@@ -26,7 +27,7 @@ from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison
 from ..results.measured import decimals, in_title
 from ..results.run import Run, final_of, measures
-from .catalogue import REQUIRED, Method
+from .catalogue import REQUIRED, Method, default_of
 
 if TYPE_CHECKING:
     from fairbloom.simulation.tune import Tuned
@@ -473,8 +474,7 @@ def show_methods(methods: Iterable[Method]) -> None:
     for method in methods:
         console.print(f"[b]{escape(method.name)}[/]  {escape(method.summary)}")
         for parameter in method.parameters:
-            default = REQUIRED if parameter.default == REQUIRED else f"default {parameter.default}"
-            _indented(f"[cyan]{parameter.key}[/] {escape(f'({parameter.range}, {default}) {parameter.description}')}")
+            _show_parameter(parameter)
         if method.needs:
             _indented(f"needs of clients: {escape(', '.join(method.needs))}")
         if method.source:
@@ -491,11 +491,15 @@ def show_tasks(tasks: Iterable[TaskInfo]) -> None:
                 _indented(f"{what}: {escape(', '.join(choices))}")
         if task.reads_folder:
             _indented("[cyan]data-dir[/] (required) Folder of the data")
-        for setting in task.settings:
-            details = f"({setting.range}, default {format_value(setting.default)}) {setting.description}"
-            _indented(f"[cyan]{task.key(setting)}[/] {escape(details)}")
+        for parameter in task.settings:
+            _show_parameter(parameter)
         _indented(f"[dim]{escape(task.source)}[/]")
         console.print()
+
+
+def _show_parameter(parameter: Parameter) -> None:
+    default = REQUIRED if parameter.default is None else f"default {default_of(parameter)}"
+    _indented(f"[cyan]{parameter.key}[/] {escape(f'({parameter.range}, {default}) {parameter.description}')}")
 
 
 def show_data(described: Described) -> None:
@@ -509,13 +513,10 @@ def show_data(described: Described) -> None:
 
 
 def show_settings(defaults: Mapping[str, Value]) -> None:
-    """Print every setting with its default and what it means."""
-    own = parameters()
-    meaning = {key_of(name): field.description or "" for name, field in RunSettings.model_fields.items()}
-    meaning |= {key: each.description for key, each in own.items()}
-    shown = {
-        key: REQUIRED if key in own and own[key].default is None else repr(value) for key, value in defaults.items()
-    }
+    """Print every setting with its default, what it means and what it may be."""
+    known = {**SETTINGS, **parameters()}
+    meaning = {key: f"{known[key].description} ({known[key].range})" for key in defaults}
+    shown = {key: REQUIRED if known[key].default is None else repr(value) for key, value in defaults.items()}
     if console.width < NARROW:
         for key, default in shown.items():
             console.print(f"[cyan]{key}[/] = {escape(default)}")

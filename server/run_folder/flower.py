@@ -12,8 +12,9 @@ from flwr.serverapp.strategy import Result
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, Score
-from fairbloom.protocol.settings import Value
+from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.flower import record_of
+from fairbloom.rounds.method import OPTIONS
 from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FairStrategy
@@ -27,7 +28,7 @@ from .recorder import MODEL, RunRecorder, TakeBack
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
-FREE = ("unused_rounds", "max_growth", "loss_limit", "update_limit")
+FREE = {name for name, option in OPTIONS.items() if option.marks & {Mark.FREE, Mark.LIMIT}}
 """Options of a strategy that a continued run may change."""
 
 

@@ -43,7 +43,7 @@ def test_a_functions_settings_are_its_keyword_parameters() -> None:
     info = find_task(LINE)
     assert info.name == "line"
     assert info.summary == "Points on a line, a line for each client."
-    assert [(info.key(each), each.default, each.description) for each in info.settings] == [
+    assert [(each.key, each.default, each.description) for each in info.settings] == [
         ("line.noise", 0.1, "Standard deviation of the targets."),
         ("line.slope", 2, "Slope of the line."),
         ("line.bent", False, "Whether it is a parabola."),

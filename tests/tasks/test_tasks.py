@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.parameters import Choices, Parameter, Range
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import (
     TASKS,
@@ -20,7 +21,6 @@ from fairbloom.tasks import (
     Splits,
     Task,
     TaskInfo,
-    TaskSetting,
     check_data,
     describe_data,
     load_task,
@@ -46,10 +46,10 @@ def load(setup: Setup, **own: Any) -> Task:
 
 
 SETTINGS = (
-    TaskSetting("noise", 0.5, "Noise that is added to the targets", lowest=0, highest=2),
-    TaskSetting("shift", 0, "Shift of the inputs"),
-    TaskSetting("kind", "plain", "Kind of the data", choices=("plain", "bent", "torn")),
-    TaskSetting("folded", False, "Whether the inputs are folded"),
+    Parameter("noise", float, 0.5, "Noise that is added to the targets", Range("[0, 2]")),
+    Parameter("shift", int, 0, "Shift of the inputs"),
+    Parameter("kind", str, "plain", "Kind of the data", Choices("plain", "bent", "torn")),
+    Parameter("folded", bool, False, "Whether the inputs are folded"),
 )
 
 
@@ -126,11 +126,11 @@ def test_a_tasks_own_settings_reach_it_in_their_type() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("ones.noise", -0.1, "float at least 0 and at most 2"),
-        ("ones.noise", 2.1, "float at least 0 and at most 2"),
-        ("ones.noise", float("nan"), "float at least 0 and at most 2"),
-        ("ones.noise", "much", "float at least 0 and at most 2"),
-        ("ones.noise", True, "float at least 0 and at most 2"),
+        ("ones.noise", -0.1, "float in [0, 2]"),
+        ("ones.noise", 2.1, "float in [0, 2]"),
+        ("ones.noise", float("nan"), "float in [0, 2]"),
+        ("ones.noise", "much", "float in [0, 2]"),
+        ("ones.noise", True, "float in [0, 2]"),
         ("ones.shift", 1.0, "int"),
         ("ones.shift", False, "int"),
         ("ones.kind", "round", "plain, bent or torn"),
