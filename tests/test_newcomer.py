@@ -22,6 +22,8 @@ METHOD = '''
 
 import numpy as np
 
+from fairbloom.rounds.ranges import NonNegative
+
 from .strategy import FairStrategy
 
 
@@ -30,9 +32,9 @@ class Mine(FairStrategy):
 
     Parameters
     ----------
-    strength : float at least 0
+    strength
         How much high losses count: 0 not at all.
-    floor : float above 0, default 0.1
+    floor
         Number that is added to every loss.
     """
 
@@ -193,8 +195,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "method = 'mine' needs mine.strength (float at least 0: How much high losses count: 0 not at all), which has "
         "no default: give it by --set mine.strength=…",
     ),
-    ({"mine.strength": -1}, "strength must be at least 0, got -1.0 (mine.strength = -1.0, mine.floor = 0.1)"),
-    ({"mine.strength": "much"}, "mine.strength = 'much': it must be of type float (float at least 0)"),
+    ({"mine.strength": -1}, "mine.strength = -1: allowed is float at least 0"),
+    ({"mine.strength": "much"}, "mine.strength = 'much': allowed is float at least 0"),
     ({"clouds.noise": -1}, "clouds.noise = -1: allowed is float at least 0"),
     ({"task": "digits"}, "clouds.noise has no effect with task = 'digits': leave it out, or set task=clouds"),
     ({"method": "fedavg"}, "mine.strength has no effect with method = 'fedavg': leave it out, or set method=mine"),

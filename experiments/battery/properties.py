@@ -117,7 +117,7 @@ def _check_options(trial: Trial) -> None:
 def _taken(trial: Trial, parameter: Parameter) -> Iterator[str]:
     """Yield what is to be told of values that a parameter takes; raise Wrong where it takes an impossible one."""
     name = parameter.argument
-    helper = "fairbloom.rounds.ranges has checks, as in self.share = within('(0, 1]', share=share)"
+    helper = f"annotate it with its range, as in {name}: Annotated[float, Range('(0, 1]')] = 0.5"
     if parameter.kind in (float, int):
         unbounded = "inf" in parameter.range
         impossible = [math.nan, "many", *([] if unbounded else [math.inf]), *([0.5] if parameter.kind is int else [])]
@@ -128,9 +128,9 @@ def _taken(trial: Trial, parameter: Parameter) -> Iterator[str]:
                     f"it by a ValueError that names {name}; {helper}."
                 )
         if _takes(trial, name, parameter.kind(-1)) and not parameter.description:
-            yield f"{name} = -1 is taken: refuse it, or say its range in the docstring; {helper}."
+            yield f"{name} = -1 is taken: if that makes no sense, {helper}."
     if parameter.kind is str and _takes(trial, name, "no such word"):
-        yield f"{name} takes any word: where there are choices, check it by one_of(('this', 'that'), {name}={name})."
+        yield f"{name} takes any word: where there are choices, annotate them: Annotated[str, Choices('this', 'that')]."
 
 
 def _takes(trial: Trial, name: str, value: object) -> bool:

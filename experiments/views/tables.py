@@ -22,7 +22,6 @@ from fairbloom.server.settings import parameters
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.task import Described
 
-from ..recipes.labels import format_value
 from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison
 from ..results.measured import decimals, in_title

@@ -539,9 +539,9 @@ def shortened(factors: Mapping[tuple[str, int, str], float]) -> Fault:
             r"clip_updates must be less than update_limit \(100\), .*, got 100: lower it, or raise",
         ),
         ({"clip_updates": 5.0, "update_limit": 4.0}, r"clip_updates must be less than update_limit \(4\), .*, got 5"),
-        ({"clip_updates": -1.0}, "clip_updates must be a finite number of at least 0, got -1.0"),
-        ({"update_limit": 0.5}, "update_limit must lie in .1, inf., got 0.5"),
-        ({"update_limit": math.nan}, "update_limit must lie in .1, inf., got nan"),
+        ({"clip_updates": -1.0}, "clip_updates = -1.0: allowed is float at least 0"),
+        ({"update_limit": 0.5}, "update_limit = 0.5: allowed is float in .1, inf."),
+        ({"update_limit": math.nan}, "update_limit = nan: allowed is float in .1, inf."),
     ],
 )
 def test_impossible_limits_are_refused_with_name_value_and_remedy(options: dict[str, Any], words: str) -> None:

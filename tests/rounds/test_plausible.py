@@ -355,12 +355,12 @@ def test_a_count_is_taken_up_to_both_bounds(enrolled: float, first: float, count
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_growth": 0.99}, "max_growth must lie in .1, inf., got 0.99"),
-        ({"max_growth": math.nan}, "max_growth must lie in .1, inf., got nan"),
-        ({"loss_limit": 0.0}, "loss_limit must lie in .1, inf., got 0.0"),
-        ({"loss_limit": "1e3"}, "loss_limit must lie in .1, inf., got '1e3'"),
-        ({"enrolled_sizes": {"site-a": 0}}, r"enrolled_sizes\['site-a'\] must be an integer of at least 1, got 0"),
-        ({"enrolled_sizes": {"site-a": 1.5}}, r"enrolled_sizes\['site-a'\] must be an integer of at least 1, got 1.5"),
+        ({"max_growth": 0.99}, "max_growth = 0.99: allowed is float in .1, inf."),
+        ({"max_growth": math.nan}, "max_growth = nan: allowed is float in .1, inf."),
+        ({"loss_limit": 0.0}, "loss_limit = 0.0: allowed is float in .1, inf."),
+        ({"loss_limit": "1e3"}, "loss_limit = '1e3': allowed is float in .1, inf."),
+        ({"enrolled_sizes": {"site-a": 0}}, r"enrolled_sizes\['site-a'\] = 0: allowed is int at least 1"),
+        ({"enrolled_sizes": {"site-a": 1.5}}, r"enrolled_sizes\['site-a'\] = 1.5: allowed is int at least 1"),
     ],
 )
 def test_a_limit_outside_its_range_is_refused_with_name_value_and_range(options: dict[str, Any], words: str) -> None:

@@ -62,5 +62,5 @@ def test_an_impossible_setting_fails_the_run_before_any_client_works(tmp_path: P
     with flower(tmp_path / "home") as runtime:
         config = {**SETTINGS, "fedfv.alpha": 2.0, "out": str(tmp_path / "run")}
         assert runtime.run("local", config, f"num-supernodes={CLIENTS}") == "finished:failed"
-        assert "alpha must lie in [0, 1], got 2.0" in (tmp_path / "home" / "run.log").read_text()
+        assert "fedfv.alpha = 2.0: allowed is float in [0, 1]" in (tmp_path / "home" / "run.log").read_text()
     assert not (tmp_path / "run").exists()

@@ -249,7 +249,7 @@ def test_weighting_is_as_documented(name: str) -> None:
                 make(name, arguments, weighting=weighting)
     else:
         assert make(name, arguments).weighting == WEIGHTING[name]
-        with pytest.raises(ValueError, match="weighting must be one of examples, uniform, got 'loss'"):
+        with pytest.raises(ValueError, match="weighting = 'loss': allowed is examples or uniform"):
             make(name, arguments, weighting="loss")
 
 

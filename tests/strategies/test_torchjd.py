@@ -201,7 +201,7 @@ def test_common_options_are_taken_and_checked_and_there_is_no_prior() -> None:
     assert (strategy.fraction_train, strategy.seed) == (0.5, 3)
     assert told(strategy, 1) == {"proximal-mu": 0.1, "personal-lambda": 0.2, "personal-epochs": 1}
     assert strategy.needs == frozenset()
-    with pytest.raises(ValueError, match="fraction_train must lie in"):
+    with pytest.raises(ValueError, match=r"fraction_train = .*: allowed is float in"):
         by_name("upgrad", fraction_train=0.0)
     with pytest.raises(TypeError):
         FromTorchJD(aggregation.UPGradWeighting(), weighting="uniform")

@@ -78,9 +78,9 @@ def test_what_says_the_same_is_one_however_it_is_written() -> None:
 WRONG = {
     "qfedavg(r=1)": "qfedavg(r=1): QFedAvg has no parameter r; there are q, lipschitz, and for all ",
     "fedavg(q=1)": "FedAvg has no parameter q; there are none of its own, and for all ",
-    "qfedavg(q=much)": "qfedavg.q = 'much': it must be of type float (float at least 0)",
-    "fedfv(tau=1.5)": "fedfv.tau = 1.5: it must be of type int",
-    "fedavg(proximal-mu=much)": "proximal-mu = 'much': it must be of type float",
+    "qfedavg(q=much)": "qfedavg.q = 'much': allowed is float at least 0",
+    "fedfv(tau=1.5)": "fedfv.tau = 1.5: allowed is int at least 0",
+    "fedavg(proximal-mu=much)": "proximal-mu = 'much': allowed is float at least 0",
     "qfedavg(q=1,q=2)": "qfedavg(q=1,q=2): q is given twice: give it once",
     "qfedavg(q)": "qfedavg(q): write 'q' as a parameter with its value, as in qfedavg(q=1)",
     "qfedavg(q=)": "qfedavg(q=): write 'q=' as a parameter with its value",

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.views import tables
-from fairbloom.experiments.views.catalogue import describe
+from fairbloom.experiments.views.catalogue import default_of, describe
 from fairbloom.experiments.views.tables import Grid, Page, client_grid, method_grid
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.settings import default_config
@@ -146,7 +146,7 @@ def test_lists_are_printed_whole_at_any_width(
     if command == "methods":
         for name in METHODS:
             for parameter in describe(name).parameters:
-                told = f"{parameter.key} ({parameter.range}, default {parameter.default}) {parameter.description}"
+                told = f"{parameter.key} ({parameter.range}, default {default_of(parameter)}) {parameter.description}"
                 assert re.sub(r"\s", "", told) in together
     if command == "tasks":
         assert "digits.rotated-clients(intatleast0,default0)Numberofclientswhoseimages" in together
