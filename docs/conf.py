@@ -8,6 +8,9 @@ from sphinx.application import Sphinx
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, whatever is installed
 
 from fairbloom import __version__
+from fairbloom.protocol.parameters import parameters_of
+from fairbloom.rounds.method import OPTIONS, Method
+from fairbloom.strategies import FromTorchJD
 
 project = "Fairbloom"
 release = __version__
@@ -56,8 +59,18 @@ def keep_signs(app: Sphinx, what: str, name: str, obj: object, options: object, 
     lines[:] = [line.replace(HELD, ":").replace("|", r"\|") for line in lines]
 
 
+def say_ranges(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Put range and default behind the names of a method's parameters and of the common options, for napoleon."""
+    if what == "class" and isinstance(obj, type) and issubclass(obj, Method) and obj is not FromTorchJD:
+        known = dict(OPTIONS) if obj is Method else {each.argument: each for each in parameters_of("", obj)}
+        lines[:] = [
+            f"{line} : {each.range}, default {each.default}" if (each := known.get(line)) else line for line in lines
+        ]
+
+
 def setup(app: Sphinx) -> None:
     """Let Sphinx write the pages on the methods when it starts, and read docstrings as they are meant."""
     app.connect("builder-inited", write_methods)
     app.connect("autodoc-process-docstring", hold_colons, priority=400)  # napoleon has 500
+    app.connect("autodoc-process-docstring", say_ranges, priority=400)
     app.connect("autodoc-process-docstring", keep_signs, priority=600)

@@ -1,11 +1,13 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import pytest
 
+from fairbloom.protocol.settings import SETTINGS
 from fairbloom.rounds import ranges
-from fairbloom.strategies import METHODS
+from fairbloom.rounds.method import OPTIONS
+from fairbloom.strategies import METHODS, FedAvg, Options
 from tests.strategies.helpers import ARGUMENTS, make
 
 NAN, INF = float("nan"), float("inf")
@@ -168,3 +170,91 @@ def test_ends_of_an_interval_belong_to_it_as_written(interval: str, inside: list
     for value in outside:
         with pytest.raises(ValueError, match=r"x = .*: allowed is"):
             ranges.within(interval, x=value)
+
+
+# Annotations of user-defined methods -------------------------------------------------------------------------------
+
+
+class Ranged(FedAvg):
+    """Parameters with a range, without one, and of a type that no run config carries."""
+
+    def __init__(
+        self,
+        first: Annotated[float, ranges.Range("(0, 1]")] = 0.5,
+        plain: float = 1.0,
+        *,
+        count: int = 1,
+        loud: bool = False,
+        word: str = "",
+        other: tuple[int, ...] = (),
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**options)
+        self.given = (first, plain, count, loud, word, other)
+
+
+def test_a_users_method_gets_its_parameters_in_their_type_however_they_are_given() -> None:
+    made = Ranged(1, 2, count=np.int64(3), loud=True, word="x", other=(4,), seed=5)
+    assert made.given == (1.0, 2.0, 3, True, "x", (4,))
+    assert [type(value) for value in made.given] == [float, float, int, bool, str, tuple]
+    assert made.seed == 5
+    assert Ranged().given == (0.5, 1.0, 1, False, "", ())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"first": 0}, "first = 0: allowed is float in (0, 1]"),
+        ({"plain": NAN}, "plain = nan: allowed is float"),
+        ({"plain": INF}, "plain = inf: allowed is float"),
+        ({"plain": 10**400}, "allowed is float"),
+        ({"count": 1.0}, "count = 1.0: allowed is int"),
+        ({"loud": 1}, "loud = 1: allowed is bool"),
+        ({"word": None}, "word = None: allowed is str"),
+    ],
+)
+def test_what_an_annotation_does_not_allow_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match="allowed is") as refused:
+        Ranged(**given)
+    assert words in str(refused.value)
+
+
+def test_a_positional_argument_is_checked_too_and_a_surplus_one_is_pythons_error() -> None:
+    with pytest.raises(ValueError, match="first = 2: allowed is"):
+        Ranged(2)
+    with pytest.raises(TypeError, match="positional arguments"):
+        Ranged(1, 2, 3)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="unheard_of"):
+        Ranged(unheard_of=1)  # type: ignore[call-arg]
+
+
+def test_a_subclass_may_narrow_the_range_of_its_base() -> None:
+    class Narrow(Ranged):
+        def __init__(self, *, first: Annotated[float, ranges.Range("(0, 0.5]")] = 0.1) -> None:
+            super().__init__(first * 4)
+
+    assert Narrow(first=0.25).given[0] == 1.0
+    with pytest.raises(ValueError, match=r"first = 0.6: allowed is"):
+        Narrow(first=0.6)
+    with pytest.raises(ValueError, match=r"first = 2.0: allowed is"):
+        Narrow(first=0.5)
+
+
+def test_annotations_that_cannot_be_evaluated_are_not_checked() -> None:
+    class Late(FedAvg):
+        def __init__(self, *, share: "Unknown" = 0.5, **options: Unpack[Options]) -> None:  # type: ignore[name-defined]  # noqa: F821
+            super().__init__(**options)
+            self.share = share
+
+    assert Late(share=7).share == 7
+
+
+def test_the_common_options_that_are_settings_have_their_ranges_defaults_and_marks() -> None:
+    for name in ("max_growth", "loss_limit", "update_limit", "clip_updates", "unused_rounds", "evaluate_every"):
+        assert OPTIONS[name] is not None
+        setting = SETTINGS[name.replace("_", "-")]
+        assert (OPTIONS[name].range, OPTIONS[name].default) == (setting.range, setting.default)
+        assert OPTIONS[name].marks == setting.marks
+        assert getattr(FedAvg(), name) == setting.default
+    assert OPTIONS["fraction_evaluate"].range != SETTINGS["fraction-evaluate"].range  # 0 switches it off in a strategy
+    assert OPTIONS.keys() < Options.__optional_keys__
