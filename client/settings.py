@@ -12,7 +12,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import AGREED, DEPLOYED
 from fairbloom.protocol.parameters import of_kind
-from fairbloom.protocol.settings import OWN_SETTINGS, Mark, complete, digest, marked, spread
+from fairbloom.protocol.settings import OWN_SETTINGS, SETTINGS, Mark, complete, digest, marked, spread
 from fairbloom.tasks import TASKS, find_task
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
@@ -22,9 +22,6 @@ HARMLESS = re.compile(r"(?!\.)[^/\\:~\x00-\x1f\x7f]{1,500}(?<!\.)")
 """A task's own setting may have several words, names of columns say, but is neither a path nor an import string."""
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
-
-MAY_BE_EMPTY = ("model", "partition", "misreporting-clients")
-"""Settings whose empty value leaves the choice to the task, or names nobody."""
 
 FINGERPRINT = "fingerprint"
 """Key of what tells a deployed client which run it is in; it stands for all settings, the dropped ones included."""
@@ -119,11 +116,15 @@ def shortened(value: object) -> str:
 
 def _words(key: str, value: str) -> Sequence[str]:
     """Return the words of a value that are checked one by one: the names, with commas between, of several clients."""
-    return [word.strip(" ") for word in value.split(",")] if key == "misreporting-clients" else [value]
+    return [word.strip(" ") for word in value.split(",")] if key in marked(Mark.NAMES) else [value]
 
 
 def _check_word(key: str, value: object, allow: Collection[str]) -> None:
-    if not isinstance(value, str) or value in allow or (not value and (key in MAY_BE_EMPTY or "." in key)):
+    if (
+        not isinstance(value, str)
+        or value in allow
+        or (not value and (key not in SETTINGS or SETTINGS[key].default == ""))
+    ):
         return
     if key == "device":
         if not DEVICE.fullmatch(value):

@@ -436,8 +436,8 @@ def data(
     named = {} if data_dir is None else {"data-dir": data_dir}
     config = api.merged(options | {"seed": seed}, api.merged(named, settings_of(settings)))
     check_used(config, ["fedavg"], task)
-    run_config = Settings.of(config).run_config()
-    described = describe_data(run_config)
+    chosen = Settings.of(config)
+    described = describe_data(chosen)
     if as_json:
         print(json.dumps(described, indent=2))
     else:
@@ -445,7 +445,7 @@ def data(
     if figure is not None:
         from fairbloom.tasks.split import Split  # imported late: PyTorch takes seconds
 
-        draw_split(Split.of(load_task(run_config)), figure, as_json)
+        draw_split(Split.of(load_task(chosen)), figure, as_json)
     if any("problem" in row for row in described["clients"]):
         raise typer.Exit(1)
 
@@ -465,7 +465,7 @@ def show_leaving(task: str, place: str | None, settings: dict[str, Value], as_js
     sent = rehearse(chosen, name=device.name if device else "", allow=allow)
     found = leaving_json(sent)
     if not as_json:
-        least = int(chosen.run_config().get("csv.smallest-category", 0))
+        least = int(find_task(chosen.task).own(chosen.parameters).get("csv.smallest-category", 0))
         for client in dict.fromkeys(each.client for each in sent):
             print(client)
             for sentence in sentences([each for each in sent if each.client == client], least):

@@ -41,6 +41,7 @@ class Mark(Enum):
     PLACE = "it says where a process computes or keeps things, so clients of one run may differ in it"
     DEVICE = "it is a path on a device: the owner of a deployed client sets it in client.toml, and no run does"
     NAMES = "it holds names of clients, with commas between them"
+    ROUNDING = "it changes the numbers by rounding alone: where and in what order they are computed"
     VARIANT = "the methods of a comparison may differ in it, as in fedavg(proximal-mu=0.1)"
 
 
@@ -93,6 +94,16 @@ ANY_NUMBER = Range("(-inf, inf)")
 """The range of a number that is declared without one: it must be finite."""
 
 
+@dataclass(frozen=True, init=False)
+class Partitions:
+    """The partitions with which a setting has an effect; it has none with others."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, *names: str) -> None:
+        object.__setattr__(self, "names", names)
+
+
 @dataclass(frozen=True)
 class Default:
     """The default of a parameter whose declaration has no place for one, as an entry of a TypedDict."""
@@ -120,6 +131,8 @@ class Parameter:
         What else is known of it.
     owner
         The method or task that it belongs to; "" for a setting of every run.
+    partitions
+        The partitions with which it has an effect; () for all.
     """
 
     name: str
@@ -129,6 +142,7 @@ class Parameter:
     allowed: Range | Choices | None = None
     marks: frozenset[Mark] = frozenset()
     owner: str = ""
+    partitions: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -225,7 +239,8 @@ def annotated(
     allowed = next((each for each in others if isinstance(each, Range | Choices)), None)
     marks = frozenset(each for each in others if isinstance(each, Mark))
     standing_in = next((each.value for each in others if isinstance(each, Default)), default)
-    return Parameter(key_of(name), kind, standing_in, description, allowed, marks, owner)
+    partitions = next((each.names for each in others if isinstance(each, Partitions)), ())
+    return Parameter(key_of(name), kind, standing_in, description, allowed, marks, owner, partitions)
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from .parameters import Choices, Parameter, Range, annotated
+from .parameters import Choices, Parameter, Partitions, Range, annotated
 from .parameters import Mark as Mark
 from .parameters import SettingsError as SettingsError
 from .parameters import Value as Value
@@ -46,16 +46,16 @@ class RunSettings(BaseModel):
     partition: Annotated[str, Mark.WORK] = Field(
         "", description="How the data is split into clients: as fairbloom tasks lists, or flwr:NAME for flwr-datasets"
     )
-    shards_per_client: Annotated[int, Range("[1, inf)"), Mark.WORK] = Field(
+    shards_per_client: Annotated[int, Range("[1, inf)"), Partitions("shards"), Mark.WORK] = Field(
         2, description="Number of pieces of the label-sorted data that each client gets, if partition = shards"
     )
-    classes_per_client: Annotated[int, Range("[1, inf)"), Mark.WORK] = Field(
+    classes_per_client: Annotated[int, Range("[1, inf)"), Partitions("classes", "class-groups"), Mark.WORK] = Field(
         2, description="Number of classes that each client has, if partition = classes or class-groups"
     )
-    dirichlet_alpha: Annotated[float, Range("(0, inf)"), Mark.WORK] = Field(
+    dirichlet_alpha: Annotated[float, Range("(0, inf)"), Partitions("dirichlet", "sizes"), Mark.WORK] = Field(
         0.5, description="Dirichlet concentration: smaller values make clients more unequal (dirichlet, sizes)"
     )
-    smallest_client: Annotated[int, Range("[2, inf)"), Mark.WORK] = Field(
+    smallest_client: Annotated[int, Range("[2, inf)"), Partitions("dirichlet", "sizes"), Mark.WORK] = Field(
         5, description="Smallest number of examples that a client is given, if partition = dirichlet or sizes"
     )
     test_share: Annotated[float, Range("(0, 1)"), Mark.WORK] = Field(
@@ -181,10 +181,10 @@ class RunSettings(BaseModel):
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
     )
-    engine: Annotated[str, Choices("auto", "loop", "stacked", "workers", "ray")] = Field(
+    engine: Annotated[str, Choices("auto", "loop", "stacked", "workers", "ray"), Mark.ROUNDING] = Field(
         "auto", description="How clients on one machine are computed: auto chooses; ray computes on a cluster"
     )
-    device: Annotated[str, Mark.WORK, Mark.PLACE] = Field(
+    device: Annotated[str, Mark.WORK, Mark.PLACE, Mark.ROUNDING] = Field(
         "auto", description="Device that clients compute on: auto, cpu, cuda, cuda:1 or mps"
     )
     memory: Annotated[float, Range("[0, inf)"), Mark.FREE] = Field(

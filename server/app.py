@@ -132,7 +132,7 @@ def federate(
         choice: Mapping[str, object] = {}
         if engine is not None:
             clients, choice = engine(method, agreed)
-        task = load_task({**config, AGREED: agreed})
+        task = load_task(settings.model_copy(update={AGREED: agreed}))
         module = task.model()
         with alone(path, wait=deployed):
             records = RunRecorder(

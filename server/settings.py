@@ -21,14 +21,6 @@ from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD, by_name
 from fairbloom.tasks import TASKS, find_task
 
-OF_PARTITIONS = {
-    "shards-per-client": ("shards",),
-    "classes-per-client": ("classes", "class-groups"),
-    "dirichlet-alpha": ("dirichlet", "sizes"),
-    "smallest-client": ("dirichlet", "sizes"),
-}
-"""Settings that have an effect with some partitions alone, each with these."""
-
 UNSET = ""
 """The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
 
@@ -246,7 +238,8 @@ def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, 
             raise SettingsError(f"{key} has no effect with method = {chosen}: leave it out, or set method={owner}")
         if none_to_choose.get(key):
             raise SettingsError(f"{key} has no effect with task = {task!r}, which leaves no choice: leave it out")
-        if info.partitions and partition not in (wanted := OF_PARTITIONS.get(key, (partition,))):
+        wanted = SETTINGS[key].partitions if key in SETTINGS else ()
+        if info.partitions and wanted and partition not in wanted:
             remedy = f"leave it out, or set partition={wanted[0]}"
             raise SettingsError(f"{key} has no effect with partition = {partition!r}: {remedy}")
 

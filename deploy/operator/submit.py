@@ -20,7 +20,7 @@ import tomli_w
 
 from fairbloom.errors import did_you_mean
 from fairbloom.protocol.parameters import of_kind
-from fairbloom.protocol.settings import OWN_SETTINGS, Mark, SettingsError, Value, marked, parsed, spread
+from fairbloom.protocol.settings import OWN_SETTINGS, Mark, RunSettings, SettingsError, Value, marked, parsed
 from fairbloom.server.settings import Settings, check_used, default_config
 
 from ..errors import DeployError, LostRunError, RefusedError, UnreachableError
@@ -164,10 +164,11 @@ def prepared(federation: Federation, given: Mapping[str, Value]) -> dict[str, Va
         f"{client.name}={client.examples}" for client in federation.clients if client.examples and not client.revoked
     ]
     config = {SIZES: " ".join(sizes), **given} if sizes else dict(given)
-    check_not_pythons(spread(config))
+    named = RunSettings.of(config).given()
+    check_not_pythons(named)
     settings = Settings.of(config)
-    check_used(spread(config), [settings.method], settings.task, deployed=True)
-    for words in check_honoured(federation, settings, spread(config)):
+    check_used(named, [settings.method], settings.task, deployed=True)
+    for words in check_honoured(federation, settings, named):
         warn(words)
     return packed(config)
 

@@ -43,11 +43,11 @@ def check_runs(runs: Runs) -> None:
                 f"from-round = {run.from_round}: one run at a time is taken back: leave it out, or take back one of "
                 "these by fairbloom run --from-round with its folder as --out"
             )
-        check_data(run.run_config())
+        check_data(run)
         check_folder(Path(run.out), run.run_config())
         place = (run.task, run.data_dir)
         if place not in read:
-            read[place] = digests(run.run_config())
+            read[place] = digests(run)
         check_same_data(Path(run.out), read[place])
 
 

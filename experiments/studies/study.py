@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import SettingsError, Value, digest
+from fairbloom.protocol.settings import Mark, SettingsError, Value, digest, marked
 from fairbloom.server.settings import Settings, check_used, may_differ
 
 from ..recipes.labels import format_value
@@ -69,7 +69,7 @@ class Experiment:
     @property
     def comparable(self) -> bool:
         """Whether the runs are as the recipe has them: neither cut short nor with other settings."""
-        free = {*may_differ(finished=True), "data-dir", "device", "engine"}
+        free = {*may_differ(finished=True), *marked(Mark.PLACE, Mark.ROUNDING)}
         return not self.quick and not self.overrides.keys() - free
 
     @property
