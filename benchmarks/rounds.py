@@ -84,7 +84,7 @@ def under_ray(settings: Settings) -> float:
 def submitted(settings: Settings) -> Mapping[str, object]:
     """Return the run config that `flwr run` takes: the task's own settings, which it does not know, in words."""
     config = settings.run_config()
-    own = find_task(settings.task).own(settings.parameters)
+    own = find_task(settings.task).check_parameters(settings.parameters)
     words = " ".join(f"{key}={value}" for key, value in own.items())
     return {key: value for key, value in config.items() if key not in own} | {OWN_SETTINGS: words}
 

@@ -57,23 +57,25 @@ app = typer.Typer(
 )
 errors = Console(stderr=True)
 
-MENDABLE, INTERRUPTED = 2, 130
-"""Exit codes: the user can mend what was wrong, and Ctrl-C ended the command."""
+CORRECTABLE, INTERRUPTED = 2, 130
+"""Exit codes: the user can correct what was wrong, and Ctrl-C ended the command."""
 
 SetOption = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Set any setting; fairbloom settings lists them. May be repeated."),
 ]
 TaskOption = Annotated[
-    str | None, typer.Option(help="The task to learn: fairbloom tasks lists them; or your own as my_module:task.")
+    str | None,
+    typer.Option(help="The task to learn: one that fairbloom tasks lists, or a user-defined one as my_module:task."),
 ]
 DataOption = Annotated[str | None, typer.Option("--data-dir", help="The folder that the task reads its data from.")]
 MethodOption = Annotated[
-    str | None, typer.Option(help="The method: fairbloom methods lists them; or your own as my_module:Mine.")
+    str | None,
+    typer.Option(help="The method: one that fairbloom methods lists, or a user-defined one as my_module:Mine."),
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option(help="One of the task's models; one of torchvision's, as resnet18; or your own as my_module:Net."),
+    typer.Option(help="The model: one of the task's, one of torchvision's, as resnet18, or yours as my_module:Net."),
 ]
 PartitionOption = Annotated[
     str | None, typer.Option(help="How the data is split among the clients: shards, dirichlet or iid, say.")
@@ -177,7 +179,7 @@ def compare(
     methods: Annotated[
         str,
         typer.Option(
-            help="The methods with commas between them, each with parameters of its own where you like: "
+            help="The methods with commas between them, each with its parameters in parentheses where you like: "
             "'fedavg,qfedavg(q=1),my_module:Mine'."
         ),
     ] = api.METHODS,
@@ -228,7 +230,7 @@ def compare(
 @app.command(epilog="Example: fairbloom reproduce fedfv-table3 --seeds 5")
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The recipe: --list names them; or your own TOML file.")
+        str | None, typer.Argument(metavar="NAME", help="The recipe: --list names them; or the path of your TOML file.")
     ] = None,
     as_list: Annotated[bool, typer.Option("--list", help="List the recipes, and run nothing.")] = False,
     seeds: Annotated[
@@ -405,7 +407,9 @@ def data(
     folder: Annotated[
         str | None, typer.Argument(metavar="[DIR]", help="The folder or file that the task reads its data from.")
     ] = None,
-    task: Annotated[str, typer.Option(help="The task; or your own as my_module:task.")] = "csv",
+    task: Annotated[
+        str, typer.Option(help="The task: one that fairbloom tasks lists, or a user-defined one as my_module:task.")
+    ] = "csv",
     clients: ClientsOption = None,
     partition: PartitionOption = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the split.")] = None,
@@ -465,7 +469,7 @@ def show_leaving(task: str, place: str | None, settings: dict[str, Value], as_js
     sent = rehearse(chosen, name=device.name if device else "", allow=allow)
     found = leaving_json(sent)
     if not as_json:
-        least = int(find_task(chosen.task).own(chosen.parameters).get("csv.smallest-category", 0))
+        least = int(find_task(chosen.task).check_parameters(chosen.parameters).get("csv.smallest-category", 0))
         for client in dict.fromkeys(each.client for each in sent):
             print(client)
             for sentence in sentences([each for each in sent if each.client == client], least):
@@ -581,7 +585,7 @@ def arguments_of(method: str, config: dict[str, Value]) -> dict[str, Value]:
 
 
 class Interrupted(BaseException):
-    """The user has pressed Ctrl-C; on KeyboardInterrupt the command-line library would end with a word of its own."""
+    """The user has pressed Ctrl-C; on KeyboardInterrupt the command-line library would end with its word for it."""
 
 
 def interrupt(signal_number: int, frame: object) -> None:
@@ -590,7 +594,7 @@ def interrupt(signal_number: int, frame: object) -> None:
 
 
 def main() -> None:
-    """Run the command line: what a user can mend is one red line and exit code 2, a bug of ours keeps its traceback."""
+    """Run the command line: what a user can correct is one red line and exit code 2; a bug keeps its traceback."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
     colour_on_terminals_alone()
     signal.signal(signal.SIGINT, interrupt)
@@ -601,4 +605,4 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except FairbloomError as error:
         errors.print(f"[red]error[/]: {escape(str(error))}", soft_wrap=True)
-        sys.exit(MENDABLE)
+        sys.exit(CORRECTABLE)

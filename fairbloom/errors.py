@@ -1,4 +1,4 @@
-"""The base of all errors that a user can mend, and what they suggest."""
+"""The base of all errors that a user can correct, and what they suggest."""
 
 import difflib
 import traceback
@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 
 class FairbloomError(ValueError):
-    """Something that a user can mend: the message names the thing, its value and the remedy.
+    """Something that a user can correct: the message names the thing, its value and the remedy.
 
     The command line prints the message as one line and ends with exit code 2. Every other exception is a bug, of ours
     or of an app or a method that somebody wrote, and keeps its traceback.
@@ -22,12 +22,12 @@ def is_expected(error: BaseException) -> bool:
 class ReportableError(FairbloomError):
     """An error on a client whose words were written for the server to read, too.
 
-    Every other error of a deployed client stays in that client's own log, because nobody knows what its text quotes.
+    Every other error of a deployed client stays in that client's log, because nobody knows what its text quotes.
 
     Attributes
     ----------
     reportable
-        What the server may be told. It quotes nothing of what the client's files hold; the message may.
+        What the server may get to know. It quotes nothing of what the client's files hold; the message may.
     """
 
     def __init__(self, message: str, reportable: str = "") -> None:
@@ -36,8 +36,8 @@ class ReportableError(FairbloomError):
 
 
 def reportable(error: BaseException) -> str:
-    """Return what a server may be told of a client's error: words written for it, else the error's kind and place."""
-    words = getattr(error, "reportable", None)  # asked of any class: a bundle may bring its own copy of this module
+    """Return what a server may know of a client's error: a text written for it, else the error's kind and place."""
+    words = getattr(error, "reportable", None)  # asked of any class: a bundle may bring another copy of this module
     if isinstance(words, str):
         return words
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]

@@ -1,7 +1,7 @@
 """The names of records and metrics on the wire, each spelled here alone."""
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
-"""These records of a message hold the model, what a client reports, and what it is told."""
+"""These records of a message hold the model, what a client reports, and the terms of its work."""
 
 SNAPSHOT = "snapshot"
 """This record holds the model that a client had in the midst of its local work."""
@@ -19,7 +19,7 @@ AGREED = "agreed"
 """What clients have agreed on about their data has this key in the terms of their work."""
 
 DEPLOYED = "deployed"
-"""A client's settings say by this whether what it tells about its data leaves the machine; no run can set it."""
+"""A client's settings say by this whether what it reports about its data leaves the machine; no run can set it."""
 
 NUM_EXAMPLES = "num-examples"
 """This metric counts the examples of a client's training set, and in an evaluation those of its test set."""

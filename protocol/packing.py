@@ -1,6 +1,6 @@
 """A message's content in few parts, between a server and an app that says that it can.
 
-Flower sends each array of a model as two objects, each record as one, and asks for every object by a call of its own:
+Flower sends each array of a model as two objects, each record as one, and asks for every object by a separate call:
 130 calls for a message with a ResNet-18. Packed, all records of a content are one text of bytes, in pieces of 4 MiB.
 
 A client's replies say whether its app packs. Only then is it sent packed messages; it answers them packed.

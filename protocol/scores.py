@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Score:
-    """A number that tells how well a model serves a client.
+    """A number that says how well a model serves a client.
 
     Attributes
     ----------

@@ -247,7 +247,7 @@ OWN_SETTINGS = "own-settings"
 
 
 def digest(config: Mapping[str, Any]) -> str:
-    """Return eight letters that stand for settings: they name a run's folder, and tell a client which run it is in."""
+    """Return eight letters that stand for settings: they name a run's folder, and identify a client's run."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
 
 

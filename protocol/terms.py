@@ -1,4 +1,4 @@
-"""What the clients are told of a round's work."""
+"""The terms of a round's work, which the server sends to clients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -26,7 +26,7 @@ class Terms:
     personal_lambda
         Strength of the personal model's pull to w; None: there is no personal model.
     personal_epochs
-        Passes over the local data for the personal model; told where there is one.
+        Passes over the local data for the personal model; sent where there is one.
     local_only
         Whether the global model is left as it is.
     client_momentum
@@ -40,11 +40,11 @@ class Terms:
     loss_transform
         What becomes of the mean loss of a minibatch: "propfair", or "" for nothing.
     propfair_baseline, propfair_epsilon
-        M and ε of that transform; told with it.
+        M and ε of that transform; sent with it.
     agreed
         What the clients of the run have agreed on about their data; "" where nothing needs to be agreed.
     others
-        What an app of somebody's own tells its clients beside these, by its name on the wire.
+        What a user's app sends to its clients beside these, by its name on the wire.
     """
 
     server_round: int
@@ -65,8 +65,8 @@ class Terms:
 
     def to_config(self) -> dict[str, Any]:
         """Return what is sent: the names with hyphens, without what is at its default."""
-        told = {name: getattr(self, name) for name in _DEFAULTS if getattr(self, name) != _DEFAULTS[name]}
-        sent = {name.replace("_", "-"): value for name, value in told.items()}
+        set_ = {name: getattr(self, name) for name in _DEFAULTS if getattr(self, name) != _DEFAULTS[name]}
+        sent = {name.replace("_", "-"): value for name, value in set_.items()}
         return {**self.others, "server-round": self.server_round, "measure": list(self.measure), **sent}
 
     @property
@@ -77,9 +77,9 @@ class Terms:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         """Return the terms that were sent; what is not known here is among the others."""
-        own = {_FIELDS[key]: value for key, value in config.items() if key in _FIELDS}
+        known = {_FIELDS[key]: value for key, value in config.items() if key in _FIELDS}
         others = {key: value for key, value in config.items() if key not in (*_FIELDS, "measure", PROTOCOL)}
-        return cls(**own, measure=tuple(config.get("measure", ())), others=others)
+        return cls(**known, measure=tuple(config.get("measure", ())), others=others)
 
 
 _FIELDS: Mapping[str, str] = {

@@ -11,7 +11,7 @@ from .updates import FloatArray, Model
 
 @dataclass(frozen=True)
 class Average:
-    """The sum of the global models after some rounds, of which the mean can be told.
+    """The sum of the global models after some rounds, which gives their mean.
 
     Attributes
     ----------
@@ -43,5 +43,5 @@ class Average:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return what `state_dict` told."""
+        """Return what `state_dict` returned."""
         return cls(state["rounds"], dict(state["sums"]))

@@ -168,10 +168,10 @@ class Clients(Protocol):
         """Return the names of those online, in ascending order, that can be asked now: they owe no earlier reply."""
 
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
-        """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
+        """Ask these clients what is to be agreed about their data; return what each reports, and why some cannot."""
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
-        """Let these clients train the model on the terms, each on its own data."""
+        """Let these clients train the model on the terms, each on its data."""
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""

@@ -59,7 +59,7 @@ LONGEST_REASON = 500
 """A warning shows so many characters of a client's error."""
 
 LARGEST_ABOUT = 1_000_000
-"""What a client tells about its data has at most so many characters."""
+"""What a client reports about its data has at most so many characters."""
 
 
 class FlowerClients:
@@ -75,7 +75,7 @@ class FlowerClients:
     grid
         Carries the messages; it may be given later.
     timeout
-        Seconds until replies are due; messages live no longer. None: as long as Flower lets them.
+        Seconds that clients have to reply; messages live no longer. None: as long as Flower lets them.
     quorum
         How many must be online, and for how long they are waited for. None: so many as a round asks for, until the
         timeout.
@@ -102,7 +102,7 @@ class FlowerClients:
         self._layout = Layout({})
         self._training, self._evaluation = Exchange(), Exchange()
         self._sent: tuple[Model, ArrayRecord] | None = None
-        self._told_to_train: Mapping[str, Any] = {}
+        self._sent_to_train: Mapping[str, Any] = {}
         self._work: Mapping[str, Any] = {}
         self._answers_query: bool | None = None  # not known before a node has answered
         self._packing = set[int]()  # the nodes whose apps take packed messages
@@ -194,26 +194,26 @@ class FlowerClients:
         return replies
 
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
-        """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
+        """Ask these clients what is to be agreed about their data; return what each reports, and why some cannot."""
         asked, refused = Exchange(), Refusals(0)
         for name in names:
             content = RecordDict({CONFIG: ConfigRecord({ABOUT: True, **self._fits})})
             node_id = self._roster.online[name]
             message = Message(content, dst_node_id=node_id, message_type=MessageType.QUERY, ttl=self._timeout)
             asked.messages[name] = message
-        told: dict[str, Mapping[str, Any]] = {}
+        reported: dict[str, Mapping[str, Any]] = {}
         for name, content in asked.sort(self.deliver(asked.messages.values()), self._roster.online, refused):
             try:
-                told[name] = usable_about(content)
+                reported[name] = usable_about(content)
             except ValueError as reason:
                 refused.add(name, reason)
         self._note_debts(asked)
-        return told, refused.reasons
+        return reported, refused.reasons
 
     # Training -------------------------------------------------------------------------------------------------------
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
-        """Let these clients train the model on the terms, each on its own data."""
+        """Let these clients train the model on the terms, each on its data."""
         return self.trained(self.deliver(self._packed(self.ask_to_train(names, self._record(model), terms))))
 
     def ask_to_train(self, names: Sequence[str], arrays: ArrayRecord, terms: Terms) -> list[Message]:
@@ -226,7 +226,7 @@ class FlowerClients:
         """
         self._layout = Layout(model_of(arrays), self._method.buffers, self._method.shared)
         self._training = Exchange(terms.server_round)
-        self._told_to_train, self._work = terms.others, terms.work
+        self._sent_to_train, self._work = terms.others, terms.work
         for name in names:
             self._training.messages[name] = self._message(MessageType.TRAIN, name, arrays, terms.to_config())
         return list(self._training.messages.values())
@@ -282,16 +282,16 @@ class FlowerClients:
     ) -> list[Message]:
         """Return a message to each of the clients.
 
-        Who is asked for the loss on its training data is told what the user tells clients that train: her own client
+        Who is asked for the loss on its training data gets what the user sends to clients that train: her client
         may need it to load them.
         """
         self._evaluation = Exchange(terms.server_round)
-        told = terms.to_config()
-        plain = {key: value for key, value in told.items() if key != "measure"}
+        asked = terms.to_config()
+        plain = {key: value for key, value in asked.items() if key != "measure"}
         if TRAIN_LOSS in terms.measure:
-            told = {**self._told_to_train, **told}
+            asked = {**self._sent_to_train, **asked}
         for name in names:
-            config = told if terms.measure and name in participants else plain
+            config = asked if terms.measure and name in participants else plain
             self._evaluation.messages[name] = self._message(MessageType.EVALUATE, name, arrays, config)
         return list(self._evaluation.messages.values())
 
@@ -322,8 +322,8 @@ class FlowerClients:
                 found[name] = reply.content
         return [found[name] for name in sorted(found)]
 
-    def _message(self, message_type: str, name: str, arrays: ArrayRecord, told: Mapping[str, Any]) -> Message:
-        config = ConfigRecord({**told, **self._fits})
+    def _message(self, message_type: str, name: str, arrays: ArrayRecord, asked: Mapping[str, Any]) -> Message:
+        config = ConfigRecord({**asked, **self._fits})
         content = RecordDict({self._method.arrayrecord_key: arrays, self._method.configrecord_key: config})
         node_id = self._roster.online[name]
         return Message(content, dst_node_id=node_id, message_type=message_type, ttl=self._timeout)
@@ -379,7 +379,7 @@ class FlowerClients:
 class Exchange:
     """The Flower messages of one phase of a round, and what became of them, by client name.
 
-    `heard` are those of `answered` whose own word it was, and not the grid's that they are gone. `strays` holds the ids
+    `heard` are those of `answered` that spoke for themselves: of the others the grid says that they are gone. `strays` has the ids
     of other messages that were answered meanwhile: late replies, which are not used.
     """
 
@@ -453,7 +453,7 @@ def check_honoured(work: Mapping[str, Any], honours: Collection[str]) -> None:
         terms = ", ".join(f"{key} = {work[key]}" for key in lacking)
         raise ValueError(
             f"it does not say that it acts on {terms}, without which it does other work than the method needs: "
-            f"{ADVICE}; a client of your own code that acts on it lists {', '.join(map(repr, lacking))} under "
+            f"{ADVICE}; a client of your code that acts on it lists {', '.join(map(repr, lacking))} under "
             f"{HONOURS!r} in its answer to QUERY"
         )
 
@@ -547,19 +547,19 @@ def reported(content: RecordDict) -> MetricRecord:
 
 
 def usable_about(content: RecordDict) -> Mapping[str, Any]:
-    """Return what a client tells of its data; raise ValueError where it tells nothing, too much, or no JSON object."""
+    """Return what a client reports of its data; raise ValueError where that is nothing, too much, or no JSON object."""
     text = content.config_records.get(CLIENT, ConfigRecord()).get(ABOUT)
     if not isinstance(text, str):
-        raise ValueError("it tells nothing about its data")
+        raise ValueError("it reports nothing about its data")
     if len(text) > LARGEST_ABOUT:
-        raise ValueError(f"it tells {len(text)} characters about its data: {LARGEST_ABOUT} are the most")
+        raise ValueError(f"it reports {len(text)} characters about its data: {LARGEST_ABOUT} are the most")
     try:
-        told = json.loads(text)
+        reported = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"what it tells about its data is no JSON: {error}") from error
-    if not isinstance(told, dict):
-        raise ValueError(f"what it tells about its data is a JSON {type(told).__name__}, not an object")
-    return told
+        raise ValueError(f"what it reports about its data is no JSON: {error}") from error
+    if not isinstance(reported, dict):
+        raise ValueError(f"what it reports about its data is a JSON {type(reported).__name__}, not an object")
+    return reported
 
 
 def usable_arrays(content: RecordDict, key: str, layout: Layout) -> Model:
@@ -597,7 +597,7 @@ def view(array: Array) -> NDArray[Any]:
 
 
 def _only(records: Mapping[str, Any], key: str, kind: str) -> Any:
-    """Return the record named `key`, or the only one there is: foreign clients choose their own name."""
+    """Return the record named `key`, or the only one there is: foreign clients choose its name."""
     if key in records:
         return records[key]
     others = [record for name, record in records.items() if name != SNAPSHOT]

@@ -44,7 +44,7 @@ def screen_reports(method: Method, trained: Trained) -> None:
 
 
 def screen_buffers(method: Method, trained: Trained) -> None:
-    """Leave out replies whose buffers change out of proportion to the global model's own and to the others' changes.
+    """Leave out replies whose buffers change out of proportion to the global model's and to the others' changes.
 
     Buffers are no part of the update; but they are averaged, and one absurd variance would spoil every evaluation.
     """
@@ -89,7 +89,7 @@ def screen_lengths(method: Method, trained: Trained, server_round: int) -> Usual
 
 
 def clip(method: Method, trained: Trained, usual: Usual) -> tuple[str, ...]:
-    """Shorten the updates, and the snapshots, beyond what `clip_updates` allows; return whose updates these are."""
+    """Shorten the updates, and the snapshots, beyond what `clip_updates` allows; return the names of these clients."""
     if not method.clip_updates:
         return ()
     most = usual.times(method.clip_updates)

@@ -74,7 +74,7 @@ class Rounds:
     num_rounds
         T, the rounds of the whole run; None where nobody knows.
     agreed
-        What the clients have agreed on about their data; all are told it with their work.
+        What the clients have agreed on about their data; each gets it with its work.
     known
         The names of the clients that the run has known before.
     """
@@ -186,11 +186,11 @@ class Rounds:
         broken = explain_not_finite(trained, method.progress.lengths.longest, number)
         method.progress.finished_rounds = number
         after: Model | None = None
-        own: Metrics = {}
+        reported: Metrics = {}
         why = "" if usual else _why_none_is_usable(len(self._draws), trained, method.training_clients)
         if usual:
             try:
-                after, own = self._take(number, trained, usual)
+                after, reported = self._take(number, trained, usual)
             except NoStepError as reason:
                 why = f"{reason}; {longest_reply(trained)}"
         elif broken:
@@ -199,7 +199,7 @@ class Rounds:
         if why:
             log.warning("round %d is skipped, and the model stays as it is: %s", number, why)
         self._count(number, trained, why)
-        return after, self._summed_up(len(self._draws), trained) | own
+        return after, self._summed_up(len(self._draws), trained) | reported
 
     def add_to_average(self, model: Model) -> None:
         """Take the global model after a round into the mean of all, where the method averages them."""
@@ -250,8 +250,8 @@ class Rounds:
 
     def evaluates(self, number: int) -> bool:
         """Return whether a round is one after which clients evaluate."""
-        every, due = self._method.evaluate_every, number == self._num_rounds
-        return self._method.fraction_evaluate > 0.0 and (due or (every > 0 and number % every == 0))
+        every, last = self._method.evaluate_every, number == self._num_rounds
+        return self._method.fraction_evaluate > 0.0 and (last or (every > 0 and number % every == 0))
 
     @property
     def participants(self) -> tuple[str, ...]:
@@ -314,7 +314,7 @@ class Rounds:
         return usual
 
     def _take(self, number: int, trained: Trained, usual: Usual) -> tuple[Model, Metrics]:
-        """Return the model after the step, and the method's own metrics; let the method and the run remember the round.
+        """Return the model after the step, and what the method reports; let the method and the run remember the round.
 
         Raises
         ------
@@ -377,11 +377,11 @@ class Rounds:
         names = sample(free, min(self._draws.total(), len(free)), self._method.seed, "losses", cohort.round)
         self._probed = len(names)
         terms = Terms(server_round=cohort.round, measure=(TRAIN_LOSS,), agreed=self._agreed)
-        told = self.clients.evaluate(names, model, terms, names)
-        for name, why in told.refused.reasons.items():
+        replies = self.clients.evaluate(names, model, terms, names)
+        for name, why in replies.refused.reasons.items():
             trained.refused.add(name, f"loss at the snapshot: {why}")
-        losses = {name: report[TRAIN_LOSS] for name, report in told.metrics.items() if TRAIN_LOSS in report}
-        for name in told.metrics.keys() - losses.keys():
+        losses = {name: report[TRAIN_LOSS] for name, report in replies.metrics.items() if TRAIN_LOSS in report}
+        for name in replies.metrics.keys() - losses.keys():
             trained.refused.add(name, f"loss at the snapshot: metric {TRAIN_LOSS!r} is missing or no finite number")
         reports = {name: {TRAIN_LOSS: loss} for name, loss in losses.items()}
         for name, why in out_of_proportion(reports, {TRAIN_LOSS}, self._method.loss_limit).items():

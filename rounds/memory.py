@@ -73,7 +73,7 @@ class Memory:
 
 
 def reserve(file: int, size: int) -> None:
-    """Make an open file so many bytes long, on blocks of its own: a full disk is met here and not when it is written.
+    """Make an open file so many bytes long, on blocks of the disk: a full disk is met here and not when it is written.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def physical_memory() -> int:
 def _limits() -> Iterator[int]:
     """Yield the memory limits of this process's control groups and of those above them, in both versions of Linux's.
 
-    A container may see its own group at the root of the hierarchy, under whatever name the host has for it.
+    A container may see its group at the root of the hierarchy, under whatever name the host has for it.
     """
     for line in CGROUPS.read_text().splitlines() if CGROUPS.is_file() else []:
         _, controllers, place = line.split(":", 2)

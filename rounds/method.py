@@ -22,7 +22,7 @@ from .updates import Vectors
 
 @dataclass(frozen=True)
 class Kept:
-    """A row of a method's memory: whose it is and the round in which it was an update."""
+    """A row of a method's memory: its key, a client's name say, and the round in which it was an update."""
 
     key: str
     round: int
@@ -154,7 +154,7 @@ class Progress:
 
 
 Probed = Mapping[str, float]
-"""Losses at a probe's model, by the name of the client that told its own."""
+"""Losses at a probe's model, by the name of the client that reported it."""
 
 
 Aggregate = Callable[[list[Any], str], Any]
@@ -162,7 +162,7 @@ Aggregate = Callable[[list[Any], str], Any]
 
 
 class CommonOptions(TypedDict, total=False):
-    """What every method takes beside its own parameters; see Method for what each means, and OPTIONS.
+    """What every method takes beside its parameters; see Method for what each means, and OPTIONS.
 
     Where an option has the name of a setting of runs, it has that setting's range and default unless others stand here.
     """
@@ -201,11 +201,11 @@ class Options(CommonOptions, total=False):
 
 def _option(name: str, annotation: object) -> Parameter | None:
     """Return a common option: as it is annotated, and for the rest as the run's setting of that name."""
-    own, general = annotated(name, annotation, None), SETTINGS.get(key_of(name))
-    if own is None or general is None:
-        return own
-    default = general.default if own.default is None else own.default
-    return replace(general, default=default, allowed=own.allowed or general.allowed)
+    declared, general = annotated(name, annotation, None), SETTINGS.get(key_of(name))
+    if declared is None or general is None:
+        return declared
+    default = general.default if declared.default is None else declared.default
+    return replace(general, default=default, allowed=declared.allowed or general.allowed)
 
 
 OPTIONS: Mapping[str, Parameter] = {
@@ -310,9 +310,9 @@ class Method:
     needs: ClassVar[frozenset[str]] = frozenset()
     default_weighting: ClassVar[str | None] = "examples"
     own_terms: ClassVar[frozenset[str]] = frozenset()
-    """Common options that the method sets by a parameter of its own and therefore refuses."""
+    """Common options that the method sets by another parameter and therefore refuses."""
     reports: ClassVar[tuple[str, ...]] = ()
-    """The names of the method's own metrics."""
+    """The names of the metrics that the method itself reports."""
     exact_gram: ClassVar[bool] = False
     """Whether inner products must be float64 however large the work."""
     snapshots: ClassVar[bool] = False
@@ -389,7 +389,7 @@ class Method:
         raise NotImplementedError(f"{type(self).__name__} has no weigh, which a method needs")
 
     def probe(self, cohort: Cohort, coefficients: FloatArray) -> FloatArray | None:
-        """Return how the snapshots are combined to the model at which a second sample tells its loss; None: no probe.
+        """Return how the snapshots are combined to the model at which others measure their loss; None: no probe.
 
         The sample is drawn uniformly of the clients that are free, as many as were drawn for training.
         """
@@ -407,11 +407,11 @@ class Method:
         return True
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return the method's own metrics of the round."""
+        """Return the metrics that the method itself reports of the round."""
         return {}
 
     def terms(self, server_round: int) -> Terms:
-        """Return what the clients are told of their local work."""
+        """Return the terms of the clients' local work."""
         personal = self.personal_lambda > 0.0
         return Terms(
             server_round=server_round,

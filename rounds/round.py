@@ -40,7 +40,7 @@ class Round:
     clipped
         The clients whose updates were shortened (`clip_updates`), in the order of names.
     metrics
-        Means over the used replies, and the method's own metrics.
+        Means over the used replies, and the metrics that the method reports.
     train_metrics
         What each used client reported of its training.
     evaluations

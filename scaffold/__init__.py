@@ -1,1 +1,1 @@
-"""The first files of a user's own app."""
+"""The first files of a user's app."""

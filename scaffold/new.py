@@ -22,7 +22,7 @@ LONGEST_NAME = 32
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the app, and of its folder: my-app, say.")],
 ) -> None:
-    """Write a small Flower app that runs: own model and data, a fair method, a run folder, and how to deploy it."""
+    """Write a small Flower app that runs: model and data, a fair method, a run folder, how to deploy it."""
     folder = Path(name)
     package = package_of(name)
     if folder.exists():
@@ -48,7 +48,7 @@ def package_of(name: str) -> str:
         )
     package = name.replace("-", "_")
     if keyword.iskeyword(package):
-        raise FairbloomError(f"{name!r} is a word of Python's own, which no package can be called: my-{name} would do")
+        raise FairbloomError(f"{name!r} is a keyword of Python, which no package can be called: my-{name} would do")
     if importlib.util.find_spec(package) is not None:
         raise FairbloomError(
             f"{name!r}: a module {package} is installed already, and your app would hide it: my-{name} would do"

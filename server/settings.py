@@ -29,7 +29,7 @@ ONE_CLIENT = 1e-12
 
 
 def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, Parameter]:
-    """Return all parameters of all methods and tasks by their run-config keys, and of a user's own that are named.
+    """Return all parameters of all methods and tasks by their run-config keys, and of user-defined ones that are named.
 
     Raises
     ------
@@ -37,8 +37,8 @@ def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, P
         When a task or method that is named is not known.
     """
     infos = [*TASKS.values(), *([find_task(task)] if task else [])]
-    own = [find_method(name) for name in methods if not name.startswith(TORCHJD)]
-    classes = {method.__name__.lower(): method for method in (*METHODS.values(), *own)}
+    named = [find_method(name) for name in methods if not name.startswith(TORCHJD)]
+    classes = {method.__name__.lower(): method for method in (*METHODS.values(), *named)}
     of_methods = (parameter for name, method in classes.items() for parameter in parameters_of(name, method))
     of_tasks = (parameter for info in infos for parameter in info.settings)
     return {parameter.key: parameter for parameter in (*of_methods, *of_tasks)}
@@ -61,16 +61,18 @@ class Settings(RunSettings):
         """
         run = RunSettings.of(config)
         method = canonical(run.method)
-        own = parameters(task=run.task, methods=[method])
+        known = parameters(task=run.task, methods=[method])
         for key, value in run.parameters.items():
-            if key not in own:
+            if key not in known:
                 general = [key_of(name) for name in RunSettings.model_fields]
-                raise SettingsError(f"unknown setting {key} = {value!r}; {_hint(key, [*general, *own])}")
-        given = {key: value for key, value in run.given().items() if key not in own or not _is_unset(own[key], value)}
+                raise SettingsError(f"unknown setting {key} = {value!r}; {_hint(key, [*general, *known])}")
+        given = {
+            key: value for key, value in run.given().items() if key not in known or not _is_unset(known[key], value)
+        }
         info = find_task(run.task)
         setup = info.setup(run)
         info.check(setup)
-        info.own(given)
+        info.check_parameters(given)
         clients = setup.clients or run.clients  # clients that come with the data may still be waited for
         resolved = {"method": method, "model": setup.model, "partition": setup.partition, "clients": clients}
         settings = cls.model_validate({**given, **resolved})
@@ -116,7 +118,7 @@ class Settings(RunSettings):
         SettingsError
             When the method refuses a parameter or an option, or lacks one that it needs.
         """
-        own = self._own_of_method()
+        given = self._method_parameters()
         common: dict[str, Any] = {  # those at their defaults are left out: a method may refuse one that it sets itself
             name: value
             for name, option in OPTIONS.items()
@@ -133,9 +135,11 @@ class Settings(RunSettings):
             if self.method.startswith(TORCHJD):
                 return by_name(self.method.removeprefix(TORCHJD), **common, **options)
             known = self._known()
-            return find_method(self.method)(**common | options | {known[key].argument: own[key] for key in own})
+            return find_method(self.method)(
+                **common | options | {known[key].argument: value for key, value in given.items()}
+            )
         except ValueError as error:  # how a constructor refuses what it is given
-            values = ", ".join(f"{key} = {value!r}" for key, value in own.items())
+            values = ", ".join(f"{key} = {value!r}" for key, value in given.items())
             raise SettingsError(f"{error} ({values})" if values else str(error)) from error
 
     @property
@@ -159,16 +163,16 @@ class Settings(RunSettings):
         return self.model_copy(update={"fraction": recorded.get("fraction") or usual_fraction(len(training))})
 
     def run_config(self) -> dict[str, Value]:
-        """Return the flat run config, with what the chosen task and method have of their own and no other has."""
+        """Return the flat run config, with the parameters of the chosen task and method."""
         fields = {key: value for key, value in super().run_config().items() if key not in self.parameters}
-        return fields | find_task(self.task).own(self.parameters) | self._own_of_method()
+        return fields | find_task(self.task).check_parameters(self.parameters) | self._method_parameters()
 
     def _known(self) -> Mapping[str, Parameter]:
         return parameters(task=self.task, methods=[self.method])
 
-    def _own_of_method(self) -> dict[str, Value]:
+    def _method_parameters(self) -> dict[str, Value]:
         """Return the values of the method's parameters by their keys."""
-        own: dict[str, Value] = {}
+        found: dict[str, Value] = {}
         owner = find_method(self.method).__name__.lower()
         for key, parameter in self._known().items():
             if parameter.owner != owner:
@@ -179,8 +183,8 @@ class Settings(RunSettings):
                     f"method = {self.method!r} needs {key} ({parameter.range}: {parameter.description.rstrip('.')}), "
                     f"which has no default: give it by --set {key}=…"
                 )
-            own[key] = parameter.checked(value)
-        return own
+            found[key] = parameter.checked(value)
+        return found
 
 
 def sizes_of(words: str) -> dict[str, int]:
@@ -268,8 +272,8 @@ def may_grow() -> Collection[str]:
 
 def default_config() -> dict[str, Value]:
     """Return every run-config key with its default, those of all methods and tasks included; "" where there is none."""
-    own = {key: UNSET if each.default is None else each.default for key, each in parameters().items()}
-    return RunSettings.of({}).model_dump(by_alias=True) | own
+    others = {key: UNSET if each.default is None else each.default for key, each in parameters().items()}
+    return RunSettings.of({}).model_dump(by_alias=True) | others
 
 
 def _is_unset(parameter: Parameter, value: object) -> bool:

@@ -57,7 +57,7 @@ def find_method(name: str) -> type[FairStrategy]:
         hint = did_you_mean(name.lower(), METHODS)
         raise FairbloomError(
             f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, {TORCHJD}upgrad and its like, "
-            "and your own as my_module:Mine"
+            "and user-defined ones as my_module:Mine"
         )
     found = imported("method", name)
     if not (isinstance(found, type) and issubclass(found, FairStrategy)):

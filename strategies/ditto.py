@@ -18,7 +18,7 @@ class Ditto(FedAvg):
 
     .. math:: c_k = p_k, \qquad v_k \leftarrow v_k - \eta \big(\nabla F_k(v_k) + \lambda (v_k - w)\big)
 
-    v_k is the client's own, at first w; it never leaves the client. w is the received global model, whose course is
+    v_k belongs to the client, at first w; it never leaves the client. w is the received global model, which is
     the same for every lam.
 
     Source: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1.
@@ -59,7 +59,7 @@ class Ditto(FedAvg):
 
 
 class Local(FairStrategy):
-    r"""Local: each client trains its own model alone; the floor that every comparison needs.
+    r"""Local: each client trains its model alone; the floor that every comparison needs.
 
     .. math:: c_k = 0, \qquad v_k \leftarrow v_k - \eta \nabla F_k(v_k)
 
@@ -67,7 +67,7 @@ class Local(FairStrategy):
 
     Source: the baseline of Li et al., Ditto, ICML 2021, section 4.
 
-    Objective: each client's own loss
+    Objective: each client's loss, by itself
     Good for: seeing what taking part is worth: a client that is better off alone gains nothing from the others.
     Hurts when: a client has few examples, as nothing is learned from the others. There is no model for newcomers.
     Memory: none

@@ -22,7 +22,7 @@ class DRFA(FairStrategy):
         \lambda \leftarrow \Pi_\Delta(\lambda + K \gamma v), \qquad v_i = \frac Nm F_i(\bar w)
 
     w̄ is the mean of the clients' models at a random one of their K local steps; a second sample of m clients, drawn
-    uniformly of the N online, tells its loss there.
+    uniformly of the N online, reports its loss there.
 
     Source: Deng et al., Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1.
 

@@ -32,7 +32,7 @@ class Stepped(FairStrategy):
         if self.decay == 0.0:
             return self.server_lr
         if cohort.num_rounds is None:
-            raise ValueError("decay needs the number of rounds: run the strategy by its own start()")
+            raise ValueError("decay needs the number of rounds: run the strategy by its start()")
         return float(self.server_lr * self.decay ** (100 / cohort.num_rounds * (cohort.round // 100)))
 
 

@@ -25,7 +25,7 @@ class FairStrategy(Method, Strategy):
     """A method as a Flower strategy; parameters are those of Method.
 
     Flower's hooks take the steps of a round one by one, for wrappers such as Flower's for differential privacy; `start`
-    calls them in turn. A method of your own is a subclass with a `weigh`.
+    calls them in turn. A user-defined method is a subclass with a `weigh`.
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
@@ -53,9 +53,9 @@ class FairStrategy(Method, Strategy):
         grid, initial_arrays, num_rounds, evaluate_fn
             As in Flower.
         timeout
-            Seconds until a round's replies are due; its messages live no longer.
+            Seconds that clients have to reply in a round; its messages live no longer.
         train_config, evaluate_config
-            Sent with each message and read anew in every round. A list `measure` asks for metrics beside what the
+            Sent with each message and read again in every round. A list `measure` asks for metrics beside what the
             method needs; in evaluation, of the round's participants.
         on_round
             Called with every finished Round before the next one starts. What it raises ends the run.
@@ -188,7 +188,7 @@ class FairStrategy(Method, Strategy):
         return None if metrics is None else MetricRecord(metrics)
 
     def _with_own(self, aggregate: Aggregate, metrics: Metrics, used: Replies, replies: Collection[Message]) -> Metrics:
-        """Return a round's metrics with those that the user's own function makes in place of the means."""
+        """Return a round's metrics with those that the user's function makes in place of the means."""
         averaged = means(used.metrics, self.weighted_by_key)
         others = {name: value for name, value in metrics.items() if name not in averaged}
         return {**aggregate(self._flower.contents(replies, used.names), self.weighted_by_key), **others}
@@ -217,7 +217,7 @@ def log_result(result: Result, seconds: float) -> None:
 
 
 def _asked(config: ConfigRecord) -> tuple[list[str], dict[str, Any]]:
-    """Return the metrics that a config asks for, and what else it tells the clients."""
+    """Return the metrics that a config asks for, and what else it holds for the clients."""
     measure = config.get("measure")
     others = {key: value for key, value in config.items() if key != "measure"}
     return list(map(str, measure)) if isinstance(measure, list) else [], others

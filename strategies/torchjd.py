@@ -1,4 +1,4 @@
-"""Every Gram-based aggregator of TorchJD, by its own weighting."""
+"""Every Gram-based aggregator of TorchJD, by its weighting."""
 
 import inspect
 import logging
@@ -22,7 +22,7 @@ STARTING_POINTS: dict[str, dict[str, float]] = {
     "fairgrad": {"alpha": 1.0},
     "krum": {"n_byzantine": 1},
 }
-"""Arguments of weightings that have no defaults of their own, where one is chosen by name."""
+"""Arguments of weightings without defaults, where one is chosen by name."""
 
 
 class FromTorchJD(FairStrategy):
@@ -41,7 +41,7 @@ class FromTorchJD(FairStrategy):
     Departures: a weighting with a state starts afresh in every round, because its rows are other clients then; random
     ones draw from (seed, round); the mean takes the place of one that is not defined for so few clients (Krum).
 
-    Objective: the weighting's own
+    Objective: that of the weighting
     Good for: the rules of multi-task learning (UPGrad, Aligned-MTL, …) among clients, as their library has them.
     Hurts when: a weighting was made for a few tasks and solves a program that gets slow with many clients. PCD favours
     the client whose name comes first, as its primary objective.

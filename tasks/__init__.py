@@ -48,7 +48,7 @@ def find_task(name: str) -> TaskInfo:
     if name not in TASKS:
         hint = did_you_mean(name, TASKS)
         raise FairbloomError(
-            f"task = {name!r}: unknown task: {hint}there are {', '.join(TASKS)}, and your own as my_module:task"
+            f"task = {name!r}: unknown task: {hint}there are {', '.join(TASKS)}, and yours as my_module:task"
         )
     return TASKS[name]
 
@@ -65,7 +65,7 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
     Raises
     ------
     FairbloomError
-        When there is no such task, a setting of its own is impossible, a folder is named that it does not read, or
+        When there is no such task, a parameter of it is impossible, a folder is named that it does not read, or
         the data cannot be split as asked; the message names the setting and what would do.
     """
     settings = RunSettings.of(settings)
@@ -73,7 +73,9 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
     setup = info.setup(settings)
     info.check(setup)
     stamps = _stamps(setup.data_dir) if info.reads_folder or info.is_own else ()
-    task = (_loaded_own if info.is_own else _loaded)(info, setup, tuple(info.own(settings.parameters).items()), stamps)
+    task = (_loaded_user_defined if info.is_own else _loaded)(
+        info, setup, tuple(info.check_parameters(settings.parameters).items()), stamps
+    )
     if not settings.pooled:
         return task
     from .pooled import pooled  # imported late: it needs PyTorch
@@ -95,7 +97,7 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
         task.splits(task.clients[0])
     if info.own_clients and len(clients := load_task(settings).clients) == 1:
         alone = f"data-dir = {setup.data_dir!r} holds the data of one client alone, {clients[0]}"
-        one_file = ", or, for a single file, name the column that says whose a row is by csv.client"
+        one_file = ", or, for a single file, name the column that names each row's client by csv.client"
         raise FairbloomError(f"{alone}: give a file or folder for each client{one_file if info.name == 'csv' else ''}")
 
 
@@ -127,7 +129,7 @@ def _md5(root: Path, file: DataFile, setup: Setup) -> str:
 
 @lru_cache(maxsize=4)
 def _digests(place: Path, files: Stamps) -> dict[str, str]:
-    """Return the checksums of files, by their paths in a folder; they are made anew when a time or size is another."""
+    """Return the checksums of files, by their paths in a folder; they are made again when a time or size is another."""
     found = {}
     for file, _, _ in files:
         with file.open("rb") as content:
@@ -157,7 +159,7 @@ def describe_data(settings: RunSettings | Mapping[str, Any]) -> Described:
 def _compared(
     info: TaskInfo, task: Task, clients: Sequence[Mapping[str, str | int]]
 ) -> Sequence[Mapping[str, str | int]]:
-    """Return the rows of clients, with the reason under `problem` for those whose data differ from the others'."""
+    """Return the rows of clients, with the reason under `problem` for those with data that differ from the others'."""
     usable = [str(row["client"]) for row in clients if "problem" not in row]
     if task.about is None or not usable:
         return clients
@@ -171,18 +173,20 @@ def _own(name: str) -> TaskInfo:
 
 
 def forget_own_tasks() -> None:
-    """Let users' own tasks be loaded anew: where they read a place of their own, nothing says that it has changed."""
-    _loaded_own.cache_clear()
+    """Let user-defined tasks be loaded again: nothing says whether files that they read have changed."""
+    _loaded_user_defined.cache_clear()
 
 
 @lru_cache(maxsize=4)
-def _loaded_own(info: TaskInfo, setup: Setup, own: tuple[tuple[str, Value], ...], stamps: Stamps) -> Task:
-    return info.load(setup, dict(own))
+def _loaded_user_defined(
+    info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value], ...], stamps: Stamps
+) -> Task:
+    return info.load(setup, dict(parameters))
 
 
 @lru_cache(maxsize=4)
-def _loaded(info: TaskInfo, setup: Setup, own: tuple[tuple[str, Value], ...], stamps: Stamps) -> Task:
-    return info.load(setup, dict(own))
+def _loaded(info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value], ...], stamps: Stamps) -> Task:
+    return info.load(setup, dict(parameters))
 
 
 def _stamps(place: str) -> Stamps:

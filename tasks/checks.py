@@ -1,4 +1,4 @@
-"""What a user's own task must give, checked when a client's examples are first asked for."""
+"""What a user-defined task must give, checked when a client's examples are first asked for."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +36,7 @@ def checked(name: str, task: Task) -> Task:
     if not wrong:
         wrong += [client for client, following in pairwise(task.ascending) if client == following]
     if wrong:
-        raise FairbloomError(f"task = {name!r}: its client {wrong[0]!r} needs a name of its own, a text")
+        raise FairbloomError(f"task = {name!r}: its client {wrong[0]!r} needs a name that no other client has, a text")
 
     def splits(client: str) -> Splits:
         made: object = task.splits(client)
@@ -44,7 +44,7 @@ def checked(name: str, task: Task) -> Task:
             made = Splits(*made)
         if not isinstance(made, Splits) or not all(isinstance(each, Examples) for each in made):
             raise FairbloomError(
-                f"task = {name!r}: splits({client!r}) returns {_kind(made)}, and Splits of two Examples are due"
+                f"task = {name!r}: splits({client!r}) returns {_kind(made)}, and must return Splits of two Examples"
             )
         for which, examples in (("training", made.train), ("test", made.test), ("validation", made.validation)):
             if examples is not None:
@@ -62,8 +62,8 @@ def checked_loss(name: str, loss: Loss) -> Loss:
         losses = loss(outputs, targets)
         if losses.shape != targets.shape[:1]:
             raise FairbloomError(
-                f"task = {name!r}: its loss returns shape {tuple(losses.shape)} for {len(targets)} examples, and one "
-                f"number for each is due, shape ({len(targets)},): outputs have shape {tuple(outputs.shape)} and "
+                f"task = {name!r}: its loss returns shape {tuple(losses.shape)} for {len(targets)} examples, not one "
+                f"number for each, shape ({len(targets)},): outputs have shape {tuple(outputs.shape)} and "
                 f"targets {tuple(targets.shape)}; a loss of PyTorch takes reduction='none'"
             )
         return losses
@@ -71,33 +71,35 @@ def checked_loss(name: str, loss: Loss) -> Loss:
     return of_each
 
 
-def check_examples(whose: str, examples: Examples, task: Task) -> None:
+def check_examples(where: str, examples: Examples, task: Task) -> None:
     """Raise FairbloomError when examples cannot be learned from, or tested on."""
     inputs, targets, rows = examples.inputs, examples.targets, examples.rows
     for what, tensor in (("inputs", inputs), ("targets", targets)):
         if not isinstance(tensor, Tensor):
-            raise FairbloomError(f"{whose}: {what} are a {type(tensor).__name__}, and a torch.Tensor is due")
+            raise FairbloomError(f"{where}: {what} must be a torch.Tensor, got {type(tensor).__name__}")
         if not tensor.dim():
-            raise FairbloomError(f"{whose}: {what} are a single number: their first dimension is that of examples")
+            raise FairbloomError(f"{where}: {what} are a single number: their first dimension is that of examples")
     if len(inputs) != len(targets):
-        raise FairbloomError(f"{whose}: there are {len(inputs)} inputs and {len(targets)} targets: one for each is due")
+        raise FairbloomError(
+            f"{where}: there are {len(inputs)} inputs and {len(targets)} targets: give one target for each input"
+        )
     if not len(examples):
-        raise FairbloomError(f"{whose}: there is none: give the client some, or leave it out")
+        raise FairbloomError(f"{where}: there is none: give the client some, or leave it out")
     if rows is not None and (rows.dtype != torch.int64 or not 0 <= int(rows.min()) <= int(rows.max()) < len(inputs)):
         raise FairbloomError(
-            f"{whose}: rows are {rows.dtype} from {rows.min().item()} to {rows.max().item()}: torch.int64 from 0 to "
-            f"{len(inputs) - 1} are due"
+            f"{where}: rows are {rows.dtype} from {rows.min().item()} to {rows.max().item()}: they must be torch.int64 "
+            f"from 0 to {len(inputs) - 1}"
         )
     whole = {torch.int8, torch.int16, torch.int32, torch.uint8}
     if targets.dtype in whole:
-        raise FairbloomError(f"{whose}: targets are {targets.dtype}: make them torch.int64, by targets.long()")
+        raise FairbloomError(f"{where}: targets are {targets.dtype}: make them torch.int64, by targets.long()")
     if inputs.dtype == torch.float64 and any(weights.dtype != torch.float64 for weights in task.model().parameters()):
-        raise FairbloomError(f"{whose}: inputs are torch.float64, and the model is not: make them float32, by .float()")
+        raise FairbloomError(f"{where}: inputs are torch.float64, and the model is not: make them float32, by .float()")
     for what, tensor in (("inputs", inputs), ("targets", targets)):
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             strange = int((~torch.isfinite(tensor.reshape(len(tensor), -1))).any(dim=1).nonzero()[0])
             raise FairbloomError(
-                f"{whose}: {what} hold NaN or infinite numbers, first in row {strange}: fill them in, or leave such "
+                f"{where}: {what} hold NaN or infinite numbers, first in row {strange}: fill them in, or leave such "
                 "examples out"
             )
 

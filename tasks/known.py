@@ -57,14 +57,14 @@ def _files(folder: str, **digests: str) -> tuple[DataFile, ...]:
 
 
 def _parquet(folder: str, *parts: str) -> tuple[DataFile, ...]:
-    """Return the files of a data set of the Hugging Face hub; it may be uploaded anew, so they have no checksums."""
+    """Return the files of a data set of the Hugging Face hub; it may be uploaded again, so they have no checksums."""
     return tuple(DataFile(f"{folder}/data/{part}-00000-of-00001.parquet", "") for part in parts)
 
 
 def _pictures(
     name: str, *, summary: str, source: str, models: tuple[str, ...], files: tuple[DataFile, ...], classes: int = 10
 ) -> TaskInfo:
-    """Return what is known of a data set of pictures with an official test set, in a module of its own."""
+    """Return what is known of a data set of pictures with an official test set, which has a module."""
     return TaskInfo(
         name,
         summary=summary,
@@ -252,7 +252,7 @@ KNOWN = (
     ),
     TaskInfo(
         "csv",
-        summary="your own CSV files: one for each client, or one with a column that names the client",
+        summary="your CSV files: one for each client, or one with a column that names the client",
         source="the folder, or file, that --data-dir names",
         loader="fairbloom.tasks.files.tables:load",
         models=("logistic", "mlp"),
@@ -297,7 +297,7 @@ KNOWN = (
     ),
     TaskInfo(
         "image-folder",
-        summary="your own images: CLIENT/CLASS/IMAGE.png, or .jpg",
+        summary="your images: CLIENT/CLASS/IMAGE.png, or .jpg",
         source="the folder that --data-dir names",
         loader="fairbloom.tasks.files.images:load",
         models=("cnn", "logistic", "mlp"),
@@ -316,7 +316,7 @@ KNOWN = (
     ),
     TaskInfo(
         "npz",
-        summary="your own NumPy arrays: CLIENT.npz with x and y, or x_train, y_train, x_test and y_test",
+        summary="your NumPy arrays: CLIENT.npz with x and y, or x_train, y_train, x_test and y_test",
         source="the folder that --data-dir names",
         loader="fairbloom.tasks.files.arrays:load",
         models=("logistic", "mlp", "cnn"),

@@ -29,7 +29,7 @@ DEFAULT_CLIENTS = 20
 """The number of clients that data is split into where neither a run nor its task says one."""
 
 DEFAULT_PARTITION = "shards"
-"""How a user's own task is told to split data where a run does not say it."""
+"""How data is split where neither a run nor its task says it."""
 
 FLWR = "flwr:"
 """What the names of flwr-datasets' partitioners begin with."""
@@ -37,12 +37,12 @@ FLWR = "flwr:"
 
 @dataclass(frozen=True)
 class Setup:
-    """What every task is told of a run.
+    """What every task gets to know of a run.
 
     Attributes
     ----------
     model
-        The model that a run asks for; "" for the task's own choice.
+        The model that a run asks for; "" leaves the choice to the task.
     clients
         The number of clients that data is split into; 0 where the clients come with the data.
     partition, shards_per_client, classes_per_client, dirichlet_alpha, smallest_client
@@ -59,7 +59,7 @@ class Setup:
         What the clients of the run have agreed on about their data, as the task has written it; "" before they have,
         and with tasks that need no agreement.
     deployed
-        Whether this is a device with data of its own, so that what it tells about them leaves it.
+        Whether this is a device, so that what it reports about its data leaves it.
     """
 
     model: str
@@ -108,11 +108,11 @@ class TaskInfo:
     Attributes
     ----------
     name
-        What the run config's `task` calls it; its own settings begin with it.
+        What the run config's `task` calls it; its parameters begin with it.
     summary, source
         What the data are, and where they come from, in one line each.
     loader
-        "module:function" that returns the Task; called with a `Setup`, and with the task's own settings by keyword.
+        "module:function" that returns the Task; called with a `Setup`, and with the task's parameters by keyword.
     models, partitions
         What the run config's `model` and `partition` may be, the default first; () where the setting has no effect.
     classes
@@ -130,8 +130,8 @@ class TaskInfo:
     own_clients
         Whether the clients come with the data, so that nothing is split.
     agree
-        "module:function" that finds what clients agree on, from what each tells of its data; "" where nothing needs to
-        be agreed. Called with {client: what it tells}; it returns the text that all of them are told, and the reasons
+        "module:function" that finds what clients agree on, from what each reports of its data; "" where
+        nothing needs to be agreed. Called with {client: what it reports}; it returns the text that all of them get, and the reasons
         of those that cannot take part, by client. It raises FairbloomError where nobody can.
     is_own
         Whether a user has named it by an import string: then it takes any model, and says itself what it cannot take.
@@ -159,9 +159,9 @@ class TaskInfo:
 
     @classmethod
     def of(cls, name: str) -> TaskInfo:
-        """Return what an import string's function, or class, tells of the task that it makes.
+        """Return what an import string's function, or class, says of the task that it makes.
 
-        It is called with a `Setup`, and with its own settings by keyword: these are its further parameters.
+        It is called with a `Setup`, and with its parameters by keyword: these are its further parameters.
 
         Raises
         ------
@@ -174,13 +174,13 @@ class TaskInfo:
                 f"task = {name!r}: it is a {type(maker).__name__}; a task is a function, or class, that is called with "
                 "a Setup and returns a Task"
             )
-        own = maker.__name__.lower()
-        settings = parameters_of(own, maker, skipped=1)
+        owner = maker.__name__.lower()
+        settings = parameters_of(owner, maker, skipped=1)
         for each in settings:
             if each.default is None:
                 raise FairbloomError(f"task = {name!r}: its parameter {each.argument} needs a default")
         summary = (inspect.getdoc(maker) or "").partition("\n\n")[0]
-        return cls(own, " ".join(summary.split()), name, name, settings=settings, is_own=True)
+        return cls(owner, " ".join(summary.split()), name, name, settings=settings, is_own=True)
 
     def setup(self, settings: RunSettings | Mapping[str, Any]) -> Setup:
         """Return what a run's settings say to the task, with the task's choice where they leave one."""
@@ -190,7 +190,7 @@ class TaskInfo:
         clients = 0 if self.own_clients else setup.clients or (0 if partition in self.natural else self.clients)
         return replace(setup, model=model, partition=partition, clients=clients)
 
-    def own(self, config: Mapping[str, object]) -> dict[str, Value]:
+    def check_parameters(self, config: Mapping[str, object]) -> dict[str, Value]:
         """Return the task's parameters by their keys, checked, with defaults for those that `config` lacks.
 
         Raises
@@ -228,21 +228,21 @@ class TaskInfo:
             said = "there is no such folder or file on this machine"
             raise ReportableError(f"data-dir = {data_dir!r}: {said}", f"its data-dir: {said}")
 
-    def agreement(self, told: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
-        """Return what clients agree on, by what each tells of its data, and why some cannot take part.
+    def agreement(self, reported: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
+        """Return what clients agree on, by what each reports of its data, and why some cannot take part.
 
         Raises
         ------
         FairbloomError
             When nobody can.
         """
-        text, reasons = imported("task", self.agree)(told)
+        text, reasons = imported("task", self.agree)(reported)
         return str(text), dict(reasons)
 
-    def load(self, setup: Setup, own: Mapping[str, Value]) -> Task:
+    def load(self, setup: Setup, parameters: Mapping[str, Value]) -> Task:
         """Return the task; a folder is looked for when a client's data are asked for, since a server has none."""
         names = {each.key: each.argument for each in self.settings}
-        task = Task.of(imported("task", self.loader)(setup, **{names[key]: value for key, value in own.items()}))
+        task = Task.of(imported("task", self.loader)(setup, **{names[key]: value for key, value in parameters.items()}))
         if self.is_own:
             from .checks import checked
 
@@ -262,7 +262,7 @@ REMEMBERED, TENSORS = 1024, 6
 
 
 def check_model(name: str, info: TaskInfo) -> None:
-    """Raise FairbloomError when a name is none of a task's own models: neither an import string nor torchvision's."""
+    """Raise FairbloomError when a name is none of a task's models: neither an import string nor torchvision's."""
     from .models import MODELS, check_known, maker_of
 
     if is_import_string(name):
@@ -358,14 +358,14 @@ class Task:
         (outputs, targets) → the loss of each example, shape (n,).
     splits
         A client's name → its splits. They are made when they are asked for, so that a deployed client loads its
-        own data only.
+        data only.
     scores
-        What tells how well a model serves a client, the one that fairness is measured in first: (outputs, targets) of
+        What says how well a model serves a client, the one that fairness is measured in first: (outputs, targets) of
         all examples → one number, or one of each example, shape (n,), whose mean is the score. One that is not finite,
         as an AUC of a single class, is left out.
     about
-        A client's name → what it tells of its data before the first round, as JSON knows it: `examples`, the number of
-        its training examples, and whatever is to be agreed. None: nothing is to be agreed.
+        A client's name → what it reports of its data before the first round, as JSON knows it: `examples`, the
+        number of its training examples, and whatever is to be agreed. None: nothing is to be agreed.
     describe
         Returns what `fairbloom data` shows of the data; None: the sizes of the clients' splits.
     dealt
@@ -400,8 +400,8 @@ class Task:
             raise FairbloomError(
                 f"the task is a {type(made).__name__} without {', '.join(lacking)}: a task has {', '.join(needed)}"
             )
-        own = {each.name: getattr(made, each.name) for each in fields(cls) if hasattr(made, each.name)}
-        return cls(**own | {"clients": tuple(own["clients"])})
+        there = {each.name: getattr(made, each.name) for each in fields(cls) if hasattr(made, each.name)}
+        return cls(**there | {"clients": tuple(there["clients"])})
 
     @property
     def score(self) -> Score:

@@ -84,7 +84,7 @@ def test_the_next_commands_are_said(here: Path, capsys: pytest.CaptureFixture[st
         ("2-apps", "'2-apps' is no name for an app"),
         ("app-", "'app-' is no name for an app"),
         ("a" * 33, "is no name for an app"),
-        ("class", "'class' is a word of Python's own, which no package can be called: my-class would do"),
+        ("class", "'class' is a keyword of Python, which no package can be called: my-class would do"),
         ("torch", "'torch': a module torch is installed already, and your app would hide it: my-torch would do"),
         ("fairbloom", "a module fairbloom is installed already"),
         ("flwr", "a module flwr is installed already"),

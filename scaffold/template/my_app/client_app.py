@@ -1,4 +1,4 @@
-"""The client's side: it trains the model that it receives, and tests it, on its own data."""
+"""The client's side: it trains the model that it receives, and tests it, on its data."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict

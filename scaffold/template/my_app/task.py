@@ -1,4 +1,4 @@
-"""The model, the data, and the functions that train and test: all that is to be replaced by your own."""
+"""The model, the data, and the functions that train and test: all that you replace by yours."""
 
 from collections.abc import Iterable
 
@@ -31,7 +31,7 @@ class Net(nn.Module):
 
 
 def load_data(partition_id: int, batch_size: int) -> tuple[DataLoader, DataLoader]:
-    """Return a client's training and test data; a client of your own reads what lies on its machine."""
+    """Return a client's training and test data; a deployed client reads what lies on its machine."""
     images, labels = load_digits(return_X_y=True)
     mine = np.random.default_rng(seed=0).permutation(len(labels))[partition_id::CLIENTS]
     squares = images[mine].reshape(-1, 8, 8) / 16

@@ -9,7 +9,7 @@ APP = Path(__file__).parents[1]
 
 
 def run(out: Path, rounds: int) -> list[dict[str, str]]:
-    """Run the app in a process of its own; return the rows of its rounds."""
+    """Run the app in a new process; return the rows of its rounds."""
     settings = [f"out={out}", f"num-rounds={rounds}"]
     subprocess.run([sys.executable, "-m", "my_app", *settings], cwd=APP, check=True, timeout=300)
     with (out / "rounds.csv").open(newline="") as file:
