@@ -379,8 +379,8 @@ class FlowerClients:
 class Exchange:
     """The Flower messages of one phase of a round, and what became of them, by client name.
 
-    `heard` are those of `answered` that spoke for themselves: of the others the grid says that they are gone. `strays` has the ids
-    of other messages that were answered meanwhile: late replies, which are not used.
+    `heard` are those of `answered` that spoke for themselves, where the grid says of the others that they are gone.
+    `strays` has the ids of other messages that were answered meanwhile: late replies, which are not used.
     """
 
     server_round: int = 0

@@ -130,8 +130,8 @@ class TaskInfo:
     own_clients
         Whether the clients come with the data, so that nothing is split.
     agree
-        "module:function" that finds what clients agree on, from what each reports of its data; "" where
-        nothing needs to be agreed. Called with {client: what it reports}; it returns the text that all of them get, and the reasons
+        "module:function" that finds what clients agree on, from what each reports of its data; "" where nothing needs
+        to be agreed. Called with {client: what it reports}; it returns the text that all of them get, and the reasons
         of those that cannot take part, by client. It raises FairbloomError where nobody can.
     is_own
         Whether a user has named it by an import string: then it takes any model, and says itself what it cannot take.

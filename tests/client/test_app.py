@@ -152,7 +152,7 @@ loaded: list[Setup] = []
 def own_task(setup: Setup) -> Task:
     """The digits, by a function that notes each time it is called."""
     loaded.append(setup)
-    return find_task("digits").load(replace(setup, model="logistic"), find_task("digits").own({}))
+    return find_task("digits").load(replace(setup, model="logistic"), find_task("digits").check_parameters({}))
 
 
 def test_another_run_loads_an_own_task_anew_and_the_same_run_does_not() -> None:

@@ -64,7 +64,7 @@ class Wards:
 
     Parameters
     ----------
-    apart : float above 0, default 2
+    apart
         How far the clouds are from each other.
     """
 

@@ -119,10 +119,10 @@ def test_it_is_compared_in_two_processes(
         (f"{mine.__name__}:lines", {}, ("has no lines", "it has", "line, recall, Wards")),
         (f"{mine.__name__}:number", {}, ("it is a int", "called with a Setup and returns a Task")),
         (f"{mine.__name__}:nothing", {}, ("the task is a NoneType without clients, model, loss, splits",)),
-        (f"{mine.__name__}:without_default", {}, ("its setting share needs a default",)),
+        (f"{mine.__name__}:without_default", {}, ("its parameter share needs a default",)),
         (f"{mine.__name__}:of_lists", {}, ("parameter sizes must be annotated: int, float, bool or str",)),
         (LINE, {"line.nose": 1}, ("unknown setting line.nose = 1", "did you mean line.noise?")),
-        (LINE, {"line.noise": "loud"}, ("line.noise = 'loud'", "float at least 0")),
+        (LINE, {"line.noise": "loud"}, ("line.noise = 'loud'", "allowed is float")),
         (LINE, {"line.slope": 1.5}, ("line.slope = 1.5", "int")),
         (LINE, {"line.bent": 1}, ("line.bent = 1", "bool")),
     ],
@@ -144,7 +144,7 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     "tensors": ((X, Y), ("splits('site') returns Splits of tensors", "Splits of two Examples")),
     "float64 inputs": ((Examples(X.double(), Y), GOOD), ("training examples of client site", "float64", ".float()")),
     "int32 targets": ((GOOD, Examples(X, Y.int())), ("test examples of client site", "torch.int32", "targets.long()")),
-    "NumPy arrays": ((Examples(X.numpy(), Y), GOOD), ("inputs are a ndarray", "torch.Tensor")),  # type: ignore[arg-type]
+    "NumPy arrays": ((Examples(X.numpy(), Y), GOOD), ("inputs must be a torch.Tensor", "ndarray")),  # type: ignore[arg-type]
     "NaN": ((Examples(X.clone().index_fill(0, torch.tensor(4), torch.nan), Y), GOOD), ("inputs hold NaN", "in row 4")),
     "infinite targets": ((GOOD, Examples(X, X[:, 0] / 0)), ("targets hold NaN or infinite", "in row 0")),
     "no test examples": (
