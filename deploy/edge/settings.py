@@ -1,7 +1,7 @@
 """Change a device's settings: `settings.py CLIENT.TOML [--bundle CLIENT.TOML] [--data-dir DIR]`; prints what changed.
 
-Of a bundle's settings, those by which the operator knows the device replace the old ones. All others are the device's
-owner's: her lines stay as they are, comments with them, and win where the bundle has the same.
+Settings by which the operator knows the device are replaced by the bundle's. All others belong to the device's owner:
+those lines stay as they are, comments with them, and win where the bundle has the same.
 """
 
 import argparse
@@ -13,15 +13,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-OPERATORS = ("superlink", "ca", "key", "name", "partition-id")
-"""What a bundle says, each on a line of its own."""
+OPERATOR_SETTINGS = ("superlink", "ca", "key", "name", "partition-id")
+"""Settings that a bundle sets, each on one line."""
 
 
 class SettingsError(Exception):
     """Settings that cannot be read or changed; the message names the file and the remedy."""
 
 
-def changed(file: Path, bundle: Path | None, data_dir: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def merge_settings(file: Path, bundle: Path | None, data_dir: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Return the new text of a settings file, and the settings before and after.
 
     Raises
@@ -30,14 +30,14 @@ def changed(file: Path, bundle: Path | None, data_dir: str) -> tuple[str, dict[s
         When a file cannot be read, or the settings are written in a way that is not understood.
     """
     old = file.read_text() if file.exists() else ""
-    before = _parsed(file, old)
+    before = _parse(file, old)
     new = "" if bundle is None else bundle.read_text()
-    replaced = [*(OPERATORS if bundle else ()), *(["data-dir"] if data_dir else [])]
-    owners = _without(old, replaced)
-    said = {**({} if bundle is None else _parsed(bundle, new)), **({"data-dir": data_dir} if data_dir else {})}
+    replaced = [*(OPERATOR_SETTINGS if bundle else ()), *(["data-dir"] if data_dir else [])]
+    kept_lines = _drop_lines(old, replaced)
+    said = {**({} if bundle is None else _parse(bundle, new)), **({"data-dir": data_dir} if data_dir else {})}
     kept = {key: value for key, value in before.items() if key not in replaced}
-    head = _without(new, [key for key in kept if key in said] + ["data-dir"] * bool(data_dir))
-    text = head + (f'data-dir = "{data_dir}"\n' if data_dir else "") + owners
+    head = _drop_lines(new, [key for key in kept if key in said] + ["data-dir"] * bool(data_dir))
+    text = head + (f'data-dir = "{data_dir}"\n' if data_dir else "") + kept_lines
     after = {**said, **kept}
     try:
         understood = tomllib.loads(text) == after
@@ -49,21 +49,21 @@ def changed(file: Path, bundle: Path | None, data_dir: str) -> tuple[str, dict[s
     return text, before, after
 
 
-def _parsed(file: Path, text: str) -> dict[str, Any]:
+def _parse(file: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{file} is no TOML file: {error}; mend it, or delete it and write it again") from None
+        raise SettingsError(f"{file} is no TOML file: {error}; correct it, or delete it and write it again") from None
 
 
-def _without(text: str, keys: list[str]) -> str:
+def _drop_lines(text: str, keys: list[str]) -> str:
     """Return settings without the lines that begin with these keys."""
     named = re.compile(rf"({'|'.join(map(re.escape, keys))})[ \t]*=") if keys else re.compile(r"(?!)")
     lines = (line if line.endswith("\n") else f"{line}\n" for line in text.splitlines(keepends=True))
     return "".join(line for line in lines if not named.match(line))
 
 
-def words(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def describe_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Return what changed, a line each; nothing of settings that are new with the file."""
     if not before:
         return []
@@ -73,7 +73,7 @@ def words(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         if after[key] != before.get(key)
     ]
     lines += [f"{key} = {before[key]!r} is gone" for key in before if key not in after]
-    kept = [key for key in before if key not in OPERATORS and before[key] == after.get(key)]
+    kept = [key for key in before if key not in OPERATOR_SETTINGS and before[key] == after.get(key)]
     return [*lines, f"kept as they were: {', '.join(kept)}"] if kept else lines
 
 
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--data-dir", default="")
     given = parser.parse_args()
     try:
-        text, before, after = changed(given.file, given.bundle, given.data_dir)
+        text, before, after = merge_settings(given.file, given.bundle, given.data_dir)
     except (SettingsError, OSError, UnicodeDecodeError) as error:
         print(f"install: {error}", file=sys.stderr)
         return 1
@@ -96,7 +96,7 @@ def main() -> int:
         os.fsync(file.fileno())
     Path(draft).chmod(0o644)
     Path(draft).replace(given.file)
-    for line in words(before, after):
+    for line in describe_changes(before, after):
         print(f"install: {given.file.name}: {line}")
     return 0
 
