@@ -432,6 +432,26 @@ def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     assert may_differ(finished=False) == free | limits
     assert may_differ(finished=True, taken_back=True) == free | limits | {"training-clients"}
     assert set(marked(Mark.PLACE)) == {"data-dir", "state-dir", "device"}
+    assert set(marked(Mark.DEVICE)) == {"data-dir", "state-dir"}
+    assert set(marked(Mark.ROUNDING)) == {"engine", "device"}
+    assert set(marked(Mark.VARIANT)) == {"weighting", "proximal-mu", "personal-lambda"}
+    assert set(marked(Mark.NAMES)) == {"training-clients", "misreporting-clients"}
+
+
+def test_a_setting_for_some_partitions_names_partitions_that_there_are() -> None:
+    known = {name for info in TASKS.values() for name in info.partitions}
+    used = {key: each.partitions for key, each in SETTINGS.items() if each.partitions}
+    assert used.keys() == {"shards-per-client", "classes-per-client", "dirichlet-alpha", "smallest-client"}
+    assert {name for names in used.values() for name in names} <= known
+    for key, names in used.items():
+        for partition in known:
+            given = {**typed(key), "partition": partition}
+            task = next(name for name, info in TASKS.items() if partition in info.partitions)
+            if partition in names:
+                check_used(given, ["fedavg"], task)
+            else:
+                with pytest.raises(SettingsError, match=f"{key} has no effect with partition = '{partition}'"):
+                    check_used(given, ["fedavg"], task)
 
 
 def test_an_assignment_without_a_value_is_refused_with_how_to_write_it() -> None:
