@@ -41,7 +41,7 @@ app = ClientApp(mods=[packing])
 
 
 @contextmanager
-def discreet(context: Context) -> Iterator[None]:
+def redact_data_errors(context: Context) -> Iterator[None]:
     """Let no error of a deployed client quote its data or places: the server is told words that were written for it."""
     try:
         yield
@@ -55,12 +55,12 @@ def discreet(context: Context) -> Iterator[None]:
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Say who this is, how many training examples it has, and that it honours all terms."""
-    from .local import about
+    from .local import describe_data
 
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     check_protocol(config)
-    with discreet(context):
-        name, told = about(*_who(context))
+    with redact_data_errors(context):
+        name, told = describe_data(*_who(context))
     answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(told["examples"]), wire.HONOURS: list(WORK)})
     if config.get(wire.ABOUT):
         answer[wire.ABOUT] = json.dumps(told)
@@ -70,9 +70,9 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the received model on the local training set; reply with it and the metrics that were asked for."""
-    with discreet(context):
+    with redact_data_errors(context):
         terms = _terms(message)
-        local = local_of(context, terms.agreed)
+        local = client_of(context, terms.agreed)
         update = local.train(_model(message), terms)
         keep_personal(context, local.personal.last)
     content = RecordDict({wire.ARRAYS: _record(update.arrays), wire.METRICS: MetricRecord({**update.metrics})})
@@ -86,9 +86,9 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Measure the received model on the local test set, and on the training set where that is asked for."""
-    with discreet(context):
+    with redact_data_errors(context):
         terms = _terms(message)
-        metrics = local_of(context, terms.agreed).evaluate(_model(message), terms)
+        metrics = client_of(context, terms.agreed).evaluate(_model(message), terms)
     return Message(RecordDict({wire.METRICS: MetricRecord({**metrics})}), reply_to=message)
 
 
@@ -107,7 +107,7 @@ def is_deployed(context: Context) -> bool:
     return "num-partitions" not in node or any(node.get(key) for key in OWN_PLACES)
 
 
-def local_of(context: Context, agreed: str = "") -> LocalClient:
+def client_of(context: Context, agreed: str = "") -> LocalClient:
     """Return the client of a context, in a run whose clients have agreed on something about their data.
 
     Raises

@@ -14,7 +14,7 @@ from fairbloom.tasks import Task
 from .objectives import unchanged
 
 if TYPE_CHECKING:
-    from .training import LocalWork
+    from .work import LocalWork
 
 Step = Callable[[Tensor, Tensor], None]
 """(inputs, targets) of a batch: takes a step of SGD on their mean loss, in place."""

@@ -13,10 +13,11 @@ from fairbloom.protocol.settings import complete
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Splits, Task, find_task, load_task
 
-from .device import choose
+from .device import choose_device
 from .personal import PersonalModels, StateDict, folder_of
-from .reporting import reported
-from .training import global_work, measure, of_client, personal_work, train, with_channels_last
+from .reporting import apply_reporting
+from .training import measure, train, with_channels_last
+from .work import client_work, global_work, personal_work
 
 Metrics = dict[str, int | float]
 
@@ -95,8 +96,8 @@ class LocalClient:
             When there is no such partition, or the task cannot be loaded.
         """
         settings = complete(settings)
-        task, model = loaded(settings)
-        key = part_of(settings, task, partition, name)
+        task, model = load_task_and_model(settings)
+        key = find_client_key(settings, task, partition, name)
         personal = PersonalModels(folder_of(settings, key), last)
         return cls(name or key, key, settings, task, task.splits(key), model, personal)
 
@@ -109,7 +110,7 @@ class LocalClient:
             When this client is a straggler in this round and stragglers are dropped.
         """
         examples = self.splits.train
-        work = of_client(global_work(self.settings, terms), self.settings, terms, self.key)
+        work = client_work(global_work(self.settings, terms), self.settings, terms, self.key)
         self.model.load_state_dict(received)
         available: dict[str, float] = {wire.LEARNING_RATE: work.learning_rate}
         if _asks(terms, wire.LOSS_BEFORE, wire.ACCURACY_BEFORE):
@@ -141,7 +142,7 @@ class LocalClient:
     def _measured_in_training(self) -> dict[str, float]:
         """Return what is measured of the model as it is on the training examples, as this client reports it."""
         examples = self.splits.train
-        return reported(measure(self.model, self.task, examples), len(examples), self.name, self.settings)
+        return apply_reporting(measure(self.model, self.task, examples), len(examples), self.name, self.settings)
 
     def _load_personal(self, before: int) -> None:
         """Load the personal model; where there is none yet, that is the model as it is."""
@@ -154,12 +155,14 @@ class LocalClient:
         self.model.load_state_dict(received)
         anchor = [parameter.detach().clone() for parameter in self.model.parameters() if parameter.requires_grad]
         self._load_personal(before=terms.server_round)
-        work = of_client(personal_work(self.settings, terms), self.settings, terms, self.key, personal=True)
+        work = client_work(personal_work(self.settings, terms), self.settings, terms, self.key, personal=True)
         train(self.model, self.task, self.splits.train, work, anchor)
         self.personal.keep(terms.server_round, self.model.state_dict())
 
 
-def about(settings: Mapping[str, Any], partition: object, name: str | None = None) -> tuple[str, dict[str, Any]]:
+def describe_data(
+    settings: Mapping[str, Any], partition: object, name: str | None = None
+) -> tuple[str, dict[str, Any]]:
     """Return a client's name, and what it tells of its data: `examples`, and what is to be agreed.
 
     Raises
@@ -169,12 +172,12 @@ def about(settings: Mapping[str, Any], partition: object, name: str | None = Non
     """
     settings = complete(settings)
     task = load_task(settings)
-    key = part_of(settings, task, partition, name)
+    key = find_client_key(settings, task, partition, name)
     told = {"examples": len(task.splits(key).train)} if task.about is None else dict(task.about(key))
     return name or key, told
 
 
-def part_of(settings: Mapping[str, Any], task: Task, partition: object, name: str | None) -> str:
+def find_client_key(settings: Mapping[str, Any], task: Task, partition: object, name: str | None) -> str:
     """Return which of the task's clients this one is: by its name where clients come with the data, or as the only one.
 
     Raises
@@ -206,17 +209,17 @@ def part_of(settings: Mapping[str, Any], task: Task, partition: object, name: st
     )
 
 
-def loaded(settings: Mapping[str, Any]) -> tuple[Task, torch.nn.Module]:
+def load_task_and_model(settings: Mapping[str, Any]) -> tuple[Task, torch.nn.Module]:
     """Return the task and a model on the device that the run config names; the same ones for the same settings.
 
     Files that have changed are another task.
     """
-    return _loaded(load_task(settings), tuple(sorted(settings.items())))
+    return _load_for_device(load_task(settings), tuple(sorted(settings.items())))
 
 
 @lru_cache(maxsize=2)
-def _loaded(task: Task, settings: tuple[tuple[str, Any], ...]) -> tuple[Task, torch.nn.Module]:
-    device = choose(dict(settings)["device"])
+def _load_for_device(task: Task, settings: tuple[tuple[str, Any], ...]) -> tuple[Task, torch.nn.Module]:
+    device = choose_device(dict(settings)["device"])
     there, model = task.to(device), task.model().to(device)
     try:
         return there, with_channels_last(model, there.splits(there.clients[0]).train)

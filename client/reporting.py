@@ -8,7 +8,7 @@ from fairbloom.protocol.names import LOSS
 from fairbloom.protocol.settings import words
 
 
-def reported(
+def apply_reporting(
     measures: Mapping[str, float], examples: int, client: str, settings: Mapping[str, Any]
 ) -> dict[str, float]:
     """Return what was measured on a client's training examples, with the loss as the run has this client report it.

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from fairbloom.client.device import choose as choose_device
+from fairbloom.client.device import choose_device
 from fairbloom.client.linear import linear_step
-from fairbloom.client.local import loaded
-from fairbloom.client.training import batch_of, global_work, outputs_of
+from fairbloom.client.local import load_task_and_model
+from fairbloom.client.training import batch_of, outputs_of
+from fairbloom.client.work import global_work
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import complete, words
 from fairbloom.protocol.terms import Terms
@@ -202,7 +203,7 @@ def choose(settings: Mapping[str, Any], processors: int) -> Choice:
     settings = complete(settings)
     if settings["engine"] == "ray":  # whose workers have devices that this machine may lack
         settings["device"] = "cpu"
-    task, model = loaded(settings)
+    task, model = load_task_and_model(settings)
     device = choose_device(str(settings["device"]))
     training = len(words(str(settings["training-clients"]))) or len(task.clients)
     cohort = 1 if settings["pooled"] else share(settings["fraction"], training, 1)

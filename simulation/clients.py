@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import Module
 
-from fairbloom.client.device import choose
-from fairbloom.client.local import LocalClient, Metrics, Update, about, loaded
+from fairbloom.client.device import choose_device
+from fairbloom.client.local import LocalClient, Metrics, Update, describe_data, load_task_and_model
 from fairbloom.client.personal import PersonalModels, StateDict, folder_name, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import AGREED
@@ -75,7 +75,7 @@ class LocalClients(ABC):
     def __init__(self, method: Method, settings: Mapping[str, Any]) -> None:
         self.method = method
         self.settings: Mapping[str, Any] = complete(settings)
-        self.device = choose(str(settings["device"]))
+        self.device = choose_device(str(settings["device"]))
         self._names = load_task(self.settings).ascending
         check_names("training-clients", method.training_clients, self._names)
         check_names("misreporting-clients", words(self.settings["misreporting-clients"]), self._names)
@@ -102,7 +102,7 @@ class LocalClients(ABC):
         places = {name: place for place, name in enumerate(load_task(self.settings).clients)}
         for name in names:
             try:
-                _, told[name] = about(self.settings, places[name])
+                _, told[name] = describe_data(self.settings, places[name])
             except FairbloomError as error:
                 reasons[name] = str(error)
         return told, reasons
@@ -132,7 +132,7 @@ class LocalClients(ABC):
         personal = self.personal(name)  # asked for with its client, so that neither is forgotten before the other
         if name not in self._locals:
             if self._loaded is None:
-                self._loaded = loaded(self.settings)  # once: a run keeps the data that it began with
+                self._loaded = load_task_and_model(self.settings)  # once: a run keeps the data that it began with
             task, model = self._loaded
             self._locals[name] = LocalClient(name, name, self.settings, task, task.splits(name), model, personal)
         self._locals.move_to_end(name)
@@ -193,7 +193,7 @@ class LocalClients(ABC):
             try:
                 told[name] = evaluate(self.local(name), terms if name in asked else plain)
             except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(name, in_words(error))
+                refused.add(name, failure_reason(error))
         return self.evaluated(told, refused)
 
     def evaluated(self, told: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
@@ -220,7 +220,7 @@ def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
             )
 
 
-def in_words(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
     """Return what is told of a client's failure; of what nobody has foreseen, the file and line too."""
     if isinstance(error, ValueError):
         return str(error)
@@ -228,7 +228,7 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
 
 
-def written(updates: Updates, snapshots: Updates | None, row: int, update: Update) -> Reply:
+def store_reply(updates: Updates, snapshots: Updates | None, row: int, update: Update) -> Reply:
     """Write what a client has trained into a row of the matrices; return its reply, with copies of all else."""
     snapshot = {} if snapshots is None else _write(snapshots, row, update.snapshot)
     return Reply(row, update.metrics, _write(updates, row, update.arrays), snapshot)

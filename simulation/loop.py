@@ -6,7 +6,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.updates import Model
 
-from .clients import LocalClients, Reply, in_words, written
+from .clients import LocalClients, Reply, failure_reason, store_reply
 
 
 class LoopClients(LocalClients):
@@ -20,9 +20,9 @@ class LoopClients(LocalClients):
         for row, name in enumerate(names):
             try:
                 update = self.local(name).train(received, terms)
-                replies[name] = written(trained.updates, trained.snapshots, row, update)
+                replies[name] = store_reply(trained.updates, trained.snapshots, row, update)
             except Exception as error:  # one client's failure is one refused reply, whatever it is
-                trained.refused.add(name, in_words(error))
+                trained.refused.add(name, failure_reason(error))
         self.hand_over(trained, replies)
         return trained
 

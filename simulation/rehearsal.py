@@ -14,7 +14,7 @@ from flwr.app.user_config import UserConfig
 from flwr.common.constant import ErrorCode
 
 from fairbloom.client.app import app
-from fairbloom.client.settings import taken
+from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError, reportable
 from fairbloom.logs import errors_alone
 from fairbloom.protocol.names import ABOUT, CLIENT
@@ -70,7 +70,7 @@ def rehearse(settings: Settings, *, name: str = "", allow: Collection[str] = ())
     for client, node in nodes.items():
         if name or len(clients) > 1:
             node["name"] = name if len(clients) == 1 else client
-    grid = RecordingGrid(nodes, taken(config, allow))
+    grid = RecordingGrid(nodes, accepted_settings(config, allow))
     with (
         tempfile.TemporaryDirectory() as folder,
         errors_alone(),

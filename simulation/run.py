@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from threadpoolctl import threadpool_limits
 
-from fairbloom.client.device import choose as choose_device
+from fairbloom.client.device import choose_device
 from fairbloom.protocol.names import AGREED
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.method import Method

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from fairbloom.client.device import choose as choose_device
+from fairbloom.client.device import choose_device
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import AGREED, LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.rounds.loop import Rounds

@@ -21,7 +21,7 @@ import torch
 
 from fairbloom.client.local import LocalClient, Metrics
 from fairbloom.client.personal import PersonalModels, StateDict
-from fairbloom.client.training import LocalWork, epochs_in_time, global_work, personal_work
+from fairbloom.client.work import LocalWork, epochs_in_time, global_work, personal_work
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
@@ -31,7 +31,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model, Updates, Vectors
 
-from ..clients import LocalClients, Reply, in_words, written
+from ..clients import LocalClients, Reply, failure_reason, store_reply
 from .processes import Forked, can_fork, shared_array
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -291,7 +291,7 @@ class WorkerClients(LocalClients):
                 personal = None if terms.personal_lambda is None else self.personal(name).before(before)
                 jobs.append(Job(Errand(row, name, terms, personal is not None), cost, personal))
             except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(name, in_words(error))
+                refused.add(name, failure_reason(error))
         return jobs
 
     # Memory -----------------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class WorkerClients(LocalClients):
                 try:
                     done[errand.row] = compute[what](errand, received, board)
                 except Exception as error:  # one client's failure is one refused reply, whatever it is
-                    done[errand.row] = in_words(error)
+                    done[errand.row] = failure_reason(error)
                 if time.monotonic() - since > REPORT_SECONDS:
                     pipe.send(done)
                     done, since = Answers(), time.monotonic()
@@ -372,7 +372,7 @@ class WorkerClients(LocalClients):
         update = local.train(received, errand.terms)
         if errand.terms.personal_lambda is not None and local.personal.last is not None:
             board.load_personal(errand.row, local.personal.last[1])
-        return written(board.updates, board.snapshots, errand.row, update)
+        return store_reply(board.updates, board.snapshots, errand.row, update)
 
     def _evaluate_one(self, errand: Errand, received: StateDict, board: Board) -> Reply:
         """Evaluate one client in a worker."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fairbloom.client.local import LocalClient
-from fairbloom.client.training import LocalWork, batch_of, batches
+from fairbloom.client.training import batch_of, batches
+from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples
 
 from .together import Pool
@@ -130,11 +131,11 @@ def takes_all(block: Sequence[Member]) -> bool:
 
 
 def steps_of(
-    block: Sequence[Member], work: LocalWork, order_of: Callable[[Member], np.random.Generator]
+    block: Sequence[Member], work: LocalWork, batch_order: Callable[[Member], np.random.Generator]
 ) -> Iterator[Step]:
     """Yield the steps of a block, with the clients that take them: fewer and fewer of the first ones."""
     pool = Pool.of([member.examples for member in block])
-    orders = [batches(member.size, replace(work, epochs=member.epochs, random=order_of(member))) for member in block]
+    orders = [batches(member.size, replace(work, epochs=member.epochs, random=batch_order(member))) for member in block]
     for number in range(block[0].steps):
         taking = sum(member.steps > number for member in block)
         yield filled_up(pool, [next(order) for order in orders[:taking]])

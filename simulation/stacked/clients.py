@@ -18,15 +18,9 @@ from torch import Tensor, nn
 
 from fairbloom.client.local import Metrics
 from fairbloom.client.personal import StateDict
-from fairbloom.client.reporting import reported
-from fairbloom.client.training import (
-    LocalWork,
-    epochs_in_time,
-    global_work,
-    measure,
-    order_of,
-    personal_work,
-)
+from fairbloom.client.reporting import apply_reporting
+from fairbloom.client.training import measure
+from fairbloom.client.work import LocalWork, batch_order, epochs_in_time, global_work, personal_work
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
@@ -35,7 +29,7 @@ from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import Examples, Task
 
-from ..clients import LocalClients, Reply, in_words, written
+from ..clients import LocalClients, Reply, failure_reason, store_reply
 from .blocks import Member, Step, all_of, blocks, repeated, steps_of, takes_all
 from .programs import Moved, Program, UnstackableError, program_of
 from .together import Measures, in_passes, losses_of, measured, scored
@@ -151,7 +145,7 @@ class StackedClients(LocalClients):
         if takes_all(block):
             return repeated(self._full_batch(block), block)
         number = terms.server_round
-        return steps_of(block, work, lambda m: order_of(self.settings, number, m.local.key, personal=personal))
+        return steps_of(block, work, lambda m: batch_order(self.settings, number, m.local.key, personal=personal))
 
     def _full_batch(self, block: Sequence[Member]) -> Step:
         """Return the step that takes all examples; small ones are remembered, since the next rounds take them too."""
@@ -183,7 +177,7 @@ class StackedClients(LocalClients):
                 epochs = work.epochs if in_full else epochs_in_time(self.settings, terms.server_round, name)
                 members.append(Member.of(self.local(name), place, work, epochs))
             except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(name, in_words(error))
+                refused.add(name, failure_reason(error))
         if len(members) == len(names) and not self.settings["stragglers"]:
             self._crew = (about, members)
         return members
@@ -211,7 +205,9 @@ class StackedClients(LocalClients):
                     self._one_by_one(block, alone, refused)
             except Exception as error:
                 if not self._one_by_one(block, alone, refused):
-                    log.warning("%d clients were computed one by one, since together: %s", len(block), in_words(error))
+                    log.warning(
+                        "%d clients were computed one by one, since together: %s", len(block), failure_reason(error)
+                    )
 
     def _one_by_one(self, block: Sequence[Member], alone: Callable[[Member], None], refused: Refusals) -> int:
         """Do something with one client after the other; refuse those that fail, and return how many did."""
@@ -220,7 +216,7 @@ class StackedClients(LocalClients):
             try:
                 alone(member)
             except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(member.local.name, in_words(error))
+                refused.add(member.local.name, failure_reason(error))
                 failed += 1
         return failed
 
@@ -238,7 +234,7 @@ class StackedClients(LocalClients):
         }
         asked = [local for local in locals_ if local.name in participants] if wire.TRAIN_LOSS in terms.measure else []
         for local, found in zip(asked, measured(model, task, [local.splits.train for local in asked]), strict=True):
-            as_told = reported(found, len(local.splits.train), local.name, self.settings)
+            as_told = apply_reporting(found, len(local.splits.train), local.name, self.settings)
             told[local.name][wire.TRAIN_LOSS] = as_told[wire.LOSS]
         validated = {local.name: local.splits.validation for local in locals_ if local.splits.validation}
         for name, found in zip(validated, measured(model, task, [*validated.values()]), strict=True):
@@ -303,14 +299,14 @@ class _Training:
     def _note(self, told: Sequence[Metrics], block: Sequence[Member], found: Sequence[Measures], when: str) -> None:
         """Add what was measured on the training examples to what the clients tell, by names that end in `when`."""
         for metrics, member, measures in zip(told, block, found, strict=True):
-            as_told = reported(measures, member.size, member.local.name, self._engine.settings)
+            as_told = apply_reporting(measures, member.size, member.local.name, self._engine.settings)
             metrics.update({f"{name}-{when}": value for name, value in as_told.items()})
 
     def alone(self, member: Member) -> None:
         """Train the global model on one client, as it would by itself."""
         update = member.local.train(self._received, replace(self._terms, personal_lambda=None))
         trained = self._trained
-        self.replies[member.local.name] = written(trained.updates, trained.snapshots, member.place, update)
+        self.replies[member.local.name] = store_reply(trained.updates, trained.snapshots, member.place, update)
 
     def personal_block(self, block: Sequence[Member]) -> None:
         """Train the personal models of a block of clients, pulled to the received model."""

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairbloom.client.training import LocalWork, descend, drawing_from, gradients_of, outputs_of
+from fairbloom.client.training import drawing_from, gradients_of, outputs_of
+from fairbloom.client.work import LocalWork, descend
 from fairbloom.tasks import Examples, Task
 
 ELEMENTWISE: tuple[type[nn.Module], ...] = (

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fairbloom.client.training import LocalWork, StateDict, batches
+from fairbloom.client.training import StateDict, batches
+from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples, Task
 
 

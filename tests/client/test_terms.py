@@ -9,7 +9,8 @@ import torch
 from flwr.app import Context, MessageType, RecordDict
 
 from fairbloom.client.objectives import propfair, transform_of
-from fairbloom.client.training import StragglerError, batches, epochs_in_time
+from fairbloom.client.training import batches
+from fairbloom.client.work import StragglerError, epochs_in_time
 from fairbloom.protocol.terms import Terms
 
 from .helpers import ask, context, fresh, run_config, work_of
