@@ -131,6 +131,6 @@ def _check_word(key: str, value: object, allow: Collection[str]) -> None:
             )
     elif not all((HARMLESS if "." in key else PLAIN).fullmatch(word) for word in _split_value(key, value)):
         raise SettingRefusedError(
-            f"the run sets {key} = {shorten_value(value)}, and this client allows no path and no import string there: the "
-            "device's owner may allow this value (allow, in client.toml)"
+            f"the run sets {key} = {shorten_value(value)}, and this client allows no path and no import string there: "
+            "the device's owner may allow this value (allow, in client.toml)"
         )
