@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 
 from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.terms import WORK, Terms
+from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
 from fairbloom.tasks import find_task, forget_own_tasks
 
@@ -55,13 +55,13 @@ def redact_data_errors(context: Context) -> Iterator[None]:
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Say who this is, how many training examples it has, and that it honours all terms."""
-    from .local import describe_data
+    from .local import HONOURED, describe_data
 
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     check_protocol(config)
     with redact_data_errors(context):
         name, told = describe_data(*_who(context))
-    answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(told["examples"]), wire.HONOURS: list(WORK)})
+    answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(told["examples"]), wire.HONOURS: HONOURED.keys})
     if config.get(wire.ABOUT):
         answer[wire.ABOUT] = json.dumps(told)
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
@@ -70,6 +70,8 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the received model on the local training set; reply with it and the metrics that were asked for."""
+    from .local import HONOURED
+
     with redact_data_errors(context):
         terms = _terms(message)
         local = client_of(context, terms.agreed)
@@ -79,7 +81,7 @@ def train(message: Message, context: Context) -> Message:
     if update.snapshot:
         content[wire.SNAPSHOT] = _record(update.snapshot)
     if terms.work:
-        content[wire.CLIENT] = ConfigRecord({wire.HONOURS: list(WORK)})
+        content[wire.CLIENT] = ConfigRecord({wire.HONOURS: HONOURED.keys})
     return Message(content, reply_to=message)
 
 

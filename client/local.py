@@ -14,12 +14,28 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Splits, Task, find_task, load_task
 
 from .device import choose_device
+from .honoured import Honoured
+from .metrics import AFTER, BEFORE, OF_EVALUATION, PERSONAL, TRAIN, Measurement, WorkDone, requested_metrics
 from .personal import PersonalModels, StateDict, folder_of
 from .reporting import apply_reporting
 from .training import measure, train, with_channels_last
-from .work import client_work, global_work, personal_work
+from .work import LocalWork, client_work, global_work, personal_work
 
 Metrics = dict[str, int | float]
+
+HONOURED = Honoured(
+    work=frozenset(
+        {"epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "gradient_clip", "pull", "steps"}
+        | {"snapshot_step", "time_budget", "transform", "random", "draws"}
+    ),
+    terms=frozenset(
+        {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
+        | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
+        | {"propfair_epsilon", "agreed", "others"}
+    ),
+    metrics=frozenset({"{}-before", "{}-after", "train-{}", "learning-rate", "update-norm"}),
+)
+"""What a LocalClient honours, and by it all who let one client work after the other."""
 
 
 @dataclass(frozen=True)
@@ -112,37 +128,46 @@ class LocalClient:
         examples = self.splits.train
         work = client_work(global_work(self.settings, terms), self.settings, terms, self.key)
         self.model.load_state_dict(received)
-        available: dict[str, float] = {wire.LEARNING_RATE: work.learning_rate}
-        if _asks(terms, wire.LOSS_BEFORE, wire.ACCURACY_BEFORE):
-            available |= _ending(self._measured_in_training(), "before")
+        scores = self._measured(BEFORE, terms) if BEFORE.applies(terms, self.splits) else {}
         snapshot = {} if terms.local_only else train(self.model, self.task, examples, work)
-        if _asks(terms, wire.LOSS_AFTER, wire.ACCURACY_AFTER):
-            available |= _ending(self._measured_in_training(), "after")
-        asked = {name: available[name] for name in terms.measure if name in available}
+        if AFTER.applies(terms, self.splits):
+            scores |= self._measured(AFTER, terms)
+        metrics = requested_metrics(terms.measure, scores, lambda: self._work_done(work, received))
         arrays = self.model.state_dict()
         if terms.personal_lambda is not None:
             arrays = {name: tensor.clone() for name, tensor in arrays.items()}
             self._train_personal(received, terms)
-        return Update(arrays, {wire.NUM_EXAMPLES: len(examples), **asked}, snapshot)
+        return Update(arrays, {wire.NUM_EXAMPLES: len(examples), **metrics}, snapshot)
 
     def evaluate(self, received: StateDict, terms: Terms) -> Metrics:
         """Measure the received model on the test set, and more where the terms ask for it."""
         self.model.load_state_dict(received)
-        test = self.splits.test
-        metrics: Metrics = {wire.NUM_EXAMPLES: len(test), **measure(self.model, self.task, test)}
-        if wire.TRAIN_LOSS in terms.measure:
-            metrics[wire.TRAIN_LOSS] = self._measured_in_training()[wire.LOSS]
-        if self.splits.validation:
-            metrics |= _ending(measure(self.model, self.task, self.splits.validation), wire.VALIDATION)
-        if terms.personal_lambda is not None:
-            self._load_personal(before=terms.server_round + 1)
-            metrics |= _ending(measure(self.model, self.task, test), wire.PERSONAL)
+        metrics: Metrics = {wire.NUM_EXAMPLES: len(self.splits.test)}
+        for each in OF_EVALUATION:  # the personal model comes last, and stays in the place of the received one
+            if each.applies(terms, self.splits):
+                if each.model == PERSONAL:
+                    self._load_personal(before=terms.server_round + 1)
+                metrics |= self._measured(each, terms)
         return metrics
 
-    def _measured_in_training(self) -> dict[str, float]:
-        """Return what is measured of the model as it is on the training examples, as this client reports it."""
-        examples = self.splits.train
-        return apply_reporting(measure(self.model, self.task, examples), len(examples), self.name, self.settings)
+    def report(self, measurement: Measurement, scores: Mapping[str, float], terms: Terms) -> dict[str, float]:
+        """Return what was measured as this client reports it, by names on the wire."""
+        if measurement.examples == TRAIN:
+            scores = apply_reporting(scores, len(self.splits.train), self.name, self.settings)
+        named = measurement.named(scores)
+        return {name: named[name] for name in terms.measure if name in named} if measurement.requested else named
+
+    def _measured(self, measurement: Measurement, terms: Terms) -> dict[str, float]:
+        """Return what the model, as it is now, has by a measurement."""
+        examples = measurement.of(self.splits)
+        if examples is None:
+            return {}
+        return self.report(measurement, measure(self.model, self.task, examples), terms)
+
+    def _work_done(self, work: LocalWork, received: StateDict) -> WorkDone:
+        """Return the work that has made the model what it is now."""
+        trained = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
+        return WorkDone(lambda: work.learning_rate, [received[name] for name in trained], [*trained.values()])
 
     def _load_personal(self, before: int) -> None:
         """Load the personal model; where there is none yet, that is the model as it is."""
@@ -225,12 +250,3 @@ def _load_for_device(task: Task, settings: tuple[tuple[str, Any], ...]) -> tuple
         return there, with_channels_last(model, there.splits(there.clients[0]).train)
     except FairbloomError:  # that client's data cannot be used, of which it is told itself
         return there, model
-
-
-def _ending(measures: Mapping[str, float], what: str) -> dict[str, float]:
-    """Return measures by names that end in `what`."""
-    return {f"{name}-{what}": value for name, value in measures.items()}
-
-
-def _asks(terms: Terms, *names: str) -> bool:
-    return any(name in terms.measure for name in names)

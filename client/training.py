@@ -67,7 +67,7 @@ def train(
     received = [tensor.detach().clone() for tensor in pulled_to]
     velocity = [torch.zeros_like(parameter) for parameter in parameters] if work.momentum > 0.0 else []
     snapshot: StateDict = {}
-    ends = time.monotonic() + work.seconds
+    ends = time.monotonic() + work.time_budget
 
     def by_autograd(inputs: Tensor, targets: Tensor) -> None:
         loss = work.transform(task.loss(outputs_of(model, inputs), targets).mean())

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from .objectives import Transform, transform_of, unchanged
 
 @dataclass(frozen=True)
 class LocalWork:
-    """How a client trains.
+    """How a client trains; `descend` says what it means for a step, `fairbloom.client.training` which steps there are.
 
     Attributes
     ----------
@@ -28,14 +28,17 @@ class LocalWork:
         Examples a step; 0: all of them.
     learning_rate, momentum, weight_decay
         Of SGD as PyTorch defines it; momentum starts afresh in every round.
+    gradient_clip
+        Largest Euclidean norm of a step's gradient over all parameters, with the pull's and without weight decay's;
+        longer ones are shortened to it. 0: none is.
     pull
         Strength of (pull/2)‖x − w‖², w the received model.
     steps
         How many steps are taken, whatever the epochs; None: as many as the epochs have.
     snapshot_step
         The step after which the model is kept, None: it is not.
-    seconds
-        Time after which no further step begins.
+    time_budget
+        Seconds after which no further step begins.
     transform
         What becomes of the mean loss of a minibatch.
     random
@@ -47,15 +50,33 @@ class LocalWork:
     epochs: int
     batch_size: int
     learning_rate: float
-    momentum: float
-    weight_decay: float
-    pull: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    gradient_clip: float = 0.0
+    pull: float = 0.0
     steps: int | None = None
     snapshot_step: int | None = None
-    seconds: float = math.inf
+    time_budget: float = math.inf
     transform: Transform = unchanged
     random: np.random.Generator | None = None
     draws: int = 0
+
+
+OF_STEPS = frozenset({"epochs", "batch_size", "steps", "snapshot_step", "time_budget", "random", "draws"})
+"""The fields that say which steps are taken, and when; all others say what a step does."""
+
+
+def set_fields(of: Any) -> Mapping[str, Any]:
+    """Return the fields of local work, or of terms, that are not at the default with which they have no effect."""
+    defaults = {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(of)
+    }
+    return {name: value for name in defaults if (value := getattr(of, name)) != defaults[name]}
+
+
+def step_fields(work: LocalWork) -> frozenset[str]:
+    """Return the fields that change what a step does: whoever takes it another way than `descend` has to know them."""
+    return frozenset(set_fields(work)) - OF_STEPS
 
 
 def learning_rate_in(run_config: Mapping[str, Any], number: int) -> float:
@@ -73,22 +94,22 @@ def global_work(run_config: Mapping[str, Any], terms: Terms) -> LocalWork:
         learning_rate=learning_rate_in(run_config, terms.server_round),
         momentum=run_config["momentum"] if terms.client_momentum is None else terms.client_momentum,
         weight_decay=run_config["weight-decay"],
+        gradient_clip=run_config["gradient-clip"],
         pull=terms.proximal_mu,
         steps=terms.local_steps,
         snapshot_step=terms.snapshot_step,
-        seconds=run_config.get("time-budget", 0.0) or math.inf,
+        time_budget=run_config.get("time-budget", 0.0) or math.inf,
         transform=transform_of(terms),
     )
 
 
 def personal_work(run_config: Mapping[str, Any], terms: Terms) -> LocalWork:
-    """Return the work on the personal model: plain SGD on the plain loss, pulled to the received model."""
+    """Return the work on the personal model: plain SGD on the plain loss, pulled to the received model, and clipped."""
     return LocalWork(
         epochs=terms.personal_epochs or 1,
         batch_size=run_config["batch-size"],
         learning_rate=learning_rate_in(run_config, terms.server_round),
-        momentum=0.0,
-        weight_decay=0.0,
+        gradient_clip=run_config["gradient-clip"],
         pull=terms.personal_lambda or 0.0,
     )
 
@@ -146,12 +167,28 @@ def descend(
     received: Sequence[Tensor],
     velocity: Sequence[Tensor],
     work: LocalWork,
+    *,
+    stacked: bool = False,
 ) -> None:
     """Take one step of SGD in place, as torch.optim.SGD does with the pull to `received` in the gradient.
 
-    A parameter without a gradient stays as it is, and so does its velocity.
+    The gradient, the pull in it, is clipped as torch.nn.utils.clip_grad_norm_ does it; weight decay and momentum come
+    after. A parameter without a gradient stays as it is, and so does its velocity.
 
     Written out because the first optimizer object of a process imports PyTorch's compiler, which takes seconds.
+
+    Parameters
+    ----------
+    parameters, gradients
+        What the step changes, and the gradient by each, None where there is none; gradients are changed too.
+    received
+        What the parameters are pulled to, where there is a pull.
+    velocity
+        Those of the parameters, where there is momentum; changed in place.
+    work
+        Rate, momentum, decay, pull and clipping.
+    stacked
+        Whether each array has several clients' side by side, along its first dimension.
     """
     places = [place for place, gradient in enumerate(gradients) if gradient is not None]
     touched = [parameters[place] for place in places]
@@ -161,6 +198,8 @@ def descend(
     if work.pull > 0.0:
         away = torch._foreach_sub(touched, [received[place] for place in places])
         torch._foreach_add_(directions, away, alpha=work.pull)
+    if work.gradient_clip > 0.0:
+        clip_norms(directions if stacked else [each.unsqueeze(0) for each in directions], work.gradient_clip)
     if work.weight_decay > 0.0:
         torch._foreach_add_(directions, touched, alpha=work.weight_decay)
     if work.momentum > 0.0:
@@ -169,3 +208,11 @@ def descend(
         torch._foreach_add_(moving, directions)
         directions = moving
     torch._foreach_add_(touched, directions, alpha=-work.learning_rate)
+
+
+def clip_norms(gradients: Sequence[Tensor], longest: float) -> None:
+    """Shorten the gradients of k clients, shape (k, …) each, in place, to this norm over all arrays of a client."""
+    norms = torch.stack([torch.linalg.vector_norm(each.reshape(len(each), -1), dim=1) for each in gradients])
+    factors = (longest / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)  # as PyTorch has it
+    for each in gradients:
+        each.mul_(factors.view(-1, *[1] * (each.dim() - 1)))

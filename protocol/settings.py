@@ -139,6 +139,9 @@ class RunSettings(BaseModel):
         0.0, ge=0, lt=1, description="Momentum of the clients' SGD, which starts afresh in every round"
     )
     weight_decay: Annotated[float, Mark.WORK] = Field(0.0, ge=0, description="Weight decay of the clients' SGD")
+    gradient_clip: Annotated[float, Mark.WORK] = Field(
+        0.0, ge=0, description="Largest norm of a minibatch's gradient, to which longer ones are shortened; 0: of any"
+    )
     stragglers: Annotated[float, Mark.WORK] = Field(
         0.0,
         ge=0,

@@ -18,7 +18,7 @@ from fairbloom.client.device import choose_device
 from fairbloom.client.linear import linear_step
 from fairbloom.client.local import load_task_and_model
 from fairbloom.client.training import batch_of, outputs_of
-from fairbloom.client.work import global_work
+from fairbloom.client.work import global_work, personal_work
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import complete, words
 from fairbloom.protocol.terms import Terms
@@ -30,7 +30,7 @@ from .clients import LocalClients
 from .dispatch.processes import can_fork
 from .dispatch.workers import WorkerClients
 from .loop import LoopClients
-from .stacked.clients import StackedClients
+from .stacked.clients import HONOURED, StackedClients
 from .stacked.programs import UnstackableError, program_of
 
 FLOPS = 1.5e11
@@ -255,8 +255,9 @@ def fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choice:
 
 def unstackable(settings: Mapping[str, Any], task: Task, model: nn.Module) -> str:
     """Return why clients cannot be stacked, "" where they can."""
-    if settings["time-budget"]:
-        return "a time budget is for each client by itself"
+    terms = Terms(server_round=1)
+    if unmet := HONOURED.unmet(terms, global_work(settings, terms), personal_work(settings, terms)):
+        return f"stacked clients do not honour {unmet}"
     try:
         program_of(model, task, some_examples(task)[0])
     except UnstackableError as reason:

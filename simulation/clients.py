@@ -3,7 +3,7 @@
 import traceback
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -177,24 +177,32 @@ class LocalClients(ABC):
                     updates.matrix[row] = updates.matrix[reply.row]
         trained.add_rows(reports, [reply.others for reply in kept], [reply.snapshot for reply in kept])
 
-    def evaluate_each(
-        self,
-        names: Sequence[str],
-        terms: Terms,
-        participants: Collection[str],
-        evaluate: Callable[[LocalClient, Terms], Mapping[str, int | float]],
-    ) -> Replies:
+    def train_each(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+        """Let these clients train one by one."""
+        self.begin(names, terms)
+        received, trained = self.on_device(model), self.none_trained(names, model, terms)
+        replies: dict[str, Reply] = {}
+        for row, name in enumerate(names):
+            try:
+                update = self.local(name).train(received, terms)
+                replies[name] = store_reply(trained.updates, trained.snapshots, row, update)
+            except Exception as error:  # one client's failure is one refused reply, whatever it is
+                trained.refused.add(name, failure_reason(error))
+        self.hand_over(trained, replies)
+        return trained
+
+    def evaluate_each(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate one by one; of `participants` alone is asked what the terms ask to measure."""
-        refused, told = Refusals(terms.server_round), dict[str, Mapping[str, int | float]]()
-        plain = replace(terms, measure=())
-        asked = set(participants)
+        received, refused = self.on_device(model), Refusals(terms.server_round)
+        reports = dict[str, Mapping[str, int | float]]()
+        of_others, asked = replace(terms, measure=()), set(participants)
         self.begin(names, terms)
         for name in names:
             try:
-                told[name] = evaluate(self.local(name), terms if name in asked else plain)
+                reports[name] = self.local(name).evaluate(received, terms if name in asked else of_others)
             except Exception as error:  # one client's failure is one refused reply, whatever it is
                 refused.add(name, failure_reason(error))
-        return self.evaluated(told, refused)
+        return self.evaluated(reports, refused)
 
     def evaluated(self, told: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
         """Return what clients measured, in the order of names, as far as it can be used; the others are refused."""

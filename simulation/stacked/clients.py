@@ -16,9 +16,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairbloom.client.local import Metrics
+from fairbloom.client.honoured import Honoured
+from fairbloom.client.local import LocalClient, Metrics
+from fairbloom.client.metrics import (
+    AFTER,
+    BEFORE,
+    OF_EVALUATION,
+    PERSONAL,
+    Measurement,
+    WorkDone,
+    requested_metrics,
+)
 from fairbloom.client.personal import StateDict
-from fairbloom.client.reporting import apply_reporting
 from fairbloom.client.training import measure
 from fairbloom.client.work import LocalWork, batch_order, epochs_in_time, global_work, personal_work
 from fairbloom.protocol import names as wire
@@ -35,6 +44,20 @@ from .programs import Moved, Program, UnstackableError, program_of
 from .together import Measures, in_passes, losses_of, measured, scored
 
 log = logging.getLogger("flwr").getChild("fairbloom")
+
+HONOURED = Honoured(
+    work=frozenset(
+        {"epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "gradient_clip", "pull", "steps"}
+        | {"snapshot_step", "transform", "random"}
+    ),
+    terms=frozenset(
+        {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
+        | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
+        | {"propfair_epsilon", "agreed", "others"}
+    ),
+    metrics=frozenset({"{}-before", "{}-after", "train-{}", "learning-rate", "update-norm"}),
+)
+"""What is honoured side by side: no time budget, which is each client's, and nothing that a model draws."""
 
 REMEMBERED_BYTES = 2**26
 """Full batches are remembered from round to round up to this size in all."""
@@ -62,6 +85,11 @@ class Rows:
         """Return the model of a row; what is not trained is as it was received."""
         own = {name: array[row] for name, array in zip(self._layout.trainable, self.arrays, strict=True)}
         return self._received | own
+
+    def work_done(self, row: int, work: LocalWork) -> WorkDone:
+        """Return the work that has made the model of a row what it is now."""
+        received = [self._received[name] for name in self._layout.trainable]
+        return WorkDone(lambda: work.learning_rate, received, [array[row] for array in self.arrays])
 
     def write(self, matrix: NDArray[Any], places: Sequence[int]) -> None:
         """Write the models into rows of a matrix, their arrays one after the other."""
@@ -99,20 +127,21 @@ class StackedClients(LocalClients):
         self._known: tuple[nn.Module, Program] | None = None
         self._full: OrderedDict[tuple[str, ...], Step] = OrderedDict()
         self._crew: tuple[object, list[Member]] = (None, [])
+        self._reasons: set[str] = set()
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
-        """Let these clients train the model on the terms, each on its own data.
-
-        Raises
-        ------
-        UnstackableError
-            When the model cannot be computed for many clients at once.
-        """
+        """Let these clients train the model on the terms, each on its own data."""
+        if self._are_apart(self._why_apart(terms)):
+            return self.train_each(names, model, terms)
         self.begin(names, terms)
         trained = self.none_trained(names, model, terms)
         training = _Training(self, self.on_device(model), terms, trained)
         members = self._members(names, terms, trained.refused)
-        self._in_blocks(members, training.block, training.alone, trained.refused)
+        try:
+            self._in_blocks(members, training.block, training.alone, trained.refused)
+        except UnstackableError as reason:
+            self._are_apart(f"the model cannot be stacked: {reason}")
+            return self.train_each(names, model, terms)
         if terms.personal_lambda is not None:
             work = personal_work(self.settings, terms)
             trained_here = (each for each in members if each.local.name in training.replies)
@@ -124,13 +153,28 @@ class StackedClients(LocalClients):
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
+        if self._are_apart(HONOURED.unmet(terms)):
+            return self.evaluate_each(names, model, terms, participants)
         self.begin(names, terms)
-        received, refused = self.on_device(model), Refusals(terms.server_round)
         try:
-            told = self._measures(names, received, terms, set(participants))
+            reports = self._measures(names, self.on_device(model), terms, set(participants))
         except Exception:  # one by one it shows whose fault it is
-            return self.evaluate_each(names, terms, participants, lambda local, terms: local.evaluate(received, terms))
-        return self.evaluated(told, refused)
+            return self.evaluate_each(names, model, terms, participants)
+        return self.evaluated(reports, Refusals(terms.server_round))
+
+    def _why_apart(self, terms: Terms) -> str:
+        """Return what of the terms, or of the work that they make, is not honoured side by side; "" where all is."""
+        try:
+            return HONOURED.unmet(terms, global_work(self.settings, terms), personal_work(self.settings, terms))
+        except ValueError as reason:  # terms that no client knows
+            return str(reason)
+
+    def _are_apart(self, why: str) -> bool:
+        """Return whether there is a reason to compute clients one by one; each is logged once."""
+        if why and why not in self._reasons:
+            self._reasons.add(why)
+            log.warning("stacked clients are computed one by one where it is asked: %s", why)
+        return bool(why)
 
     # Parts ------------------------------------------------------------------------------------------------------------
 
@@ -161,13 +205,7 @@ class StackedClients(LocalClients):
 
     def _members(self, names: Sequence[str], terms: Terms, refused: Refusals) -> list[Member]:
         """Return the clients that can train, the same ones for the same names and work; the others are refused."""
-        members = list[Member]()
-        try:
-            work = global_work(self.settings, terms)
-        except ValueError as reason:  # terms that no client knows
-            for name in names:
-                refused.add(name, reason)
-            return members
+        members, work = list[Member](), global_work(self.settings, terms)
         about = (tuple(names), work.batch_size, work.epochs, work.steps, terms.agreed)
         if self._crew[0] == about:
             return self._crew[1]
@@ -224,27 +262,29 @@ class StackedClients(LocalClients):
         self, names: Sequence[str], received: StateDict, terms: Terms, participants: Collection[str]
     ) -> dict[str, Metrics]:
         """Return what each client measures of the received model, and of its personal one."""
-        locals_ = [self.local(name) for name in names]
-        task, model = locals_[0].task, locals_[0].model
+        clients = [self.local(name) for name in names]
+        task, model = clients[0].task, clients[0].model
+        of_others = replace(terms, measure=())
+        terms_of = {name: terms if name in participants else of_others for name in names}
+        reports: dict[str, Metrics] = {each.name: {wire.NUM_EXAMPLES: len(each.splits.test)} for each in clients}
         model.load_state_dict(received)
-        tests = [local.splits.test for local in locals_]
-        told: dict[str, Metrics] = {
-            name: {wire.NUM_EXAMPLES: len(test), **found}
-            for name, test, found in zip(names, tests, measured(model, task, tests), strict=True)
-        }
-        asked = [local for local in locals_ if local.name in participants] if wire.TRAIN_LOSS in terms.measure else []
-        for local, found in zip(asked, measured(model, task, [local.splits.train for local in asked]), strict=True):
-            as_told = apply_reporting(found, len(local.splits.train), local.name, self.settings)
-            told[local.name][wire.TRAIN_LOSS] = as_told[wire.LOSS]
-        validated = {local.name: local.splits.validation for local in locals_ if local.splits.validation}
-        for name, found in zip(validated, measured(model, task, [*validated.values()]), strict=True):
-            told[name] |= {f"{what}-{wire.VALIDATION}": value for what, value in found.items()}
-        if terms.personal_lambda is not None:
-            for local in locals_:
-                model.load_state_dict(local.personal.before(terms.server_round + 1) or received)
-                found = measure(model, task, local.splits.test)
-                told[local.name] |= {f"{name}-{wire.PERSONAL}": value for name, value in found.items()}
-        return told
+        for measurement in OF_EVALUATION:
+            some = [each for each in clients if measurement.applies(terms_of[each.name], each.splits)]
+            if measurement.model == PERSONAL:
+                before = terms.server_round + 1
+                found = [self._measure_personal(each, measurement, received, before) for each in some]
+            else:
+                found = measured(model, task, [measurement.of(each.splits) for each in some])
+            for local, scores in zip(some, found, strict=True):
+                reports[local.name] |= local.report(measurement, scores, terms_of[local.name])
+        return reports
+
+    def _measure_personal(
+        self, local: LocalClient, measurement: Measurement, received: StateDict, before: int
+    ) -> Measures:
+        """Return what is measured of a client's personal model of rounds before this one, at first the received one."""
+        local.model.load_state_dict(local.personal.before(before) or received)
+        return measure(local.model, local.task, measurement.of(local.splits))
 
 
 class _Training:
@@ -269,38 +309,39 @@ class _Training:
 
     def block(self, block: Sequence[Member]) -> None:
         """Train the global model on a block of clients."""
-        terms, trained, wanted = self._terms, self._trained, set(self._terms.measure)
+        terms, trained = self._terms, self._trained
         task, model, parts = block[0].local.task, block[0].local.model, [member.examples for member in block]
         program = self._engine.program(task, model, parts[0])
         rows, work = Rows(self._layout, self._received, len(block)), global_work(self._engine.settings, terms)
-        told: list[Metrics] = [{wire.NUM_EXAMPLES: each.size, wire.LEARNING_RATE: work.learning_rate} for each in block]
         halfway, first = rows, None
         if not terms.local_only:
             steps = self._engine.steps(block, work, terms, personal=False)
             halfway, first = train_together(program, task, rows, steps, work)
-        if wanted & {wire.LOSS_BEFORE, wire.ACCURACY_BEFORE}:
-            if first is not None and takes_all(block) and wire.ACCURACY_BEFORE not in wanted:
-                self._note(told, block, [{wire.LOSS: loss} for loss in first.tolist()], "before")
+        scores: list[Metrics] = [{} for _ in block]
+        if asked := BEFORE.requests(terms.measure):
+            if first is not None and takes_all(block) and asked == [wire.LOSS_BEFORE]:
+                self._note(scores, block, BEFORE, [{wire.LOSS: loss} for loss in first.tolist()])
             else:
                 model.load_state_dict(self._received)
-                self._note(told, block, measured(model, task, parts), "before")
-        if wanted & {wire.LOSS_AFTER, wire.ACCURACY_AFTER}:
-            self._note(told, block, measured_apart(program, task, rows, parts), "after")
+                self._note(scores, block, BEFORE, measured(model, task, parts))
+        if AFTER.requests(terms.measure):
+            self._note(scores, block, AFTER, measured_apart(program, task, rows, parts))
         places = [member.place for member in block]
         rows.write(trained.updates.matrix, places)
         if trained.snapshots is not None:
             halfway.write(trained.snapshots.matrix, places)
-        layout, asked = self._layout, (wire.NUM_EXAMPLES, *terms.measure)
-        others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
-        for member, metrics in zip(block, told, strict=True):
-            chosen = {name: metrics[name] for name in asked if name in metrics}
-            self.replies[member.local.name] = Reply(member.place, chosen, others, others)
+        others = {name: self._layout.arrays[name] for name in (*self._layout.buffers, *self._layout.integers)}
+        for row, member in enumerate(block):
+            done = partial(rows.work_done, row, work)
+            metrics = {wire.NUM_EXAMPLES: member.size, **requested_metrics(terms.measure, scores[row], done)}
+            self.replies[member.local.name] = Reply(member.place, metrics, others, others)
 
-    def _note(self, told: Sequence[Metrics], block: Sequence[Member], found: Sequence[Measures], when: str) -> None:
-        """Add what was measured on the training examples to what the clients tell, by names that end in `when`."""
-        for metrics, member, measures in zip(told, block, found, strict=True):
-            as_told = apply_reporting(measures, member.size, member.local.name, self._engine.settings)
-            metrics.update({f"{name}-{when}": value for name, value in as_told.items()})
+    def _note(
+        self, scores: Sequence[Metrics], block: Sequence[Member], which: Measurement, found: Sequence[Measures]
+    ) -> None:
+        """Add what was measured on the training examples to the scores of the clients, as these report it."""
+        for own, member, measures in zip(scores, block, found, strict=True):
+            own.update(member.local.report(which, measures, self._terms))
 
     def alone(self, member: Member) -> None:
         """Train the global model on one client, as it would by itself."""
@@ -337,9 +378,10 @@ def train_together(
     anchor = rows.anchor if work.pull > 0.0 else []
     velocity = [torch.zeros_like(array) for array in rows.arrays] if work.momentum > 0.0 else []
     halfway, first = rows, None
+    take = program.step_of(work)
     for number, step in enumerate(steps, start=1):
         weights, moving = ([array[: step.shape[0]] for array in arrays] for arrays in (rows.arrays, velocity))
-        losses = program.descend(Moved(weights, moving, anchor), step.inputs, partial(summed, task, step, work), work)
+        losses = take(Moved(weights, moving, anchor), step.inputs, partial(summed, task, step, work))
         if first is None:
             first = step.means(losses.double())
         if number == work.snapshot_step:

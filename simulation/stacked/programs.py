@@ -6,6 +6,7 @@ as by itself. What does not is named, with the reason, and its clients are compu
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -14,7 +15,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairbloom.client.training import drawing_from, gradients_of, outputs_of
-from fairbloom.client.work import LocalWork, descend
+from fairbloom.client.work import LocalWork, descend, step_fields
 from fairbloom.tasks import Examples, Task
 
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
@@ -31,6 +32,9 @@ PROBED = 3
 class UnstackableError(Exception):
     """A model that cannot be computed for many clients at once; the message says why."""
 
+
+ADDED_AT_ONCE = frozenset({"learning_rate", "momentum", "weight_decay", "pull", "transform"})
+"""The fields of local work with which a gradient can be added to the weights as it is computed."""
 
 Summed = Callable[[Tensor], tuple[Tensor, Tensor]]
 """(outputs, shape (k, b, …)) → the loss of each example, shape (k, b), and the sum of what clients minimise."""
@@ -54,26 +58,18 @@ class Moved(NamedTuple):
     anchor: Sequence[Tensor]
 
 
+TakeStep = Callable[[Moved, Tensor, Summed], Tensor]
+"""(what the step changes and is pulled to, inputs of shape (k, b, …), what is minimised) → the losses, shape (k, b)."""
+
+
 class Program(Protocol):
     """One model with the parameters of many clients; `weights` are its arrays in their order, shape (k, *shape)."""
 
     def __call__(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
         """Return the outputs, shape (k, b, …), for b examples of each of k clients, shape (k, b, …)."""
 
-    def descend(self, moved: Moved, inputs: Tensor, summed: Summed, work: LocalWork) -> Tensor:
-        """Take a step of SGD in place, as `fairbloom.client.training.descend` does; return the losses, shape (k, b).
-
-        Parameters
-        ----------
-        moved
-            What the step changes, and what it is pulled to.
-        inputs
-            Shape (k, b, …).
-        summed
-            Says what is minimised.
-        work
-            Rate, momentum, decay and pull.
-        """
+    def step_of(self, work: LocalWork) -> TakeStep:
+        """Return what takes a step of SGD in place, as `fairbloom.client.work.descend` does."""
 
 
 class Mapped:
@@ -91,14 +87,19 @@ class Mapped:
         outputs: Tensor = self._all(tuple(weights), inputs)
         return outputs
 
-    def descend(self, moved: Moved, inputs: Tensor, summed: Summed, work: LocalWork) -> Tensor:
-        """Take a step of SGD in place; see Program."""
-        leaves = [weight.detach().requires_grad_() for weight in moved.weights]
-        losses, total = summed(self(leaves, inputs))
-        gradients = gradients_of(total, leaves)
-        with torch.no_grad():
-            descend(leaves, gradients, moved.anchor, moved.velocity, work)
-        return losses.detach()
+    def step_of(self, work: LocalWork) -> TakeStep:
+        """Return what takes a step of SGD in place; see Program."""
+        return partial(step_by_autograd, self, work)
+
+
+def step_by_autograd(program: "Program", work: LocalWork, moved: Moved, inputs: Tensor, summed: Summed) -> Tensor:
+    """Take a step of SGD in place, whatever the work; return the losses, shape (k, b)."""
+    leaves = [weight.detach().requires_grad_() for weight in moved.weights]
+    losses, total = summed(program(leaves, inputs))
+    gradients = gradients_of(total, leaves)
+    with torch.no_grad():
+        descend(leaves, gradients, moved.anchor, moved.velocity, work, stacked=True)
+    return losses.detach()
 
 
 class Chain:
@@ -118,8 +119,13 @@ class Chain:
             x = _linear(layer, left, x) if isinstance(layer, nn.Linear) else _other(layer, x)
         return x
 
-    def descend(self, moved: Moved, inputs: Tensor, summed: Summed, work: LocalWork) -> Tensor:
-        """Take a step of SGD in place; see Program."""
+    def step_of(self, work: LocalWork) -> TakeStep:
+        """Return what takes a step of SGD in place; see Program."""
+        return (
+            partial(self._step, work) if step_fields(work) <= ADDED_AT_ONCE else partial(step_by_autograd, self, work)
+        )
+
+    def _step(self, work: LocalWork, moved: Moved, inputs: Tensor, summed: Summed) -> Tensor:
         met, left, x = list[tuple[Tensor, Tensor]](), iter(moved.weights), inputs
         for layer in self._layers:  # what went into each layer, and what came out of it
             before = x.detach()

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import optimizer as hooks
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from fairbloom.client import training
+from fairbloom.client import work
 from fairbloom.client.app import app as our_app
 from fairbloom.client.fair import fair
 from fairbloom.protocol.terms import WORK
@@ -92,7 +92,7 @@ def test_every_method_makes_the_same_model_with_her_functions_as_with_our_own_cl
         return DataLoader(dataset, batch_size or len(dataset))
 
     monkeypatch.setattr(quickstart[1], "DataLoader", loader)
-    monkeypatch.setattr(training, "generator", lambda *where: InOrder())
+    monkeypatch.setattr(work, "generator", lambda *where: InOrder())
     hers = {"batch-size": batch_size, "local-epochs": 3}
     ours = run_config(
         task="tests.client.changed:task",

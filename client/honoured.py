@@ -1,0 +1,59 @@
+"""What those who compute clients honour of the local work, of a server's terms and of the metrics.
+
+Each way to compute says it in one place. Whatever else is asked is done another way, or refused by name: it
+is never left out in silence.
+"""
+
+from dataclasses import dataclass
+
+from fairbloom.protocol.terms import WORK, Terms
+
+from .metrics import OF_EVALUATION, OF_TRAINING, OF_WORK
+from .work import LocalWork, set_fields
+
+
+@dataclass(frozen=True)
+class Honoured:
+    """What is honoured.
+
+    Attributes
+    ----------
+    work
+        Fields of `LocalWork`.
+    terms
+        Fields of `Terms`.
+    metrics
+        Of `fairbloom.client.metrics`: patterns of measurements, and names.
+    """
+
+    work: frozenset[str]
+    terms: frozenset[str]
+    metrics: frozenset[str]
+
+    @property
+    def keys(self) -> list[str]:
+        """What a client says on the wire that it honours: of the keys that must be said, those of these terms."""
+        return [key for key in WORK if key.replace("-", "_") in self.terms]
+
+    def unmet(self, terms: Terms, *works: LocalWork) -> str:
+        """Return the first thing that is asked for and is not honoured, as name = value; "" where all is."""
+        asked = {f"measure = {name}": row for name in terms.measure if (row := metric_row(name))}
+        asked_terms = {name: value for name, value in set_fields(terms).items() if name != "measure"}
+        found = [
+            *(f"{_key(name)} = {value}" for name, value in asked_terms.items() if name not in self.terms),
+            *(f"{_key(n)} = {v}" for work in works for n, v in set_fields(work).items() if n not in self.work),
+            *(words for words, row in asked.items() if row not in self.metrics),
+        ]
+        return found[0] if found else ""
+
+
+def metric_row(name: str) -> str:
+    """Return the row of the table that a metric is in, as `Honoured.metrics` has it; "" where no client measures it."""
+    if name in OF_WORK:
+        return name
+    rows = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if each.requested and each.requests([name])]
+    return rows[0] if rows else ""
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
