@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.settings import complete
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Splits, Task, find_task, load_task
 
@@ -68,7 +68,7 @@ class LocalClient:
     key
         The task's name of its partition, from which its random streams are drawn.
     settings
-        The run config.
+        Of the run.
     task, splits
         The task, and this client's examples, on the device.
     model
@@ -79,7 +79,7 @@ class LocalClient:
 
     name: str
     key: str
-    settings: Mapping[str, Any]
+    settings: RunSettings
     task: Task
     splits: Splits
     model: torch.nn.Module
@@ -88,7 +88,7 @@ class LocalClient:
     @classmethod
     def of(
         cls,
-        settings: Mapping[str, Any],
+        settings: RunSettings | Mapping[str, Any],
         partition: object,
         name: str | None = None,
         last: tuple[int, StateDict] | None = None,
@@ -98,7 +98,7 @@ class LocalClient:
         Parameters
         ----------
         settings
-            The run config.
+            Of the run, or its run config.
         partition
             Its place among the task's clients, from 0.
         name
@@ -111,10 +111,10 @@ class LocalClient:
         FairbloomError
             When there is no such partition, or the task cannot be loaded.
         """
-        settings = complete(settings)
+        folder, settings = partial(folder_of, settings), RunSettings.of(settings)
         task, model = load_task_and_model(settings)
         key = find_client_key(settings, task, partition, name)
-        personal = PersonalModels(folder_of(settings, key), last)
+        personal = PersonalModels(folder(key), last)
         return cls(name or key, key, settings, task, task.splits(key), model, personal)
 
     def train(self, received: StateDict, terms: Terms) -> Update:
@@ -186,7 +186,7 @@ class LocalClient:
 
 
 def describe_data(
-    settings: Mapping[str, Any], partition: object, name: str | None = None
+    settings: RunSettings | Mapping[str, Any], partition: object, name: str | None = None
 ) -> tuple[str, dict[str, Any]]:
     """Return a client's name, and what it tells of its data: `examples`, and what is to be agreed.
 
@@ -195,14 +195,14 @@ def describe_data(
     FairbloomError
         When there is no such client, or its data cannot be used.
     """
-    settings = complete(settings)
+    settings = RunSettings.of(settings)
     task = load_task(settings)
     key = find_client_key(settings, task, partition, name)
     told = {"examples": len(task.splits(key).train)} if task.about is None else dict(task.about(key))
     return name or key, told
 
 
-def find_client_key(settings: Mapping[str, Any], task: Task, partition: object, name: str | None) -> str:
+def find_client_key(settings: RunSettings, task: Task, partition: object, name: str | None) -> str:
     """Return which of the task's clients this one is: by its name where clients come with the data, or as the only one.
 
     Raises
@@ -210,11 +210,11 @@ def find_client_key(settings: Mapping[str, Any], task: Task, partition: object, 
     FairbloomError
         When it is none of them.
     """
-    info = find_task(settings["task"])
+    info = find_task(settings.task)
     if info.setup(settings).partition in info.natural and name in task.clients:
         return name
     if info.own_clients or info.is_own:
-        info.check_readable(str(settings["data-dir"]))
+        info.check_readable(settings.data_dir)
         if name in task.clients:
             return name
         if len(task.clients) == 1:
@@ -223,7 +223,7 @@ def find_client_key(settings: Mapping[str, Any], task: Task, partition: object, 
         return task.clients[partition]
     if info.own_clients:
         raise ReportableError(
-            f"data-dir = {settings['data-dir']!r} holds the data of {', '.join(task.clients)}: say which are this "
+            f"data-dir = {settings.data_dir!r} holds the data of {', '.join(task.clients)}: say which are this "
             "client's, by name in its client.toml, or leave those alone in the folder",
             f"its data-dir holds the data of {len(task.clients)} clients, and none is called as this one: say whose "
             "they are by name in its client.toml, or leave its own alone in the folder",
@@ -234,17 +234,17 @@ def find_client_key(settings: Mapping[str, Any], task: Task, partition: object, 
     )
 
 
-def load_task_and_model(settings: Mapping[str, Any]) -> tuple[Task, torch.nn.Module]:
-    """Return the task and a model on the device that the run config names; the same ones for the same settings.
+def load_task_and_model(settings: RunSettings) -> tuple[Task, torch.nn.Module]:
+    """Return the task and a model on the device that the settings name; the same ones for both.
 
     Files that have changed are another task.
     """
-    return _load_for_device(load_task(settings), tuple(sorted(settings.items())))
+    return _load_for_device(load_task(settings), settings.device)
 
 
 @lru_cache(maxsize=2)
-def _load_for_device(task: Task, settings: tuple[tuple[str, Any], ...]) -> tuple[Task, torch.nn.Module]:
-    device = choose_device(dict(settings)["device"])
+def _load_for_device(task: Task, name: str) -> tuple[Task, torch.nn.Module]:
+    device = choose_device(name)
     there, model = task.to(device), task.model().to(device)
     try:
         return there, with_channels_last(model, there.splits(there.clients[0]).train)

@@ -1,4 +1,4 @@
-"""Local work, said once: its fields, where run config and terms set them, and what they mean for a step."""
+"""Local work, said once: its fields, where settings and terms set them, and what they mean for a step."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fairbloom.errors import ReportableError
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator, seed_of
 from fairbloom.protocol.terms import Terms
 
@@ -79,50 +80,47 @@ def step_fields(work: LocalWork) -> frozenset[str]:
     return frozenset(set_fields(work)) - OF_STEPS
 
 
-def learning_rate_in(run_config: Mapping[str, Any], number: int) -> float:
-    """Return the learning rate of round `number`, from 1: each is the one before times the run config's decay."""
-    rate: float = run_config["learning-rate"] * run_config["learning-rate-decay"] ** (number - 1)
-    return rate
+def learning_rate_in(settings: RunSettings, number: int) -> float:
+    """Return the learning rate of round `number`, from 1: each is the one before times the run's decay."""
+    return settings.learning_rate * settings.learning_rate_decay ** (number - 1)
 
 
-def global_work(run_config: Mapping[str, Any], terms: Terms) -> LocalWork:
-    """Return the work on the global model that the run config sets and the server's terms add to, as for any client."""
+def global_work(settings: RunSettings, terms: Terms) -> LocalWork:
+    """Return the work on the global model that the run's settings and the server's terms add to, as for any client."""
     whole = terms.full_batch_step
     return LocalWork(
-        epochs=1 if whole else run_config["local-epochs"],
-        batch_size=0 if whole else run_config["batch-size"],
-        learning_rate=learning_rate_in(run_config, terms.server_round),
-        momentum=run_config["momentum"] if terms.client_momentum is None else terms.client_momentum,
-        weight_decay=run_config["weight-decay"],
-        gradient_clip=run_config["gradient-clip"],
+        epochs=1 if whole else settings.local_epochs,
+        batch_size=0 if whole else settings.batch_size,
+        learning_rate=learning_rate_in(settings, terms.server_round),
+        momentum=settings.momentum if terms.client_momentum is None else terms.client_momentum,
+        weight_decay=settings.weight_decay,
+        gradient_clip=settings.gradient_clip,
         pull=terms.proximal_mu,
         steps=terms.local_steps,
         snapshot_step=terms.snapshot_step,
-        time_budget=run_config.get("time-budget", 0.0) or math.inf,
+        time_budget=settings.time_budget or math.inf,
         transform=transform_of(terms),
     )
 
 
-def personal_work(run_config: Mapping[str, Any], terms: Terms) -> LocalWork:
+def personal_work(settings: RunSettings, terms: Terms) -> LocalWork:
     """Return the work on the personal model: plain SGD on the plain loss, pulled to the received model, and clipped."""
     return LocalWork(
         epochs=terms.personal_epochs or 1,
-        batch_size=run_config["batch-size"],
-        learning_rate=learning_rate_in(run_config, terms.server_round),
-        gradient_clip=run_config["gradient-clip"],
+        batch_size=settings.batch_size,
+        learning_rate=learning_rate_in(settings, terms.server_round),
+        gradient_clip=settings.gradient_clip,
         pull=terms.personal_lambda or 0.0,
     )
 
 
-def batch_order(
-    run_config: Mapping[str, Any], number: int, client: str, *, personal: bool = False
-) -> np.random.Generator:
+def batch_order(settings: RunSettings, number: int, client: str, *, personal: bool = False) -> np.random.Generator:
     """Return the stream that draws the order of a client's examples in round `number`."""
-    return generator(run_config["seed"], "personal batches" if personal else "batches", number, client)
+    return generator(settings.seed, "personal batches" if personal else "batches", number, client)
 
 
 def client_work(
-    work: LocalWork, run_config: Mapping[str, Any], terms: Terms, client: str, *, personal: bool = False
+    work: LocalWork, settings: RunSettings, terms: Terms, client: str, *, personal: bool = False
 ) -> LocalWork:
     """Return the work as one client does it: in its own order, and for fewer epochs where it is a straggler.
 
@@ -135,9 +133,9 @@ def client_work(
     in_full = personal or terms.full_batch_step
     return replace(
         work,
-        epochs=work.epochs if in_full else epochs_in_time(run_config, number, client),
-        random=batch_order(run_config, number, client, personal=personal),
-        draws=seed_of(run_config["seed"], "personal dropout" if personal else "dropout", number, client),
+        epochs=work.epochs if in_full else epochs_in_time(settings, number, client),
+        random=batch_order(settings, number, client, personal=personal),
+        draws=seed_of(settings.seed, "personal dropout" if personal else "dropout", number, client),
     )
 
 
@@ -145,18 +143,18 @@ class StragglerError(ReportableError):
     """A client that is too slow for this round, where such clients are dropped."""
 
 
-def epochs_in_time(run_config: Mapping[str, Any], number: int, client: str) -> int:
+def epochs_in_time(settings: RunSettings, number: int, client: str) -> int:
     """Return the epochs that this client gets done in round `number`: fewer for a straggler.
 
     Source: Li et al., MLSys 2020 (FedProx), section 5.2: systems heterogeneity.
     """
-    epochs, share = int(run_config["local-epochs"]), run_config.get("stragglers", 0.0)
+    epochs, share = settings.local_epochs, settings.stragglers
     if share == 0.0:
         return epochs
-    random = generator(run_config["seed"], "stragglers", number, client)
+    random = generator(settings.seed, "stragglers", number, client)
     if random.random() >= share:
         return epochs
-    if run_config["drop-stragglers"]:
+    if settings.drop_stragglers:
         raise StragglerError(f"{client} is a straggler in round {number}, and drop-stragglers is on")
     return int(random.integers(1, epochs + 1))
 

@@ -27,6 +27,7 @@ class Mark(Enum):
     LIMIT = "it refuses replies; an honest one may have been among them, so it may be changed until the run is finished"
     RECONSIDERED = "it decides who takes part, and may be changed when a run is taken back to an earlier round"
     GROWS = "it may be raised when a run is continued, and a finished run is extended then"
+    LATER = "runs were named by their settings before it was one, so its default has no part in a name"
     PLACE = "it says where a process computes or keeps things, so clients of one run may differ in it"
 
 
@@ -139,7 +140,7 @@ class RunSettings(BaseModel):
         0.0, ge=0, lt=1, description="Momentum of the clients' SGD, which starts afresh in every round"
     )
     weight_decay: Annotated[float, Mark.WORK] = Field(0.0, ge=0, description="Weight decay of the clients' SGD")
-    gradient_clip: Annotated[float, Mark.WORK] = Field(
+    gradient_clip: Annotated[float, Mark.WORK, Mark.LATER] = Field(
         0.0, ge=0, description="Largest norm of a minibatch's gradient, to which longer ones are shortened; 0: of any"
     )
     stragglers: Annotated[float, Mark.WORK] = Field(
@@ -294,7 +295,8 @@ class SettingsError(FairbloomError):
 
 def digest(config: Mapping[str, Any]) -> str:
     """Return eight letters that stand for settings: they name a run's folder, and tell a client which run it is in."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
+    named = {key: value for key, value in config.items() if key not in marked(Mark.LATER) or value != _DEFAULTS[key]}
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def assigned(words: Iterable[str]) -> dict[str, Value]:

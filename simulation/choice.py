@@ -20,7 +20,7 @@ from fairbloom.client.local import load_task_and_model
 from fairbloom.client.training import batch_of, outputs_of
 from fairbloom.client.work import global_work, personal_work
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import complete, words
+from fairbloom.protocol.settings import RunSettings, words
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.roster import share
@@ -96,7 +96,7 @@ class Choice:
             return replace(self, workers=processors)
         return Choice("loop", f"{self.reason}; but this run has one processor core to itself")
 
-    def clients(self, method: Method, settings: Mapping[str, Any]) -> LocalClients:
+    def clients(self, method: Method, settings: RunSettings | Mapping[str, Any]) -> LocalClients:
         """Return the clients of a run, computed this way."""
         match self.engine:
             case "stacked":
@@ -141,7 +141,7 @@ class Effort:
     bytes: int
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], task: Task, model: nn.Module, cohort: int) -> "Effort":
+    def of(cls, settings: RunSettings, task: Task, model: nn.Module, cohort: int) -> "Effort":
         """Return the effort of a round."""
         examples = some_examples(task)
         work = global_work(settings, Terms(server_round=1))
@@ -185,13 +185,13 @@ class Effort:
         return self.steps * self.cohort * of_each + self.most_steps * self._blocks * self.stacked_calls
 
 
-def choose(settings: Mapping[str, Any], processors: int) -> Choice:
+def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice:
     """Return how a run's clients are computed.
 
     Parameters
     ----------
     settings
-        The run config, with what the clients have agreed on about their data.
+        Of the run, or its run config, with what the clients have agreed on about their data.
     processors
         How many cores this machine has for runs.
 
@@ -200,14 +200,14 @@ def choose(settings: Mapping[str, Any], processors: int) -> Choice:
     FairbloomError
         When the data cannot be used, or the engine that the settings ask for cannot be had here.
     """
-    settings = complete(settings)
-    if settings["engine"] == "ray":  # whose workers have devices that this machine may lack
-        settings["device"] = "cpu"
+    settings = RunSettings.of(settings)
+    if settings.engine == "ray":  # whose workers have devices that this machine may lack
+        settings = settings.model_copy(update={"device": "cpu"})
     task, model = load_task_and_model(settings)
-    device = choose_device(str(settings["device"]))
-    training = len(words(str(settings["training-clients"]))) or len(task.clients)
-    cohort = 1 if settings["pooled"] else share(settings["fraction"], training, 1)
-    match settings["engine"]:
+    device = choose_device(settings.device)
+    training = len(words(settings.training_clients)) or len(task.clients)
+    cohort = 1 if settings.pooled else share(settings.fraction, training, 1)
+    match settings.engine:
         case "loop":
             return Choice("loop", "it was asked for")
         case "workers":
@@ -218,8 +218,8 @@ def choose(settings: Mapping[str, Any], processors: int) -> Choice:
         raise
     except Exception as error:  # whatever a user's model raises; the clients will tell
         why = f"the model {type(model).__name__} could not be tried ({type(error).__name__}: {error})"
-        return Choice("ray", why, workers=0) if settings["engine"] == "ray" else Choice("loop", why)
-    if settings["engine"] == "ray":
+        return Choice("ray", why, workers=0) if settings.engine == "ray" else Choice("loop", why)
+    if settings.engine == "ray":
         why_not = convolutional(model) or unstackable(settings, task, model)
         return Choice(
             "ray",
@@ -227,7 +227,7 @@ def choose(settings: Mapping[str, Any], processors: int) -> Choice:
             workers=0,
             block=0 if why_not else effort.block,
         )
-    if settings["engine"] == "stacked":
+    if settings.engine == "stacked":
         if why_not := unstackable(settings, task, model):
             return Choice("loop", f"stacked was asked for, but {why_not}")
         return Choice("stacked", "it was asked for", block=effort.block)
@@ -253,7 +253,7 @@ def fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choice:
     return Choice("loop", f"{because}; one process is enough for that")
 
 
-def unstackable(settings: Mapping[str, Any], task: Task, model: nn.Module) -> str:
+def unstackable(settings: RunSettings, task: Task, model: nn.Module) -> str:
     """Return why clients cannot be stacked, "" where they can."""
     terms = Terms(server_round=1)
     if unmet := HONOURED.unmet(terms, global_work(settings, terms), personal_work(settings, terms)):

@@ -16,7 +16,7 @@ from fairbloom.client.local import LocalClient, Metrics, Update, describe_data, 
 from fairbloom.client.personal import PersonalModels, StateDict, folder_name, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import AGREED
-from fairbloom.protocol.settings import complete, words
+from fairbloom.protocol.settings import RunSettings, words
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.memory import Memory, release
@@ -61,7 +61,7 @@ class LocalClients(ABC):
     method
         Says which metrics it needs and which arrays are buffers.
     settings
-        The run config.
+        Of the run, or its run config.
 
     Raises
     ------
@@ -72,13 +72,13 @@ class LocalClients(ABC):
     processes = 1
     """How many processes compute."""
 
-    def __init__(self, method: Method, settings: Mapping[str, Any]) -> None:
+    def __init__(self, method: Method, settings: RunSettings | Mapping[str, Any]) -> None:
         self.method = method
-        self.settings: Mapping[str, Any] = complete(settings)
-        self.device = choose_device(str(settings["device"]))
+        self.settings = RunSettings.of(settings)
+        self.device = choose_device(self.settings.device)
         self._names = load_task(self.settings).ascending
         check_names("training-clients", method.training_clients, self._names)
-        check_names("misreporting-clients", words(self.settings["misreporting-clients"]), self._names)
+        check_names("misreporting-clients", words(self.settings.misreporting_clients), self._names)
         self._state_folder = state_folder(self.settings)
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
@@ -148,8 +148,8 @@ class LocalClients(ABC):
 
     def begin(self, names: Sequence[str], terms: Terms) -> None:
         """Take in what the clients have agreed on, and forget those that have not been asked for long."""
-        if terms.agreed != self.settings.get(AGREED, ""):
-            self.settings = {**self.settings, AGREED: terms.agreed}
+        if terms.agreed != self.settings.parameters.get(AGREED, ""):
+            self.settings = self.settings.model_copy(update={AGREED: terms.agreed})
             self._locals.clear()
             self._loaded = None
         self._most = max(self._most, len(names))
@@ -159,7 +159,7 @@ class LocalClients(ABC):
     def none_trained(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Return an object for the replies of a round's training."""
         layout, refused = Layout(model, self.method.buffers, self.method.shared), Refusals(terms.server_round)
-        memory = Memory(float(self.settings["memory"]))
+        memory = Memory(self.settings.memory)
         snapshots = self.method.snapshots
         return Trained.empty(layout, len(names), refused=refused, missing=(), snapshots=snapshots, memory=memory)
 

@@ -24,6 +24,7 @@ from fairbloom.client.personal import PersonalModels, StateDict
 from fairbloom.client.work import LocalWork, epochs_in_time, global_work, personal_work
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import TRAIN_LOSS
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import SNAPSHOTS, Replies, Trained
 from fairbloom.rounds.memory import Memory
@@ -199,7 +200,7 @@ class WorkerClients(LocalClients):
         self._count = workers
         self._board: Board | None = None
         self._workers: dict[int, Forked] = {}
-        self._seen: tuple[Mapping[str, Any], frozenset[str]] = (self.settings, frozenset())
+        self._seen: tuple[RunSettings, frozenset[str]] = (self.settings, frozenset())
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Let these clients train the model on the terms, each on its own data.
@@ -300,7 +301,7 @@ class WorkerClients(LocalClients):
         """Return the board, a new one where it lacks place."""
         if self._board is None or not self._board.fits(layout.arrays, rows, personal=personal):
             self.close()  # the workers see the old one
-            memory, snapshots = Memory(float(self.settings["memory"])), self.method.snapshots
+            memory, snapshots = Memory(self.settings.memory), self.method.snapshots
             self._board = Board(layout, rows, self._count, memory, snapshots=snapshots, personal=personal)
         return self._board
 

@@ -31,6 +31,7 @@ from fairbloom.client.personal import StateDict
 from fairbloom.client.training import measure
 from fairbloom.client.work import LocalWork, batch_order, epochs_in_time, global_work, personal_work
 from fairbloom.protocol import names as wire
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
@@ -111,7 +112,7 @@ class StackedClients(LocalClients):
     method
         Says which metrics it needs and which arrays are buffers.
     settings
-        The run config; it sets no time budget.
+        Of the run, or its run config.
     block
         The most clients that are computed at once.
 
@@ -121,7 +122,7 @@ class StackedClients(LocalClients):
         When the task cannot be loaded, or this machine has no such device.
     """
 
-    def __init__(self, method: Method, settings: Mapping[str, Any], block: int) -> None:
+    def __init__(self, method: Method, settings: RunSettings | Mapping[str, Any], block: int) -> None:
         super().__init__(method, settings)
         self._block = block
         self._known: tuple[nn.Module, Program] | None = None
@@ -216,7 +217,7 @@ class StackedClients(LocalClients):
                 members.append(Member.of(self.local(name), place, work, epochs))
             except Exception as error:  # one client's failure is one refused reply, whatever it is
                 refused.add(name, failure_reason(error))
-        if len(members) == len(names) and not self.settings["stragglers"]:
+        if len(members) == len(names) and not self.settings.stragglers:
             self._crew = (about, members)
         return members
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.client.reporting import apply_reporting
+from fairbloom.protocol.settings import RunSettings
 
 from .helpers import ask, context, run_config
 from .test_terms import trained
@@ -28,7 +29,7 @@ LOSSES = ("0 loss-before", "0 loss-after", "1 train-loss")
 
 
 def loss_as(settings: dict[str, Any], mean: float, examples: int, client: str = "client-1") -> float:
-    config = run_config(**settings)
+    config = RunSettings.of(run_config(**settings))
     return apply_reporting({"loss": mean, "accuracy": 0.5}, examples, client, config)["loss"]
 
 
@@ -38,17 +39,18 @@ def loss_as(settings: dict[str, Any], mean: float, examples: int, client: str = 
 def test_a_client_that_reports_the_mean_and_is_not_named_reports_it_to_the_bit(
     mean: float, examples: int, factor: float, bias: float
 ) -> None:
-    settings = {
+    config = {
         "reported-loss": "mean",
         "batch-size": 10,
         "misreporting-clients": "a, b",
         "reported-loss-factor": factor,
         "reported-loss-bias": bias,
     }
+    settings = RunSettings.of(config)
     assert apply_reporting({"loss": mean, "r2": 0.5}, examples, "c", settings) == {"loss": mean, "r2": 0.5}
     for name in "ab":
         assert apply_reporting({"loss": mean}, examples, name, settings)["loss"] == mean * factor + bias
-    unchanged = settings | {"reported-loss-factor": 1.0, "reported-loss-bias": 0.0}
+    unchanged = RunSettings.of(config | {"reported-loss-factor": 1.0, "reported-loss-bias": 0.0})
     assert apply_reporting({"loss": mean}, examples, "a", unchanged)["loss"] == mean
 
 

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from fairbloom.client.training import EVALUATION_BATCH, batches, drawing_from, measure, train
 from fairbloom.client.work import LocalWork, client_work, global_work, personal_work
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Task
 
@@ -304,7 +305,7 @@ def test_what_dropout_draws_depends_on_nothing_else(change: dict[str, Any]) -> N
 
 
 def test_the_personal_model_draws_by_itself() -> None:
-    config, terms = run_config(), Terms(server_round=1, personal_lambda=1.0)
+    config, terms = RunSettings.of({}), Terms(server_round=1, personal_lambda=1.0)
     personal = client_work(personal_work(config, terms), config, terms, "client-0", personal=True)
     assert personal.draws != client_work(global_work(config, terms), config, terms, "client-0").draws
 

@@ -184,8 +184,8 @@ POOLED: dict[str, Any] = {"method": "fedavg", "pooled": True, "num_rounds": 4}
 @pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
 def test_pooled_clients_train_as_one_that_has_all_the_data(tmp_path: Path, engine: str) -> None:
     folder = run(tmp_path / "run", engine=engine, **POOLED)
-    settings = small("", **POOLED).run_config()
-    task, apart = load_task(settings), load_task({**settings, "pooled": False})
+    settings = small("", **POOLED)
+    task, apart = load_task(settings), load_task(settings.model_copy(update={"pooled": False}))
     everything = task.splits("client-0").train
     assert len(everything) == sum(len(apart.splits(client).train) for client in apart.clients)
     module = task.model()

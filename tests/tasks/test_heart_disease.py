@@ -251,5 +251,5 @@ def test_all_healthy_patients_of_switzerland_are_one() -> None:
     [(0, "switzerland", "switzerland"), (2, "ward-9", "switzerland"), (1, None, "hungarian")],
 )
 def test_a_device_that_has_a_hospitals_name_is_that_hospital(partition: int, name: str | None, client: str) -> None:
-    settings = Settings.of({"task": "heart-disease"}).run_config()
+    settings = Settings.of({"task": "heart-disease"})
     assert find_client_key(settings, load_task(settings), partition, name) == client
