@@ -37,14 +37,12 @@ class Honoured:
 
     def unmet(self, terms: Terms, *works: LocalWork) -> str:
         """Return the first thing that is asked for and is not honoured, as name = value; "" where all is."""
-        asked = {f"measure = {name}": row for name in terms.measure if (row := metric_row(name))}
-        asked_terms = {name: value for name, value in set_fields(terms).items() if name != "measure"}
-        found = [
-            *(f"{_key(name)} = {value}" for name, value in asked_terms.items() if name not in self.terms),
-            *(f"{_key(n)} = {v}" for work in works for n, v in set_fields(work).items() if n not in self.work),
-            *(words for words, row in asked.items() if row not in self.metrics),
-        ]
-        return found[0] if found else ""
+        fields = [(self.terms, terms), *((self.work, work) for work in works)]
+        settings = [(name, value, known) for known, of in fields for name, value in set_fields(of).items()]
+        unmet = [f"{name.replace('_', '-')} = {value}" for name, value, known in settings if name not in known]
+        rows = {name: metric_row(name) for name in terms.measure}
+        unmet += [f"measure = {name}" for name, row in rows.items() if row and row not in self.metrics]
+        return unmet[0] if unmet else ""
 
 
 def metric_row(name: str) -> str:
@@ -53,7 +51,3 @@ def metric_row(name: str) -> str:
         return name
     rows = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if each.requested and each.requests([name])]
     return rows[0] if rows else ""
-
-
-def _key(name: str) -> str:
-    return name.replace("_", "-")

@@ -174,7 +174,7 @@ class StackedClients(LocalClients):
         """Return whether there is a reason to compute clients one by one; each is logged once."""
         if why and why not in self._reasons:
             self._reasons.add(why)
-            log.warning("stacked clients are computed one by one where it is asked: %s", why)
+            log.warning("stacked clients are computed one after the other where this is asked: %s", why)
         return bool(why)
 
     # Parts ------------------------------------------------------------------------------------------------------------
