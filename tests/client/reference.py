@@ -40,6 +40,8 @@ def train_by_torch(
             for parameter, start in zip(trainable, received, strict=True):
                 if work.pull and parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - start, alpha=work.pull)
+            if work.gradient_clip:
+                torch.nn.utils.clip_grad_norm_(trainable, work.gradient_clip)
             optimizer.step()
     optimizer.zero_grad()
     return {}
