@@ -978,3 +978,18 @@ def test_her_own_names_of_metrics_come_through_to_the_round() -> None:
     finished: list[Round] = []
     FedAvg().start(InProcessGrid(app_of(), {}, 2), ArrayRecord(Point().state_dict()), 1, on_round=finished.append)
     assert {"eval_loss", "eval_acc"} <= set(finished[0].evaluations["client-0"])
+
+
+def test_a_users_config_asks_for_the_norm_of_updates_and_each_round_has_them() -> None:
+    rounds: list[Round] = []
+    start = Point()
+    FedAvg().start(
+        InProcessGrid(app_of(), {}, 2),
+        ArrayRecord(start.state_dict()),
+        1,
+        train_config=ConfigRecord({"measure": ["update-norm"]}),
+        on_round=rounds.append,
+    )
+    norms = {name: report["update-norm"] for name, report in rounds[0].train_metrics.items()}
+    expected = abs(steps(BATCHES))
+    assert norms == {"client-0": pytest.approx(expected), "client-1": pytest.approx(expected)}

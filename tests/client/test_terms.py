@@ -189,3 +189,14 @@ def test_a_round_that_is_run_again_starts_from_the_same_personal_model(tmp_path:
     for again in (where, context(config=config)):
         trained({**told, "server-round": 2}, again)
         assert personal(again, {**told, "server-round": 2}) == once
+
+
+def test_a_personal_models_gradient_is_clipped_too() -> None:
+    told = {"personal-lambda": 0.1, "personal-epochs": 1}
+    losses = []
+    for clip in (0.0, 1e-9):
+        where = context(config=run_config(gradient_clip=clip))
+        trained(told, where)
+        losses.append((personal(where, told)["loss-personal"], personal(where, told)["loss"]))
+    assert losses[0][0] < losses[0][1] - 1e-3
+    assert losses[1][0] == pytest.approx(losses[1][1], abs=1e-5)  # steps of a billionth lead nowhere
