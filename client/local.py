@@ -159,10 +159,7 @@ class LocalClient:
 
     def _measured(self, measurement: Measurement, terms: Terms) -> dict[str, float]:
         """Return what the model, as it is now, has by a measurement."""
-        examples = measurement.of(self.splits)
-        if examples is None:
-            return {}
-        return self.report(measurement, measure(self.model, self.task, examples), terms)
+        return self.report(measurement, measure(self.model, self.task, measurement.of(self.splits)), terms)
 
     def _work_done(self, work: LocalWork, received: StateDict) -> WorkDone:
         """Return the work that has made the model what it is now."""

@@ -1,7 +1,7 @@
 """What a client measures, in one table: each metric, by its name on the wire, of which model and on which examples."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +9,8 @@ from torch import Tensor
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Splits
+
+V = TypeVar("V")
 
 RECEIVED, TRAINED, PERSONAL = "received", "trained", "personal"
 """The models of a client: as it came, after local work, and the client's personal one."""
@@ -51,14 +53,15 @@ class Measurement(NamedTuple):
         """Return whether a client with these examples measures it on these terms."""
         if self.requested:
             return bool(self.requests(terms.measure))
-        return bool(self.of(splits)) and (self.model != PERSONAL or terms.personal_lambda is not None)
+        there: Examples | None = getattr(splits, self.examples)
+        return bool(there) and (self.model != PERSONAL or terms.personal_lambda is not None)
 
-    def of(self, splits: Splits) -> Examples | None:
-        """Return the examples that it is measured on, None where the client has none of these."""
-        examples: Examples | None = getattr(splits, self.examples)
+    def of(self, splits: Splits) -> Examples:
+        """Return the examples that it is measured on, where it applies."""
+        examples: Examples = getattr(splits, self.examples)
         return examples
 
-    def named(self, scores: Mapping[str, float]) -> dict[str, float]:
+    def named(self, scores: Mapping[str, V]) -> dict[str, V]:
         """Return loss and scores by their names on the wire."""
         return {self.pattern.format(name): value for name, value in scores.items()}
 

@@ -96,7 +96,7 @@ class Choice:
             return replace(self, workers=processors)
         return Choice("loop", f"{self.reason}; but this run has one processor core to itself")
 
-    def clients(self, method: Method, settings: RunSettings | Mapping[str, Any]) -> LocalClients:
+    def clients(self, method: Method, settings: Mapping[str, Any]) -> LocalClients:
         """Return the clients of a run, computed this way."""
         match self.engine:
             case "stacked":
