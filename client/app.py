@@ -42,7 +42,7 @@ app = ClientApp(mods=[packing])
 
 @contextmanager
 def redact_data_errors(context: Context) -> Iterator[None]:
-    """Let no error of a deployed client quote its data or places: the server is told words that were written for it."""
+    """Let no error of a deployed client quote its data or places: the server gets words that were written for it."""
     try:
         yield
     except Exception as error:
@@ -60,10 +60,10 @@ def query(message: Message, context: Context) -> Message:
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     check_protocol(config)
     with redact_data_errors(context):
-        name, told = describe_data(*_who(context))
-    answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(told["examples"]), wire.HONOURS: HONOURED.keys})
+        name, about = describe_data(*_who(context))
+    answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(about["examples"]), wire.HONOURS: HONOURED.keys})
     if config.get(wire.ABOUT):
-        answer[wire.ABOUT] = json.dumps(told)
+        answer[wire.ABOUT] = json.dumps(about)
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
 
 
@@ -96,7 +96,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @lru_cache(maxsize=1)
 def begin_run(run_id: int) -> None:
-    """Load a user's own task anew for the first message of another run: its files may have changed since the last."""
+    """Load a user's own task again for the first message of another run: its files may have changed since the last."""
     forget_own_tasks()
 
 

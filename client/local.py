@@ -185,7 +185,7 @@ class LocalClient:
 def describe_data(
     settings: RunSettings | Mapping[str, Any], partition: object, name: str | None = None
 ) -> tuple[str, dict[str, Any]]:
-    """Return a client's name, and what it tells of its data: `examples`, and what is to be agreed.
+    """Return a client's name, and what it says about its data: `examples`, and what is to be agreed.
 
     Raises
     ------
@@ -195,8 +195,8 @@ def describe_data(
     settings = RunSettings.of(settings)
     task = load_task(settings)
     key = find_client_key(settings, task, partition, name)
-    told = {"examples": len(task.splits(key).train)} if task.about is None else dict(task.about(key))
-    return name or key, told
+    about = {"examples": len(task.splits(key).train)} if task.about is None else dict(task.about(key))
+    return name or key, about
 
 
 def find_client_key(settings: RunSettings, task: Task, partition: object, name: str | None) -> str:
@@ -222,8 +222,8 @@ def find_client_key(settings: RunSettings, task: Task, partition: object, name: 
         raise ReportableError(
             f"data-dir = {settings.data_dir!r} holds the data of {', '.join(task.clients)}: say which are this "
             "client's, by name in its client.toml, or leave those alone in the folder",
-            f"its data-dir holds the data of {len(task.clients)} clients, and none is called as this one: say whose "
-            "they are by name in its client.toml, or leave its own alone in the folder",
+            f"its data-dir holds the data of {len(task.clients)} clients, and none is called as this one: name the one "
+            "that it is in its client.toml, or leave its own data alone in the folder",
         )
     raise ReportableError(
         f"partition-id = {partition!r} in the node config: with clients = {len(task.clients)} it must be an "
@@ -245,5 +245,5 @@ def _load_for_device(task: Task, name: str) -> tuple[Task, torch.nn.Module]:
     there, model = task.to(device), task.model().to(device)
     try:
         return there, with_channels_last(model, there.splits(there.clients[0]).train)
-    except FairbloomError:  # that client's data cannot be used, of which it is told itself
+    except FairbloomError:  # that client's data cannot be used, which its own reply says
         return there, model

@@ -31,7 +31,7 @@ from .dispatch.processes import can_fork
 from .dispatch.workers import WorkerClients
 from .loop import LoopClients
 from .stacked.clients import HONOURED, StackedClients
-from .stacked.programs import UnstackableError, program_of
+from .stacked.programs import UnstackableError, make_program
 
 FLOPS = 1.5e11
 """Floating-point operations that one processor core makes in a second; an estimate is enough."""
@@ -143,12 +143,12 @@ class Effort:
     @classmethod
     def of(cls, settings: RunSettings, task: Task, model: nn.Module, cohort: int) -> "Effort":
         """Return the effort of a round."""
-        examples = some_examples(task)
+        examples = sample_examples(task)
         work = global_work(settings, Terms(server_round=1))
         counts = [len(each) for each in examples]
         batch = batch_of(round(mean(counts)), work)
         steps = [work.steps or work.epochs * math.ceil(count / batch) for count in counts]
-        flops, outputs = forward(model, examples[0])
+        flops, outputs = count_forward(model, examples[0])
         parameters = sum(parameter.nbytes for parameter in model.parameters())
         calls = STEP + CALL * sum(1 for module in model.modules() if not list(module.children()))
         return cls(
@@ -220,7 +220,7 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
         why = f"the model {type(model).__name__} could not be tried ({type(error).__name__}: {error})"
         return Choice("ray", why, workers=0) if settings.engine == "ray" else Choice("loop", why)
     if settings.engine == "ray":
-        why_not = convolutional(model) or unstackable(settings, task, model)
+        why_not = why_slow_side_by_side(model) or why_unstackable(settings, task, model)
         return Choice(
             "ray",
             f"it was asked for; {why_not or 'its workers stack their clients'}",
@@ -228,18 +228,18 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
             block=0 if why_not else effort.block,
         )
     if settings.engine == "stacked":
-        if why_not := unstackable(settings, task, model):
+        if why_not := why_unstackable(settings, task, model):
             return Choice("loop", f"stacked was asked for, but {why_not}")
         return Choice("stacked", "it was asked for", block=effort.block)
     if device.type != "cpu":
-        if (why_not := unstackable(settings, task, model)) or cohort == 1:
+        if (why_not := why_unstackable(settings, task, model)) or cohort == 1:
             return Choice("loop", f"clients on {device} cannot be stacked: {why_not or 'a round has one'}")
-        return Choice("stacked", f"clients on {device} are fastest side by side", block=on_device(device, effort))
-    why_not = convolutional(model) or unstackable(settings, task, model)
-    return fastest(effort, why_not, min(processors, cohort) if can_fork() else 1)
+        return Choice("stacked", f"clients on {device} are fastest side by side", block=block_on_device(device, effort))
+    why_not = why_slow_side_by_side(model) or why_unstackable(settings, task, model)
+    return choose_fastest(effort, why_not, min(processors, cohort) if can_fork() else 1)
 
 
-def fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choice:
+def choose_fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choice:
     """Return the engine that the estimate says is the fastest on the processor."""
     parts = (
         f"of a step, {1e3 * effort.arithmetic:.2g} ms are arithmetic, {1e3 * effort.update:.2g} ms the update and "
@@ -253,26 +253,26 @@ def fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choice:
     return Choice("loop", f"{because}; one process is enough for that")
 
 
-def unstackable(settings: RunSettings, task: Task, model: nn.Module) -> str:
+def why_unstackable(settings: RunSettings, task: Task, model: nn.Module) -> str:
     """Return why clients cannot be stacked, "" where they can."""
     terms = Terms(server_round=1)
     if unmet := HONOURED.unmet(terms, global_work(settings, terms), personal_work(settings, terms)):
         return f"stacked clients do not honour {unmet}"
     try:
-        program_of(model, task, some_examples(task)[0])
+        make_program(model, task, sample_examples(task)[0])
     except UnstackableError as reason:
         return f"the model {type(model).__name__} cannot be stacked: {reason}"
     return ""
 
 
-def convolutional(model: nn.Module) -> str:
+def why_slow_side_by_side(model: nn.Module) -> str:
     """Return why stacking a model that can be stacked is slow on the processor, "" where it is not."""
     if any(isinstance(module, _ConvNd | nn.RNNBase) for module in model.modules()):
         return "stacked convolutions and recurrent layers are slow on the processor"
     return ""
 
 
-def some_examples(task: Task) -> list[Examples]:
+def sample_examples(task: Task) -> list[Examples]:
     """Return the training examples of a few clients; those whose data cannot be used are left out.
 
     Raises
@@ -294,7 +294,7 @@ def some_examples(task: Task) -> list[Examples]:
     return found
 
 
-def forward(model: nn.Module, examples: Examples) -> tuple[float, int]:
+def count_forward(model: nn.Module, examples: Examples) -> tuple[float, int]:
     """Return the floating-point operations of one example's way through a model, and the bytes of all that comes out.
 
     Counted are linear and convolutional layers, or else two operations a parameter. The bytes are those of every
@@ -321,7 +321,7 @@ def forward(model: nn.Module, examples: Examples) -> tuple[float, int]:
     return float(max(operations, 2 * sum(parameter.numel() for parameter in model.parameters()))), kept
 
 
-def on_device(device: torch.device, effort: Effort) -> int:
+def block_on_device(device: torch.device, effort: Effort) -> int:
     """Return how many clients fit at once into half of what a graphics card has free, else as on the processor."""
     if device.type != "cuda":
         return effort.block

@@ -31,7 +31,7 @@ MOST_NAMES = 20
 
 
 class Reply(NamedTuple):
-    """What a client replies whose model an engine has written into the matrix of updates.
+    """What a client replies, the model of which an engine has written into the matrix of updates.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Reply(NamedTuple):
 class LocalClients(ABC):
     """All clients of a run, computed on this machine; each engine says how, by `train` and `evaluate`.
 
-    A client that raises is one whose reply is refused, with its error as the reason.
+    The reply of a client that raises is refused, with its error as the reason.
 
     Parameters
     ----------
@@ -96,16 +96,16 @@ class LocalClients(ABC):
         return self._names
 
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
-        """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
-        told: dict[str, Mapping[str, Any]] = {}
+        """Ask these clients what is to be agreed about their data; return what each answers, and why some cannot."""
+        described: dict[str, Mapping[str, Any]] = {}
         reasons: dict[str, str] = {}
         places = {name: place for place, name in enumerate(load_task(self.settings).clients)}
         for name in names:
             try:
-                _, told[name] = describe_data(self.settings, places[name])
+                _, described[name] = describe_data(self.settings, places[name])
             except FairbloomError as error:
                 reasons[name] = str(error)
-        return told, reasons
+        return described, reasons
 
     def keep(self, since: int) -> None:
         """Store the personal models, before the run's checkpoint is written; the run may go back to round `since`."""
@@ -166,8 +166,8 @@ class LocalClients(ABC):
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
         """Take in the replies, by client in the order of names and rows; what cannot be used is refused."""
         method = self.method
-        told = {name: reply.metrics for name, reply in replies.items()}
-        reports, reasons = usable_reports(told, method.weighted_by_key, method.needs)
+        metrics = {name: reply.metrics for name, reply in replies.items()}
+        reports, reasons = usable_reports(metrics, method.weighted_by_key, method.needs)
         for name, reason in reasons.items():
             trained.refused.add(name, reason)
         kept = [replies[name] for name in reports]
@@ -204,12 +204,12 @@ class LocalClients(ABC):
                 refused.add(name, failure_reason(error))
         return self.evaluated(reports, refused)
 
-    def evaluated(self, told: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
+    def evaluated(self, reports: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
         """Return what clients measured, in the order of names, as far as it can be used; the others are refused."""
-        reports, reasons = usable_evaluations(told, self.method.weighted_by_key)
+        usable, reasons = usable_evaluations(reports, self.method.weighted_by_key)
         for name, reason in reasons.items():
             refused.add(name, reason)
-        return Replies(metrics=reports, refused=refused)
+        return Replies(metrics=usable, refused=refused)
 
     def on_device(self, model: Model) -> StateDict:
         """Return a copy of a model as tensors on the device."""
@@ -229,7 +229,7 @@ def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
 
 
 def failure_reason(error: Exception) -> str:
-    """Return what is told of a client's failure; of what nobody has foreseen, the file and line too."""
+    """Return why a client failed, as its server reads it; of what nobody has foreseen, the file and line too."""
     if isinstance(error, ValueError):
         return str(error)
     *_, last = traceback.extract_tb(error.__traceback__)

@@ -149,8 +149,8 @@ class FairClientApp(ClientApp, Generic[P, R]):
         if terms.personal_lambda is not None:
             model = personal.before(terms.server_round + 1)
             with client.drawing():
-                own = metrics if model is None else metrics_of(handler(_with(message, model), context))
-            scores = {name: value for name, value in own.items() if name != wire.NUM_EXAMPLES}
+                of_model = metrics if model is None else metrics_of(handler(_with(message, model), context))
+            scores = {name: value for name, value in of_model.items() if name != wire.NUM_EXAMPLES}
             metrics.update(OF_PERSONAL.named(scores))
         if ON_TRAINING.requests(terms.measure):
             session = self._session(client, terms, personal, measure_only=True)
@@ -268,8 +268,8 @@ def metrics_of(reply: Message) -> MetricRecord:
 
 def personal_models(context: Context) -> PersonalModels:
     """Return a client's personal models: the last one in its context, others in its folder if there is one."""
-    own = {key: context.node_config[key] for key in ("state-dir",) if key in context.node_config}
-    return PersonalModels(folder_of({**context.run_config, **own}, name_of(context)), last_personal(context))
+    place = {key: context.node_config[key] for key in ("state-dir",) if key in context.node_config}
+    return PersonalModels(folder_of({**context.run_config, **place}, name_of(context)), last_personal(context))
 
 
 @contextmanager

@@ -40,9 +40,9 @@ from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import Examples, Task
 
 from ..clients import LocalClients, Reply, failure_reason, store_reply
-from .blocks import Member, Step, all_of, blocks, repeated, steps_of, takes_all
-from .programs import Moved, Program, UnstackableError, program_of
-from .together import Measures, in_passes, losses_of, measured, scored
+from .blocks import Member, Step, divide_into_blocks, full_batch, minibatches, repeat_step, takes_all
+from .programs import Program, StepArrays, UnstackableError, make_program
+from .together import Measures, losses_of, measure_clients, score_clients, split_into_passes
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -84,8 +84,8 @@ class Rows:
 
     def model(self, row: int) -> StateDict:
         """Return the model of a row; what is not trained is as it was received."""
-        own = {name: array[row] for name, array in zip(self._layout.trainable, self.arrays, strict=True)}
-        return self._received | own
+        trained = {name: array[row] for name, array in zip(self._layout.trainable, self.arrays, strict=True)}
+        return self._received | trained
 
     def work_done(self, row: int, work: LocalWork) -> WorkDone:
         """Return the work that has made the model of a row what it is now."""
@@ -182,15 +182,15 @@ class StackedClients(LocalClients):
     def program(self, task: Task, model: nn.Module, examples: Examples) -> Program:
         """Return how the model is computed for many clients."""
         if self._known is None or self._known[0] is not model:
-            self._known = model, program_of(model, task, examples)
+            self._known = model, make_program(model, task, examples)
         return self._known[1]
 
     def steps(self, block: Sequence[Member], work: LocalWork, terms: Terms, *, personal: bool) -> Iterable[Step]:
         """Return the steps of a block."""
         if takes_all(block):
-            return repeated(self._full_batch(block), block)
+            return repeat_step(self._full_batch(block), block)
         number = terms.server_round
-        return steps_of(block, work, lambda m: batch_order(self.settings, number, m.local.key, personal=personal))
+        return minibatches(block, work, lambda m: batch_order(self.settings, number, m.local.key, personal=personal))
 
     def _full_batch(self, block: Sequence[Member]) -> Step:
         """Return the step that takes all examples; small ones are remembered, since the next rounds take them too."""
@@ -198,7 +198,7 @@ class StackedClients(LocalClients):
         if names in self._full:
             self._full.move_to_end(names)
             return self._full[names]
-        step = all_of([member.examples for member in block])
+        step = full_batch([member.examples for member in block])
         self._full[names] = step
         while sum(each.nbytes for each in self._full.values()) > REMEMBERED_BYTES:
             self._full.popitem(last=False)
@@ -229,7 +229,7 @@ class StackedClients(LocalClients):
         refused: Refusals,
     ) -> None:
         """Do something with blocks of clients; in halves where memory does not suffice, one by one where one fails."""
-        for block in blocks(members, self._block):
+        for block in divide_into_blocks(members, self._block):
             try:
                 together(block)
             except UnstackableError:
@@ -275,7 +275,7 @@ class StackedClients(LocalClients):
                 before = terms.server_round + 1
                 found = [self._measure_personal(each, measurement, received, before) for each in some]
             else:
-                found = measured(model, task, [measurement.of(each.splits) for each in some])
+                found = measure_clients(model, task, [measurement.of(each.splits) for each in some])
             for local, scores in zip(some, found, strict=True):
                 reports[local.name] |= local.report(measurement, scores, terms_of[local.name])
         return reports
@@ -324,9 +324,9 @@ class _Training:
                 self._note(scores, block, BEFORE, [{wire.LOSS: loss} for loss in first.tolist()])
             else:
                 model.load_state_dict(self._received)
-                self._note(scores, block, BEFORE, measured(model, task, parts))
+                self._note(scores, block, BEFORE, measure_clients(model, task, parts))
         if AFTER.requests(terms.measure):
-            self._note(scores, block, AFTER, measured_apart(program, task, rows, parts))
+            self._note(scores, block, AFTER, measure_trained(program, task, rows, parts))
         places = [member.place for member in block]
         rows.write(trained.updates.matrix, places)
         if trained.snapshots is not None:
@@ -341,8 +341,8 @@ class _Training:
         self, scores: Sequence[Metrics], block: Sequence[Member], which: Measurement, found: Sequence[Measures]
     ) -> None:
         """Add what was measured on the training examples to the scores of the clients, as these report it."""
-        for own, member, measures in zip(scores, block, found, strict=True):
-            own.update(member.local.report(which, measures, self._terms))
+        for noted, member, measures in zip(scores, block, found, strict=True):
+            noted.update(member.local.report(which, measures, self._terms))
 
     def alone(self, member: Member) -> None:
         """Train the global model on one client, as it would by itself."""
@@ -382,7 +382,7 @@ def train_together(
     take = program.step_of(work)
     for number, step in enumerate(steps, start=1):
         weights, moving = ([array[: step.shape[0]] for array in arrays] for arrays in (rows.arrays, velocity))
-        losses = take(Moved(weights, moving, anchor), step.inputs, partial(summed, task, step, work))
+        losses = take(StepArrays(weights, moving, anchor), step.inputs, partial(minimised_loss, task, step, work))
         if first is None:
             first = step.means(losses.double())
         if number == work.snapshot_step:
@@ -390,21 +390,21 @@ def train_together(
     return halfway, first
 
 
-def summed(task: Task, step: Step, work: LocalWork, outputs: Tensor) -> tuple[Tensor, Tensor]:
+def minimised_loss(task: Task, step: Step, work: LocalWork, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss of each example of a step, shape (k, b), and the sum of what its clients minimise."""
     losses = losses_of(task, outputs.flatten(0, 1), step.targets.flatten(0, 1)).view(step.shape)
     return losses, work.transform(step.means(losses)).sum()
 
 
 @torch.no_grad()
-def measured_apart(program: Program, task: Task, rows: Rows, parts: Sequence[Examples]) -> list[Measures]:
+def measure_trained(program: Program, task: Task, rows: Rows, parts: Sequence[Examples]) -> list[Measures]:
     """Return what is measured of each client's own model on its examples."""
     found: list[Measures] = []
-    for some in in_passes(parts):
-        step = all_of(some)
+    for some in split_into_passes(parts):
+        step = full_batch(some)
         weights = [array[len(found) : len(found) + len(some)] for array in rows.arrays]
         outputs = program(weights, step.inputs)
         counts = [len(part) for part in some]
         real = torch.arange(step.shape[1], device=outputs.device) < torch.tensor(counts, device=outputs.device)[:, None]
-        found += scored(task, outputs[real], step.targets[real], counts)
+        found += score_clients(task, outputs[real], step.targets[real], counts)
     return found

@@ -40,7 +40,7 @@ Summed = Callable[[Tensor], tuple[Tensor, Tensor]]
 """(outputs, shape (k, b, …)) → the loss of each example, shape (k, b), and the sum of what clients minimise."""
 
 
-class Moved(NamedTuple):
+class StepArrays(NamedTuple):
     """The arrays that a step of k clients changes, in the model's order.
 
     Attributes
@@ -58,7 +58,7 @@ class Moved(NamedTuple):
     anchor: Sequence[Tensor]
 
 
-TakeStep = Callable[[Moved, Tensor, Summed], Tensor]
+TakeStep = Callable[[StepArrays, Tensor, Summed], Tensor]
 """(what the step changes and is pulled to, inputs of shape (k, b, …), what is minimised) → the losses, shape (k, b)."""
 
 
@@ -92,13 +92,13 @@ class Mapped:
         return partial(step_by_autograd, self, work)
 
 
-def step_by_autograd(program: "Program", work: LocalWork, moved: Moved, inputs: Tensor, summed: Summed) -> Tensor:
+def step_by_autograd(program: "Program", work: LocalWork, arrays: StepArrays, inputs: Tensor, summed: Summed) -> Tensor:
     """Take a step of SGD in place, whatever the work; return the losses, shape (k, b)."""
-    leaves = [weight.detach().requires_grad_() for weight in moved.weights]
+    leaves = [weight.detach().requires_grad_() for weight in arrays.weights]
     losses, total = summed(program(leaves, inputs))
     gradients = gradients_of(total, leaves)
     with torch.no_grad():
-        descend(leaves, gradients, moved.anchor, moved.velocity, work, stacked=True)
+        descend(leaves, gradients, arrays.anchor, arrays.velocity, work, stacked=True)
     return losses.detach()
 
 
@@ -125,8 +125,8 @@ class Chain:
             partial(self._step, work) if step_fields(work) <= ADDED_AT_ONCE else partial(step_by_autograd, self, work)
         )
 
-    def _step(self, work: LocalWork, moved: Moved, inputs: Tensor, summed: Summed) -> Tensor:
-        met, left, x = list[tuple[Tensor, Tensor]](), iter(moved.weights), inputs
+    def _step(self, work: LocalWork, arrays: StepArrays, inputs: Tensor, summed: Summed) -> Tensor:
+        met, left, x = list[tuple[Tensor, Tensor]](), iter(arrays.weights), inputs
         for layer in self._layers:  # what went into each layer, and what came out of it
             before = x.detach()
             if isinstance(layer, nn.Linear):
@@ -138,24 +138,24 @@ class Chain:
         losses, total = summed(outputs)
         (slope,) = torch.autograd.grad(total, outputs)
         with torch.no_grad():
-            self._back(moved, met, slope, work)
+            self._back(arrays, met, slope, work)
         return losses.detach()
 
-    def _back(self, moved: Moved, met: Sequence[tuple[Tensor, Tensor]], slope: Tensor, work: LocalWork) -> None:
+    def _back(self, arrays: StepArrays, met: Sequence[tuple[Tensor, Tensor]], slope: Tensor, work: LocalWork) -> None:
         """Go back through the layers: change the weights of each once the slope has passed it."""
-        place = len(moved.weights)
+        place = len(arrays.weights)
         for layer, (before, after) in zip(reversed(self._layers), reversed(met), strict=True):
             if not isinstance(layer, nn.Linear):
                 (slope,) = torch.autograd.grad(after, before, slope)
                 continue
             place -= 1 if layer.bias is None else 2
-            following = torch.bmm(slope, moved.weights[place]) if place else slope
+            following = torch.bmm(slope, arrays.weights[place]) if place else slope
             moves: list[_Product | _Sum] = [_Product(slope, before)]
             if layer.bias is not None:
                 moves.append(_Sum(slope))
             for array, gradient in enumerate(moves, start=place):
                 of_one = slice(array, array + 1)
-                _move(moved.weights[array], moved.velocity[of_one], moved.anchor[of_one], gradient, work)
+                _move(arrays.weights[array], arrays.velocity[of_one], arrays.anchor[of_one], gradient, work)
             if not place:
                 return
             slope = following
@@ -212,7 +212,7 @@ def _other(layer: nn.Module, inputs: Tensor) -> Tensor:
     return outputs
 
 
-def program_of(model: nn.Module, task: Task, examples: Examples) -> Program:
+def make_program(model: nn.Module, task: Task, examples: Examples) -> Program:
     """Return how a model is computed for many clients.
 
     Parameters
@@ -230,7 +230,7 @@ def program_of(model: nn.Module, task: Task, examples: Examples) -> Program:
         When the model, or the loss, cannot be computed for many clients at once.
     """
     _check_parameters(model)
-    layers = _chained(model)
+    layers = _chain_layers(model)
     program = Mapped(model, [name for name, _ in model.named_parameters()]) if layers is None else Chain(layers)
     buffers = {buffer: buffer.clone() for buffer in model.buffers()}
     try:
@@ -264,10 +264,10 @@ def _check_parameters(model: nn.Module) -> None:
         raise UnstackableError("its parameters have several dtypes")
 
 
-def _chained(model: nn.Module) -> list[nn.Module] | None:
+def _chain_layers(model: nn.Module) -> list[nn.Module] | None:
     """Return the layers of a chain of linear layers and activations, None where a model is something else."""
     if type(model) is nn.Sequential:
-        parts = [_chained(child) for child in model]
+        parts = [_chain_layers(child) for child in model]
         return None if None in parts else [layer for part in parts for layer in part or ()]
     flat = type(model) is nn.Flatten and model.start_dim == 1 and model.end_dim == -1
     # A module's own class may be a subclass that does something else, and hooks may change what it does.
