@@ -1,7 +1,7 @@
 """One client: its data, its model and its work on a server's terms. It knows neither Flower nor messages."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from typing import Any
 
@@ -15,7 +15,18 @@ from fairbloom.tasks import Splits, Task, find_task, load_task
 
 from .device import choose_device
 from .honoured import Honoured
-from .metrics import AFTER, BEFORE, OF_EVALUATION, PERSONAL, TRAIN, Measurement, WorkDone, requested_metrics
+from .metrics import (
+    AFTER,
+    BEFORE,
+    OF_EVALUATION,
+    OF_TRAINING,
+    OF_WORK,
+    PERSONAL,
+    TRAIN,
+    Measurement,
+    WorkDone,
+    requested_metrics,
+)
 from .personal import PersonalModels, StateDict, folder_of
 from .reporting import apply_reporting
 from .training import measure, train, with_channels_last
@@ -24,18 +35,15 @@ from .work import LocalWork, client_work, global_work, personal_work
 Metrics = dict[str, int | float]
 
 HONOURED = Honoured(
-    work=frozenset(
-        {"epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "gradient_clip", "pull", "steps"}
-        | {"snapshot_step", "time_budget", "transform", "random", "draws"}
-    ),
+    work=frozenset(each.name for each in fields(LocalWork)),
     terms=frozenset(
         {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
         | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
         | {"propfair_epsilon", "agreed", "others"}
     ),
-    metrics=frozenset({"{}-before", "{}-after", "train-{}", "learning-rate", "update-norm"}),
+    metrics=frozenset(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)) | set(OF_WORK),
 )
-"""What a LocalClient honours, and by it all who let one client work after the other."""
+"""What a LocalClient honours, and by it all who let one client work after the other: it is what the fields mean."""
 
 
 @dataclass(frozen=True)

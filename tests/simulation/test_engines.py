@@ -96,6 +96,12 @@ def test_a_model_that_cannot_be_stacked_falls_back_and_the_record_says_why(tmp_p
     assert "draws, as dropout does" in about["reason"]
 
 
+def test_work_that_cannot_be_stacked_falls_back_and_the_record_names_the_setting(tmp_path: Path) -> None:
+    about = recorded(run(tmp_path / "run", engine="stacked", time_budget=60.0, num_rounds=1))
+    assert about["engine"] == "loop"
+    assert "time-budget = 60.0" in about["reason"]
+
+
 def test_a_run_that_continues_keeps_the_engine_that_it_was_begun_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
