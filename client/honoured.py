@@ -42,11 +42,13 @@ class Honoured:
         unmet = [f"{name.replace('_', '-')} = {value}" for name, value, known in settings if name not in known]
         rows = {name: metric_row(name) for name in terms.measure}
         unmet += [f"measure = {name}" for name, row in rows.items() if row and row not in self.metrics]
+        always = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if not each.requested]
+        unmet += [f"the measurement {pattern}" for pattern in always if pattern not in self.metrics]
         return unmet[0] if unmet else ""
 
 
 def metric_row(name: str) -> str:
-    """Return the row of the table that a metric is in, as `Honoured.metrics` has it; "" where no client measures it."""
+    """Return the row of the table that a metric which terms ask for is in, "" where no client measures it on request."""
     if name in OF_WORK:
         return name
     rows = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if each.requested and each.requests([name])]

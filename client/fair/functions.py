@@ -33,7 +33,9 @@ HONOURED = Honoured(
         | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
         | {"propfair_epsilon", "agreed", "others"}
     ),
-    metrics=frozenset({"{}-before", "{}-after", "train-{}", "learning-rate", "update-norm"}),
+    metrics=frozenset(
+        {"{}-before", "{}-after", "learning-rate", "update-norm", "{}", "train-{}", "{}-validation", "{}-personal"}
+    ),
 )
 """What is made of a user's functions; the local work itself is hers. What else is asked is an error that names it."""
 

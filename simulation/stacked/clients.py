@@ -56,7 +56,9 @@ HONOURED = Honoured(
         | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
         | {"propfair_epsilon", "agreed", "others"}
     ),
-    metrics=frozenset({"{}-before", "{}-after", "train-{}", "learning-rate", "update-norm"}),
+    metrics=frozenset(
+        {"{}-before", "{}-after", "learning-rate", "update-norm", "{}", "train-{}", "{}-validation", "{}-personal"}
+    ),
 )
 """What is honoured side by side: no time budget, which is each client's, and nothing that a model draws."""
 
