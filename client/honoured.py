@@ -48,7 +48,7 @@ class Honoured:
 
 
 def metric_row(name: str) -> str:
-    """Return the row of the table that a metric which terms ask for is in, "" where no client measures it on request."""
+    """Return the row of the table of a metric that terms ask for, "" where no client measures it on request."""
     if name in OF_WORK:
         return name
     rows = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if each.requested and each.requests([name])]
