@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Mark, marked
-from fairbloom.protocol.terms import WORK, Terms
+from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
 from fairbloom.tasks import find_task, forget_own_tasks
 
@@ -42,8 +42,8 @@ app = ClientApp(mods=[packing])
 
 
 @contextmanager
-def discreet(context: Context) -> Iterator[None]:
-    """Let no error of a deployed client quote its data or places: the server is told words that were written for it."""
+def redact_data_errors(context: Context) -> Iterator[None]:
+    """Let no error of a deployed client quote its data or places: the server gets words that were written for it."""
     try:
         yield
     except Exception as error:
@@ -56,46 +56,48 @@ def discreet(context: Context) -> Iterator[None]:
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Say who this is, how many training examples it has, and that it honours all terms."""
-    from .local import about
+    from .local import HONOURED, describe_data
 
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     check_protocol(config)
-    with discreet(context):
-        name, told = about(*_who(context))
-    answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(told["examples"]), wire.HONOURS: list(WORK)})
+    with redact_data_errors(context):
+        name, about = describe_data(*_who(context))
+    answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(about["examples"]), wire.HONOURS: HONOURED.keys})
     if config.get(wire.ABOUT):
-        answer[wire.ABOUT] = json.dumps(told)
+        answer[wire.ABOUT] = json.dumps(about)
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the received model on the local training set; reply with it and the metrics that were asked for."""
-    with discreet(context):
+    from .local import HONOURED
+
+    with redact_data_errors(context):
         terms = _terms(message)
-        local = local_of(context, terms.agreed)
+        local = client_of(context, terms.agreed)
         update = local.train(_model(message), terms)
         keep_personal(context, local.personal.last)
     content = RecordDict({wire.ARRAYS: _record(update.arrays), wire.METRICS: MetricRecord({**update.metrics})})
     if update.snapshot:
         content[wire.SNAPSHOT] = _record(update.snapshot)
     if terms.work:
-        content[wire.CLIENT] = ConfigRecord({wire.HONOURS: list(WORK)})
+        content[wire.CLIENT] = ConfigRecord({wire.HONOURS: HONOURED.keys})
     return Message(content, reply_to=message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Measure the received model on the local test set, and on the training set where that is asked for."""
-    with discreet(context):
+    with redact_data_errors(context):
         terms = _terms(message)
-        metrics = local_of(context, terms.agreed).evaluate(_model(message), terms)
+        metrics = client_of(context, terms.agreed).evaluate(_model(message), terms)
     return Message(RecordDict({wire.METRICS: MetricRecord({**metrics})}), reply_to=message)
 
 
 @lru_cache(maxsize=1)
 def begin_run(run_id: int) -> None:
-    """Load a user's own task anew for the first message of another run: its files may have changed since the last."""
+    """Load a user's own task again for the first message of another run: its files may have changed since the last."""
     forget_own_tasks()
 
 
@@ -108,7 +110,7 @@ def is_deployed(context: Context) -> bool:
     return "num-partitions" not in node or any(node.get(key) for key in PLACES)
 
 
-def local_of(context: Context, agreed: str = "") -> LocalClient:
+def client_of(context: Context, agreed: str = "") -> LocalClient:
     """Return the client of a context, in a run whose clients have agreed on something about their data.
 
     Raises

@@ -5,7 +5,7 @@ import torch
 from fairbloom.errors import ReportableError
 
 
-def choose(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
     """Return the device `name`; for "auto" the best that this machine has: CUDA, then MPS, then the CPU.
 
     Raises

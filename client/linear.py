@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,21 +10,21 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom.tasks import Task
 
-from .objectives import unchanged
+from .work import LocalWork, step_fields
 
-if TYPE_CHECKING:
-    from .training import LocalWork
+HONOURED = frozenset({"learning_rate", "momentum", "weight_decay", "pull"})
+"""The fields of local work that it knows for a step; with others, autograd takes it."""
 
 Step = Callable[[Tensor, Tensor], None]
 """(inputs, targets) of a batch: takes a step of SGD on their mean loss, in place."""
 
 
 def linear_step(
-    model: nn.Module, task: Task, work: "LocalWork", received: list[Tensor], velocity: list[Tensor]
+    model: nn.Module, task: Task, work: LocalWork, received: list[Tensor], velocity: list[Tensor]
 ) -> Step | None:
-    """Return a step of multinomial logistic regression; None for any other model or loss.
+    """Return a step of multinomial logistic regression; None for any other model, loss or work.
 
-    The numbers are those of autograd and `training.descend`, up to rounding.
+    The numbers are those of autograd and `fairbloom.client.work.descend`, up to rounding.
 
     Parameters
     ----------
@@ -36,9 +35,11 @@ def linear_step(
     velocity
         Those of weight and bias, where there is momentum; changed in place.
     """
+    if not step_fields(work) <= HONOURED:
+        return None
     layer = _layer_of(model)
     loss = inspect.unwrap(task.loss)  # a user's own loss is checked by a function around it
-    if layer is None or not isinstance(loss, partial) or work.transform is not unchanged:
+    if layer is None or not isinstance(loss, partial):
         return None
     if loss.func is not cross_entropy or loss.args or loss.keywords != {"reduction": "none"}:
         return None

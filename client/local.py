@@ -1,24 +1,49 @@
 """One client: its data, its model and its work on a server's terms. It knows neither Flower nor messages."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, fields
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.settings import complete
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Splits, Task, find_task, load_task
 
-from .device import choose
+from .device import choose_device
+from .honoured import Honoured
+from .metrics import (
+    AFTER,
+    BEFORE,
+    OF_EVALUATION,
+    OF_TRAINING,
+    OF_WORK,
+    PERSONAL,
+    TRAIN,
+    Measurement,
+    WorkDone,
+    requested_metrics,
+)
 from .personal import PersonalModels, StateDict, folder_of
-from .reporting import reported
-from .training import global_work, measure, of_client, personal_work, train, with_channels_last
+from .reporting import apply_reporting
+from .training import measure, train, with_channels_last
+from .work import LocalWork, client_work, global_work, personal_work
 
 Metrics = dict[str, int | float]
+
+HONOURED = Honoured(
+    work=frozenset(each.name for each in fields(LocalWork)),
+    terms=frozenset(
+        {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
+        | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
+        | {"propfair_epsilon", "agreed", "others"}
+    ),
+    metrics=frozenset(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)) | set(OF_WORK),
+)
+"""What a LocalClient honours, and by it all who let one client work after the other: it is what the fields mean."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +76,7 @@ class LocalClient:
     key
         The task's name of its partition, from which its random streams are drawn.
     settings
-        The run config.
+        Of the run.
     task, splits
         The task, and this client's examples, on the device.
     model
@@ -62,7 +87,7 @@ class LocalClient:
 
     name: str
     key: str
-    settings: Mapping[str, Any]
+    settings: RunSettings
     task: Task
     splits: Splits
     model: torch.nn.Module
@@ -71,7 +96,7 @@ class LocalClient:
     @classmethod
     def of(
         cls,
-        settings: Mapping[str, Any],
+        settings: RunSettings | Mapping[str, Any],
         partition: object,
         name: str | None = None,
         last: tuple[int, StateDict] | None = None,
@@ -81,7 +106,7 @@ class LocalClient:
         Parameters
         ----------
         settings
-            The run config.
+            Of the run, or its run config.
         partition
             Its place among the task's clients, from 0.
         name
@@ -94,10 +119,10 @@ class LocalClient:
         FairbloomError
             When there is no such partition, or the task cannot be loaded.
         """
-        settings = complete(settings)
-        task, model = loaded(settings)
-        key = part_of(settings, task, partition, name)
-        personal = PersonalModels(folder_of(settings, key), last)
+        folder, settings = partial(folder_of, settings), RunSettings.of(settings)
+        task, model = load_task_and_model(settings)
+        key = find_client_key(settings, task, partition, name)
+        personal = PersonalModels(folder(key), last)
         return cls(name or key, key, settings, task, task.splits(key), model, personal)
 
     def train(self, received: StateDict, terms: Terms) -> Update:
@@ -109,39 +134,45 @@ class LocalClient:
             When this client is a straggler in this round and stragglers are dropped.
         """
         examples = self.splits.train
-        work = of_client(global_work(self.settings, terms), self.settings, terms, self.key)
+        work = client_work(global_work(self.settings, terms), self.settings, terms, self.key)
         self.model.load_state_dict(received)
-        available: dict[str, float] = {wire.LEARNING_RATE: work.learning_rate}
-        if _asks(terms, wire.LOSS_BEFORE, wire.ACCURACY_BEFORE):
-            available |= _ending(self._measured_in_training(), "before")
+        scores = self._measured(BEFORE, terms) if BEFORE.applies(terms, self.splits) else {}
         snapshot = {} if terms.local_only else train(self.model, self.task, examples, work)
-        if _asks(terms, wire.LOSS_AFTER, wire.ACCURACY_AFTER):
-            available |= _ending(self._measured_in_training(), "after")
-        asked = {name: available[name] for name in terms.measure if name in available}
+        if AFTER.applies(terms, self.splits):
+            scores |= self._measured(AFTER, terms)
+        metrics = requested_metrics(terms.measure, scores, lambda: self._work_done(work, received))
         arrays = self.model.state_dict()
         if terms.personal_lambda is not None:
             arrays = {name: tensor.clone() for name, tensor in arrays.items()}
             self._train_personal(received, terms)
-        return Update(arrays, {wire.NUM_EXAMPLES: len(examples), **asked}, snapshot)
+        return Update(arrays, {wire.NUM_EXAMPLES: len(examples), **metrics}, snapshot)
 
     def evaluate(self, received: StateDict, terms: Terms) -> Metrics:
         """Measure the received model on the test set, and more where the terms ask for it."""
         self.model.load_state_dict(received)
-        test = self.splits.test
-        metrics: Metrics = {wire.NUM_EXAMPLES: len(test), **measure(self.model, self.task, test)}
-        if wire.TRAIN_LOSS in terms.measure:
-            metrics[wire.TRAIN_LOSS] = self._measured_in_training()[wire.LOSS]
-        if self.splits.validation:
-            metrics |= _ending(measure(self.model, self.task, self.splits.validation), wire.VALIDATION)
-        if terms.personal_lambda is not None:
-            self._load_personal(before=terms.server_round + 1)
-            metrics |= _ending(measure(self.model, self.task, test), wire.PERSONAL)
+        metrics: Metrics = {wire.NUM_EXAMPLES: len(self.splits.test)}
+        for each in OF_EVALUATION:  # the personal model comes last, and stays in the place of the received one
+            if each.applies(terms, self.splits):
+                if each.model == PERSONAL:
+                    self._load_personal(before=terms.server_round + 1)
+                metrics |= self._measured(each, terms)
         return metrics
 
-    def _measured_in_training(self) -> dict[str, float]:
-        """Return what is measured of the model as it is on the training examples, as this client reports it."""
-        examples = self.splits.train
-        return reported(measure(self.model, self.task, examples), len(examples), self.name, self.settings)
+    def report(self, measurement: Measurement, scores: Mapping[str, float], terms: Terms) -> dict[str, float]:
+        """Return what was measured as this client reports it, by names on the wire."""
+        if measurement.examples == TRAIN:
+            scores = apply_reporting(scores, len(self.splits.train), self.name, self.settings)
+        named = measurement.named(scores)
+        return {name: named[name] for name in terms.measure if name in named} if measurement.requested else named
+
+    def _measured(self, measurement: Measurement, terms: Terms) -> dict[str, float]:
+        """Return what the model, as it is now, has by a measurement."""
+        return self.report(measurement, measure(self.model, self.task, measurement.of(self.splits)), terms)
+
+    def _work_done(self, work: LocalWork, received: StateDict) -> WorkDone:
+        """Return the work that has made the model what it is now."""
+        trained = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
+        return WorkDone(lambda: work.learning_rate, [received[name] for name in trained], [*trained.values()])
 
     def _load_personal(self, before: int) -> None:
         """Load the personal model; where there is none yet, that is the model as it is."""
@@ -154,27 +185,29 @@ class LocalClient:
         self.model.load_state_dict(received)
         anchor = [parameter.detach().clone() for parameter in self.model.parameters() if parameter.requires_grad]
         self._load_personal(before=terms.server_round)
-        work = of_client(personal_work(self.settings, terms), self.settings, terms, self.key, personal=True)
+        work = client_work(personal_work(self.settings, terms), self.settings, terms, self.key, personal=True)
         train(self.model, self.task, self.splits.train, work, anchor)
         self.personal.keep(terms.server_round, self.model.state_dict())
 
 
-def about(settings: Mapping[str, Any], partition: object, name: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Return a client's name, and what it tells of its data: `examples`, and what is to be agreed.
+def describe_data(
+    settings: RunSettings | Mapping[str, Any], partition: object, name: str | None = None
+) -> tuple[str, dict[str, Any]]:
+    """Return a client's name, and what it says about its data: `examples`, and what is to be agreed.
 
     Raises
     ------
     FairbloomError
         When there is no such client, or its data cannot be used.
     """
-    settings = complete(settings)
+    settings = RunSettings.of(settings)
     task = load_task(settings)
-    key = part_of(settings, task, partition, name)
-    told = {"examples": len(task.splits(key).train)} if task.about is None else dict(task.about(key))
-    return name or key, told
+    key = find_client_key(settings, task, partition, name)
+    about = {"examples": len(task.splits(key).train)} if task.about is None else dict(task.about(key))
+    return name or key, about
 
 
-def part_of(settings: Mapping[str, Any], task: Task, partition: object, name: str | None) -> str:
+def find_client_key(settings: RunSettings, task: Task, partition: object, name: str | None) -> str:
     """Return which of the task's clients this one is: by its name where clients come with the data, or as the only one.
 
     Raises
@@ -182,11 +215,11 @@ def part_of(settings: Mapping[str, Any], task: Task, partition: object, name: st
     FairbloomError
         When it is none of them.
     """
-    info = find_task(settings["task"])
+    info = find_task(settings.task)
     if info.setup(settings).partition in info.natural and name in task.clients:
         return name
     if info.own_clients or info.is_own:
-        info.check_readable(str(settings["data-dir"]))
+        info.check_readable(settings.data_dir)
         if name in task.clients:
             return name
         if len(task.clients) == 1:
@@ -195,10 +228,10 @@ def part_of(settings: Mapping[str, Any], task: Task, partition: object, name: st
         return task.clients[partition]
     if info.own_clients:
         raise ReportableError(
-            f"data-dir = {settings['data-dir']!r} holds the data of {', '.join(task.clients)}: say which are this "
+            f"data-dir = {settings.data_dir!r} holds the data of {', '.join(task.clients)}: say which are this "
             "client's, by name in its client.toml, or leave those alone in the folder",
-            f"its data-dir holds the data of {len(task.clients)} clients, and none is called as this one: say whose "
-            "they are by name in its client.toml, or leave its own alone in the folder",
+            f"its data-dir holds the data of {len(task.clients)} clients, and none is called as this one: name the one "
+            "that it is in its client.toml, or leave its own data alone in the folder",
         )
     raise ReportableError(
         f"partition-id = {partition!r} in the node config: with clients = {len(task.clients)} it must be an "
@@ -206,28 +239,19 @@ def part_of(settings: Mapping[str, Any], task: Task, partition: object, name: st
     )
 
 
-def loaded(settings: Mapping[str, Any]) -> tuple[Task, torch.nn.Module]:
-    """Return the task and a model on the device that the run config names; the same ones for the same settings.
+def load_task_and_model(settings: RunSettings) -> tuple[Task, torch.nn.Module]:
+    """Return the task and a model on the device that the settings name; the same ones for both.
 
     Files that have changed are another task.
     """
-    return _loaded(load_task(settings), tuple(sorted(settings.items())))
+    return _load_for_device(load_task(settings), settings.device)
 
 
 @lru_cache(maxsize=2)
-def _loaded(task: Task, settings: tuple[tuple[str, Any], ...]) -> tuple[Task, torch.nn.Module]:
-    device = choose(dict(settings)["device"])
+def _load_for_device(task: Task, name: str) -> tuple[Task, torch.nn.Module]:
+    device = choose_device(name)
     there, model = task.to(device), task.model().to(device)
     try:
         return there, with_channels_last(model, there.splits(there.clients[0]).train)
-    except FairbloomError:  # that client's data cannot be used, of which it is told itself
+    except FairbloomError:  # that client's data cannot be used, which its own reply says
         return there, model
-
-
-def _ending(measures: Mapping[str, float], what: str) -> dict[str, float]:
-    """Return measures by names that end in `what`."""
-    return {f"{name}-{what}": value for name, value in measures.items()}
-
-
-def _asks(terms: Terms, *names: str) -> bool:
-    return any(name in terms.measure for name in names)

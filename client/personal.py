@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.files import make_folder, write_whole
 
 from .settings import FINGERPRINT, fingerprint
@@ -122,18 +123,19 @@ def folder_name(client: str) -> str:
     return f"%{hashlib.sha256(written).hexdigest()[:32]}"
 
 
-def state_folder(settings: Mapping[str, Any]) -> Path | None:
+def state_folder(settings: RunSettings | Mapping[str, Any]) -> Path | None:
     """Return where clients keep their personal models in these runs, each in a folder of its `folder_name`.
 
     None where they keep none.
     """
-    state_dir = settings.get("state-dir", "")
+    config = settings.run_config() if isinstance(settings, RunSettings) else settings
+    state_dir = config.get("state-dir", "")
     if not state_dir:
         return None
-    return Path(str(state_dir)) / folder_name(str(settings.get(FINGERPRINT) or fingerprint(settings)))
+    return Path(str(state_dir)) / folder_name(str(config.get(FINGERPRINT) or fingerprint(config)))
 
 
-def folder_of(settings: Mapping[str, Any], client: str) -> Path | None:
+def folder_of(settings: RunSettings | Mapping[str, Any], client: str) -> Path | None:
     """Return where a client keeps its personal models in runs with these settings, None where it keeps none."""
     folder = state_folder(settings)
     return None if folder is None else folder / folder_name(client)

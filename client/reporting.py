@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 from fairbloom.protocol.names import LOSS
-from fairbloom.protocol.settings import words
+from fairbloom.protocol.settings import RunSettings, words
 
 
-def reported(
-    measures: Mapping[str, float], examples: int, client: str, settings: Mapping[str, Any]
+def apply_reporting(
+    measures: Mapping[str, float], examples: int, client: str, settings: RunSettings
 ) -> dict[str, float]:
     """Return what was measured on a client's training examples, with the loss as the run has this client report it.
 
@@ -22,23 +21,23 @@ def reported(
     client
         The client's name.
     settings
-        The run config. By `reported-loss`, the mean becomes a total: n times the mean, or n / b times the mean with
+        Of the run. By `reported-loss`, the mean becomes a total: n times the mean, or n / b times the mean with
         batches of b examples, and of all n where there are fewer. A client that `misreporting-clients` names then
         multiplies by `reported-loss-factor` and adds `reported-loss-bias`.
     """
     loss = measures[LOSS] * _weight(examples, settings)
-    if client in _named(settings["misreporting-clients"]):
-        loss = loss * settings["reported-loss-factor"] + settings["reported-loss-bias"]
+    if client in _named(settings.misreporting_clients):
+        loss = loss * settings.reported_loss_factor + settings.reported_loss_bias
     return {**measures, LOSS: loss}
 
 
-def _weight(examples: int, settings: Mapping[str, Any]) -> float:
+def _weight(examples: int, settings: RunSettings) -> float:
     """Return what the mean loss of so many examples is multiplied by."""
-    match settings["reported-loss"]:
+    match settings.reported_loss:
         case "total":
             return examples
         case "batches":
-            return examples / min(settings["batch-size"] or examples, examples)
+            return examples / min(settings.batch_size or examples, examples)
         case _:
             return 1.0
 

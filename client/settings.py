@@ -31,15 +31,15 @@ class SettingRefusedError(FairbloomError):
     """A setting of a run that this device does not allow; the message names it and its value."""
 
 
-def work(config: Mapping[str, Any]) -> dict[str, type]:
+def work_setting_types(config: Mapping[str, Any]) -> dict[str, type]:
     """Return the keys of all settings that a client's work depends on, with their types: the run's task's own too.
 
     A task that is named by an import string is imported for it.
     """
-    return {**marked(Mark.WORK), **_own(config.get("task"))}
+    return {**marked(Mark.WORK), **_task_setting_types(config.get("task"))}
 
 
-def _own(task: object) -> dict[str, type]:
+def _task_setting_types(task: object) -> dict[str, type]:
     """Return the keys of a task's own settings with their types; none for a task that is not known here."""
     if not isinstance(task, str) or not (task in TASKS or is_import_string(task)):
         return {}
@@ -47,7 +47,7 @@ def _own(task: object) -> dict[str, type]:
     return {setting.key: setting.kind for setting in info.settings}
 
 
-def taken(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:
+def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:
     """Return what a device takes of a run's settings, and the run's fingerprint.
 
     Parameters
@@ -65,7 +65,7 @@ def taken(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, A
     try:
         config = spread(config)
         _check_word("task", config.get("task"), allow)  # before anything is imported by it
-        kinds = work(config)
+        kinds = work_setting_types(config)
     except SettingRefusedError:
         raise
     except FairbloomError as error:
@@ -74,13 +74,13 @@ def taken(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, A
     for key, value in chosen.items():
         if not of_kind(value, kinds[key]):
             raise SettingRefusedError(
-                f"the run sets {key} = {shortened(value)}: it must be of type {kinds[key].__name__}"
+                f"the run sets {key} = {shorten_value(value)}: it must be of type {kinds[key].__name__}"
             )
         _check_word(key, value, allow)
     return chosen | {FINGERPRINT: fingerprint(config)}
 
 
-def to_be_allowed(config: Mapping[str, Any]) -> dict[str, str]:
+def settings_to_allow(config: Mapping[str, Any]) -> dict[str, str]:
     """Return those of a run's settings that a device takes only where its owner allows their values.
 
     Raises
@@ -89,7 +89,7 @@ def to_be_allowed(config: Mapping[str, Any]) -> dict[str, str]:
         When the run's task cannot be found.
     """
     config = spread(config)
-    kinds = work(config)
+    kinds = work_setting_types(config)
     return {key: value for key, value in config.items() if key in kinds and not _is_harmless(key, value)}
 
 
@@ -108,13 +108,13 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     return digest(about)
 
 
-def shortened(value: object) -> str:
+def shorten_value(value: object) -> str:
     """Return how a value is written, cut off where it is long."""
     written = repr(value)
     return written if len(written) <= 60 else f"{written[:60]}…"
 
 
-def _words(key: str, value: str) -> Sequence[str]:
+def _split_value(key: str, value: str) -> Sequence[str]:
     """Return the words of a value that are checked one by one: the names, with commas between, of several clients."""
     return [word.strip(" ") for word in value.split(",")] if key in marked(Mark.NAMES) else [value]
 
@@ -129,10 +129,10 @@ def _check_word(key: str, value: object, allow: Collection[str]) -> None:
     if key == "device":
         if not DEVICE.fullmatch(value):
             raise SettingRefusedError(
-                f"the run sets device = {shortened(value)}: auto, cpu, cuda, cuda:1 or mps would do"
+                f"the run sets device = {shorten_value(value)}: auto, cpu, cuda, cuda:1 or mps would do"
             )
-    elif not all((HARMLESS if "." in key else PLAIN).fullmatch(word) for word in _words(key, value)):
+    elif not all((HARMLESS if "." in key else PLAIN).fullmatch(word) for word in _split_value(key, value)):
         raise SettingRefusedError(
-            f"the run sets {key} = {shortened(value)}, and this client allows no path and no import string there: the "
-            "device's owner may allow this value (allow, in client.toml)"
+            f"the run sets {key} = {shorten_value(value)}, and this client allows no path and no import string there: "
+            "the device's owner may allow this value (allow, in client.toml)"
         )

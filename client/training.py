@@ -4,24 +4,19 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import LOSS
-from fairbloom.protocol.streams import generator, seed_of
-from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Task
 
 from .linear import linear_step
-from .objectives import Transform, transform_of, unchanged
+from .work import LocalWork, descend
 
 StateDict = dict[str, Tensor]
 
@@ -30,108 +25,6 @@ EVALUATION_BATCH = 4096
 
 GATHERED = 2**19
 """Bytes of examples that are gathered at once for several steps, where these are small."""
-
-
-@dataclass(frozen=True)
-class LocalWork:
-    """How a client trains.
-
-    Attributes
-    ----------
-    epochs
-        Passes over the training set.
-    batch_size
-        Examples a step; 0: all of them.
-    learning_rate, momentum, weight_decay
-        Of SGD as PyTorch defines it; momentum starts afresh in every round.
-    pull
-        Strength of (pull/2)‖x − w‖², w the received model.
-    steps
-        How many steps are taken, whatever the epochs; None: as many as the epochs have.
-    snapshot_step
-        The step after which the model is kept, None: it is not.
-    seconds
-        Time after which no further step begins.
-    transform
-        What becomes of the mean loss of a minibatch.
-    random
-        Draws the order of the examples in each epoch; a step that takes all of them needs none.
-    draws
-        Seed of what the model itself draws: dropout.
-    """
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    momentum: float
-    weight_decay: float
-    pull: float
-    steps: int | None = None
-    snapshot_step: int | None = None
-    seconds: float = math.inf
-    transform: Transform = unchanged
-    random: np.random.Generator | None = None
-    draws: int = 0
-
-
-def rate_in(run_config: Mapping[str, Any], number: int) -> float:
-    """Return the learning rate of round `number`, from 1: each is the one before times the run config's decay."""
-    rate: float = run_config["learning-rate"] * run_config["learning-rate-decay"] ** (number - 1)
-    return rate
-
-
-def global_work(run_config: Mapping[str, Any], terms: Terms) -> LocalWork:
-    """Return the work on the global model that the run config sets and the server's terms add to, as for any client."""
-    whole = terms.full_batch_step
-    return LocalWork(
-        epochs=1 if whole else run_config["local-epochs"],
-        batch_size=0 if whole else run_config["batch-size"],
-        learning_rate=rate_in(run_config, terms.server_round),
-        momentum=run_config["momentum"] if terms.client_momentum is None else terms.client_momentum,
-        weight_decay=run_config["weight-decay"],
-        pull=terms.proximal_mu,
-        steps=terms.local_steps,
-        snapshot_step=terms.snapshot_step,
-        seconds=run_config.get("time-budget", 0.0) or math.inf,
-        transform=transform_of(terms),
-    )
-
-
-def personal_work(run_config: Mapping[str, Any], terms: Terms) -> LocalWork:
-    """Return the work on the personal model: plain SGD on the plain loss, pulled to the received model."""
-    return LocalWork(
-        epochs=terms.personal_epochs or 1,
-        batch_size=run_config["batch-size"],
-        learning_rate=rate_in(run_config, terms.server_round),
-        momentum=0.0,
-        weight_decay=0.0,
-        pull=terms.personal_lambda or 0.0,
-    )
-
-
-def order_of(run_config: Mapping[str, Any], number: int, client: str, *, personal: bool = False) -> np.random.Generator:
-    """Return the stream that draws the order of a client's examples in round `number`."""
-    return generator(run_config["seed"], "personal batches" if personal else "batches", number, client)
-
-
-def of_client(
-    work: LocalWork, run_config: Mapping[str, Any], terms: Terms, client: str, *, personal: bool = False
-) -> LocalWork:
-    """Return the work as one client does it: in its own order, and for fewer epochs where it is a straggler.
-
-    Raises
-    ------
-    StragglerError
-        When this client is a straggler in this round and stragglers are dropped.
-    """
-    number = terms.server_round
-    in_full = personal or terms.full_batch_step
-    return replace(
-        work,
-        epochs=work.epochs if in_full else epochs_in_time(run_config, number, client),
-        random=order_of(run_config, number, client, personal=personal),
-        draws=seed_of(run_config["seed"], "personal dropout" if personal else "dropout", number, client),
-    )
 
 
 @contextmanager
@@ -151,26 +44,6 @@ def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
     finally:
         for each, state in zip(generators, states, strict=True):
             each.set_state(state)
-
-
-class StragglerError(ReportableError):
-    """A client that is too slow for this round, where such clients are dropped."""
-
-
-def epochs_in_time(run_config: Mapping[str, Any], number: int, client: str) -> int:
-    """Return the epochs that this client gets done in round `number`: fewer for a straggler.
-
-    Source: Li et al., MLSys 2020 (FedProx), section 5.2: systems heterogeneity.
-    """
-    epochs, share = int(run_config["local-epochs"]), run_config.get("stragglers", 0.0)
-    if share == 0.0:
-        return epochs
-    random = generator(run_config["seed"], "stragglers", number, client)
-    if random.random() >= share:
-        return epochs
-    if run_config["drop-stragglers"]:
-        raise StragglerError(f"{client} is a straggler in round {number}, and drop-stragglers is on")
-    return int(random.integers(1, epochs + 1))
 
 
 def train(
@@ -194,7 +67,7 @@ def train(
     received = [tensor.detach().clone() for tensor in pulled_to]
     velocity = [torch.zeros_like(parameter) for parameter in parameters] if work.momentum > 0.0 else []
     snapshot: StateDict = {}
-    ends = time.monotonic() + work.seconds
+    ends = time.monotonic() + work.time_budget
 
     def by_autograd(inputs: Tensor, targets: Tensor) -> None:
         loss = work.transform(task.loss(outputs_of(model, inputs), targets).mean())
@@ -239,37 +112,6 @@ def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | No
     for parameter in parameters:
         parameter.grad = None
     return gradients
-
-
-def descend(
-    parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor | None],
-    received: Sequence[Tensor],
-    velocity: Sequence[Tensor],
-    work: LocalWork,
-) -> None:
-    """Take one step of SGD in place, as torch.optim.SGD does with the pull to `received` in the gradient.
-
-    A parameter without a gradient stays as it is, and so does its velocity.
-
-    Written out because the first optimizer object of a process imports PyTorch's compiler, which takes seconds.
-    """
-    places = [place for place, gradient in enumerate(gradients) if gradient is not None]
-    touched = [parameters[place] for place in places]
-    directions = [gradient for gradient in gradients if gradient is not None]
-    if not touched:
-        return
-    if work.pull > 0.0:
-        away = torch._foreach_sub(touched, [received[place] for place in places])
-        torch._foreach_add_(directions, away, alpha=work.pull)
-    if work.weight_decay > 0.0:
-        torch._foreach_add_(directions, touched, alpha=work.weight_decay)
-    if work.momentum > 0.0:
-        moving = [velocity[place] for place in places]
-        torch._foreach_mul_(moving, work.momentum)
-        torch._foreach_add_(moving, directions)
-        directions = moving
-    torch._foreach_add_(touched, directions, alpha=-work.learning_rate)
 
 
 def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:

@@ -30,8 +30,14 @@ LOSS_BEFORE, ACCURACY_BEFORE = "loss-before", "accuracy-before"
 LOSS_AFTER, ACCURACY_AFTER = "loss-after", "accuracy-after"
 """These are measured with the trained model on the client's whole training set."""
 
+BEFORE, AFTER = "before", "after"
+"""What follows the name of a number that is measured on training examples before local work, and after it."""
+
 LEARNING_RATE = "learning-rate"
 """The client trained with this learning rate."""
+
+UPDATE_NORM = "update-norm"
+"""The Euclidean norm ‖w_k − w‖ of what a client's local work has changed, over all trainable parameters."""
 
 LOSS, ACCURACY = "loss", "accuracy"
 """These are measured with the received model on the client's test set."""
@@ -41,6 +47,9 @@ PERSONAL = "personal"
 
 VALIDATION = "validation"
 """What follows the name of a number that the received model has on validation examples: loss-validation."""
+
+TRAIN = "train"
+"""What precedes the name of a number that the received model has on training examples in an evaluation: train-loss."""
 
 TRAIN_LOSS = "train-loss"
 """An evaluation that is asked for this measures the received model on the training set as well."""

@@ -115,6 +115,9 @@ class RunSettings(BaseModel):
     weight_decay: Annotated[float, Range("[0, inf)"), Mark.WORK] = Field(
         0.0, description="Weight decay of the clients' SGD"
     )
+    gradient_clip: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.LATER] = Field(
+        0.0, description="Largest norm of a minibatch's gradient, to which longer ones are shortened; 0: of any"
+    )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.WORK] = Field(
         0.0, description="Probability that a client has time for fewer epochs in a round: that it is a straggler"
     )
@@ -248,7 +251,10 @@ OWN_SETTINGS = "own-settings"
 
 def digest(config: Mapping[str, Any]) -> str:
     """Return eight letters that stand for settings: they name a run's folder, and identify a client's run."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
+    named = {
+        key: value for key, value in config.items() if key not in marked(Mark.LATER) or value != SETTINGS[key].default
+    }
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def assigned(words: Iterable[str]) -> dict[str, Value]:

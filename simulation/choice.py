@@ -14,12 +14,13 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from fairbloom.client.device import choose as choose_device
+from fairbloom.client.device import choose_device
 from fairbloom.client.linear import linear_step
-from fairbloom.client.local import loaded
-from fairbloom.client.training import batch_of, global_work, outputs_of
+from fairbloom.client.local import load_task_and_model
+from fairbloom.client.training import batch_of, outputs_of
+from fairbloom.client.work import global_work, personal_work
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import complete, words
+from fairbloom.protocol.settings import RunSettings, words
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.roster import share
@@ -29,8 +30,8 @@ from .clients import LocalClients
 from .dispatch.processes import can_fork
 from .dispatch.workers import WorkerClients
 from .loop import LoopClients
-from .stacked.clients import StackedClients
-from .stacked.programs import UnstackableError, program_of
+from .stacked.clients import HONOURED, StackedClients
+from .stacked.programs import UnstackableError, make_program
 
 FLOPS = 1.5e11
 """Floating-point operations that one processor core makes in a second; an estimate is enough."""
@@ -140,14 +141,14 @@ class Effort:
     bytes: int
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], task: Task, model: nn.Module, cohort: int) -> "Effort":
+    def of(cls, settings: RunSettings, task: Task, model: nn.Module, cohort: int) -> "Effort":
         """Return the effort of a round."""
-        examples = some_examples(task)
+        examples = sample_examples(task)
         work = global_work(settings, Terms(server_round=1))
         counts = [len(each) for each in examples]
         batch = batch_of(round(mean(counts)), work)
         steps = [work.steps or work.epochs * math.ceil(count / batch) for count in counts]
-        flops, outputs = forward(model, examples[0])
+        flops, outputs = count_forward(model, examples[0])
         parameters = sum(parameter.nbytes for parameter in model.parameters())
         calls = STEP + CALL * sum(1 for module in model.modules() if not list(module.children()))
         return cls(
@@ -184,13 +185,13 @@ class Effort:
         return self.steps * self.cohort * of_each + self.most_steps * self._blocks * self.stacked_calls
 
 
-def choose(settings: Mapping[str, Any], processors: int) -> Choice:
+def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice:
     """Return how a run's clients are computed.
 
     Parameters
     ----------
     settings
-        The run config, with what the clients have agreed on about their data.
+        Of the run, or its run config, with what the clients have agreed on about their data.
     processors
         How many cores this machine has for runs.
 
@@ -199,14 +200,14 @@ def choose(settings: Mapping[str, Any], processors: int) -> Choice:
     FairbloomError
         When the data cannot be used, or the engine that the settings ask for cannot be had here.
     """
-    settings = complete(settings)
-    if settings["engine"] == "ray":  # whose workers have devices that this machine may lack
-        settings["device"] = "cpu"
-    task, model = loaded(settings)
-    device = choose_device(str(settings["device"]))
-    training = len(words(str(settings["training-clients"]))) or len(task.clients)
-    cohort = 1 if settings["pooled"] else share(settings["fraction"], training, 1)
-    match settings["engine"]:
+    settings = RunSettings.of(settings)
+    if settings.engine == "ray":  # whose workers have devices that this machine may lack
+        settings = settings.model_copy(update={"device": "cpu"})
+    task, model = load_task_and_model(settings)
+    device = choose_device(settings.device)
+    training = len(words(settings.training_clients)) or len(task.clients)
+    cohort = 1 if settings.pooled else share(settings.fraction, training, 1)
+    match settings.engine:
         case "loop":
             return Choice("loop", "it was asked for")
         case "workers":
@@ -217,28 +218,28 @@ def choose(settings: Mapping[str, Any], processors: int) -> Choice:
         raise
     except Exception as error:  # whatever a user's model raises; the clients will tell
         why = f"the model {type(model).__name__} could not be tried ({type(error).__name__}: {error})"
-        return Choice("ray", why, workers=0) if settings["engine"] == "ray" else Choice("loop", why)
-    if settings["engine"] == "ray":
-        why_not = convolutional(model) or unstackable(settings, task, model)
+        return Choice("ray", why, workers=0) if settings.engine == "ray" else Choice("loop", why)
+    if settings.engine == "ray":
+        why_not = why_slow_side_by_side(model) or why_unstackable(settings, task, model)
         return Choice(
             "ray",
             f"it was asked for; {why_not or 'its workers stack their clients'}",
             workers=0,
             block=0 if why_not else effort.block,
         )
-    if settings["engine"] == "stacked":
-        if why_not := unstackable(settings, task, model):
+    if settings.engine == "stacked":
+        if why_not := why_unstackable(settings, task, model):
             return Choice("loop", f"stacked was asked for, but {why_not}")
         return Choice("stacked", "it was asked for", block=effort.block)
     if device.type != "cpu":
-        if (why_not := unstackable(settings, task, model)) or cohort == 1:
+        if (why_not := why_unstackable(settings, task, model)) or cohort == 1:
             return Choice("loop", f"clients on {device} cannot be stacked: {why_not or 'a round has one'}")
-        return Choice("stacked", f"clients on {device} are fastest side by side", block=on_device(device, effort))
-    why_not = convolutional(model) or unstackable(settings, task, model)
-    return fastest(effort, why_not, min(processors, cohort) if can_fork() else 1)
+        return Choice("stacked", f"clients on {device} are fastest side by side", block=block_on_device(device, effort))
+    why_not = why_slow_side_by_side(model) or why_unstackable(settings, task, model)
+    return choose_fastest(effort, why_not, min(processors, cohort) if can_fork() else 1)
 
 
-def fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choice:
+def choose_fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choice:
     """Return the engine that the estimate says is the fastest on the processor."""
     parts = (
         f"of a step, {1e3 * effort.arithmetic:.2g} ms are arithmetic, {1e3 * effort.update:.2g} ms the update and "
@@ -252,25 +253,26 @@ def fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choice:
     return Choice("loop", f"{because}; one process is enough for that")
 
 
-def unstackable(settings: Mapping[str, Any], task: Task, model: nn.Module) -> str:
+def why_unstackable(settings: RunSettings, task: Task, model: nn.Module) -> str:
     """Return why clients cannot be stacked, "" where they can."""
-    if settings["time-budget"]:
-        return "a time budget is for each client by itself"
+    terms = Terms(server_round=1)
+    if unmet := HONOURED.unmet(terms, global_work(settings, terms), personal_work(settings, terms)):
+        return f"stacked clients do not honour {unmet}"
     try:
-        program_of(model, task, some_examples(task)[0])
+        make_program(model, task, sample_examples(task)[0])
     except UnstackableError as reason:
         return f"the model {type(model).__name__} cannot be stacked: {reason}"
     return ""
 
 
-def convolutional(model: nn.Module) -> str:
+def why_slow_side_by_side(model: nn.Module) -> str:
     """Return why stacking a model that can be stacked is slow on the processor, "" where it is not."""
     if any(isinstance(module, _ConvNd | nn.RNNBase) for module in model.modules()):
         return "stacked convolutions and recurrent layers are slow on the processor"
     return ""
 
 
-def some_examples(task: Task) -> list[Examples]:
+def sample_examples(task: Task) -> list[Examples]:
     """Return the training examples of a few clients; those whose data cannot be used are left out.
 
     Raises
@@ -292,7 +294,7 @@ def some_examples(task: Task) -> list[Examples]:
     return found
 
 
-def forward(model: nn.Module, examples: Examples) -> tuple[float, int]:
+def count_forward(model: nn.Module, examples: Examples) -> tuple[float, int]:
     """Return the floating-point operations of one example's way through a model, and the bytes of all that comes out.
 
     Counted are linear and convolutional layers, or else two operations a parameter. The bytes are those of every
@@ -319,7 +321,7 @@ def forward(model: nn.Module, examples: Examples) -> tuple[float, int]:
     return float(max(operations, 2 * sum(parameter.numel() for parameter in model.parameters()))), kept
 
 
-def on_device(device: torch.device, effort: Effort) -> int:
+def block_on_device(device: torch.device, effort: Effort) -> int:
     """Return how many clients fit at once into half of what a graphics card has free, else as on the processor."""
     if device.type != "cuda":
         return effort.block

@@ -3,7 +3,7 @@
 import traceback
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import Module
 
-from fairbloom.client.device import choose
-from fairbloom.client.local import LocalClient, Metrics, Update, about, loaded
+from fairbloom.client.device import choose_device
+from fairbloom.client.local import LocalClient, Metrics, Update, describe_data, load_task_and_model
 from fairbloom.client.personal import PersonalModels, StateDict, folder_name, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import AGREED
-from fairbloom.protocol.settings import complete, words
+from fairbloom.protocol.settings import RunSettings, words
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.memory import Memory, release
@@ -31,7 +31,7 @@ MOST_NAMES = 20
 
 
 class Reply(NamedTuple):
-    """What a client replies whose model an engine has written into the matrix of updates.
+    """What a client replies, the model of which an engine has written into the matrix of updates.
 
     Attributes
     ----------
@@ -54,14 +54,14 @@ class Reply(NamedTuple):
 class LocalClients(ABC):
     """All clients of a run, computed on this machine; each engine says how, by `train` and `evaluate`.
 
-    A client that raises is one whose reply is refused, with its error as the reason.
+    The reply of a client that raises is refused, with its error as the reason.
 
     Parameters
     ----------
     method
         Says which metrics it needs and which arrays are buffers.
     settings
-        The run config.
+        Of the run, or its run config.
 
     Raises
     ------
@@ -72,13 +72,13 @@ class LocalClients(ABC):
     processes = 1
     """How many processes compute."""
 
-    def __init__(self, method: Method, settings: Mapping[str, Any]) -> None:
+    def __init__(self, method: Method, settings: RunSettings | Mapping[str, Any]) -> None:
         self.method = method
-        self.settings: Mapping[str, Any] = complete(settings)
-        self.device = choose(str(settings["device"]))
+        self.settings = RunSettings.of(settings)
+        self.device = choose_device(self.settings.device)
         self._names = load_task(self.settings).ascending
         check_names("training-clients", method.training_clients, self._names)
-        check_names("misreporting-clients", words(self.settings["misreporting-clients"]), self._names)
+        check_names("misreporting-clients", words(self.settings.misreporting_clients), self._names)
         self._state_folder = state_folder(self.settings)
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
@@ -96,16 +96,16 @@ class LocalClients(ABC):
         return self._names
 
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
-        """Ask these clients what is to be agreed about their data; return what each tells, and why some cannot."""
-        told: dict[str, Mapping[str, Any]] = {}
+        """Ask these clients what is to be agreed about their data; return what each answers, and why some cannot."""
+        described: dict[str, Mapping[str, Any]] = {}
         reasons: dict[str, str] = {}
         places = {name: place for place, name in enumerate(load_task(self.settings).clients)}
         for name in names:
             try:
-                _, told[name] = about(self.settings, places[name])
+                _, described[name] = describe_data(self.settings, places[name])
             except FairbloomError as error:
                 reasons[name] = str(error)
-        return told, reasons
+        return described, reasons
 
     def keep(self, since: int) -> None:
         """Store the personal models, before the run's checkpoint is written; the run may go back to round `since`."""
@@ -132,7 +132,7 @@ class LocalClients(ABC):
         personal = self.personal(name)  # asked for with its client, so that neither is forgotten before the other
         if name not in self._locals:
             if self._loaded is None:
-                self._loaded = loaded(self.settings)  # once: a run keeps the data that it began with
+                self._loaded = load_task_and_model(self.settings)  # once: a run keeps the data that it began with
             task, model = self._loaded
             self._locals[name] = LocalClient(name, name, self.settings, task, task.splits(name), model, personal)
         self._locals.move_to_end(name)
@@ -148,8 +148,8 @@ class LocalClients(ABC):
 
     def begin(self, names: Sequence[str], terms: Terms) -> None:
         """Take in what the clients have agreed on, and forget those that have not been asked for long."""
-        if terms.agreed != self.settings.get(AGREED, ""):
-            self.settings = {**self.settings, AGREED: terms.agreed}
+        if terms.agreed != self.settings.parameters.get(AGREED, ""):
+            self.settings = self.settings.model_copy(update={AGREED: terms.agreed})
             self._locals.clear()
             self._loaded = None
         self._most = max(self._most, len(names))
@@ -159,15 +159,15 @@ class LocalClients(ABC):
     def none_trained(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Return an object for the replies of a round's training."""
         layout, refused = Layout(model, self.method.buffers, self.method.shared), Refusals(terms.server_round)
-        memory = Memory(float(self.settings["memory"]))
+        memory = Memory(self.settings.memory)
         snapshots = self.method.snapshots
         return Trained.empty(layout, len(names), refused=refused, missing=(), snapshots=snapshots, memory=memory)
 
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
         """Take in the replies, by client in the order of names and rows; what cannot be used is refused."""
         method = self.method
-        told = {name: reply.metrics for name, reply in replies.items()}
-        reports, reasons = usable_reports(told, method.weighted_by_key, method.needs)
+        metrics = {name: reply.metrics for name, reply in replies.items()}
+        reports, reasons = usable_reports(metrics, method.weighted_by_key, method.needs)
         for name, reason in reasons.items():
             trained.refused.add(name, reason)
         kept = [replies[name] for name in reports]
@@ -177,31 +177,39 @@ class LocalClients(ABC):
                     updates.matrix[row] = updates.matrix[reply.row]
         trained.add_rows(reports, [reply.others for reply in kept], [reply.snapshot for reply in kept])
 
-    def evaluate_each(
-        self,
-        names: Sequence[str],
-        terms: Terms,
-        participants: Collection[str],
-        evaluate: Callable[[LocalClient, Terms], Mapping[str, int | float]],
-    ) -> Replies:
+    def train_each(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+        """Let these clients train one by one."""
+        self.begin(names, terms)
+        received, trained = self.on_device(model), self.none_trained(names, model, terms)
+        replies: dict[str, Reply] = {}
+        for row, name in enumerate(names):
+            try:
+                update = self.local(name).train(received, terms)
+                replies[name] = store_reply(trained.updates, trained.snapshots, row, update)
+            except Exception as error:  # one client's failure is one refused reply, whatever it is
+                trained.refused.add(name, failure_reason(error))
+        self.hand_over(trained, replies)
+        return trained
+
+    def evaluate_each(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate one by one; of `participants` alone is asked what the terms ask to measure."""
-        refused, told = Refusals(terms.server_round), dict[str, Mapping[str, int | float]]()
-        plain = replace(terms, measure=())
-        asked = set(participants)
+        received, refused = self.on_device(model), Refusals(terms.server_round)
+        reports = dict[str, Mapping[str, int | float]]()
+        of_others, asked = replace(terms, measure=()), set(participants)
         self.begin(names, terms)
         for name in names:
             try:
-                told[name] = evaluate(self.local(name), terms if name in asked else plain)
+                reports[name] = self.local(name).evaluate(received, terms if name in asked else of_others)
             except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(name, in_words(error))
-        return self.evaluated(told, refused)
+                refused.add(name, failure_reason(error))
+        return self.evaluated(reports, refused)
 
-    def evaluated(self, told: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
+    def evaluated(self, reports: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
         """Return what clients measured, in the order of names, as far as it can be used; the others are refused."""
-        reports, reasons = usable_evaluations(told, self.method.weighted_by_key)
+        usable, reasons = usable_evaluations(reports, self.method.weighted_by_key)
         for name, reason in reasons.items():
             refused.add(name, reason)
-        return Replies(metrics=reports, refused=refused)
+        return Replies(metrics=usable, refused=refused)
 
     def on_device(self, model: Model) -> StateDict:
         """Return a copy of a model as tensors on the device."""
@@ -220,15 +228,15 @@ def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
             )
 
 
-def in_words(error: Exception) -> str:
-    """Return what is told of a client's failure; of what nobody has foreseen, the file and line too."""
+def failure_reason(error: Exception) -> str:
+    """Return why a client failed, as its server reads it; of what nobody has foreseen, the file and line too."""
     if isinstance(error, ValueError):
         return str(error)
     *_, last = traceback.extract_tb(error.__traceback__)
     return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
 
 
-def written(updates: Updates, snapshots: Updates | None, row: int, update: Update) -> Reply:
+def store_reply(updates: Updates, snapshots: Updates | None, row: int, update: Update) -> Reply:
     """Write what a client has trained into a row of the matrices; return its reply, with copies of all else."""
     snapshot = {} if snapshots is None else _write(snapshots, row, update.snapshot)
     return Reply(row, update.metrics, _write(updates, row, update.arrays), snapshot)

@@ -6,7 +6,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.updates import Model
 
-from .clients import LocalClients, Reply, in_words, written
+from .clients import LocalClients
 
 
 class LoopClients(LocalClients):
@@ -14,19 +14,8 @@ class LoopClients(LocalClients):
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
-        self.begin(names, terms)
-        received, trained = self.on_device(model), self.none_trained(names, model, terms)
-        replies: dict[str, Reply] = {}
-        for row, name in enumerate(names):
-            try:
-                update = self.local(name).train(received, terms)
-                replies[name] = written(trained.updates, trained.snapshots, row, update)
-            except Exception as error:  # one client's failure is one refused reply, whatever it is
-                trained.refused.add(name, in_words(error))
-        self.hand_over(trained, replies)
-        return trained
+        return self.train_each(names, model, terms)
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
-        received = self.on_device(model)
-        return self.evaluate_each(names, terms, participants, lambda local, terms: local.evaluate(received, terms))
+        return self.evaluate_each(names, model, terms, participants)

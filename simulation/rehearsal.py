@@ -14,7 +14,7 @@ from flwr.app.user_config import UserConfig
 from flwr.common.constant import ErrorCode
 
 from fairbloom.client.app import app
-from fairbloom.client.settings import taken
+from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError, reportable
 from fairbloom.logs import errors_alone
 from fairbloom.protocol.names import ABOUT, CLIENT
@@ -70,7 +70,7 @@ def rehearse(settings: Settings, *, name: str = "", allow: Collection[str] = ())
     for client, node in nodes.items():
         if name or len(clients) > 1:
             node["name"] = name if len(clients) == 1 else client
-    grid = RecordingGrid(nodes, taken(config, allow))
+    grid = RecordingGrid(nodes, accepted_settings(config, allow))
     with (
         tempfile.TemporaryDirectory() as folder,
         errors_alone(),
@@ -104,23 +104,23 @@ class RecordingGrid(InProcessGrid):
 
     def _answer(self, message: Message) -> Message:
         node_id = message.metadata.dst_node_id
-        reply = _answered(message, self.contexts[node_id])
+        reply = _answer_message(message, self.contexts[node_id])
         asked = message.metadata.message_type
         if asked == "query" and message.content.config_records:
             asked = ABOUT
-        content = {"error": reply.error.reason} if reply.has_error() else plain(unpacked_content(reply.content))
+        content = {"error": reply.error.reason} if reply.has_error() else plain_values(unpacked_content(reply.content))
         self.sent.append(Sent(self._names[node_id], asked, content))
         return reply
 
 
-def _answered(message: Message, context: Context) -> Message:
+def _answer_message(message: Message, context: Context) -> Message:
     try:
         return app(message, context)
     except Exception as error:  # as a deployed client replies
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reportable(error)), reply_to=message)
 
 
-def plain(content: RecordDict) -> dict[str, Any]:
+def plain_values(content: RecordDict) -> dict[str, Any]:
     """Return the records of a reply in plain values; of arrays their types and shapes, of JSON what it says."""
     found: dict[str, Any] = {}
     for name, record in content.items():

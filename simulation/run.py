@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from threadpoolctl import threadpool_limits
 
-from fairbloom.client.device import choose as choose_device
+from fairbloom.client.device import choose_device
 from fairbloom.protocol.names import AGREED
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.method import Method
@@ -56,11 +56,11 @@ def simulate(
     with one_thread(), ExitStack() as ending:
 
         def engine(method: Method, agreed: str) -> tuple[Clients, Mapping[str, object]]:
-            own = {**config, AGREED: agreed, "fraction": method.fraction_train}
+            agreed_config = {**config, AGREED: agreed, "fraction": method.fraction_train}
             recorded = engine_in(folder)
-            choice = Choice(**recorded) if recorded else choose(own, processors_here())
+            choice = Choice(**recorded) if recorded else choose(agreed_config, processors_here())
             usable = choice if processors is None else choice.within(processors)
-            clients = ending.enter_context(closing(usable.clients(method, own)))
+            clients = ending.enter_context(closing(usable.clients(method, agreed_config)))
             # A cluster's places are known now; when the run continues, the shards are to be the same.
             return clients, asdict(choice if choice.workers else replace(choice, workers=clients.processes))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from fairbloom.client.device import choose as choose_device
+from fairbloom.client.device import choose_device
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import AGREED, LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.rounds.loop import Rounds
@@ -120,19 +120,19 @@ def tune(settings: Settings, engines: Sequence[str], seconds: float) -> Tuned:
         timings, running = [Timing(engine) for engine in engines], list[tuple[Timing, Iterator[Round]]]()
         for timing in timings:
             try:
-                choice = forced(config, timing.engine)
+                choice = choose_engine(config, timing.engine)
                 clients = ending.enter_context(closing(choice.clients(settings.strategy(), config)))
             except FairbloomError as error:
                 timing.why_not = str(error)
             else:
-                running.append((timing, rounds_of(clients, config)))
+                running.append((timing, run_rounds(clients, config)))
         for _, rounds in running:
             next(rounds)  # the first one loads data, starts processes and tries the model
         measure(running, seconds)
     return Tuned(timings, choose(config, processors_here()))
 
 
-def forced(config: Mapping[str, Any], engine: str) -> Choice:
+def choose_engine(config: Mapping[str, Any], engine: str) -> Choice:
     """Return how an engine computes the clients of a run.
 
     Raises
@@ -146,7 +146,7 @@ def forced(config: Mapping[str, Any], engine: str) -> Choice:
     return choice
 
 
-def rounds_of(clients: LocalClients, config: Mapping[str, Any]) -> Iterator[Round]:
+def run_rounds(clients: LocalClients, config: Mapping[str, Any]) -> Iterator[Round]:
     """Return rounds without an end, each as in a run."""
     method, module = clients.method, load_task(config).model()
     check_arrays(module)

@@ -24,13 +24,14 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.streams import generator
-from fairbloom.protocol.terms import WORK, Terms
+from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
 
 from ..app import keep_personal, last_personal
+from ..metrics import OF_PERSONAL, ON_TRAINING
 from ..personal import PersonalModels, StateDict, folder_of
 from . import randomness
-from .functions import Function, Measured, Session
+from .functions import HONOURED, Function, Measured, Session
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -132,7 +133,7 @@ class FairClientApp(ClientApp, Generic[P, R]):
             keep_personal(context, personal.last)
         if terms.work:
             about = reply.content.config_records.get(wire.CLIENT, ConfigRecord())
-            reply.content[wire.CLIENT] = ConfigRecord({**about, wire.HONOURS: list(WORK)})
+            reply.content[wire.CLIENT] = ConfigRecord({**about, wire.HONOURS: HONOURED.keys})
         return reply
 
     def _answer_evaluate(self, handler: ClientAppCallable, message: Message, context: Context) -> Message:
@@ -148,10 +149,10 @@ class FairClientApp(ClientApp, Generic[P, R]):
         if terms.personal_lambda is not None:
             model = personal.before(terms.server_round + 1)
             with client.drawing():
-                own = metrics if model is None else metrics_of(handler(_with(message, model), context))
-            about_own = {f"{name}-{wire.PERSONAL}": value for name, value in own.items() if name != wire.NUM_EXAMPLES}
-            metrics.update(about_own)
-        if wire.TRAIN_LOSS in terms.measure:
+                of_model = metrics if model is None else metrics_of(handler(_with(message, model), context))
+            scores = {name: value for name, value in of_model.items() if name != wire.NUM_EXAMPLES}
+            metrics.update(OF_PERSONAL.named(scores))
+        if ON_TRAINING.requests(terms.measure):
             session = self._session(client, terms, personal, measure_only=True)
             with client.drawing(), _active(session):
                 self._let_measure(message, context)
@@ -228,7 +229,7 @@ def name_of(context: Context) -> str:
 
 def introduce(message: Message, context: Context) -> Message:
     """Say who this client is, and that it honours all terms: what its functions cannot do is an error by name."""
-    about = ConfigRecord({wire.NAME: name_of(context), wire.HONOURS: list(WORK)})
+    about = ConfigRecord({wire.NAME: name_of(context), wire.HONOURS: HONOURED.keys})
     return Message(RecordDict({wire.CLIENT: about}), reply_to=message)
 
 
@@ -243,7 +244,10 @@ def terms_of(message: Message) -> Terms | None:
     configs = message.content.config_records
     config: Mapping[str, Any] = configs.get(wire.CONFIG) or next(iter(configs.values()), {})
     check_protocol(config)
-    return Terms.of(config) if "server-round" in config else None
+    terms = Terms.of(config) if "server-round" in config else None
+    if terms is not None and (unmet := HONOURED.unmet(terms)):
+        raise ReportableError(f"{unmet}: this client does not know it: install its newest version of Fairbloom")
+    return terms
 
 
 def metrics_of(reply: Message) -> MetricRecord:
@@ -264,8 +268,8 @@ def metrics_of(reply: Message) -> MetricRecord:
 
 def personal_models(context: Context) -> PersonalModels:
     """Return a client's personal models: the last one in its context, others in its folder if there is one."""
-    own = {key: context.node_config[key] for key in ("state-dir",) if key in context.node_config}
-    return PersonalModels(folder_of({**context.run_config, **own}, name_of(context)), last_personal(context))
+    place = {key: context.node_config[key] for key in ("state-dir",) if key in context.node_config}
+    return PersonalModels(folder_of({**context.run_config, **place}, name_of(context)), last_personal(context))
 
 
 @contextmanager

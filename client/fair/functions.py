@@ -16,6 +16,8 @@ from fairbloom.protocol import names as wire
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.terms import Terms
 
+from ..honoured import Honoured
+from ..metrics import AFTER, BEFORE, ON_TRAINING, Measurement, WorkDone, requested_metrics
 from ..objectives import transform_of
 from ..personal import PersonalModels, StateDict
 from . import randomness
@@ -23,6 +25,19 @@ from .loaders import Batches, Loader, epochs_of, generators_kept, one_batch, ste
 from .steps import Anchor, Steps, TransformedLoss
 
 Function = Callable[..., Any]
+
+HONOURED = Honoured(
+    work=frozenset(),
+    terms=frozenset(
+        {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
+        | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
+        | {"propfair_epsilon", "agreed", "others"}
+    ),
+    metrics=frozenset(
+        {"{}-before", "{}-after", "learning-rate", "update-norm", "{}", "train-{}", "{}-validation", "{}-personal"}
+    ),
+)
+"""What is made of a user's functions; the local work itself is hers. What else is asked is an error that names it."""
 
 
 class Measured(BaseException):
@@ -177,7 +192,7 @@ class Session:
         self._called = True
         call = Call.of(self._train, args, kwargs)
         if self._measure_only:
-            self.metrics[wire.TRAIN_LOSS] = self._measured(call)[wire.LOSS]
+            self._measure(call, ON_TRAINING)
             raise Measured
         return self._work(call)
 
@@ -197,17 +212,21 @@ class Session:
     def _work(self, call: Call) -> Any:
         terms, anchor = self._terms, call.anchor()
         received = call.states() if terms.personal_lambda is not None else []
-        self._note(call, wire.LOSS_BEFORE, wire.ACCURACY_BEFORE)
-        outcome = None if terms.local_only else self._global_work(call, anchor)
-        self._note(call, wire.LOSS_AFTER, wire.ACCURACY_AFTER)
+        self._measure(call, BEFORE)
+        outcome, steps = (None, None) if terms.local_only else self._global_work(call, anchor)
+        self._measure(call, AFTER)
+        if steps is not None:
+            self._report(steps, anchor)
         if terms.personal_lambda is not None:
-            personal = self._personal_work(call, anchor, received)
-            outcome = personal if terms.local_only else outcome
+            of_personal, personal_steps = self._personal_work(call, anchor, received)
+            if terms.local_only:
+                outcome = of_personal
+                self._report(personal_steps, anchor)
         elif terms.local_only:
             raise ReportableError("local-only = True came without personal-lambda: there is nothing to train")
         return outcome
 
-    def _global_work(self, call: Call, anchor: Anchor) -> Any:
+    def _global_work(self, call: Call, anchor: Anchor) -> tuple[Any, Steps]:
         """Train the received model as the terms say."""
         terms = self._terms
 
@@ -235,7 +254,7 @@ class Session:
         if transformed:
             transformed.check_calls(steps)
         self._check_taken(steps)
-        return outcome
+        return outcome, steps
 
     def _check_taken(self, steps: Steps) -> None:
         """Raise ValueError when the steps that were taken are not those of the terms."""
@@ -250,10 +269,8 @@ class Session:
             steps.check_taken(f"local-steps = {terms.local_steps}", terms.local_steps)
         if terms.snapshot_step is not None and not self.snapshot:
             raise ReportableError(f"snapshot-step = {terms.snapshot_step}: the training took fewer steps")
-        if wire.LEARNING_RATE in terms.measure:
-            self.metrics[wire.LEARNING_RATE] = steps.learning_rate()
 
-    def _personal_work(self, call: Call, anchor: Anchor, received: States) -> Any:
+    def _personal_work(self, call: Call, anchor: Anchor, received: States) -> tuple[Any, Steps]:
         """Train the personal model, pulled to the received one, and keep it; the call's model stays as it is."""
         terms, pull = self._terms, self._terms.personal_lambda or 0.0
         steps = Steps(anchor, pull=pull, pull_term="personal-lambda")
@@ -267,20 +284,23 @@ class Session:
                 outcome = call.run(epochs_of(call.loader, terms.personal_epochs or 1))
             steps.check_taken(f"personal-lambda = {pull:g}")
             self._personal.keep(terms.server_round, call.model.state_dict())
-        if terms.local_only and wire.LEARNING_RATE in terms.measure:
-            self.metrics[wire.LEARNING_RATE] = steps.learning_rate()
-        return outcome
+        return outcome, steps
 
-    def _note(self, call: Call, loss: str, accuracy: str) -> None:
-        """Measure the model as it is now, and note what is asked for under these names."""
-        if loss not in self._terms.measure and accuracy not in self._terms.measure:
-            return
-        measured = self._measured(call)
-        for name, key in ((loss, wire.LOSS), (accuracy, wire.ACCURACY)):
-            if name in self._terms.measure:
-                if key not in measured:
-                    raise ReportableError(f"measure = {name}: {_name(self._test)}() returns no accuracy; {RETURNED}")
-                self.metrics[name] = measured[key]
+    def _report(self, steps: Steps, anchor: Anchor) -> None:
+        """Note what is asked for of these steps, and of the model as it is after the work on the received one."""
+        done = WorkDone(steps.learning_rate, [*anchor.values()], [*anchor])
+        self.metrics |= requested_metrics(self._terms.measure, {}, lambda: done)
+
+    def _measure(self, call: Call, measurement: Measurement) -> None:
+        """Measure the model as it is now, where that is asked for, and note it by the names on the wire."""
+        if asked := measurement.requests(self._terms.measure):
+            measured = measurement.named(self._measured(call))
+            for name in asked:
+                if name not in measured:
+                    raise ReportableError(
+                        f"measure = {name}: {_name(self._test)}() returns no {measurement.score(name)}; {RETURNED}"
+                    )
+                self.metrics[name] = measured[name]
 
     def _measured(self, call: Call) -> dict[str, float]:
         """Return the means of loss and accuracy over the training examples; nothing is left changed by that."""

@@ -80,11 +80,11 @@ class Installed:
         BundleRefusedError
             When the run is of another app or version, or its bundle or settings cannot be used.
         """
-        from fairbloom.client.settings import SettingRefusedError, taken
+        from fairbloom.client.settings import SettingRefusedError, accepted_settings
 
         self._check_version(run)
         try:
-            settings = taken({**config_of(fab.content), **run.override_config}, self.allow)
+            settings = accepted_settings({**config_of(fab.content), **run.override_config}, self.allow)
         except SettingRefusedError as error:
             raise BundleRefusedError(str(error)) from error
         return load(self.app), settings | own_places(context)

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fairbloom.client.settings import to_be_allowed
+from fairbloom.client.settings import settings_to_allow
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.settings import Settings
@@ -22,7 +22,7 @@ def check_honoured(federation: Federation, settings: Settings, given: Mapping[st
     SettingsError
         When no device takes one; the message names it, its value and what would do.
     """
-    refused = to_be_allowed(given)
+    refused = settings_to_allow(given)
     if "device" in refused:
         raise SettingsError(f"device = {refused['device']!r}: devices take auto, cpu, cuda, cuda:1 or mps")
     info = find_task(settings.task)

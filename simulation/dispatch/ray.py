@@ -193,7 +193,7 @@ class RayClients(LocalClients):
             self.processes = self.shards
             self._resource = "num_gpus" if device.startswith("cuda") else "num_cpus"
             self._part = 1.0 / -(-self.shards // places)
-            self._told = (asking(method), {**self.settings, "device": device, "state-dir": ""}, block)
+            self._told = (asking(method), self.settings.model_copy(update={"device": device, "state_dir": ""}), block)
             started = self._started(self.shards)
             self._workers = [started[shard % len(started)] for shard in range(self.shards)]
         except BaseException:

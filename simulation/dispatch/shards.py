@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Reports, Trained
 from fairbloom.rounds.method import Method
@@ -97,7 +98,7 @@ class Worker:
         sys.path += [path for path in paths if path not in sys.path]
         self._clients: _Stacked | _OneByOne | None = None
 
-    def begin(self, method: Method, settings: Mapping[str, Any], block: int) -> None:
+    def begin(self, method: Method, settings: RunSettings, block: int) -> None:
         """Load the task; clients are stacked up to `block` at once, or computed one by one where it is 0.
 
         Raises
@@ -105,7 +106,7 @@ class Worker:
         FairbloomError
             When the task cannot be loaded here.
         """
-        if str(settings["device"]) == "cpu":
+        if settings.device == "cpu":
             torch.set_num_threads(1)
         self._clients = _Stacked(method, settings, block) if block else _OneByOne(method, settings)
 

@@ -21,9 +21,10 @@ import torch
 
 from fairbloom.client.local import LocalClient, Metrics
 from fairbloom.client.personal import PersonalModels, StateDict
-from fairbloom.client.training import LocalWork, epochs_in_time, global_work, personal_work
+from fairbloom.client.work import LocalWork, epochs_in_time, global_work, personal_work
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import TRAIN_LOSS
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import SNAPSHOTS, Replies, Trained
 from fairbloom.rounds.memory import Memory
@@ -31,7 +32,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model, Updates, Vectors
 
-from ..clients import LocalClients, Reply, in_words, written
+from ..clients import LocalClients, Reply, failure_reason, store_reply
 from .processes import Forked, can_fork, shared_array
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -199,7 +200,7 @@ class WorkerClients(LocalClients):
         self._count = workers
         self._board: Board | None = None
         self._workers: dict[int, Forked] = {}
-        self._seen: tuple[Mapping[str, Any], frozenset[str]] = (self.settings, frozenset())
+        self._seen: tuple[RunSettings, frozenset[str]] = (self.settings, frozenset())
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Let these clients train the model on the terms, each on its own data.
@@ -291,7 +292,7 @@ class WorkerClients(LocalClients):
                 personal = None if terms.personal_lambda is None else self.personal(name).before(before)
                 jobs.append(Job(Errand(row, name, terms, personal is not None), cost, personal))
             except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(name, in_words(error))
+                refused.add(name, failure_reason(error))
         return jobs
 
     # Memory -----------------------------------------------------------------------------------------------------------
@@ -300,7 +301,7 @@ class WorkerClients(LocalClients):
         """Return the board, a new one where it lacks place."""
         if self._board is None or not self._board.fits(layout.arrays, rows, personal=personal):
             self.close()  # the workers see the old one
-            memory, snapshots = Memory(float(self.settings["memory"])), self.method.snapshots
+            memory, snapshots = Memory(self.settings.memory), self.method.snapshots
             self._board = Board(layout, rows, self._count, memory, snapshots=snapshots, personal=personal)
         return self._board
 
@@ -359,7 +360,7 @@ class WorkerClients(LocalClients):
                 try:
                     done[errand.row] = compute[what](errand, received, board)
                 except Exception as error:  # one client's failure is one refused reply, whatever it is
-                    done[errand.row] = in_words(error)
+                    done[errand.row] = failure_reason(error)
                 if time.monotonic() - since > REPORT_SECONDS:
                     pipe.send(done)
                     done, since = Answers(), time.monotonic()
@@ -372,7 +373,7 @@ class WorkerClients(LocalClients):
         update = local.train(received, errand.terms)
         if errand.terms.personal_lambda is not None and local.personal.last is not None:
             board.load_personal(errand.row, local.personal.last[1])
-        return written(board.updates, board.snapshots, errand.row, update)
+        return store_reply(board.updates, board.snapshots, errand.row, update)
 
     def _evaluate_one(self, errand: Errand, received: StateDict, board: Board) -> Reply:
         """Evaluate one client in a worker."""

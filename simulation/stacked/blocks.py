@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fairbloom.client.local import LocalClient
-from fairbloom.client.training import LocalWork, batch_of, batches
+from fairbloom.client.training import batch_of, batches
+from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples
 
 from .together import Pool
@@ -107,7 +108,7 @@ class Step:
         return Step(self.inputs[:count], self.targets[:count], None if self.counts is None else self.counts[:count])
 
 
-def blocks(members: Sequence[Member], most: int) -> Iterator[list[Member]]:
+def divide_into_blocks(members: Sequence[Member], most: int) -> Iterator[list[Member]]:
     """Yield the members in blocks of at most `most`, by their steps and sizes, the largest first.
 
     Clients that are done drop out at the end of a block, and there is little to fill up.
@@ -129,30 +130,30 @@ def takes_all(block: Sequence[Member]) -> bool:
     return all(member.batch == member.size for member in block)
 
 
-def steps_of(
-    block: Sequence[Member], work: LocalWork, order_of: Callable[[Member], np.random.Generator]
+def minibatches(
+    block: Sequence[Member], work: LocalWork, batch_order: Callable[[Member], np.random.Generator]
 ) -> Iterator[Step]:
     """Yield the steps of a block, with the clients that take them: fewer and fewer of the first ones."""
     pool = Pool.of([member.examples for member in block])
-    orders = [batches(member.size, replace(work, epochs=member.epochs, random=order_of(member))) for member in block]
+    orders = [batches(member.size, replace(work, epochs=member.epochs, random=batch_order(member))) for member in block]
     for number in range(block[0].steps):
         taking = sum(member.steps > number for member in block)
-        yield filled_up(pool, [next(order) for order in orders[:taking]])
+        yield pad_step(pool, [next(order) for order in orders[:taking]])
 
 
-def repeated(step: Step, block: Sequence[Member]) -> Iterator[Step]:
+def repeat_step(step: Step, block: Sequence[Member]) -> Iterator[Step]:
     """Yield a step that takes all examples as often as the block's clients take it."""
     for number in range(block[0].steps):
         yield step.first(sum(member.steps > number for member in block))
 
 
-def all_of(parts: Sequence[Examples]) -> Step:
+def full_batch(parts: Sequence[Examples]) -> Step:
     """Return the step that takes all examples of each client."""
     pool = Pool.of(parts)
-    return filled_up(pool, [torch.arange(count) for count in pool.counts])
+    return pad_step(pool, [torch.arange(count) for count in pool.counts])
 
 
-def filled_up(pool: Pool, chosen: Sequence[Tensor]) -> Step:
+def pad_step(pool: Pool, chosen: Sequence[Tensor]) -> Step:
     """Return the step of the pool's first clients, who take these of their examples."""
     sizes = [len(each) for each in chosen]
     starts = torch.tensor(list(accumulate(pool.counts, initial=0))[: len(chosen)]).unsqueeze(1)

@@ -16,18 +16,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairbloom.client.local import Metrics
-from fairbloom.client.personal import StateDict
-from fairbloom.client.reporting import reported
-from fairbloom.client.training import (
-    LocalWork,
-    epochs_in_time,
-    global_work,
-    measure,
-    order_of,
-    personal_work,
+from fairbloom.client.honoured import Honoured
+from fairbloom.client.local import LocalClient, Metrics
+from fairbloom.client.metrics import (
+    AFTER,
+    BEFORE,
+    OF_EVALUATION,
+    PERSONAL,
+    Measurement,
+    WorkDone,
+    requested_metrics,
 )
+from fairbloom.client.personal import StateDict
+from fairbloom.client.training import measure
+from fairbloom.client.work import LocalWork, batch_order, epochs_in_time, global_work, personal_work
 from fairbloom.protocol import names as wire
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
@@ -35,12 +39,28 @@ from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import Examples, Task
 
-from ..clients import LocalClients, Reply, in_words, written
-from .blocks import Member, Step, all_of, blocks, repeated, steps_of, takes_all
-from .programs import Moved, Program, UnstackableError, program_of
-from .together import Measures, in_passes, losses_of, measured, scored
+from ..clients import LocalClients, Reply, failure_reason, store_reply
+from .blocks import Member, Step, divide_into_blocks, full_batch, minibatches, repeat_step, takes_all
+from .programs import Program, StepArrays, UnstackableError, make_program
+from .together import Measures, losses_of, measure_clients, score_clients, split_into_passes
 
 log = logging.getLogger("flwr").getChild("fairbloom")
+
+HONOURED = Honoured(
+    work=frozenset(
+        {"epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "gradient_clip", "pull", "steps"}
+        | {"snapshot_step", "transform", "random"}
+    ),
+    terms=frozenset(
+        {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
+        | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
+        | {"propfair_epsilon", "agreed", "others"}
+    ),
+    metrics=frozenset(
+        {"{}-before", "{}-after", "learning-rate", "update-norm", "{}", "train-{}", "{}-validation", "{}-personal"}
+    ),
+)
+"""What is honoured side by side: no time budget, which is each client's, and nothing that a model draws."""
 
 REMEMBERED_BYTES = 2**26
 """Full batches are remembered from round to round up to this size in all."""
@@ -66,8 +86,13 @@ class Rows:
 
     def model(self, row: int) -> StateDict:
         """Return the model of a row; what is not trained is as it was received."""
-        own = {name: array[row] for name, array in zip(self._layout.trainable, self.arrays, strict=True)}
-        return self._received | own
+        trained = {name: array[row] for name, array in zip(self._layout.trainable, self.arrays, strict=True)}
+        return self._received | trained
+
+    def work_done(self, row: int, work: LocalWork) -> WorkDone:
+        """Return the work that has made the model of a row what it is now."""
+        received = [self._received[name] for name in self._layout.trainable]
+        return WorkDone(lambda: work.learning_rate, received, [array[row] for array in self.arrays])
 
     def write(self, matrix: NDArray[Any], places: Sequence[int]) -> None:
         """Write the models into rows of a matrix, their arrays one after the other."""
@@ -89,7 +114,7 @@ class StackedClients(LocalClients):
     method
         Says which metrics it needs and which arrays are buffers.
     settings
-        The run config; it sets no time budget.
+        Of the run, or its run config.
     block
         The most clients that are computed at once.
 
@@ -99,26 +124,27 @@ class StackedClients(LocalClients):
         When the task cannot be loaded, or this machine has no such device.
     """
 
-    def __init__(self, method: Method, settings: Mapping[str, Any], block: int) -> None:
+    def __init__(self, method: Method, settings: RunSettings | Mapping[str, Any], block: int) -> None:
         super().__init__(method, settings)
         self._block = block
         self._known: tuple[nn.Module, Program] | None = None
         self._full: OrderedDict[tuple[str, ...], Step] = OrderedDict()
         self._crew: tuple[object, list[Member]] = (None, [])
+        self._reasons: set[str] = set()
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
-        """Let these clients train the model on the terms, each on its own data.
-
-        Raises
-        ------
-        UnstackableError
-            When the model cannot be computed for many clients at once.
-        """
+        """Let these clients train the model on the terms, each on its own data."""
+        if self._are_apart(self._why_apart(terms)):
+            return self.train_each(names, model, terms)
         self.begin(names, terms)
         trained = self.none_trained(names, model, terms)
         training = _Training(self, self.on_device(model), terms, trained)
         members = self._members(names, terms, trained.refused)
-        self._in_blocks(members, training.block, training.alone, trained.refused)
+        try:
+            self._in_blocks(members, training.block, training.alone, trained.refused)
+        except UnstackableError as reason:
+            self._are_apart(f"the model cannot be stacked: {reason}")
+            return self.train_each(names, model, terms)
         if terms.personal_lambda is not None:
             work = personal_work(self.settings, terms)
             trained_here = (each for each in members if each.local.name in training.replies)
@@ -130,28 +156,43 @@ class StackedClients(LocalClients):
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
+        if self._are_apart(HONOURED.unmet(terms)):
+            return self.evaluate_each(names, model, terms, participants)
         self.begin(names, terms)
-        received, refused = self.on_device(model), Refusals(terms.server_round)
         try:
-            told = self._measures(names, received, terms, set(participants))
+            reports = self._measures(names, self.on_device(model), terms, set(participants))
         except Exception:  # one by one it shows whose fault it is
-            return self.evaluate_each(names, terms, participants, lambda local, terms: local.evaluate(received, terms))
-        return self.evaluated(told, refused)
+            return self.evaluate_each(names, model, terms, participants)
+        return self.evaluated(reports, Refusals(terms.server_round))
+
+    def _why_apart(self, terms: Terms) -> str:
+        """Return what of the terms, or of the work that they make, is not honoured side by side; "" where all is."""
+        try:
+            return HONOURED.unmet(terms, global_work(self.settings, terms), personal_work(self.settings, terms))
+        except ValueError as reason:  # terms that no client knows
+            return str(reason)
+
+    def _are_apart(self, why: str) -> bool:
+        """Return whether there is a reason to compute clients one by one; each is logged once."""
+        if why and why not in self._reasons:
+            self._reasons.add(why)
+            log.warning("stacked clients are computed one after the other where this is asked: %s", why)
+        return bool(why)
 
     # Parts ------------------------------------------------------------------------------------------------------------
 
     def program(self, task: Task, model: nn.Module, examples: Examples) -> Program:
         """Return how the model is computed for many clients."""
         if self._known is None or self._known[0] is not model:
-            self._known = model, program_of(model, task, examples)
+            self._known = model, make_program(model, task, examples)
         return self._known[1]
 
     def steps(self, block: Sequence[Member], work: LocalWork, terms: Terms, *, personal: bool) -> Iterable[Step]:
         """Return the steps of a block."""
         if takes_all(block):
-            return repeated(self._full_batch(block), block)
+            return repeat_step(self._full_batch(block), block)
         number = terms.server_round
-        return steps_of(block, work, lambda m: order_of(self.settings, number, m.local.key, personal=personal))
+        return minibatches(block, work, lambda m: batch_order(self.settings, number, m.local.key, personal=personal))
 
     def _full_batch(self, block: Sequence[Member]) -> Step:
         """Return the step that takes all examples; small ones are remembered, since the next rounds take them too."""
@@ -159,7 +200,7 @@ class StackedClients(LocalClients):
         if names in self._full:
             self._full.move_to_end(names)
             return self._full[names]
-        step = all_of([member.examples for member in block])
+        step = full_batch([member.examples for member in block])
         self._full[names] = step
         while sum(each.nbytes for each in self._full.values()) > REMEMBERED_BYTES:
             self._full.popitem(last=False)
@@ -167,13 +208,7 @@ class StackedClients(LocalClients):
 
     def _members(self, names: Sequence[str], terms: Terms, refused: Refusals) -> list[Member]:
         """Return the clients that can train, the same ones for the same names and work; the others are refused."""
-        members = list[Member]()
-        try:
-            work = global_work(self.settings, terms)
-        except ValueError as reason:  # terms that no client knows
-            for name in names:
-                refused.add(name, reason)
-            return members
+        members, work = list[Member](), global_work(self.settings, terms)
         about = (tuple(names), work.batch_size, work.epochs, work.steps, terms.agreed)
         if self._crew[0] == about:
             return self._crew[1]
@@ -183,8 +218,8 @@ class StackedClients(LocalClients):
                 epochs = work.epochs if in_full else epochs_in_time(self.settings, terms.server_round, name)
                 members.append(Member.of(self.local(name), place, work, epochs))
             except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(name, in_words(error))
-        if len(members) == len(names) and not self.settings["stragglers"]:
+                refused.add(name, failure_reason(error))
+        if len(members) == len(names) and not self.settings.stragglers:
             self._crew = (about, members)
         return members
 
@@ -196,7 +231,7 @@ class StackedClients(LocalClients):
         refused: Refusals,
     ) -> None:
         """Do something with blocks of clients; in halves where memory does not suffice, one by one where one fails."""
-        for block in blocks(members, self._block):
+        for block in divide_into_blocks(members, self._block):
             try:
                 together(block)
             except UnstackableError:
@@ -211,7 +246,9 @@ class StackedClients(LocalClients):
                     self._one_by_one(block, alone, refused)
             except Exception as error:
                 if not self._one_by_one(block, alone, refused):
-                    log.warning("%d clients were computed one by one, since together: %s", len(block), in_words(error))
+                    log.warning(
+                        "%d clients were computed one by one, since together: %s", len(block), failure_reason(error)
+                    )
 
     def _one_by_one(self, block: Sequence[Member], alone: Callable[[Member], None], refused: Refusals) -> int:
         """Do something with one client after the other; refuse those that fail, and return how many did."""
@@ -220,7 +257,7 @@ class StackedClients(LocalClients):
             try:
                 alone(member)
             except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(member.local.name, in_words(error))
+                refused.add(member.local.name, failure_reason(error))
                 failed += 1
         return failed
 
@@ -228,27 +265,29 @@ class StackedClients(LocalClients):
         self, names: Sequence[str], received: StateDict, terms: Terms, participants: Collection[str]
     ) -> dict[str, Metrics]:
         """Return what each client measures of the received model, and of its personal one."""
-        locals_ = [self.local(name) for name in names]
-        task, model = locals_[0].task, locals_[0].model
+        clients = [self.local(name) for name in names]
+        task, model = clients[0].task, clients[0].model
+        of_others = replace(terms, measure=())
+        terms_of = {name: terms if name in participants else of_others for name in names}
+        reports: dict[str, Metrics] = {each.name: {wire.NUM_EXAMPLES: len(each.splits.test)} for each in clients}
         model.load_state_dict(received)
-        tests = [local.splits.test for local in locals_]
-        told: dict[str, Metrics] = {
-            name: {wire.NUM_EXAMPLES: len(test), **found}
-            for name, test, found in zip(names, tests, measured(model, task, tests), strict=True)
-        }
-        asked = [local for local in locals_ if local.name in participants] if wire.TRAIN_LOSS in terms.measure else []
-        for local, found in zip(asked, measured(model, task, [local.splits.train for local in asked]), strict=True):
-            as_told = reported(found, len(local.splits.train), local.name, self.settings)
-            told[local.name][wire.TRAIN_LOSS] = as_told[wire.LOSS]
-        validated = {local.name: local.splits.validation for local in locals_ if local.splits.validation}
-        for name, found in zip(validated, measured(model, task, [*validated.values()]), strict=True):
-            told[name] |= {f"{what}-{wire.VALIDATION}": value for what, value in found.items()}
-        if terms.personal_lambda is not None:
-            for local in locals_:
-                model.load_state_dict(local.personal.before(terms.server_round + 1) or received)
-                found = measure(model, task, local.splits.test)
-                told[local.name] |= {f"{name}-{wire.PERSONAL}": value for name, value in found.items()}
-        return told
+        for measurement in OF_EVALUATION:
+            some = [each for each in clients if measurement.applies(terms_of[each.name], each.splits)]
+            if measurement.model == PERSONAL:
+                before = terms.server_round + 1
+                found = [self._measure_personal(each, measurement, received, before) for each in some]
+            else:
+                found = measure_clients(model, task, [measurement.of(each.splits) for each in some])
+            for local, scores in zip(some, found, strict=True):
+                reports[local.name] |= local.report(measurement, scores, terms_of[local.name])
+        return reports
+
+    def _measure_personal(
+        self, local: LocalClient, measurement: Measurement, received: StateDict, before: int
+    ) -> Measures:
+        """Return what is measured of a client's personal model of rounds before this one, at first the received one."""
+        local.model.load_state_dict(local.personal.before(before) or received)
+        return measure(local.model, local.task, measurement.of(local.splits))
 
 
 class _Training:
@@ -273,44 +312,45 @@ class _Training:
 
     def block(self, block: Sequence[Member]) -> None:
         """Train the global model on a block of clients."""
-        terms, trained, wanted = self._terms, self._trained, set(self._terms.measure)
+        terms, trained = self._terms, self._trained
         task, model, parts = block[0].local.task, block[0].local.model, [member.examples for member in block]
         program = self._engine.program(task, model, parts[0])
         rows, work = Rows(self._layout, self._received, len(block)), global_work(self._engine.settings, terms)
-        told: list[Metrics] = [{wire.NUM_EXAMPLES: each.size, wire.LEARNING_RATE: work.learning_rate} for each in block]
         halfway, first = rows, None
         if not terms.local_only:
             steps = self._engine.steps(block, work, terms, personal=False)
             halfway, first = train_together(program, task, rows, steps, work)
-        if wanted & {wire.LOSS_BEFORE, wire.ACCURACY_BEFORE}:
-            if first is not None and takes_all(block) and wire.ACCURACY_BEFORE not in wanted:
-                self._note(told, block, [{wire.LOSS: loss} for loss in first.tolist()], "before")
+        scores: list[Metrics] = [{} for _ in block]
+        if asked := BEFORE.requests(terms.measure):
+            if first is not None and takes_all(block) and asked == [wire.LOSS_BEFORE]:
+                self._note(scores, block, BEFORE, [{wire.LOSS: loss} for loss in first.tolist()])
             else:
                 model.load_state_dict(self._received)
-                self._note(told, block, measured(model, task, parts), "before")
-        if wanted & {wire.LOSS_AFTER, wire.ACCURACY_AFTER}:
-            self._note(told, block, measured_apart(program, task, rows, parts), "after")
+                self._note(scores, block, BEFORE, measure_clients(model, task, parts))
+        if AFTER.requests(terms.measure):
+            self._note(scores, block, AFTER, measure_trained(program, task, rows, parts))
         places = [member.place for member in block]
         rows.write(trained.updates.matrix, places)
         if trained.snapshots is not None:
             halfway.write(trained.snapshots.matrix, places)
-        layout, asked = self._layout, (wire.NUM_EXAMPLES, *terms.measure)
-        others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
-        for member, metrics in zip(block, told, strict=True):
-            chosen = {name: metrics[name] for name in asked if name in metrics}
-            self.replies[member.local.name] = Reply(member.place, chosen, others, others)
+        others = {name: self._layout.arrays[name] for name in (*self._layout.buffers, *self._layout.integers)}
+        for row, member in enumerate(block):
+            done = partial(rows.work_done, row, work)
+            metrics = {wire.NUM_EXAMPLES: member.size, **requested_metrics(terms.measure, scores[row], done)}
+            self.replies[member.local.name] = Reply(member.place, metrics, others, others)
 
-    def _note(self, told: Sequence[Metrics], block: Sequence[Member], found: Sequence[Measures], when: str) -> None:
-        """Add what was measured on the training examples to what the clients tell, by names that end in `when`."""
-        for metrics, member, measures in zip(told, block, found, strict=True):
-            as_told = reported(measures, member.size, member.local.name, self._engine.settings)
-            metrics.update({f"{name}-{when}": value for name, value in as_told.items()})
+    def _note(
+        self, scores: Sequence[Metrics], block: Sequence[Member], which: Measurement, found: Sequence[Measures]
+    ) -> None:
+        """Add what was measured on the training examples to the scores of the clients, as these report it."""
+        for noted, member, measures in zip(scores, block, found, strict=True):
+            noted.update(member.local.report(which, measures, self._terms))
 
     def alone(self, member: Member) -> None:
         """Train the global model on one client, as it would by itself."""
         update = member.local.train(self._received, replace(self._terms, personal_lambda=None))
         trained = self._trained
-        self.replies[member.local.name] = written(trained.updates, trained.snapshots, member.place, update)
+        self.replies[member.local.name] = store_reply(trained.updates, trained.snapshots, member.place, update)
 
     def personal_block(self, block: Sequence[Member]) -> None:
         """Train the personal models of a block of clients, pulled to the received model."""
@@ -341,9 +381,10 @@ def train_together(
     anchor = rows.anchor if work.pull > 0.0 else []
     velocity = [torch.zeros_like(array) for array in rows.arrays] if work.momentum > 0.0 else []
     halfway, first = rows, None
+    take = program.step_of(work)
     for number, step in enumerate(steps, start=1):
         weights, moving = ([array[: step.shape[0]] for array in arrays] for arrays in (rows.arrays, velocity))
-        losses = program.descend(Moved(weights, moving, anchor), step.inputs, partial(summed, task, step, work), work)
+        losses = take(StepArrays(weights, moving, anchor), step.inputs, partial(minimised_loss, task, step, work))
         if first is None:
             first = step.means(losses.double())
         if number == work.snapshot_step:
@@ -351,21 +392,21 @@ def train_together(
     return halfway, first
 
 
-def summed(task: Task, step: Step, work: LocalWork, outputs: Tensor) -> tuple[Tensor, Tensor]:
+def minimised_loss(task: Task, step: Step, work: LocalWork, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss of each example of a step, shape (k, b), and the sum of what its clients minimise."""
     losses = losses_of(task, outputs.flatten(0, 1), step.targets.flatten(0, 1)).view(step.shape)
     return losses, work.transform(step.means(losses)).sum()
 
 
 @torch.no_grad()
-def measured_apart(program: Program, task: Task, rows: Rows, parts: Sequence[Examples]) -> list[Measures]:
+def measure_trained(program: Program, task: Task, rows: Rows, parts: Sequence[Examples]) -> list[Measures]:
     """Return what is measured of each client's own model on its examples."""
     found: list[Measures] = []
-    for some in in_passes(parts):
-        step = all_of(some)
+    for some in split_into_passes(parts):
+        step = full_batch(some)
         weights = [array[len(found) : len(found) + len(some)] for array in rows.arrays]
         outputs = program(weights, step.inputs)
         counts = [len(part) for part in some]
         real = torch.arange(step.shape[1], device=outputs.device) < torch.tensor(counts, device=outputs.device)[:, None]
-        found += scored(task, outputs[real], step.targets[real], counts)
+        found += score_clients(task, outputs[real], step.targets[real], counts)
     return found

@@ -6,6 +6,7 @@ as by itself. What does not is named, with the reason, and its clients are compu
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairbloom.client.training import LocalWork, descend, drawing_from, gradients_of, outputs_of
+from fairbloom.client.training import drawing_from, gradients_of, outputs_of
+from fairbloom.client.work import LocalWork, descend, step_fields
 from fairbloom.tasks import Examples, Task
 
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
@@ -31,11 +33,14 @@ class UnstackableError(Exception):
     """A model that cannot be computed for many clients at once; the message says why."""
 
 
+ADDED_AT_ONCE = frozenset({"learning_rate", "momentum", "weight_decay", "pull", "transform"})
+"""The fields of local work with which a gradient can be added to the weights as it is computed."""
+
 Summed = Callable[[Tensor], tuple[Tensor, Tensor]]
 """(outputs, shape (k, b, …)) → the loss of each example, shape (k, b), and the sum of what clients minimise."""
 
 
-class Moved(NamedTuple):
+class StepArrays(NamedTuple):
     """The arrays that a step of k clients changes, in the model's order.
 
     Attributes
@@ -53,26 +58,18 @@ class Moved(NamedTuple):
     anchor: Sequence[Tensor]
 
 
+TakeStep = Callable[[StepArrays, Tensor, Summed], Tensor]
+"""(what the step changes and is pulled to, inputs of shape (k, b, …), what is minimised) → the losses, shape (k, b)."""
+
+
 class Program(Protocol):
     """One model with the parameters of many clients; `weights` are its arrays in their order, shape (k, *shape)."""
 
     def __call__(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
         """Return the outputs, shape (k, b, …), for b examples of each of k clients, shape (k, b, …)."""
 
-    def descend(self, moved: Moved, inputs: Tensor, summed: Summed, work: LocalWork) -> Tensor:
-        """Take a step of SGD in place, as `fairbloom.client.training.descend` does; return the losses, shape (k, b).
-
-        Parameters
-        ----------
-        moved
-            What the step changes, and what it is pulled to.
-        inputs
-            Shape (k, b, …).
-        summed
-            Says what is minimised.
-        work
-            Rate, momentum, decay and pull.
-        """
+    def step_of(self, work: LocalWork) -> TakeStep:
+        """Return what takes a step of SGD in place, as `fairbloom.client.work.descend` does."""
 
 
 class Mapped:
@@ -90,14 +87,19 @@ class Mapped:
         outputs: Tensor = self._all(tuple(weights), inputs)
         return outputs
 
-    def descend(self, moved: Moved, inputs: Tensor, summed: Summed, work: LocalWork) -> Tensor:
-        """Take a step of SGD in place; see Program."""
-        leaves = [weight.detach().requires_grad_() for weight in moved.weights]
-        losses, total = summed(self(leaves, inputs))
-        gradients = gradients_of(total, leaves)
-        with torch.no_grad():
-            descend(leaves, gradients, moved.anchor, moved.velocity, work)
-        return losses.detach()
+    def step_of(self, work: LocalWork) -> TakeStep:
+        """Return what takes a step of SGD in place; see Program."""
+        return partial(step_by_autograd, self, work)
+
+
+def step_by_autograd(program: "Program", work: LocalWork, arrays: StepArrays, inputs: Tensor, summed: Summed) -> Tensor:
+    """Take a step of SGD in place, whatever the work; return the losses, shape (k, b)."""
+    leaves = [weight.detach().requires_grad_() for weight in arrays.weights]
+    losses, total = summed(program(leaves, inputs))
+    gradients = gradients_of(total, leaves)
+    with torch.no_grad():
+        descend(leaves, gradients, arrays.anchor, arrays.velocity, work, stacked=True)
+    return losses.detach()
 
 
 class Chain:
@@ -117,9 +119,14 @@ class Chain:
             x = _linear(layer, left, x) if isinstance(layer, nn.Linear) else _other(layer, x)
         return x
 
-    def descend(self, moved: Moved, inputs: Tensor, summed: Summed, work: LocalWork) -> Tensor:
-        """Take a step of SGD in place; see Program."""
-        met, left, x = list[tuple[Tensor, Tensor]](), iter(moved.weights), inputs
+    def step_of(self, work: LocalWork) -> TakeStep:
+        """Return what takes a step of SGD in place; see Program."""
+        return (
+            partial(self._step, work) if step_fields(work) <= ADDED_AT_ONCE else partial(step_by_autograd, self, work)
+        )
+
+    def _step(self, work: LocalWork, arrays: StepArrays, inputs: Tensor, summed: Summed) -> Tensor:
+        met, left, x = list[tuple[Tensor, Tensor]](), iter(arrays.weights), inputs
         for layer in self._layers:  # what went into each layer, and what came out of it
             before = x.detach()
             if isinstance(layer, nn.Linear):
@@ -131,24 +138,24 @@ class Chain:
         losses, total = summed(outputs)
         (slope,) = torch.autograd.grad(total, outputs)
         with torch.no_grad():
-            self._back(moved, met, slope, work)
+            self._back(arrays, met, slope, work)
         return losses.detach()
 
-    def _back(self, moved: Moved, met: Sequence[tuple[Tensor, Tensor]], slope: Tensor, work: LocalWork) -> None:
+    def _back(self, arrays: StepArrays, met: Sequence[tuple[Tensor, Tensor]], slope: Tensor, work: LocalWork) -> None:
         """Go back through the layers: change the weights of each once the slope has passed it."""
-        place = len(moved.weights)
+        place = len(arrays.weights)
         for layer, (before, after) in zip(reversed(self._layers), reversed(met), strict=True):
             if not isinstance(layer, nn.Linear):
                 (slope,) = torch.autograd.grad(after, before, slope)
                 continue
             place -= 1 if layer.bias is None else 2
-            following = torch.bmm(slope, moved.weights[place]) if place else slope
+            following = torch.bmm(slope, arrays.weights[place]) if place else slope
             moves: list[_Product | _Sum] = [_Product(slope, before)]
             if layer.bias is not None:
                 moves.append(_Sum(slope))
             for array, gradient in enumerate(moves, start=place):
                 of_one = slice(array, array + 1)
-                _move(moved.weights[array], moved.velocity[of_one], moved.anchor[of_one], gradient, work)
+                _move(arrays.weights[array], arrays.velocity[of_one], arrays.anchor[of_one], gradient, work)
             if not place:
                 return
             slope = following
@@ -205,7 +212,7 @@ def _other(layer: nn.Module, inputs: Tensor) -> Tensor:
     return outputs
 
 
-def program_of(model: nn.Module, task: Task, examples: Examples) -> Program:
+def make_program(model: nn.Module, task: Task, examples: Examples) -> Program:
     """Return how a model is computed for many clients.
 
     Parameters
@@ -223,7 +230,7 @@ def program_of(model: nn.Module, task: Task, examples: Examples) -> Program:
         When the model, or the loss, cannot be computed for many clients at once.
     """
     _check_parameters(model)
-    layers = _chained(model)
+    layers = _chain_layers(model)
     program = Mapped(model, [name for name, _ in model.named_parameters()]) if layers is None else Chain(layers)
     buffers = {buffer: buffer.clone() for buffer in model.buffers()}
     try:
@@ -257,10 +264,10 @@ def _check_parameters(model: nn.Module) -> None:
         raise UnstackableError("its parameters have several dtypes")
 
 
-def _chained(model: nn.Module) -> list[nn.Module] | None:
+def _chain_layers(model: nn.Module) -> list[nn.Module] | None:
     """Return the layers of a chain of linear layers and activations, None where a model is something else."""
     if type(model) is nn.Sequential:
-        parts = [_chained(child) for child in model]
+        parts = [_chain_layers(child) for child in model]
         return None if None in parts else [layer for part in parts for layer in part or ()]
     flat = type(model) is nn.Flatten and model.start_dim == 1 and model.end_dim == -1
     # A module's own class may be a subclass that does something else, and hooks may change what it does.

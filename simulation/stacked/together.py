@@ -35,7 +35,7 @@ class Pool(NamedTuple):
     inputs, targets
         First dimension the examples.
     rows
-        Which of them are whose: indices, one client's after the other's.
+        Indices of each client's examples, one client's after the other's.
     counts
         How many each client has.
     """
@@ -72,25 +72,25 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     return task.loss(outputs, targets)
 
 
-def measured(model: nn.Module, task: Task, parts: Sequence[Examples]) -> list[Measures]:
+def measure_clients(model: nn.Module, task: Task, parts: Sequence[Examples]) -> list[Measures]:
     """Return what `fairbloom.client.training.measure` does of each client's examples, the model being the same for all.
 
     The model must not draw as it evaluates.
     """
     model.eval()
     found: list[Measures] = []
-    for some in in_passes(parts):
+    for some in split_into_passes(parts):
         if len(some) == 1:
             found.append(measure(model, task, some[0]))
             continue
         pool = Pool.of(some)
         inputs, targets = pool.at(torch.arange(len(pool.rows)))
         with torch.no_grad():
-            found += scored(task, outputs_of(model, inputs), targets, [len(part) for part in some])
+            found += score_clients(task, outputs_of(model, inputs), targets, [len(part) for part in some])
     return found
 
 
-def scored(task: Task, outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[Measures]:
+def score_clients(task: Task, outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[Measures]:
     """Return mean loss and scores of clients, `counts` examples each, which lie one client after the other."""
     columns = {LOSS: _means(losses_of(task, outputs, targets), counts)}
     for score, of in task.scores.items():
@@ -117,7 +117,7 @@ def _means(values: Tensor, counts: Sequence[int]) -> list[float]:
     return listed
 
 
-def in_passes(parts: Sequence[Examples]) -> Iterator[list[Examples]]:
+def split_into_passes(parts: Sequence[Examples]) -> Iterator[list[Examples]]:
     """Yield clients, as many as have EVALUATION_BATCH examples together; one that has more comes alone."""
     some: list[Examples] = []
     total = 0

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairbloom.client.app import app
-from fairbloom.client.training import LocalWork, global_work, of_client
+from fairbloom.client.work import LocalWork, client_work, global_work
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import Examples, Splits, Task, load_task
@@ -35,8 +36,8 @@ def work_of(
     config: dict[str, Any], client: str, told: dict[str, Any] | None = None, server_round: int = 1
 ) -> LocalWork:
     """Return what a client makes of a run config and of what the server tells it."""
-    terms = Terms.of({"server-round": server_round, **(told or {})})
-    return of_client(global_work(config, terms), config, terms, client)
+    settings, terms = RunSettings.of(config), Terms.of({"server-round": server_round, **(told or {})})
+    return client_work(global_work(settings, terms), settings, terms, client)
 
 
 def run_config(**changes: Any) -> dict[str, Any]:

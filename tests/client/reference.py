@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fairbloom.client.training import LocalWork, StateDict, batches
+from fairbloom.client.training import StateDict, batches
+from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples, Task
 
 
@@ -39,6 +40,8 @@ def train_by_torch(
             for parameter, start in zip(trainable, received, strict=True):
                 if work.pull and parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - start, alpha=work.pull)
+            if work.gradient_clip:
+                torch.nn.utils.clip_grad_norm_(trainable, work.gradient_clip)
             optimizer.step()
     optimizer.zero_grad()
     return {}

@@ -26,9 +26,11 @@ from torch import Tensor, nn
 from torch.optim import optimizer as hooks
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from fairbloom.client import training
+from fairbloom.client import fair as fair_package
+from fairbloom.client import work
 from fairbloom.client.app import app as our_app
 from fairbloom.client.fair import fair
+from fairbloom.client.honoured import Honoured
 from fairbloom.protocol.terms import WORK
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS, Ditto, FairStrategy, FedAvg, FedMGDA, QFedAvg, Round
@@ -92,7 +94,7 @@ def test_every_method_makes_the_same_model_with_her_functions_as_with_our_own_cl
         return DataLoader(dataset, batch_size or len(dataset))
 
     monkeypatch.setattr(quickstart[1], "DataLoader", loader)
-    monkeypatch.setattr(training, "generator", lambda *where: InOrder())
+    monkeypatch.setattr(work, "generator", lambda *where: InOrder())
     hers = {"batch-size": batch_size, "local-epochs": 3}
     ours = run_config(
         task="tests.client.changed:task",
@@ -350,7 +352,7 @@ def test_the_wrapped_function_outside_a_message_is_hers() -> None:
 
 # Measures -----------------------------------------------------------------------------------------------------------
 
-MEASURES = ["loss-before", "loss-after", "accuracy-before", "accuracy-after", "learning-rate"]
+MEASURES = ["loss-before", "loss-after", "accuracy-before", "accuracy-after", "learning-rate", "update-norm"]
 
 
 def loss_at(x: float) -> float:
@@ -364,6 +366,7 @@ def test_measures_are_means_over_all_examples_although_the_last_batch_is_smaller
     assert metrics["loss-after"] == pytest.approx(loss_at(trained(content)), rel=1e-12)
     assert metrics["accuracy-before"] == metrics["accuracy-after"] == 0.5
     assert metrics["learning-rate"] == RATE
+    assert metrics["update-norm"] == pytest.approx(abs(trained(content)), rel=1e-12)
     assert trained(content) == pytest.approx(steps(BATCHES), rel=1e-12)
 
 
@@ -380,6 +383,49 @@ def test_measures_are_means_over_all_examples_although_the_last_batch_is_smaller
 def test_her_loader_may_drop_draw_or_choose_examples_and_the_whole_training_set_is_measured(loader: Any) -> None:
     metrics = ask(app_of(loader=loader), told={"measure": ["loss-before"]}).metric_records["metrics"]
     assert metrics["loss-before"] == pytest.approx(loss_at(0.0), rel=1e-12)
+
+
+def test_the_norm_of_her_update_is_that_of_our_own_clients(
+    quickstart: Modules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With her optimizer and ours over the same batches; personal training leaves it as it is."""
+    monkeypatch.setattr(quickstart[1], "DataLoader", lambda dataset, *_, **__: DataLoader(dataset, len(dataset)))
+    ours = run_config(task="tests.client.changed:task", clients=CLIENTS, batch_size=0, learning_rate=RATE)
+
+    class Normed(FedAvg):
+        """FedAvg that asks for the norm of each update."""
+
+        needs = frozenset({"update-norm"})
+
+    (_, hers), (_, expected) = (
+        run(Normed(personal_lambda=0.5), app, config, quickstart, rounds=2)
+        for app, config in ((quickstart[0].app, {"batch-size": 0, "local-epochs": 1}), (our_app, ours))
+    )
+    for mine, theirs in zip(hers, expected, strict=True):
+        assert mine.refused == theirs.refused == {}
+        norms = [
+            {name: report["update-norm"] for name, report in each.train_metrics.items()} for each in (mine, theirs)
+        ]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+        assert all(norm > 0.0 for norm in norms[0].values())
+
+
+def test_where_the_received_model_stays_as_it_is_the_norm_is_zero() -> None:
+    told = {"personal-lambda": 0.5, "personal-epochs": 1, "local-only": True, "measure": ["update-norm"]}
+    assert ask(app_of(), told=told).metric_records["metrics"]["update-norm"] == 0.0
+
+
+def test_a_term_that_is_honoured_by_nobody_is_refused_by_name_and_not_said_to_be_honoured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if a term had been added to the protocol and forgotten here."""
+    known = fair_package.HONOURED
+    fewer = Honoured(known.work, known.terms - {"proximal_mu"}, known.metrics)
+    monkeypatch.setattr(fair_package, "HONOURED", fewer)
+    with pytest.raises(ValueError, match=r"proximal-mu = 0\.5: this client does not know it"):
+        ask(app_of(), told={"proximal-mu": 0.5})
+    content = ask(app_of(), MessageType.QUERY, where=context(name="a"))
+    assert "proximal-mu" not in content.config_records["client"]["honours"]  # type: ignore[operator]
 
 
 def test_only_what_is_asked_for_and_known_is_replied() -> None:
@@ -932,3 +978,18 @@ def test_her_own_names_of_metrics_come_through_to_the_round() -> None:
     finished: list[Round] = []
     FedAvg().start(InProcessGrid(app_of(), {}, 2), ArrayRecord(Point().state_dict()), 1, on_round=finished.append)
     assert {"eval_loss", "eval_acc"} <= set(finished[0].evaluations["client-0"])
+
+
+def test_a_users_config_asks_for_the_norm_of_updates_and_each_round_has_them() -> None:
+    rounds: list[Round] = []
+    start = Point()
+    FedAvg().start(
+        InProcessGrid(app_of(), {}, 2),
+        ArrayRecord(start.state_dict()),
+        1,
+        train_config=ConfigRecord({"measure": ["update-norm"]}),
+        on_round=rounds.append,
+    )
+    norms = {name: report["update-norm"] for name, report in rounds[0].train_metrics.items()}
+    expected = abs(steps(BATCHES))
+    assert norms == {"client-0": pytest.approx(expected), "client-1": pytest.approx(expected)}

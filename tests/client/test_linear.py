@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom.client import training
 from fairbloom.client.linear import linear_step
-from fairbloom.client.training import LocalWork, fetched, gradients_of
+from fairbloom.client.training import fetched, gradients_of
+from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples, Splits, Task
 from fairbloom.tasks.checks import checked_loss
 

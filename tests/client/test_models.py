@@ -13,7 +13,7 @@ from torch import nn
 from fairbloom.client import local
 from fairbloom.client.app import app
 from fairbloom.client.local import LocalClient
-from fairbloom.client.settings import SettingRefusedError, taken
+from fairbloom.client.settings import SettingRefusedError, accepted_settings
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Clients
@@ -206,15 +206,17 @@ def test_a_model_that_cannot_be_sent_is_refused_before_the_first_round(tmp_path:
 def test_a_deployed_client_refuses_a_model_by_import_string_that_its_owner_has_not_allowed() -> None:
     config = run_config(model=named(Net))
     with pytest.raises(SettingRefusedError, match=rf"the run sets model = '{named(Net)}', .*allow, in client\.toml"):
-        taken(config)
+        accepted_settings(config)
     with pytest.raises(SettingRefusedError):
-        taken(config, allow=(named(Tied),))
+        accepted_settings(config, allow=(named(Tied),))
 
 
 def test_a_deployed_client_trains_the_model_that_its_owner_has_allowed() -> None:
     whole = run_config(model=named(Net))
     told: tuple[str, Config] = (MessageType.TRAIN, {"measure": ["loss-before"]})
-    expected, found = (ask(*told, context(1, config)) for config in (whole, taken(whole, allow=(named(Net),))))
+    expected, found = (
+        ask(*told, context(1, config)) for config in (whole, accepted_settings(whole, allow=(named(Net),)))
+    )
     arrays = found.array_records["arrays"]
     assert "last.weight" in arrays
     assert all(array.data == arrays[name].data for name, array in expected.array_records["arrays"].items())
@@ -223,4 +225,4 @@ def test_a_deployed_client_trains_the_model_that_its_owner_has_allowed() -> None
 
 @pytest.mark.parametrize("name", ["resnet18", "logistic"])
 def test_a_model_by_a_plain_name_needs_no_leave(name: str) -> None:
-    assert taken(run_config() | {"model": name})["model"] == name
+    assert accepted_settings(run_config() | {"model": name})["model"] == name

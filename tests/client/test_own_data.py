@@ -29,7 +29,7 @@ def test_the_only_file_of_a_device_is_its_own_whatever_number_it_was_enrolled_wi
     (tmp_path / "lund.csv").write_text(csv_of(20))
     assert asked(device(tmp_path)).content["client"]["name"] == "lund"
     (tmp_path / "oslo.csv").write_text(csv_of(20))
-    with pytest.raises(FairbloomError, match=r"holds the data of 2 clients, .*: say whose they are by name"):
+    with pytest.raises(FairbloomError, match=r"holds the data of 2 clients, .*: name the one .* client\.toml"):
         asked(device(tmp_path))
 
 

@@ -7,7 +7,8 @@ from flwr.app import MessageType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.client.reporting import reported
+from fairbloom.client.reporting import apply_reporting
+from fairbloom.protocol.settings import RunSettings
 
 from .helpers import ask, context, run_config
 from .test_terms import trained
@@ -28,8 +29,8 @@ LOSSES = ("0 loss-before", "0 loss-after", "1 train-loss")
 
 
 def loss_as(settings: dict[str, Any], mean: float, examples: int, client: str = "client-1") -> float:
-    config = run_config(**settings)
-    return reported({"loss": mean, "accuracy": 0.5}, examples, client, config)["loss"]
+    config = RunSettings.of(run_config(**settings))
+    return apply_reporting({"loss": mean, "accuracy": 0.5}, examples, client, config)["loss"]
 
 
 @given(
@@ -38,18 +39,19 @@ def loss_as(settings: dict[str, Any], mean: float, examples: int, client: str = 
 def test_a_client_that_reports_the_mean_and_is_not_named_reports_it_to_the_bit(
     mean: float, examples: int, factor: float, bias: float
 ) -> None:
-    settings = {
+    config = {
         "reported-loss": "mean",
         "batch-size": 10,
         "misreporting-clients": "a, b",
         "reported-loss-factor": factor,
         "reported-loss-bias": bias,
     }
-    assert reported({"loss": mean, "r2": 0.5}, examples, "c", settings) == {"loss": mean, "r2": 0.5}
+    settings = RunSettings.of(config)
+    assert apply_reporting({"loss": mean, "r2": 0.5}, examples, "c", settings) == {"loss": mean, "r2": 0.5}
     for name in "ab":
-        assert reported({"loss": mean}, examples, name, settings)["loss"] == mean * factor + bias
-    unchanged = settings | {"reported-loss-factor": 1.0, "reported-loss-bias": 0.0}
-    assert reported({"loss": mean}, examples, "a", unchanged)["loss"] == mean
+        assert apply_reporting({"loss": mean}, examples, name, settings)["loss"] == mean * factor + bias
+    unchanged = RunSettings.of(config | {"reported-loss-factor": 1.0, "reported-loss-bias": 0.0})
+    assert apply_reporting({"loss": mean}, examples, "a", unchanged)["loss"] == mean
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from flwr.app import Context, MessageType
 
-from fairbloom.client.settings import DEVICE, FINGERPRINT, SettingRefusedError, fingerprint, taken, work
+from fairbloom.client.settings import (
+    DEVICE,
+    FINGERPRINT,
+    SettingRefusedError,
+    accepted_settings,
+    fingerprint,
+    work_setting_types,
+)
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import default_config, may_differ, may_grow
 from fairbloom.tasks import Setup, Task
@@ -21,7 +28,7 @@ TOLD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-WORK = work({"task": "digits"})
+WORK = work_setting_types({"task": "digits"})
 
 
 @pytest.mark.parametrize(
@@ -31,7 +38,7 @@ WORK = work({"task": "digits"})
 )
 def test_the_short_list_has_all_that_the_work_needs(changes: dict[str, Any]) -> None:
     everything = run_config(**changes)
-    short = taken(everything)
+    short = accepted_settings(everything)
     assert set(short) <= {*WORK, FINGERPRINT}
     for kind, told in TOLD:
         whole, device = (ask(kind, told, context(1, config)) for config in (everything, short))
@@ -47,16 +54,16 @@ def test_every_setting_of_the_list_is_one_of_a_run_and_has_its_type() -> None:
 
 def test_settings_of_another_task_and_of_none_are_not_on_the_list() -> None:
     everything = {**run_config(), "ones.noise": "/etc/shadow"}
-    assert "ones.noise" not in taken(everything)
-    assert "digits.rotated-clients" not in work({"task": "ones"})
-    assert work({"task": 3}) == work({})
+    assert "ones.noise" not in accepted_settings(everything)
+    assert "digits.rotated-clients" not in work_setting_types({"task": "ones"})
+    assert work_setting_types({"task": 3}) == work_setting_types({})
 
 
 @pytest.mark.parametrize("key", ["state-dir", "data-dir", "out", "metrics-port", "app", "fedfv.alpha", FINGERPRINT])
 def test_what_the_work_does_not_need_is_dropped(key: str) -> None:
-    with_it = taken({**run_config(), key: "/etc/shadow"})
+    with_it = accepted_settings({**run_config(), key: "/etc/shadow"})
     assert {name: value for name, value in with_it.items() if name != FINGERPRINT} == {
-        name: value for name, value in taken(run_config()).items() if name != FINGERPRINT
+        name: value for name, value in accepted_settings(run_config()).items() if name != FINGERPRINT
     }
 
 
@@ -81,12 +88,12 @@ def test_what_the_work_does_not_need_is_dropped(key: str) -> None:
 )
 def test_paths_and_import_strings_are_refused_by_the_settings_name(key: str, value: str) -> None:
     with pytest.raises(SettingRefusedError, match=f"the run sets {key} = ") as error:
-        taken({**run_config(), key: value})
+        accepted_settings({**run_config(), key: value})
     assert len(str(error.value)) < 300
 
 
 def test_a_run_may_leave_the_model_to_the_task() -> None:
-    assert taken({**run_config(), "model": ""})["model"] == ""
+    assert accepted_settings({**run_config(), "model": ""})["model"] == ""
 
 
 @pytest.mark.parametrize(
@@ -104,26 +111,26 @@ def test_a_run_may_leave_the_model_to_the_task() -> None:
 )
 def test_a_value_of_another_type_is_refused(key: str, value: object) -> None:
     with pytest.raises(SettingRefusedError, match=rf"the run sets {key} = {value!r}: it must be of type"):
-        taken({**run_config(), key: value})
+        accepted_settings({**run_config(), key: value})
 
 
 def test_a_whole_number_will_do_for_a_fraction() -> None:
-    assert taken({**run_config(), "learning-rate": 1})["learning-rate"] == 1
+    assert accepted_settings({**run_config(), "learning-rate": 1})["learning-rate"] == 1
 
 
 def test_a_long_value_is_shortened() -> None:
     with pytest.raises(SettingRefusedError) as error:
-        taken({**run_config(), "model": "/" * 10_000})
+        accepted_settings({**run_config(), "model": "/" * 10_000})
     assert "/…, and this client allows no path" in str(error.value)
 
 
 def test_a_value_that_the_devices_owner_allows_is_taken() -> None:
     task, net = f"{__name__}:hearts", "mylab.hearts:net"
     config = {**run_config(), "task": task, "model": net, "hearts.noise": 0.5}
-    assert taken(config, allow=(task, net))["task"] == task
-    assert taken(config, allow=(task, net))["hearts.noise"] == 0.5
+    assert accepted_settings(config, allow=(task, net))["task"] == task
+    assert accepted_settings(config, allow=(task, net))["hearts.noise"] == 0.5
     with pytest.raises(SettingRefusedError, match=r"the run sets model = 'mylab\.hearts:net'"):
-        taken(config, allow=(task,))
+        accepted_settings(config, allow=(task,))
 
 
 def hearts(setup: Setup, *, noise: float = 0.1) -> Task:
@@ -135,29 +142,29 @@ def test_a_task_is_not_imported_before_the_devices_owner_allows_it(tmp_path: Pat
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingRefusedError, match=r"the run sets task = 'trap:task'"):
-        taken({**run_config(), "task": "trap:task"})
+        accepted_settings({**run_config(), "task": "trap:task"})
     with pytest.raises(SystemExit, match="imported"):
-        taken({**run_config(), "task": "trap:task"}, allow=("trap:task",))
+        accepted_settings({**run_config(), "task": "trap:task"}, allow=("trap:task",))
 
 
 def test_own_settings_reach_a_device_under_their_own_keys_and_are_checked_there() -> None:
     words = "digits.rotated-clients=3 worsthalf.share=0.5"
-    assert taken({**run_config(), "own-settings": words})["digits.rotated-clients"] == 3
+    assert accepted_settings({**run_config(), "own-settings": words})["digits.rotated-clients"] == 3
     with pytest.raises(SettingRefusedError, match="the run sets 'state': write it as KEY=VALUE"):
-        taken({**run_config(), "own-settings": "state"})
-    assert "state-dir" not in taken({**run_config(), "own-settings": "state-dir=/tmp"})
+        accepted_settings({**run_config(), "own-settings": "state"})
+    assert "state-dir" not in accepted_settings({**run_config(), "own-settings": "state-dir=/tmp"})
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:1", "cuda:15", "mps"])
 def test_a_run_may_choose_a_device(name: str) -> None:
-    assert taken({**run_config(), "device": name})["device"] == name
+    assert accepted_settings({**run_config(), "device": name})["device"] == name
 
 
 @pytest.mark.parametrize("name", ["meta", "cuda:", "cuda:x", "cpu:0", "privateuseone", "cuda:0001", "CUDA"])
 def test_a_run_may_choose_no_other_device(name: str) -> None:
     assert not DEVICE.fullmatch(name)
     with pytest.raises(SettingRefusedError, match=f"device = {name!r}: auto, cpu, cuda, cuda:1 or mps would do"):
-        taken({**run_config(), "device": name})
+        accepted_settings({**run_config(), "device": name})
 
 
 # Personal models ----------------------------------------------------------------------------------------------------
@@ -172,7 +179,7 @@ def personal_folders(state: Path, where: Context) -> set[str]:
 def test_a_device_keeps_personal_models_where_all_settings_of_the_run_say(tmp_path: Path) -> None:
     """Two runs that differ in a setting that the device drops do not share personal models."""
     folders = [
-        personal_folders(tmp_path / str(number), context(1, taken(config)))
+        personal_folders(tmp_path / str(number), context(1, accepted_settings(config)))
         for number, config in enumerate([run_config(), run_config(), {**run_config(), "ditto.lam": 3.0}])
     ]
     assert folders[0] == folders[1] != folders[2]

@@ -9,7 +9,9 @@ import torch
 from flwr.app import Context, MessageType, RecordDict
 
 from fairbloom.client.objectives import propfair, transform_of
-from fairbloom.client.training import StragglerError, batches, epochs_in_time
+from fairbloom.client.training import batches
+from fairbloom.client.work import StragglerError, epochs_in_time
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 
 from .helpers import ask, context, fresh, run_config, work_of
@@ -75,7 +77,7 @@ def test_a_client_that_only_trains_its_own_model_returns_what_it_received() -> N
 
 
 def test_the_share_of_stragglers_is_that_of_the_setting_and_they_run_fewer_epochs() -> None:
-    config = run_config(stragglers=0.3, local_epochs=10)
+    config = RunSettings.of(run_config(stragglers=0.3, local_epochs=10))
     epochs = [epochs_in_time(config, number, f"client-{k}") for number in range(50) for k in range(20)]
     assert set(epochs) == set(range(1, 11))
     slow = sum(number < 10 for number in epochs) / len(epochs)
@@ -84,11 +86,12 @@ def test_the_share_of_stragglers_is_that_of_the_setting_and_they_run_fewer_epoch
 
 
 def test_without_stragglers_every_client_runs_all_epochs() -> None:
-    assert {epochs_in_time(run_config(local_epochs=4), number, "client-0") for number in range(50)} == {4}
+    settings = RunSettings.of(run_config(local_epochs=4))
+    assert {epochs_in_time(settings, number, "client-0") for number in range(50)} == {4}
 
 
 def test_stragglers_that_are_dropped_say_so() -> None:
-    config = run_config(stragglers=1.0, drop_stragglers=True)
+    config = RunSettings.of(run_config(stragglers=1.0, drop_stragglers=True))
     with pytest.raises(StragglerError, match="client-0 is a straggler in round 7"):
         epochs_in_time(config, 7, "client-0")
 
@@ -186,3 +189,14 @@ def test_a_round_that_is_run_again_starts_from_the_same_personal_model(tmp_path:
     for again in (where, context(config=config)):
         trained({**told, "server-round": 2}, again)
         assert personal(again, {**told, "server-round": 2}) == once
+
+
+def test_a_personal_models_gradient_is_clipped_too() -> None:
+    told = {"personal-lambda": 0.1, "personal-epochs": 1}
+    losses = []
+    for clip in (0.0, 1e-9):
+        where = context(config=run_config(gradient_clip=clip))
+        trained(told, where)
+        losses.append((personal(where, told)["loss-personal"], personal(where, told)["loss"]))
+    assert losses[0][0] < losses[0][1] - 1e-3
+    assert losses[1][0] == pytest.approx(losses[1][1], abs=1e-5)  # steps of a billionth lead nowhere

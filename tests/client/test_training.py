@@ -12,18 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.training import (
-    EVALUATION_BATCH,
-    LocalWork,
-    batches,
-    drawing_from,
-    global_work,
-    measure,
-    of_client,
-    personal_work,
-    train,
-)
+from fairbloom.client.training import EVALUATION_BATCH, batches, drawing_from, measure, train
+from fairbloom.client.work import LocalWork, client_work, clip_norms, global_work, personal_work
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Task
 
@@ -61,6 +53,8 @@ def by_torch(model: nn.Module, examples: Examples, todo: LocalWork) -> dict[str,
             loss = loss + todo.pull / 2 * sum((x - w.detach()).square().sum() for x, w in pairs)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
+        if todo.gradient_clip:
+            torch.nn.utils.clip_grad_norm_(ours.parameters(), todo.gradient_clip)
         optimizer.step()
     return ours.state_dict()
 
@@ -95,6 +89,59 @@ def test_the_proximal_term_is_half_mu_times_the_squared_distance(mu: float, todo
     train(model, task, examples, work(**todo))
     for key, weights in model.state_dict().items():
         torch.testing.assert_close(weights, expected[key], rtol=1e-5, atol=1e-6)
+
+
+CLIPPED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "with the proximal term": {"pull": 2.0, "epochs": 2},
+    "with decay, momentum and the term": {"pull": 2.0, "weight_decay": 0.1, "momentum": 0.9, "epochs": 2},
+}
+
+
+@pytest.mark.parametrize("todo", CLIPPED.values(), ids=CLIPPED)
+@pytest.mark.parametrize("name", ["logistic", "mlp"])
+def test_clipping_is_torchs_between_backward_and_step_the_proximal_term_in_the_loss(
+    name: str, todo: dict[str, Any]
+) -> None:
+    task, model = fresh(run_config(model=name))
+    model, examples = model.double(), some(task)
+    examples = Examples(examples[:][0].double(), examples[:][1])
+    received = copy.deepcopy(model)
+    for clip, changes in ((0.2, True), (1e6, False)):
+        ours, free = copy.deepcopy(received), copy.deepcopy(received)
+        expected = by_torch(ours, examples, work(**todo, gradient_clip=clip))
+        train(ours, task, examples, work(**todo, gradient_clip=clip))
+        train(free, task, examples, work(**todo))
+        for key, weights in ours.state_dict().items():
+            torch.testing.assert_close(weights, expected[key], rtol=1e-10, atol=1e-12)
+            assert torch.allclose(weights, free.state_dict()[key], rtol=1e-10, atol=1e-12) != changes
+
+
+def test_a_parameter_that_the_loss_does_not_touch_has_no_part_in_the_norm() -> None:
+    task, model = fresh(run_config(model=f"{nets.__name__}:Untouched"))
+    examples, other = some(task), copy.deepcopy(model)
+    train(model, task, examples, work(gradient_clip=0.1))
+    train_by_torch(other, task, examples, work(gradient_clip=0.1))
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, other.state_dict()[name], rtol=1e-5, atol=1e-6)
+
+
+@given(scales=st.lists(st.sampled_from([0.0, 1e-3, 1.0, 1e3]), min_size=1, max_size=5), longest=st.floats(1e-3, 1e3))
+def test_each_clients_gradient_is_clipped_by_its_own_norm(scales: list[float], longest: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    shapes = [(3, 2), (4,), ()]
+    scale = torch.tensor(scales, dtype=torch.float64)
+    drawn = [torch.randn(len(scales), *shape, generator=random, dtype=torch.float64) for shape in shapes]
+    gradients = [each * scale.view(-1, *[1] * (each.dim() - 1)) for each in drawn]
+    together = [each.clone() for each in gradients]
+    clip_norms(together, longest)
+    for client in range(len(scales)):
+        alone = [torch.nn.Parameter(torch.zeros_like(each[client])) for each in gradients]
+        for parameter, each in zip(alone, gradients, strict=True):
+            parameter.grad = each[client].clone()
+        torch.nn.utils.clip_grad_norm_(alone, longest)
+        for parameter, each in zip(alone, together, strict=True):
+            torch.testing.assert_close(each[client], parameter.grad, rtol=1e-12, atol=0.0)
 
 
 def test_a_strong_proximal_term_keeps_the_model_near_the_received_one() -> None:
@@ -313,9 +360,9 @@ def test_what_dropout_draws_depends_on_nothing_else(change: dict[str, Any]) -> N
 
 
 def test_the_personal_model_draws_by_itself() -> None:
-    config, terms = run_config(), Terms(server_round=1, personal_lambda=1.0)
-    personal = of_client(personal_work(config, terms), config, terms, "client-0", personal=True)
-    assert personal.draws != of_client(global_work(config, terms), config, terms, "client-0").draws
+    config, terms = RunSettings.of({}), Terms(server_round=1, personal_lambda=1.0)
+    personal = client_work(personal_work(config, terms), config, terms, "client-0", personal=True)
+    assert personal.draws != client_work(global_work(config, terms), config, terms, "client-0").draws
 
 
 def test_every_step_of_dropout_draws_anew() -> None:

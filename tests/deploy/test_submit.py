@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.client.app import app as client_app
-from fairbloom.client.settings import SettingRefusedError, taken
+from fairbloom.client.settings import SettingRefusedError, accepted_settings
 from fairbloom.deploy.device.bundles import Installed, config_of
 from fairbloom.deploy.device.client import APP
 from fairbloom.deploy.operator import run_bundle
@@ -146,8 +146,8 @@ def test_what_devices_must_allow_is_said(
     assert f"task = '{value}' is taken by those devices alone whose owners allow it (allow = ['{value}'] in" in said
     assert said.count("is taken by those devices alone") == 1
     with pytest.raises(SettingRefusedError, match="allow, in client"):
-        taken({"task": value})
-    taken({"task": value, "learning-rate": 0.2}, allow=[value])  # as the remedy says
+        accepted_settings({"task": value})
+    accepted_settings({"task": value, "learning-rate": 0.2}, allow=[value])  # as the remedy says
 
 
 def test_partitions_beyond_the_clients_are_said(

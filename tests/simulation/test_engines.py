@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fairbloom.simulation import run as running
-from fairbloom.simulation.choice import Choice, Effort, choose, fastest
+from fairbloom.simulation.choice import Choice, Effort, choose, choose_fastest
 from fairbloom.strategies import METHODS
 
 from .helpers import run, small, table
@@ -96,6 +96,12 @@ def test_a_model_that_cannot_be_stacked_falls_back_and_the_record_says_why(tmp_p
     assert "draws, as dropout does" in about["reason"]
 
 
+def test_work_that_cannot_be_stacked_falls_back_and_the_record_names_the_setting(tmp_path: Path) -> None:
+    about = recorded(run(tmp_path / "run", engine="stacked", time_budget=60.0, num_rounds=1))
+    assert about["engine"] == "loop"
+    assert "time-budget = 60.0" in about["reason"]
+
+
 def test_a_run_that_continues_keeps_the_engine_that_it_was_begun_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,18 +122,18 @@ def effort(**changes: Any) -> Effort:
 
 
 def test_small_models_are_stacked_and_large_ones_are_shared_by_processes() -> None:
-    assert fastest(effort(arithmetic=1e-6, update=1e-6), "", 2).engine == "stacked"
-    assert fastest(effort(arithmetic=1e-1), "", 2).engine == "workers"
-    assert fastest(effort(arithmetic=1e-1), "", 1).engine == "stacked"
-    assert fastest(effort(arithmetic=1e-6), "it cannot be stacked", 1).engine == "loop"
-    assert "it cannot be stacked" in fastest(effort(), "it cannot be stacked", 2).reason
-    assert fastest(effort(cohort=1), "it cannot be stacked", 2).engine == "loop"
+    assert choose_fastest(effort(arithmetic=1e-6, update=1e-6), "", 2).engine == "stacked"
+    assert choose_fastest(effort(arithmetic=1e-1), "", 2).engine == "workers"
+    assert choose_fastest(effort(arithmetic=1e-1), "", 1).engine == "stacked"
+    assert choose_fastest(effort(arithmetic=1e-6), "it cannot be stacked", 1).engine == "loop"
+    assert "it cannot be stacked" in choose_fastest(effort(), "it cannot be stacked", 2).reason
+    assert choose_fastest(effort(cohort=1), "it cannot be stacked", 2).engine == "loop"
 
 
 def test_two_linear_clients_of_very_unequal_sizes_are_not_stacked() -> None:
     linear = {"cohort": 2, "arithmetic": 1e-8, "update": 1e-8, "calls": 4e-5, "steps": 1300}
-    assert fastest(effort(**linear, most_steps=2600), "", 1).engine == "loop"
-    assert fastest(effort(**linear | {"cohort": 100}, most_steps=2600), "", 1).engine == "stacked"
+    assert choose_fastest(effort(**linear, most_steps=2600), "", 1).engine == "loop"
+    assert choose_fastest(effort(**linear | {"cohort": 100}, most_steps=2600), "", 1).engine == "stacked"
 
 
 def test_the_choice_is_the_same_again_and_knows_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:

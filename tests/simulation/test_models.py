@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fairbloom.simulation.stacked.programs import Mapped, program_of
+from fairbloom.simulation.stacked.programs import Mapped, make_program
 from fairbloom.tasks import Examples, Setup, Splits, Task, load_task
 from fairbloom.tasks.models import MODELS, build
 
@@ -68,4 +68,4 @@ def test_whichever_engine_computes_a_model_the_run_folder_is_the_same(model: str
 @pytest.mark.parametrize("model", LARGE)
 def test_several_clients_of_a_large_model_have_the_gradients_that_each_has_by_itself(model: str) -> None:
     task = load_task(small("", task=f"{__name__}:generated", model=model, clients=2).run_config())
-    assert isinstance(program_of(task.model(), task, task.splits("client-1").train), Mapped)
+    assert isinstance(make_program(task.model(), task, task.splits("client-1").train), Mapped)

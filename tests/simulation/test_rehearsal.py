@@ -13,7 +13,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from fairbloom.client.app import app
-from fairbloom.client.settings import taken
+from fairbloom.client.settings import accepted_settings
 from fairbloom.rounds.flower import unpacked_content
 from fairbloom.server.app import app as server
 from fairbloom.server.settings import Settings
@@ -36,7 +36,7 @@ class Wire(InProcessGrid):
     """Carries messages as bytes and keeps them; each client has a data folder of its own."""
 
     def __init__(self, config: Mapping[str, Any], folders: Mapping[str, Path]) -> None:
-        super().__init__(app, taken(config, list(map(str, config.values()))), len(folders))
+        super().__init__(app, accepted_settings(config, list(map(str, config.values()))), len(folders))
         self.bytes: dict[str, list[tuple[str, bytes]]] = {name: [] for name in folders}
         self._folders = list(folders)
         for context, (name, folder) in zip(self.contexts.values(), folders.items(), strict=True):

@@ -11,7 +11,8 @@ from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
-from fairbloom.client.training import global_work, measure, of_client, train
+from fairbloom.client.training import measure, train
+from fairbloom.client.work import client_work, global_work
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.app import main
@@ -183,8 +184,8 @@ POOLED: dict[str, Any] = {"method": "fedavg", "pooled": True, "num_rounds": 4}
 @pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
 def test_pooled_clients_train_as_one_that_has_all_the_data(tmp_path: Path, engine: str) -> None:
     folder = run(tmp_path / "run", engine=engine, **POOLED)
-    settings = small("", **POOLED).run_config()
-    task, apart = load_task(settings), load_task({**settings, "pooled": False})
+    settings = small("", **POOLED)
+    task, apart = load_task(settings), load_task(settings.model_copy(update={"pooled": False}))
     everything = task.splits("client-0").train
     assert len(everything) == sum(len(apart.splits(client).train) for client in apart.clients)
     module = task.model()
@@ -195,7 +196,7 @@ def test_pooled_clients_train_as_one_that_has_all_the_data(tmp_path: Path, engin
             if row["round"] == str(number) and row["participated"] == "1"
         )
         terms = Terms(server_round=number)
-        train(module, task, everything, of_client(global_work(settings, terms), settings, terms, drawn))
+        train(module, task, everything, client_work(global_work(settings, terms), settings, terms, drawn))
     for name, tensor in module.state_dict().items():
         np.testing.assert_allclose(model(folder)[name], tensor.numpy(), rtol=0, atol=1e-5)
 

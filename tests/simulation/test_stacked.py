@@ -18,9 +18,9 @@ from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.loop import LoopClients
-from fairbloom.simulation.stacked.blocks import PADDING, Member, blocks
+from fairbloom.simulation.stacked.blocks import PADDING, Member, divide_into_blocks
 from fairbloom.simulation.stacked.clients import StackedClients
-from fairbloom.simulation.stacked.programs import Chain, Mapped, UnstackableError, program_of
+from fairbloom.simulation.stacked.programs import Chain, Mapped, UnstackableError, make_program
 from fairbloom.strategies import DRFA, FedAvg
 from fairbloom.tasks import load_task
 from tests.client import nets
@@ -166,7 +166,7 @@ def test_evaluation_is_that_of_each_client_by_itself(model: str, work: str) -> N
 def program(model: str, **changes: Any) -> Any:
     config = config_of(model=model, **changes)
     task = load_task(config)
-    return program_of(task.model(), task, task.splits(task.clients[0]).train)
+    return make_program(task.model(), task, task.splits(task.clients[0]).train)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_probe_leaves_the_models_buffers_as_they_were() -> None:
     task = load_task(config_of(task="digits", model="tests.client.nets:Masked"))
     model = task.model()
     with pytest.raises(UnstackableError):
-        program_of(model, task, task.splits(task.clients[0]).train)
+        make_program(model, task, task.splits(task.clients[0]).train)
     assert int(model.get_buffer("steps")) == 0
 
 
@@ -216,7 +216,7 @@ def test_chains_are_computed_by_products_and_other_models_are_mapped() -> None:
     hooked = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
     hooked[1].register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
     task = load_task(config_of())
-    assert isinstance(program_of(hooked, task, task.splits(task.clients[0]).train), Mapped)
+    assert isinstance(make_program(hooked, task, task.splits(task.clients[0]).train), Mapped)
 
 
 # One bad client, and too little memory --------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_blocks_hold_everybody_once_and_little_to_fill_up(sizes: list[int], batc
         for place, count in enumerate(sizes)
         for size in [min(batch or count, count)]
     ]
-    made = list(blocks(members, most))
+    made = list(divide_into_blocks(members, most))
     assert sorted(member.place for block in made for member in block) == list(range(len(sizes)))
     for block in made:
         assert 1 <= len(block) <= most

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairbloom.client.local import part_of
+from fairbloom.client.local import find_client_key
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings
@@ -251,5 +251,5 @@ def test_all_healthy_patients_of_switzerland_are_one() -> None:
     [(0, "switzerland", "switzerland"), (2, "ward-9", "switzerland"), (1, None, "hungarian")],
 )
 def test_a_device_that_has_a_hospitals_name_is_that_hospital(partition: int, name: str | None, client: str) -> None:
-    settings = Settings.of({"task": "heart-disease"}).run_config()
-    assert part_of(settings, load_task(settings), partition, name) == client
+    settings = Settings.of({"task": "heart-disease"})
+    assert find_client_key(settings, load_task(settings), partition, name) == client

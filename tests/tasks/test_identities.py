@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairbloom.client.settings import taken
+from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task
@@ -258,7 +258,7 @@ def test_no_run_says_that_a_client_is_not_deployed(folder: Folder) -> None:
     with pytest.raises(FairbloomError, match="deployed"):
         Settings.of({"task": "csv", "deployed": False})
     chosen = {**config(folder(a=csv_of(20))), "deployed": False}
-    assert "deployed" not in taken({key: value for key, value in chosen.items() if key != "data-dir"})
+    assert "deployed" not in accepted_settings({key: value for key, value in chosen.items() if key != "data-dir"})
 
 
 @pytest.mark.parametrize("told", [{"line": "7"}, {"line": 7.0}, {"line": True}])

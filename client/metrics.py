@@ -1,0 +1,135 @@
+"""What a client measures, in one table: each metric, by its name on the wire, of which model and on which examples."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fairbloom.protocol import names as wire
+from fairbloom.protocol.terms import Terms
+from fairbloom.tasks import Examples, Splits
+
+V = TypeVar("V")
+
+RECEIVED, TRAINED, PERSONAL = "received", "trained", "personal"
+"""The models of a client: as it came, after local work, and the client's personal one."""
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+"""The examples of a client, as `Splits` calls them."""
+
+
+class Measurement(NamedTuple):
+    """The task's loss and scores of one model on some of a client's examples.
+
+    Attributes
+    ----------
+    pattern
+        What they are called on the wire: {} stands for loss, accuracy or another score of the task.
+    model
+        RECEIVED, TRAINED or PERSONAL.
+    examples
+        TRAIN, VALIDATION or TEST.
+    requested
+        Whether a client measures it where the terms ask for one of these names alone; else wherever it can.
+    """
+
+    pattern: str
+    model: str
+    examples: str
+    requested: bool = True
+
+    def requests(self, measure: Iterable[str]) -> list[str]:
+        """Return those of these names that are of this measurement."""
+        before, after = self.pattern.split("{}")
+        return [name for name in measure if name.startswith(before) and name.endswith(after)]
+
+    def score(self, name: str) -> str:
+        """Return the loss or score that one of its names on the wire is about."""
+        before, after = self.pattern.split("{}")
+        return name.removeprefix(before).removesuffix(after)
+
+    def applies(self, terms: Terms, splits: Splits) -> bool:
+        """Return whether a client with these examples measures it on these terms."""
+        if self.requested:
+            return bool(self.requests(terms.measure))
+        there: Examples | None = getattr(splits, self.examples)
+        return bool(there) and (self.model != PERSONAL or terms.personal_lambda is not None)
+
+    def of(self, splits: Splits) -> Examples:
+        """Return the examples that it is measured on, where it applies."""
+        examples: Examples = getattr(splits, self.examples)
+        return examples
+
+    def named(self, scores: Mapping[str, V]) -> dict[str, V]:
+        """Return loss and scores by their names on the wire."""
+        return {self.pattern.format(name): value for name, value in scores.items()}
+
+
+BEFORE = Measurement(f"{{}}-{wire.BEFORE}", RECEIVED, TRAIN)
+AFTER = Measurement(f"{{}}-{wire.AFTER}", TRAINED, TRAIN)
+ON_TRAINING = Measurement(f"{wire.TRAIN}-{{}}", RECEIVED, TRAIN)
+OF_PERSONAL = Measurement(f"{{}}-{wire.PERSONAL}", PERSONAL, TEST, requested=False)
+
+OF_TRAINING = (BEFORE, AFTER)
+"""What is measured where a client trains."""
+
+OF_EVALUATION = (
+    Measurement("{}", RECEIVED, TEST, requested=False),
+    ON_TRAINING,
+    Measurement(f"{{}}-{wire.VALIDATION}", RECEIVED, VALIDATION, requested=False),
+    OF_PERSONAL,
+)
+"""What is measured where it evaluates, in the order of a reply."""
+
+
+class WorkDone(NamedTuple):
+    """Local work that is over, of which clients report more than scores.
+
+    Attributes
+    ----------
+    learning_rate
+        Returns the one of its steps.
+    received, trained
+        The trainable parameters before and after it.
+    """
+
+    learning_rate: Callable[[], float]
+    received: Sequence[Tensor]
+    trained: Sequence[Tensor]
+
+    def update_norm(self) -> float:
+        """Return ‖w_k − w‖, the norm of all that the work has changed."""
+        pairs = zip(self.trained, self.received, strict=True)
+        norms = [torch.linalg.vector_norm(new.detach() - old.to(new.device), dtype=torch.float64) for new, old in pairs]
+        return float(torch.linalg.vector_norm(torch.stack(norms)))
+
+
+OF_WORK: Mapping[str, Callable[[WorkDone], float]] = {
+    wire.LEARNING_RATE: lambda done: done.learning_rate(),
+    wire.UPDATE_NORM: WorkDone.update_norm,
+}
+"""What is reported of local work itself, where the terms ask for it."""
+
+
+def requested_metrics(
+    measure: Iterable[str], scores: Mapping[str, float], done: Callable[[], WorkDone]
+) -> dict[str, float]:
+    """Return what is asked for of local work, in the order in which it is asked.
+
+    Parameters
+    ----------
+    measure
+        The names that the terms ask for; what nobody measures is left out.
+    scores
+        What was measured before and after, by names on the wire.
+    done
+        Returns the work.
+    """
+    found = {}
+    for name in measure:
+        if name in scores:
+            found[name] = scores[name]
+        elif name in OF_WORK:
+            found[name] = OF_WORK[name](done())
+    return found

@@ -1,0 +1,216 @@
+"""Local work, said once: its fields, where settings and terms set them, and what they mean for a step."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairbloom.errors import ReportableError
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.streams import generator, seed_of
+from fairbloom.protocol.terms import Terms
+
+from .objectives import Transform, transform_of, unchanged
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """How a client trains; `descend` says what it means for a step, `fairbloom.client.training` which steps there are.
+
+    Attributes
+    ----------
+    epochs
+        Passes over the training set.
+    batch_size
+        Examples a step; 0: all of them.
+    learning_rate, momentum, weight_decay
+        Of SGD as PyTorch defines it; momentum starts afresh in every round.
+    gradient_clip
+        Largest Euclidean norm of a step's gradient over all parameters, with the pull's and without weight decay's;
+        longer ones are shortened to it. 0: none is.
+    pull
+        Strength of (pull/2)‖x − w‖², w the received model.
+    steps
+        How many steps are taken, whatever the epochs; None: as many as the epochs have.
+    snapshot_step
+        The step after which the model is kept, None: it is not.
+    time_budget
+        Seconds after which no further step begins.
+    transform
+        What becomes of the mean loss of a minibatch.
+    random
+        Draws the order of the examples in each epoch; a step that takes all of them needs none.
+    draws
+        Seed of what the model itself draws: dropout.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    gradient_clip: float = 0.0
+    pull: float = 0.0
+    steps: int | None = None
+    snapshot_step: int | None = None
+    time_budget: float = math.inf
+    transform: Transform = unchanged
+    random: np.random.Generator | None = None
+    draws: int = 0
+
+
+OF_STEPS = frozenset({"epochs", "batch_size", "steps", "snapshot_step", "time_budget", "random", "draws"})
+"""The fields that say which steps are taken, and when; all others say what a step does."""
+
+
+def set_fields(of: Any) -> Mapping[str, Any]:
+    """Return the fields of local work, or of terms, that are not at the default with which they have no effect."""
+    defaults = {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(of)
+    }
+    return {name: value for name in defaults if (value := getattr(of, name)) != defaults[name]}
+
+
+def step_fields(work: LocalWork) -> frozenset[str]:
+    """Return the fields that change what a step does: whoever takes it another way than `descend` has to know them."""
+    return frozenset(set_fields(work)) - OF_STEPS
+
+
+def learning_rate_in(settings: RunSettings, number: int) -> float:
+    """Return the learning rate of round `number`, from 1: each is the one before times the run's decay."""
+    return settings.learning_rate * settings.learning_rate_decay ** (number - 1)
+
+
+def global_work(settings: RunSettings, terms: Terms) -> LocalWork:
+    """Return the work on the global model that the run's settings and the server's terms add to, as for any client."""
+    whole = terms.full_batch_step
+    return LocalWork(
+        epochs=1 if whole else settings.local_epochs,
+        batch_size=0 if whole else settings.batch_size,
+        learning_rate=learning_rate_in(settings, terms.server_round),
+        momentum=settings.momentum if terms.client_momentum is None else terms.client_momentum,
+        weight_decay=settings.weight_decay,
+        gradient_clip=settings.gradient_clip,
+        pull=terms.proximal_mu,
+        steps=terms.local_steps,
+        snapshot_step=terms.snapshot_step,
+        time_budget=settings.time_budget or math.inf,
+        transform=transform_of(terms),
+    )
+
+
+def personal_work(settings: RunSettings, terms: Terms) -> LocalWork:
+    """Return the work on the personal model: plain SGD on the plain loss, pulled to the received model, and clipped."""
+    return LocalWork(
+        epochs=terms.personal_epochs or 1,
+        batch_size=settings.batch_size,
+        learning_rate=learning_rate_in(settings, terms.server_round),
+        gradient_clip=settings.gradient_clip,
+        pull=terms.personal_lambda or 0.0,
+    )
+
+
+def batch_order(settings: RunSettings, number: int, client: str, *, personal: bool = False) -> np.random.Generator:
+    """Return the stream that draws the order of a client's examples in round `number`."""
+    return generator(settings.seed, "personal batches" if personal else "batches", number, client)
+
+
+def client_work(
+    work: LocalWork, settings: RunSettings, terms: Terms, client: str, *, personal: bool = False
+) -> LocalWork:
+    """Return the work as one client does it: in its own order, and for fewer epochs where it is a straggler.
+
+    Raises
+    ------
+    StragglerError
+        When this client is a straggler in this round and stragglers are dropped.
+    """
+    number = terms.server_round
+    in_full = personal or terms.full_batch_step
+    return replace(
+        work,
+        epochs=work.epochs if in_full else epochs_in_time(settings, number, client),
+        random=batch_order(settings, number, client, personal=personal),
+        draws=seed_of(settings.seed, "personal dropout" if personal else "dropout", number, client),
+    )
+
+
+class StragglerError(ReportableError):
+    """A client that is too slow for this round, where such clients are dropped."""
+
+
+def epochs_in_time(settings: RunSettings, number: int, client: str) -> int:
+    """Return the epochs that this client gets done in round `number`: fewer for a straggler.
+
+    Source: Li et al., MLSys 2020 (FedProx), section 5.2: systems heterogeneity.
+    """
+    epochs, share = settings.local_epochs, settings.stragglers
+    if share == 0.0:
+        return epochs
+    random = generator(settings.seed, "stragglers", number, client)
+    if random.random() >= share:
+        return epochs
+    if settings.drop_stragglers:
+        raise StragglerError(f"{client} is a straggler in round {number}, and drop-stragglers is on")
+    return int(random.integers(1, epochs + 1))
+
+
+def descend(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    received: Sequence[Tensor],
+    velocity: Sequence[Tensor],
+    work: LocalWork,
+    *,
+    stacked: bool = False,
+) -> None:
+    """Take one step of SGD in place, as torch.optim.SGD does with the pull to `received` in the gradient.
+
+    The gradient, the pull in it, is clipped as torch.nn.utils.clip_grad_norm_ does it; weight decay and momentum come
+    after. A parameter without a gradient stays as it is, and so does its velocity.
+
+    Written out because the first optimizer object of a process imports PyTorch's compiler, which takes seconds.
+
+    Parameters
+    ----------
+    parameters, gradients
+        What the step changes, and the gradient by each, None where there is none; gradients are changed too.
+    received
+        What the parameters are pulled to, where there is a pull.
+    velocity
+        Those of the parameters, where there is momentum; changed in place.
+    work
+        Rate, momentum, decay, pull and clipping.
+    stacked
+        Whether each array has several clients' side by side, along its first dimension.
+    """
+    places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+    touched = [parameters[place] for place in places]
+    directions = [gradient for gradient in gradients if gradient is not None]
+    if not touched:
+        return
+    if work.pull > 0.0:
+        away = torch._foreach_sub(touched, [received[place] for place in places])
+        torch._foreach_add_(directions, away, alpha=work.pull)
+    if work.gradient_clip > 0.0:
+        clip_norms(directions if stacked else [each.unsqueeze(0) for each in directions], work.gradient_clip)
+    if work.weight_decay > 0.0:
+        torch._foreach_add_(directions, touched, alpha=work.weight_decay)
+    if work.momentum > 0.0:
+        moving = [velocity[place] for place in places]
+        torch._foreach_mul_(moving, work.momentum)
+        torch._foreach_add_(moving, directions)
+        directions = moving
+    torch._foreach_add_(touched, directions, alpha=-work.learning_rate)
+
+
+def clip_norms(gradients: Sequence[Tensor], longest: float) -> None:
+    """Shorten the gradients of k clients, shape (k, …) each, in place, to this norm over all arrays of a client."""
+    norms = torch.stack([torch.linalg.vector_norm(each.reshape(len(each), -1), dim=1) for each in gradients])
+    factors = (longest / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)  # as PyTorch has it
+    for each in gradients:
+        each.mul_(factors.view(-1, *[1] * (each.dim() - 1)))

@@ -1,0 +1,41 @@
+"""A user's small task in float64 whose inputs are scaled by what its clients have agreed on, and a model that draws."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fairbloom.tasks import Examples, Setup, Task
+from fairbloom.tasks.datasets.digits import load as load_digits
+
+FEW = 31
+"""So many examples a client has at most."""
+
+
+def task(setup: Setup) -> Task:
+    there = load_digits(
+        replace(setup, model=setup.model or "logistic"), rotated_clients=0, noisy_clients=0, dimmed_clients=0
+    )
+    scale = float(setup.agreed or 1.0)
+
+    def few(part: Examples) -> Examples:
+        inputs, targets = part[slice(0, FEW)]
+        return Examples(scale * inputs.double(), targets)
+
+    return replace(
+        there,
+        model=lambda: there.model().double(),
+        splits=lambda client: there.splits(client).map(few),
+    )
+
+
+class Dropping(nn.Module):
+    """A linear layer after dropout."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.drop, self.last = nn.Dropout(0.5), nn.Linear(64, outputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.drop(torch.flatten(images, 1)))
+        return outputs

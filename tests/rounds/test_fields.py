@@ -1,0 +1,403 @@
+"""Whatever a client's work, a server's terms or the metrics may be: whoever computes honours it, to the same numbers.
+
+A field of `LocalWork` or `Terms`, or a metric, that is added without a case here fails; so does one that an engine
+neither honours nor is known here to leave to one client after the other.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairbloom.client.fair.functions import HONOURED as BY_FAIR
+from fairbloom.client.honoured import Honoured, metric_row
+from fairbloom.client.local import HONOURED as BY_A_CLIENT
+from fairbloom.client.metrics import OF_EVALUATION, OF_TRAINING, OF_WORK
+from fairbloom.client.work import LocalWork, client_work, global_work, set_fields
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.terms import WORK, Terms
+from fairbloom.rounds.clients import Clients, Replies, Trained
+from fairbloom.rounds.method import Method
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.clients import LocalClients
+from fairbloom.simulation.stacked import clients as stacked
+from fairbloom.simulation.stacked.clients import StackedClients
+from fairbloom.strategies import DRFA, FedAvg
+from fairbloom.tasks import load_task
+
+from .implementations import IMPLEMENTATIONS, Config
+
+PLAIN: Config = {"task": "tests.rounds.agreeing:task", "clients": 4, "partition": "dirichlet", "device": "cpu"}
+NAMES = [f"client-{number}" for number in range(4)]
+
+PROPFAIR = Terms(server_round=1, loss_transform="propfair", propfair_baseline=3.0, propfair_epsilon=0.3)
+PERSONAL = Terms(server_round=1, personal_lambda=0.5, personal_epochs=1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is set in a run's config and in the terms of a round."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    terms: Terms = field(default_factory=lambda: Terms(server_round=1))
+
+    @property
+    def method(self) -> Method:
+        return FedAvg() if self.terms.snapshot_step is None else DRFA()
+
+    @property
+    def settings(self) -> Settings:
+        return Settings.of({**PLAIN, **self.config})
+
+
+def asked(**terms: Any) -> Case:
+    return Case(terms=Terms(**{"server_round": 1, **terms}))
+
+
+OF_THE_WORK: Mapping[str, Case] = {
+    "epochs": Case({"local-epochs": 2}),
+    "batch_size": Case({"batch-size": 7}),
+    "learning_rate": Case({"learning-rate": 0.03}),
+    "momentum": Case({"momentum": 0.5}),
+    "weight_decay": Case({"weight-decay": 0.1}),
+    "gradient_clip": Case({"gradient-clip": 0.05}),
+    "pull": asked(proximal_mu=0.7),
+    "steps": asked(local_steps=3),
+    "snapshot_step": asked(local_steps=4, snapshot_step=2),
+    "time_budget": Case({"time-budget": 1e-9}),
+    "transform": Case(terms=PROPFAIR),
+    "random": asked(server_round=2),
+    "draws": Case({"model": "tests.rounds.agreeing:Dropping"}),
+}
+
+OF_THE_TERMS: Mapping[str, Case] = {
+    "server_round": asked(server_round=5),
+    "measure": asked(measure=("loss-before",)),
+    "proximal_mu": asked(proximal_mu=0.3),
+    "personal_lambda": Case(terms=PERSONAL),
+    "personal_epochs": Case(terms=replace(PERSONAL, personal_epochs=2)),
+    "local_only": Case(terms=replace(PERSONAL, local_only=True)),
+    "client_momentum": asked(client_momentum=0.5),
+    "full_batch_step": asked(full_batch_step=True),
+    "local_steps": asked(local_steps=2),
+    "snapshot_step": asked(local_steps=4, snapshot_step=3),
+    "loss_transform": Case(terms=PROPFAIR),
+    "propfair_baseline": Case(terms=replace(PROPFAIR, propfair_baseline=2.5)),
+    "propfair_epsilon": Case(terms=replace(PROPFAIR, propfair_epsilon=2.9)),
+    "agreed": asked(agreed="1.5"),
+    "others": asked(others={"somebody's": 1.0}),
+}
+
+OF_THE_METRICS: Mapping[str, Case] = {
+    **{
+        name: asked(measure=(name,))
+        for name in ("loss-before", "accuracy-before", "loss-after", "accuracy-after", "learning-rate", "update-norm")
+    },
+    "train-loss": asked(measure=("train-loss",)),
+    "loss": Case(),
+    "loss-validation": Case({"validation-share": 0.3}),
+    "loss-personal": Case(terms=PERSONAL),
+}
+
+BOTH: Mapping[str, Case] = {
+    "gradient-clip of a pulled, decayed step with momentum": Case(
+        {"gradient-clip": 0.1, "momentum": 0.9, "weight-decay": 0.1, "model": "mlp"},
+        Terms(server_round=1, proximal_mu=0.5, measure=("update-norm", "loss-after")),
+    ),
+    "gradient-clip of personal models": Case({"gradient-clip": 0.1}, PERSONAL),
+    "gradient-clip of a convolutional network": Case({"gradient-clip": 0.1, "model": "cnn", "batch-size": 50}),
+    "update-norm where the global model is left as it is": Case(
+        terms=replace(PERSONAL, local_only=True, measure=("update-norm",))
+    ),
+}
+
+CASES: Mapping[str, Case] = {
+    **{f"work: {name}": case for name, case in OF_THE_WORK.items()},
+    **{f"terms: {name}": case for name, case in OF_THE_TERMS.items()},
+    **{f"metric: {name}": case for name, case in OF_THE_METRICS.items()},
+    **BOTH,
+}
+
+ONE_BY_ONE = {"time_budget": "time-budget = 1e-09", "draws": "it draws, as dropout does"}
+"""The fields of the work that stacked clients leave to one after the other, and what the log says of it."""
+
+
+def by_ray(method: Method, config: Config) -> Clients:
+    from fairbloom.simulation.dispatch.ray import RayClients
+
+    return RayClients(method, config, shards=1)
+
+
+FIVE: Mapping[str, Callable[[Method, Config], Clients]] = {
+    **IMPLEMENTATIONS,
+    "stacked": lambda method, config: StackedClients(method, config, block=3),
+    "ray": by_ray,
+}
+EXPECTED, *OTHERS = FIVE
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def rays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Start Ray once: every run joins what it finds."""
+    import tempfile
+
+    ray = pytest.importorskip("ray")
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+        yield
+        ray.shutdown()
+
+
+class Engines:
+    """The clients of each implementation for the last config: those of many cases, whose terms alone differ."""
+
+    def __init__(self) -> None:
+        self._there: dict[str, tuple[object, Clients]] = {}
+
+    def of(self, implementation: str, case: Case) -> Clients:
+        """Return clients that no case with personal models has used."""
+        known, clients = self._there.get(implementation, (None, None))
+        key: tuple[object, ...] = (case.config, type(case.method))
+        if isinstance(clients, LocalClients):
+            for name in NAMES:
+                clients.personal(name).last = None
+        elif case.terms.personal_lambda is not None:
+            key += (case.terms,)
+        if clients is None or known != key:
+            self.close(implementation)
+            clients = FIVE[implementation](case.method, dict(case.settings.run_config()))
+            self._there[implementation] = key, clients
+        return clients
+
+    def close(self, implementation: str) -> None:
+        _, clients = self._there.pop(implementation, (None, None))
+        if isinstance(clients, LocalClients):
+            clients.close()
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Engines]:
+    there = Engines()
+    yield there
+    for implementation in FIVE:
+        there.close(implementation)
+
+
+def model_of(case: Case) -> dict[str, Any]:
+    module = load_task(case.settings.model_copy(update={"agreed": case.terms.agreed})).model()
+    random = np.random.default_rng(7)
+    state = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    return {name: array + 0.05 * random.standard_normal(array.shape) for name, array in state.items()}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of a round's training and evaluation."""
+
+    trained: Trained
+    evaluated: Replies
+
+    def numbers(self) -> dict[str, Any]:
+        """Return all numbers, by where they come from."""
+        return {
+            "updates": np.array(self.trained.updates.vectors.blocks[0]),
+            "snapshots": None if self.trained.snapshots is None else np.array(self.trained.snapshots.vectors.blocks[0]),
+            "reported": {name: dict(report) for name, report in self.trained.metrics.items()},
+            "measured": {name: dict(report) for name, report in self.evaluated.metrics.items()},
+        }
+
+
+def of_a_round(clients: Clients, case: Case) -> dict[str, Any]:
+    assert list(clients.online(1)) == NAMES
+    model = model_of(case)
+    trained = clients.train(NAMES, model, case.terms)
+    assert trained.refused.reasons == {}
+    evaluated = clients.evaluate(NAMES, model, replace(case.terms, local_steps=None, snapshot_step=None), NAMES[:2])
+    assert evaluated.refused.reasons == {}
+    return Seen(trained, evaluated).numbers()
+
+
+def assert_equal(ours: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float) -> None:
+    for name in ("updates", "snapshots"):
+        assert (ours[name] is None) == (expected[name] is None)
+        if expected[name] is not None:
+            np.testing.assert_allclose(ours[name], expected[name], rtol=0, atol=tolerance, err_msg=name)
+    for name in ("reported", "measured"):
+        assert {client: list(report) for client, report in ours[name].items()} == {
+            client: list(report) for client, report in expected[name].items()
+        }
+        for client, report in expected[name].items():
+            assert list(ours[name][client].values()) == pytest.approx(
+                list(report.values()), rel=tolerance, abs=tolerance
+            )
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("implementation", [name for name in OTHERS if name != "ray"])
+def test_whoever_computes_the_numbers_are_those_of_one_client_after_the_other(
+    implementation: str, case: str, engines: Engines
+) -> None:
+    expected, ours = (of_a_round(engines.of(each, CASES[case]), CASES[case]) for each in (EXPECTED, implementation))
+    assert_equal(ours, expected, 1e-12 if implementation == "stacked" else 0.0)
+
+
+@pytest.mark.federation
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*")
+@pytest.mark.usefixtures("rays")
+@pytest.mark.parametrize("case", sorted(CASES, key=lambda name: str((CASES[name].config, type(CASES[name].method)))))
+def test_on_a_ray_cluster_the_numbers_are_those_of_one_client_after_the_other(case: str, engines: Engines) -> None:
+    expected, ours = (of_a_round(engines.of(each, CASES[case]), CASES[case]) for each in (EXPECTED, "ray"))
+    assert_equal(ours, expected, 0.0)
+
+
+# What the cases are there for -----------------------------------------------------------------------------------------
+
+
+def test_every_field_and_every_metric_has_a_case() -> None:
+    assert set(OF_THE_WORK) == {each.name for each in fields(LocalWork)}
+    assert set(OF_THE_TERMS) == {each.name for each in fields(Terms)}
+    measured = {each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)} | set(OF_WORK)
+    assert {row_of(name) for name in OF_THE_METRICS} == measured
+    assert {each.replace("-", "_") for each in WORK} <= {each.name for each in fields(Terms)}
+
+
+@pytest.mark.parametrize("name", OF_THE_WORK)
+def test_a_case_of_the_work_sets_its_field(name: str) -> None:
+    case = OF_THE_WORK[name]
+    settings: RunSettings = case.settings
+    plain = client_work(global_work(settings, Terms(server_round=1)), settings, Terms(server_round=1), NAMES[0])
+    work = client_work(global_work(settings, case.terms), settings, case.terms, NAMES[0])
+    assert name in set_fields(work)
+    assert plain.learning_rate > 0.0
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name not in ("terms: others", "metric: loss")])
+def test_a_case_changes_the_numbers(case: str, engines: Engines) -> None:
+    """Otherwise who overlooks what it sets would not be seen."""
+    chosen = CASES[case]
+    plain = Case({"model": chosen.config["model"]} if "model" in chosen.config else {})
+    if case.startswith("terms: propfair"):
+        plain = Case(terms=PROPFAIR)
+    elif case == "work: draws":
+        plain = Case()
+    elif case in ("terms: personal_epochs", "terms: local_only"):
+        plain = Case(terms=PERSONAL)
+    if case == "terms: propfair_epsilon":
+        assert 3.0 - 2.9 < 1.0  # losses are beyond the tangent's beginning
+    ours = of_a_round(engines.of(EXPECTED, chosen), chosen)
+    engines.close(EXPECTED)
+    others = of_a_round(engines.of(EXPECTED, plain), plain)
+    with pytest.raises(AssertionError):
+        assert_equal(ours, others, 1e-9)
+
+
+@pytest.mark.parametrize("name", OF_THE_METRICS)
+def test_a_case_of_a_metric_has_its_number(name: str, engines: Engines) -> None:
+    seen = of_a_round(engines.of(EXPECTED, OF_THE_METRICS[name]), OF_THE_METRICS[name])
+    assert any(name in report for key in ("reported", "measured") for report in seen[key].values())
+
+
+def test_the_norm_of_an_update_is_that_of_what_the_client_replies(engines: Engines) -> None:
+    seen = of_a_round(engines.of(EXPECTED, OF_THE_METRICS["update-norm"]), OF_THE_METRICS["update-norm"])
+    expected = np.linalg.norm(seen["updates"], axis=1)
+    assert [report["update-norm"] for report in seen["reported"].values()] == pytest.approx(list(expected), rel=1e-12)
+
+
+# Who honours what -----------------------------------------------------------------------------------------------------
+
+
+def test_a_client_honours_everything_and_nobody_honours_what_there_is_not() -> None:
+    assert set(BY_A_CLIENT.terms) == set(OF_THE_TERMS)
+    for others in (stacked.HONOURED, BY_FAIR):
+        assert others.work <= BY_A_CLIENT.work
+        assert others.terms <= BY_A_CLIENT.terms
+        assert others.metrics <= BY_A_CLIENT.metrics
+    assert BY_A_CLIENT.keys == BY_FAIR.keys == list(WORK)
+
+
+def test_what_stacked_clients_do_not_honour_is_known() -> None:
+    assert set(OF_THE_WORK) - stacked.HONOURED.work == set(ONE_BY_ONE)
+    assert set(OF_THE_TERMS) == stacked.HONOURED.terms
+    assert stacked.HONOURED.metrics == BY_A_CLIENT.metrics
+
+
+def without(honoured: Honoured, name: str) -> Honoured:
+    return Honoured(honoured.work - {name}, honoured.terms - {name}, honoured.metrics - {row_of(name)})
+
+
+def row_of(name: str) -> str:
+    """Return the row of the table that a metric is in, asked for or not."""
+    always = {"loss": "{}", "loss-validation": "{}-validation", "loss-personal": "{}-personal"}
+    return always.get(name) or metric_row(name)
+
+
+@pytest.mark.parametrize("case", [*ONE_BY_ONE])
+def test_stacked_clients_say_once_why_they_are_computed_one_by_one(
+    case: str, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    engines.close("stacked")
+    with caplog.at_level(logging.WARNING, "flwr"):
+        for _ in range(2):
+            of_a_round(engines.of("stacked", OF_THE_WORK[case]), OF_THE_WORK[case])
+    assert caplog.text.count(ONE_BY_ONE[case]) == 1
+
+
+ALWAYS = [each.pattern for each in OF_EVALUATION if not each.requested]
+SET_AGAIN = {f"work: {name}" for name in ("random", *ONE_BY_ONE)}
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name not in {*BOTH, *SET_AGAIN}])
+def test_what_an_engine_does_not_honour_is_left_to_one_client_after_the_other(
+    case: str, engines: Engines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if this engine had been forgotten when the field, or the metric, was added: equal to the bit, and named."""
+    name = case.partition(": ")[2]
+    monkeypatch.setattr(stacked, "HONOURED", without(stacked.HONOURED, name))
+    monkeypatch.setattr(StackedClients, "_in_blocks", None)
+    engines.close("stacked")
+    with caplog.at_level(logging.WARNING, "flwr"):
+        ours = of_a_round(engines.of("stacked", CASES[case]), CASES[case])
+    expected = of_a_round(engines.of(EXPECTED, CASES[case]), CASES[case])
+    assert_equal(ours, expected, 1e-12)
+    if case != "metric: train-loss":  # which is asked of an evaluation alone
+        assert ours["updates"].tobytes() == expected["updates"].tobytes()
+        assert ours["reported"] == expected["reported"]
+    assert (row_of(name) if row_of(name) in ALWAYS else name.replace("_", "-")) in caplog.text
+    engines.close("stacked")
+
+
+def test_a_run_whose_work_cannot_be_stacked_records_the_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fairbloom.simulation import choice
+
+    settings = Settings.of({**PLAIN, "engine": "stacked", "gradient-clip": 0.25})
+    assert choice.choose(settings, 1).engine == "stacked"
+    monkeypatch.setattr(choice, "HONOURED", without(stacked.HONOURED, "gradient_clip"))
+    chosen = choice.choose(settings, 1)
+    assert (chosen.engine, "gradient-clip = 0.25" in chosen.reason) == ("loop", True)
+
+
+@dataclass(frozen=True)
+class Tomorrow(LocalWork):
+    """Local work with a field that nobody knows yet."""
+
+    rotation: float = 0.0
+
+
+def test_a_field_that_nobody_knows_yet_is_honoured_by_nobody() -> None:
+    work, terms = Tomorrow(1, 10, 0.1), Terms(server_round=1)
+    assert stacked.HONOURED.unmet(terms, work) == ""
+    assert stacked.HONOURED.unmet(terms, replace(work, rotation=0.5)) == "rotation = 0.5"
