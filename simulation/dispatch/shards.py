@@ -1,86 +1,93 @@
-"""A worker of a Ray cluster, which computes the shards of rounds that it is given; it needs no Ray to do so."""
+"""A worker of a Ray cluster, which computes shards: the clients of a task together. It needs no Ray to do so."""
 
 import contextlib
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fairbloom.client.local import Metrics
+from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Reports, Trained
+from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
+from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model
 
-from ..clients import LocalClients, Reply, arrays_of
+from ..clients import LocalClients, Reply, arrays_of, in_words
 from ..loop import LoopClients
 from ..stacked.clients import StackedClients
+from .dispatch import Work, last_round
 
-Personal = Mapping[str, Model]
-"""Personal models by client."""
+PersonalArrays = Mapping[str, Model]
+"""The arrays of personal models by client."""
 
 
-class Asked(NamedTuple):
-    """What a call is about, the same for all shards.
+class Question(NamedTuple):
+    """What all shards of a call have in common; its attributes are those of Call.
 
     Attributes
     ----------
     method
-        What of the method concerns the clients.
-    model
-        The global model.
-    terms
-        Of the work.
+        As much of the method as concerns the clients.
     """
 
+    work: Work
     method: Method
     model: Model
     terms: Terms
+    participants: Collection[str]
 
 
 class Share(NamedTuple):
-    """What the clients of a shard reply to a round's training.
+    """What was computed of a shard.
 
     Attributes
     ----------
-    updates, snapshots
-        Their flat models, a row each, and those in the midst of the work, where they were asked for.
     replies
-        By client, with its row.
-    personal
-        The personal models that the round has made.
+        The replies by client, each with its row of the matrices.
     refused
         Why others have no reply.
+    updates, snapshots
+        In a training, the flat models, and those in the midst of the work where they were asked for.
+    personal
+        The personal models that the training has made.
     """
 
-    updates: NDArray[Any]
-    snapshots: NDArray[Any] | None
     replies: Mapping[str, Reply]
-    personal: Personal
     refused: Mapping[str, str]
+    updates: NDArray[Any] | None = None
+    snapshots: NDArray[Any] | None = None
+    personal: PersonalArrays = MappingProxyType({})
 
 
-class _Raw(LocalClients):
-    """Clients whose replies the server's process takes in."""
+class _Unscreened(LocalClients):
+    """Clients whose replies the server's process screens."""
 
     replies: Mapping[str, Reply]
 
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
         self.replies = replies
 
+    def evaluated(self, told: Mapping[str, Metrics], refused: Refusals) -> Replies:
+        self.replies = {name: Reply(row, metrics, {}, {}) for row, (name, metrics) in enumerate(told.items())}
+        return Replies(metrics={}, refused=refused)
 
-class _Stacked(_Raw, StackedClients):
+
+class _Stacked(_Unscreened, StackedClients):
     """The clients of a shard, a block of them at once."""
 
 
-class _OneByOne(_Raw, LoopClients):
+class _OneByOne(_Unscreened, LoopClients):
     """The clients of a shard, one after the other."""
 
 
-class Worker:
+class ShardWorker:
     """A Ray actor, which computes shards.
 
     Parameters
@@ -95,7 +102,7 @@ class Worker:
         with contextlib.suppress(OSError):
             os.chdir(here)
         sys.path += [path for path in paths if path not in sys.path]
-        self._clients: _Stacked | _OneByOne | None = None
+        self._clients: _Stacked | _OneByOne
 
     def begin(self, method: Method, settings: Mapping[str, Any], block: int) -> None:
         """Load the task; clients are stacked up to `block` at once, or computed one by one where it is 0.
@@ -109,56 +116,45 @@ class Worker:
             torch.set_num_threads(1)
         self._clients = _Stacked(method, settings, block) if block else _OneByOne(method, settings)
 
-    def sizes(self, names: Sequence[str]) -> list[int]:
-        """Return how many training examples each client has; 0 where they cannot be read, as its reply will tell."""
-        found = []
-        for name in names:
-            try:
-                found.append(len(self.clients.local(name).splits.train))
-            except Exception:
-                found.append(0)
-        return found
-
-    def train(self, asked: Asked, names: Sequence[str], personal: Personal) -> Share:
-        """Let these clients train."""
-        terms, clients = asked.terms, self._with(asked, names, personal, before=asked.terms.server_round)
-        trained = clients.train(names, asked.model, terms)
-        made = self._taken(names, terms) if terms.personal_lambda is not None else {}
-        snapshots = None if trained.snapshots is None else np.asarray(trained.snapshots.matrix)
-        matrix = np.asarray(trained.updates.matrix)
-        return Share(matrix, snapshots, clients.replies, made, trained.refused.reasons)
-
-    def evaluate(
-        self, asked: Asked, names: Sequence[str], personal: Personal, participants: Collection[str]
-    ) -> tuple[Reports, Mapping[str, str]]:
-        """Let these clients evaluate; return what they report, and why others cannot."""
-        terms, clients = asked.terms, self._with(asked, names, personal, before=asked.terms.server_round + 1)
-        replies = clients.evaluate(names, asked.model, terms, participants)
-        if terms.personal_lambda is not None:
-            self._taken(names, terms)
-        return replies.metrics, replies.refused.reasons
-
-    @property
-    def clients(self) -> _Stacked | _OneByOne:
-        """Those who compute."""
-        if self._clients is None:
-            raise RuntimeError("a worker is told of its run by begin, before anything else")
-        return self._clients
-
-    def _with(self, asked: Asked, names: Sequence[str], personal: Personal, before: int) -> _Stacked | _OneByOne:
-        """Return the clients, with the personal models that they have before round `before`."""
-        clients = self.clients
+    def compute(self, asked: Question, names: Sequence[str], personal: PersonalArrays) -> Share:
+        """Compute what is asked of these clients, which have these last personal models."""
+        clients, terms = self._clients, asked.terms
         clients.method = asked.method
-        clients.begin(names, asked.terms)
+        clients.begin(names, terms)
         for name, model in personal.items():
-            clients.personal(name).last = (before - 1, clients.on_device(model))
-        return clients
+            clients.personal(name).last = (last_round(asked.work, terms), clients.on_device(model))
+        match asked.work:
+            case "count":
+                return self._count(names)
+            case "evaluate":
+                replies = clients.evaluate(names, asked.model, terms, asked.participants)
+                self._take_personal(names, terms)
+                return Share(clients.replies, replies.refused.reasons)
+            case "train":
+                trained = clients.train(names, asked.model, terms)
+                return Share(
+                    clients.replies,
+                    trained.refused.reasons,
+                    np.asarray(trained.updates.matrix),
+                    None if trained.snapshots is None else np.asarray(trained.snapshots.matrix),
+                    self._take_personal(names, terms),
+                )
 
-    def _taken(self, names: Sequence[str], terms: Terms) -> Personal:
+    def _count(self, names: Sequence[str]) -> Share:
+        """Return how many training examples each client has."""
+        replies, refused = dict[str, Reply](), dict[str, str]()
+        for row, name in enumerate(names):
+            try:
+                replies[name] = Reply(row, {NUM_EXAMPLES: len(self._clients.local(name).splits.train)}, {}, {})
+            except Exception as error:  # its reply to the training says so again
+                refused[name] = in_words(error)
+        return Share(replies, refused)
+
+    def _take_personal(self, names: Sequence[str], terms: Terms) -> PersonalArrays:
         """Take the personal models from the clients; return those that this round has made."""
         made: dict[str, Model] = {}
-        for name in names:
-            personal = self.clients.personal(name)
+        for name in names if terms.personal_lambda is not None else ():
+            personal = self._clients.personal(name)
             if personal.last is not None and personal.last[0] == terms.server_round:
                 made[name] = arrays_of(personal.last[1])
             personal.last = None

@@ -32,7 +32,8 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.updates import Model
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.dispatch import ray as engine
-from fairbloom.simulation.dispatch.ray import RayClients, home, placed
+from fairbloom.simulation.dispatch.balance import balance, home
+from fairbloom.simulation.dispatch.ray import RayClients
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import DRFA, FedAvg
 from fairbloom.tasks import load_task
@@ -150,7 +151,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], set[str]
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)
     caplog.set_level(logging.WARNING, logger="flwr")
-    yield lambda: {each.getMessage() for each in caplog.records if each.getMessage().startswith("a Ray worker")}
+    yield lambda: {each.getMessage() for each in caplog.records if each.getMessage().startswith("a worker ended")}
     logger.removeHandler(caplog.handler)
 
 
@@ -191,6 +192,11 @@ def gone(process: int) -> bool:
     return False
 
 
+def placed(sizes, shards):
+    lists = balance([*sizes.values()], shards, [home(name, shards) for name in sizes])
+    return [[[*sizes][k] for k in sorted(l)] for l in lists]
+
+
 # Who computes what ----------------------------------------------------------------------------------------------------
 
 
@@ -229,7 +235,7 @@ def test_rounds_on_a_cluster_are_to_the_bit_those_of_the_loop(cluster: Machines,
     (place / "no-data").touch()
     found, expected = list[Any](), list[Any]()
     with closing(RayClients(FedAvg(**BUFFERS), config)) as clients:
-        assert clients.shards == 2
+        assert clients.processes == 2
         for outcomes, each in ((found, clients), (expected, LoopClients(FedAvg(**BUFFERS), config))):
             for method, terms, names in rounds:
                 each.method = method
@@ -273,7 +279,7 @@ def test_a_shard_whose_worker_is_lost_is_computed_again_and_a_client_that_ends_w
         found.append(both_of(clients, FIVE, model, method.terms(2)))
         assert found == expected
         (warned,) = warnings()
-        assert re.match("a Ray worker was lost, and the shard of [1-4] clients is computed again: .", warned)
+        assert re.match("a worker ended .* before it had computed a shard of [1-4] clients, which is computed again", warned)
         (place / "deadly").touch()
         trained = clients.train(FIVE, model, method.terms(3))
         (place / "deadly").unlink()
@@ -294,7 +300,7 @@ def test_a_lost_machine_has_its_shard_computed_by_another_one_and_stacked_client
     node = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     with closing(RayClients(FedAvg(), config, block=3)) as clients:
-        assert clients.shards == 3
+        assert clients.processes == 3
         before = both_of(clients, FIVE, model, terms)
         monkeypatch.setattr(engine, "PATIENCE", 1.0)
         cluster.remove_node(node, allow_graceful=False)

@@ -32,7 +32,8 @@ from fairbloom.rounds.updates import Model, Vectors
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.dispatch import processes
 from fairbloom.simulation.dispatch.processes import shared_array
-from fairbloom.simulation.dispatch.workers import WorkerClients, placed
+from fairbloom.simulation.dispatch.balance import balance
+from fairbloom.simulation.dispatch.workers import WorkerClients
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks import Examples, Setup, Splits, Task, load_task
@@ -92,7 +93,7 @@ def both_of(clients: LocalClients, names: list[str], model: Model, terms: Terms)
 
 
 def processes_of(clients: WorkerClients) -> set[int]:
-    return {worker.pid for worker in clients._workers.values()}
+    return {worker.pid for worker in clients._pipes.processes.values()} if clients._pipes else set()
 
 
 def is_there(process: int) -> bool:
@@ -118,7 +119,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, before: Callable[[LocalClient, Term
 
 @given(costs=st.lists(st.integers(0, 30), max_size=7), workers=st.integers(1, 3))
 def test_every_client_is_placed_once_and_no_worker_has_much_more_than_it_must(costs: list[int], workers: int) -> None:
-    lists = placed(costs, workers)
+    lists = balance(costs, workers)
     assert len(lists) == workers
     assert sorted(itertools.chain(*lists)) == list(range(len(costs)))
 
@@ -132,7 +133,7 @@ def test_every_client_is_placed_once_and_no_worker_has_much_more_than_it_must(co
 
 
 def test_a_worker_begins_with_its_largest_client() -> None:
-    assert placed([1, 5, 3, 5], 2) == [[1, 2], [3, 0]]
+    assert balance([1, 5, 3, 5], 2) == [[1, 2], [3, 0]]
 
 
 # As in the loop -------------------------------------------------------------------------------------------------------
@@ -354,7 +355,7 @@ def test_a_worker_that_ends_in_mid_round_is_replaced_and_the_bits_are_the_same(
         assert len(processes_of(clients)) == 2
     assert found == expected
     (warned,) = warnings()
-    assert warned == f"a worker process ended ({how}) before client client-2 was computed: another one does it"
+    assert warned == f"a worker ended ({how}) before it had computed client client-2, which is computed again"
 
 
 def test_what_a_worker_has_handed_over_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +366,7 @@ def test_what_a_worker_has_handed_over_is_not_computed_again(tmp_path: Path, mon
             os._exit(1)
 
     patched(monkeypatch, dies)
-    monkeypatch.setattr("fairbloom.simulation.dispatch.workers.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("fairbloom.simulation.dispatch.pipes.REPORT_SECONDS", 0.0)
     with closing(workers_of(workers=1)) as clients:
         assert list(clients.train(FIVE, model_of(config_of()), Terms(server_round=1)).metrics) == FIVE
     assert {name: (tmp_path / name).read_text() for name in FIVE} == dict.fromkeys(FIVE, "x") | {"client-2": "xx"}
@@ -377,11 +378,11 @@ def test_a_client_that_ends_two_workers_is_refused_and_the_others_are_not(monkey
         for number in (1, 2):
             trained = clients.train(FIVE, model_of(config_of()), Terms(server_round=number))
             assert list(trained.metrics) == ["client-0", "client-1", "client-4"]
-            due = "computing it has ended 2 worker processes (exit code 7)"
+            due = "computing it has ended 2 workers (exit code 7)"
             assert trained.refused.reasons == dict.fromkeys(FIVE[2:4], due)
 
 
-def test_workers_that_were_killed_between_rounds_are_replaced() -> None:
+def test_workers_that_were_killed_between_rounds_are_rebalance() -> None:
     model, terms = model_of(config_of()), Terms(server_round=1)
     with closing(workers_of()) as clients:
         before, expected = processes_of(clients), both_of(clients, FIVE, model, terms)
