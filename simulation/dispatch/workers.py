@@ -5,7 +5,7 @@ Each client computes as it does in the loop, to the same bits.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -86,19 +86,22 @@ class WorkerClients(DispatchedClients):
 
     def _cost(self, call: Call, names: Sequence[str]) -> Callable[[str], float]:
         """Return the function that says with how many examples a client computes, which its time grows with."""
-        return partial(self._examples_trained if call.work == "train" else self._examples_evaluated, call)
+        terms, settings = call.terms, self.settings
+        work = cache(lambda: (global_work(settings, terms), personal_work(settings, terms)))
 
-    def _examples_trained(self, call: Call, name: str) -> float:
-        local, terms = self.local(name), call.terms
-        work, personal = global_work(self.settings, terms), personal_work(self.settings, terms)
-        epochs = work.epochs if terms.full_batch_step else epochs_in_time(self.settings, terms.server_round, local.key)
-        count, passes = len(local.splits.train), personal.epochs if call.personal else 0
-        return 1 + examples_met(count, work, epochs) + examples_met(count, personal, passes)
+        def trained(name: str) -> int:
+            local, (on_global, on_personal) = self.local(name), work()
+            in_time = epochs_in_time(settings, terms.server_round, local.key)
+            epochs = on_global.epochs if terms.full_batch_step else in_time
+            count, passes = len(local.splits.train), on_personal.epochs if call.personal else 0
+            return 1 + examples_met(count, on_global, epochs) + examples_met(count, on_personal, passes)
 
-    def _examples_evaluated(self, call: Call, name: str) -> float:
-        splits = self.local(name).splits
-        trained_on = len(splits.train) if TRAIN_LOSS in call.terms.measure and call.asks(name) else 0
-        return 1 + (1 + call.personal) * len(splits.test) + len(splits.validation or ()) + trained_on
+        def evaluated(name: str) -> int:
+            splits = self.local(name).splits
+            trained_on = len(splits.train) if TRAIN_LOSS in terms.measure and call.asks(name) else 0
+            return 1 + (1 + call.personal) * len(splits.test) + len(splits.validation or ()) + trained_on
+
+        return trained if call.work == "train" else evaluated
 
     def _transport(self, tasks: Sequence[ScheduledTask]) -> Pipes:
         """Return the way to workers that were forked when this process had these clients' data already."""
