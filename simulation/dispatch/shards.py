@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fairbloom.client.local import Metrics
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
@@ -74,8 +73,8 @@ class _Unscreened(LocalClients):
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
         self.replies = replies
 
-    def evaluated(self, told: Mapping[str, Metrics], refused: Refusals) -> Replies:
-        self.replies = {name: Reply(row, metrics, {}, {}) for row, (name, metrics) in enumerate(told.items())}
+    def evaluated(self, told: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
+        self.replies = {name: Reply(row, dict(metrics), {}, {}) for row, (name, metrics) in enumerate(told.items())}
         return Replies(metrics={}, refused=refused)
 
 

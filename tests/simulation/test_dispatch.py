@@ -143,10 +143,12 @@ def test_rounds_of_growing_and_shrinking_cohorts_are_to_the_bit_those_of_the_loo
 
 
 @pytest.mark.parametrize("harm", ["no-data", "not-finite"])
-def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, place: Path, harm: str) -> None:
+def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(
+    request: pytest.FixtureRequest, start: Start, place: Path, harm: str
+) -> None:
     method, config = personal(), config_of(**CONFIG)
     clients, loop, model = start(method), LoopClients(method, config), model_of(config)
-    terms = replace(method.terms(1), agreed=harm)  # data are read when something else is agreed on
+    terms = replace(method.terms(1), agreed=request.node.name)  # data are read when something new is agreed on
     (place / harm).touch()
     trained, evaluated = both_of(clients, FIVE, model, terms)
     assert [trained, evaluated] == both_of(loop, FIVE, model, terms)
@@ -246,7 +248,10 @@ def test_a_run_that_goes_on_after_a_worker_was_killed_is_to_the_bit_that_of_the_
     start: Start, place: Path, tmp_path: Path
 ) -> None:
     changes: dict[str, Any] = CONFIG | {"method": "fedavg", "personal_lambda": 0.5, "fraction": 0.6}
-    engine = "workers" if isinstance(start(FedAvg(**ARRAYS)), WorkerClients) else "ray"
+    clients = start(FedAvg(**ARRAYS))
+    engine = "workers" if isinstance(clients, WorkerClients) else "ray"
+    if isinstance(clients, DispatchedClients) and engine == "ray":
+        clients._transport([]).end()  # its workers hold all places of the cluster
     (place / "die-once").touch()
     run(tmp_path / "a", engine=engine, **changes, num_rounds=3)
     assert not (place / "die-once").exists()
