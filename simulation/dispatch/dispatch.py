@@ -7,10 +7,11 @@ pipes to forked processes, or as actors on a Ray cluster.
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, Self
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
 
+from fairbloom.client.local import Metrics
 from fairbloom.client.personal import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
@@ -70,59 +71,46 @@ def last_round(work: Work, terms: Terms) -> int:
     return terms.server_round - (work == "train")
 
 
-@dataclass(eq=False)
-class ScheduledTask:
-    """Clients that one worker is to compute.
+class ClientTask(NamedTuple):
+    """A client that is to be computed.
 
     Attributes
     ----------
-    rows
-        The row of each client in the matrices of the call, by its name.
+    name
+        Its name.
+    row
+        Its row in the matrices of the call.
     personal
-        The last personal models of those that have one, where they need it.
-    losses
-        How many workers have ended while they computed these clients.
+        Its last personal model; None: it has none, or needs none.
     """
 
-    rows: dict[str, int]
-    personal: dict[str, StateDict] = field(default_factory=dict)
-    losses: int = 0
-
-    @classmethod
-    def joined(cls, tasks: Iterable[Self]) -> Self:
-        """Return the clients of several tasks as one."""
-        whole = cls({})
-        for task in tasks:
-            whole.rows |= task.rows
-            whole.personal |= task.personal
-        return whole
-
-    def split(self) -> list["ScheduledTask"]:
-        """Return a task for each client."""
-        personal = {name: {name: model} for name, model in self.personal.items()}
-        return [ScheduledTask({name: row}, personal.get(name, {}), self.losses) for name, row in self.rows.items()]
-
-    def __str__(self) -> str:
-        return f"client {next(iter(self.rows))}" if len(self.rows) == 1 else f"a shard of {len(self.rows)} clients"
-
-
-class Answer(NamedTuple):
-    """What a worker has computed of a client.
-
-    Attributes
-    ----------
-    reply
-        The client's reply; its flat model lies in its row of the call's matrices.
-    personal
-        The personal model that its training has made.
-    """
-
-    reply: Reply
+    name: str
+    row: int
     personal: StateDict | None = None
 
 
-Answers = dict[str, Answer | str]
-"""What was computed of clients, or why it could not be, by name."""
+@dataclass(eq=False)
+class ScheduledTask:
+    """Clients that one worker computes, together where it stacks them.
+
+    Attributes
+    ----------
+    clients
+        At least one.
+    losses
+        How many workers have ended while they computed them.
+    """
+
+    clients: Sequence[ClientTask]
+    losses: int = 0
+
+    def __str__(self) -> str:
+        few = len(self.clients) == 1
+        return f"client {self.clients[0].name}" if few else f"a shard of {len(self.clients)} clients"
+
+
+Answers = dict[str, Reply | str]
+"""What clients reply, each with its row in the matrices of the call, or why they cannot, by name."""
 
 
 class Lost(NamedTuple):
@@ -197,24 +185,24 @@ class Dispatch:
     def _note(self, worker: int, answers: Answers) -> None:
         """Note what a worker has computed; a task is done when its clients are answered."""
         self._answers |= answers
-        left = [task for task in self._waiting.pop(worker) if next(iter(task.rows)) not in answers]
+        left = [task for task in self._waiting.pop(worker) if task.clients[0].name not in answers]
         if left:
             self._waiting[worker] = left
 
     def _replace(self, worker: int, lost: Lost) -> None:
         """Let a new worker do what one that has ended had left, the task that it was doing last."""
         left = self._waiting.pop(worker)
-        suspect = next((task for task in left if lost.row in task.rows.values()), left[0])
+        suspect = next((task for task in left if lost.row in [client.row for client in task.clients]), left[0])
         suspect.losses += 1
         if suspect.losses < LOSSES:
             again, then = [suspect], "is computed again"
-        elif len(suspect.rows) > 1:
-            again, then = suspect.split(), "is computed again, client by client"
+        elif len(suspect.clients) > 1:
+            again = [ScheduledTask([client], suspect.losses) for client in suspect.clients]
+            then = "is computed again, client by client"
         else:
             again, then = [], "is refused"
-            self._answers |= dict.fromkeys(
-                suspect.rows, f"computing it has ended {suspect.losses} workers ({lost.how})"
-            )
+            reason = f"computing it has ended {suspect.losses} workers ({lost.how})"
+            self._answers[suspect.clients[0].name] = reason
         log.warning("a worker ended (%s) before it had computed %s, which %s", lost.how, suspect, then)
         self._send(worker, [*(task for task in left if task is not suspect), *again])
 
@@ -238,11 +226,11 @@ class DispatchedClients(LocalClients):
         self.begin(names, terms)
         trained = self._room(names, model, terms)
         call = Call("train", self.method, model, terms, trained=trained)
-        answers = self._answers(call, names, trained.refused)
-        for name, answer in answers.items():
-            if answer.personal is not None:
-                self.personal(name).keep(terms.server_round, answer.personal)
-        self.hand_over(trained, {name: answer.reply for name, answer in answers.items()})
+        replies = self._replies(call, names, trained.refused)
+        for name, reply in replies.items():
+            if reply.personal is not None:
+                self.personal(name).keep(terms.server_round, reply.personal)
+        self.hand_over(trained, replies)
         return trained
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
@@ -255,32 +243,34 @@ class DispatchedClients(LocalClients):
         """
         self.begin(names, terms)
         call = Call("evaluate", self.method, model, terms, frozenset(participants))
-        refused, answers, at_once = Refusals(terms.server_round), dict[str, Answer](), self._at_once(call, names)
+        refused, reports = Refusals(terms.server_round), dict[str, Metrics]()
+        at_once = self._at_once(call, names)
         for start in range(0, len(names), at_once):
-            answers |= self._answers(call, names[start : start + at_once], refused)
-        return self.evaluated({name: answer.reply.metrics for name, answer in answers.items()}, refused)
+            replies = self._replies(call, names[start : start + at_once], refused)
+            reports |= {name: reply.metrics for name, reply in replies.items()}
+        return self.evaluated(reports, refused)
 
-    def _answers(self, call: Call, names: Sequence[str], refused: Refusals) -> dict[str, Answer]:
+    def _replies(self, call: Call, names: Sequence[str], refused: Refusals) -> dict[str, Reply]:
         """Return what workers compute of these clients, in the order of names; those that fail are refused."""
-        cost, tasks, costs = self._cost(call, names), list[ScheduledTask](), list[float]()
+        cost, clients, costs = self._cost(call, names), list[ClientTask](), list[float]()
+        number = last_round(call.work, call.terms) + 1
         for row, name in enumerate(names):
             try:
-                needed, number = cost(name), last_round(call.work, call.terms) + 1
-                last = self.personal(name).before(number) if call.personal else None
+                needed, last = cost(name), self.personal(name).before(number) if call.personal else None
             except Exception as error:  # one client's failure is one refused reply, whatever it is
                 refused.add(name, in_words(error))
                 continue
-            tasks.append(ScheduledTask({name: row}, {} if last is None else {name: last}))
+            clients.append(ClientTask(name, row, last))
             costs.append(needed)
-        answers = Dispatch(self._transport(tasks), call).answers(self._lists(tasks, costs))
-        found: dict[str, Answer] = {}
-        for name in names:
-            answer = answers.get(name)
-            if isinstance(answer, Answer):
-                found[name] = answer
-            elif answer is not None:
+        answers = Dispatch(self._transport(call, clients), call).answers(self._lists(clients, costs))
+        replies: dict[str, Reply] = {}
+        for name in (client.name for client in clients):
+            answer = answers[name]
+            if isinstance(answer, Reply):
+                replies[name] = answer
+            else:
                 refused.add(name, answer)
-        return found
+        return replies
 
     # Each transport's -------------------------------------------------------------------------------------------------
 
@@ -293,12 +283,12 @@ class DispatchedClients(LocalClients):
         """Return the function that says how long one of these clients takes, in any unit."""
 
     @abstractmethod
-    def _transport(self, tasks: Sequence[ScheduledTask]) -> Transport:
-        """Return the way to workers that can do these tasks."""
+    def _transport(self, call: Call, clients: Sequence[ClientTask]) -> Transport:
+        """Return the way to workers that can compute these clients."""
 
     @abstractmethod
-    def _lists(self, tasks: Sequence[ScheduledTask], costs: Sequence[float]) -> list[list[ScheduledTask]]:
-        """Return what each worker is to do, of tasks of one client each."""
+    def _lists(self, clients: Sequence[ClientTask], costs: Sequence[float]) -> list[list[ScheduledTask]]:
+        """Return the tasks of each worker, from what each client costs."""
 
     def _at_once(self, call: Call, names: Sequence[str]) -> int:
         """Return how many of these clients can evaluate in one call."""

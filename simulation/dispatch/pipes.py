@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,34 +21,13 @@ from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.updates import Layout, Model, Updates
 
 from ..clients import Reply, in_words, written
-from .dispatch import Answer, Answers, Call, Lost, ScheduledTask, Work, last_round
+from .dispatch import Answers, Call, Lost, ScheduledTask, last_round
 from .processes import Forked, shared_array
 
 REPORT_SECONDS = 0.1
 """A worker hands over what it has so often, so that little is lost when it is killed."""
 
 NOBODY = -1
-
-
-class ClientTask(NamedTuple):
-    """What a worker is given of a client through its pipe.
-
-    Attributes
-    ----------
-    name
-        The client's name.
-    row
-        Its row in the shared memory.
-    has_personal
-        Whether its last personal model lies in that row.
-    measures
-        Whether it measures what the terms ask to measure.
-    """
-
-    name: str
-    row: int
-    has_personal: bool
-    measures: bool
 
 
 class SharedBuffers:
@@ -136,16 +114,14 @@ class Pipes:
 
     def send(self, worker: int, tasks: Sequence[ScheduledTask]) -> None:
         """Give a worker its clients, all at once: it does not wait for this process between them."""
-        clients: list[ClientTask] = []
-        for task in tasks:
-            for name, row in task.rows.items():
-                if name in task.personal:  # again after a loss: the worker may have written to its row
-                    self.buffers.load_personal(row, task.personal[name])
-                clients.append(ClientTask(name, row, name in task.personal, self._call.asks(name)))
+        clients: list[tuple[str, int, bool, bool]] = []
+        for client in (client for task in tasks for client in task.clients):
+            if client.personal is not None:  # again after a loss: the worker may have written to its row
+                self.buffers.load_personal(client.row, client.personal)
+            clients.append((client.name, client.row, client.personal is not None, self._call.asks(client.name)))
         self.buffers.computed[worker] = NOBODY
         if worker not in self.processes:
-            computing = PipeWorker(worker, self.buffers, self._find_client)
-            self.processes[worker] = Forked(computing.serve, self.processes.values())
+            self.processes[worker] = Forked(lambda pipe: self._serve(worker, pipe), self.processes.values())
         with contextlib.suppress(OSError):  # it has ended, which shows when its answer is waited for
             self.processes[worker].pipe.send((self._call.work, self._call.terms, clients))
 
@@ -160,22 +136,19 @@ class Pipes:
         (ready, *_) = wait([self.processes[worker].pipe for worker in workers])
         worker = next(worker for worker in workers if self.processes[worker].pipe is ready)
         try:
-            said: dict[str, Reply | str] | str = self.processes[worker].pipe.recv()
+            answers: Answers | str = self.processes[worker].pipe.recv()
         except (EOFError, OSError):
             row = int(self.buffers.computed[worker])
             return worker, Lost(self.processes.pop(worker).end(), None if row == NOBODY else row)
-        if isinstance(said, str):
+        if isinstance(answers, str):
             raise FairbloomError(
-                f"engine = 'workers': a process that is forked here cannot train ({said}): set engine = loop, or hide "
-                "the graphics card from a new process by CUDA_VISIBLE_DEVICES="
+                f"engine = 'workers': a process that is forked here cannot train ({answers}): set engine = loop, or "
+                "hide the graphics card from a new process by CUDA_VISIBLE_DEVICES="
             )
-        makes_personal = self._call.personal and self._call.work == "train"
-        answers: Answers = {}
-        for name, reply in said.items():
-            if isinstance(reply, Reply):
-                answers[name] = Answer(reply, self.buffers.personal_of(reply.row) if makes_personal else None)
-            else:
-                answers[name] = reply
+        if self._call.personal and self._call.work == "train":
+            for name, reply in answers.items():
+                if isinstance(reply, Reply):
+                    answers[name] = reply._replace(personal=self.buffers.personal_of(reply.row))
         return worker, answers
 
     def end(self) -> None:
@@ -183,58 +156,41 @@ class Pipes:
         while self.processes:
             self.processes.popitem()[1].end()
 
+    # In a worker ------------------------------------------------------------------------------------------------------
 
-class PipeWorker:
-    """What a forked process does: it computes clients one after the other.
-
-    Parameters
-    ----------
-    number
-        The worker's number.
-    buffers
-        Where models are handed over.
-    find_client
-        Returns a client by its name.
-    """
-
-    def __init__(self, number: int, buffers: SharedBuffers, find_client: Callable[[str], LocalClient]) -> None:
-        self._number, self._buffers, self._find_client = number, buffers, find_client
-        self._received = {name: torch.from_numpy(array) for name, array in buffers.received.items()}
-
-    def serve(self, pipe: Connection) -> None:
-        """Compute clients until the pipe ends."""
+    def _serve(self, worker: int, pipe: Connection) -> None:
+        """Compute clients one after the other until the pipe ends."""
         torch.set_num_threads(1)
         try:
             torch.autograd.backward(torch.ones(1, requires_grad=True))
         except RuntimeError as error:  # PyTorch forbids it where the parent has trained with a graphics card in sight
             pipe.send(str(error))
             return
+        received = {name: torch.from_numpy(array) for name, array in self.buffers.received.items()}
         while True:
             work, terms, clients = pipe.recv()
-            plain, replies, since = replace(terms, measure=()), dict[str, Reply | str](), time.monotonic()
-            for client in clients:
-                self._buffers.computed[self._number] = client.row
-                replies[client.name] = self._reply(work, terms if client.measures else plain, client)
+            plain, answers, since = replace(terms, measure=()), Answers(), time.monotonic()
+            for name, row, has_personal, measures in clients:
+                self.buffers.computed[worker] = row
+                try:
+                    last = (last_round(work, terms), self.buffers.personal_of(row)) if has_personal else None
+                    local = replace(self._find_client(name), personal=PersonalModels(None, last))
+                    compute = self._train if work == "train" else self._evaluate
+                    answers[name] = compute(local, row, received, terms if measures else plain)
+                except Exception as error:  # one client's failure is one refused reply, whatever it is
+                    answers[name] = in_words(error)
                 if time.monotonic() - since > REPORT_SECONDS:
-                    pipe.send(replies)
-                    replies, since = {}, time.monotonic()
-            if replies:
-                pipe.send(replies)
+                    pipe.send(answers)
+                    answers, since = Answers(), time.monotonic()
+            if answers:
+                pipe.send(answers)
 
-    def _reply(self, work: Work, terms: Terms, client: ClientTask) -> Reply | str:
-        """Return what a client replies, or why it fails."""
-        try:
-            last = (last_round(work, terms), self._buffers.personal_of(client.row)) if client.has_personal else None
-            local = replace(self._find_client(client.name), personal=PersonalModels(None, last))
-            if work == "train":
-                return self._train(local, client.row, terms)
-            return Reply(client.row, local.evaluate(self._received, terms), {}, {})
-        except Exception as error:  # one client's failure is one refused reply, whatever it is
-            return in_words(error)
-
-    def _train(self, local: LocalClient, row: int, terms: Terms) -> Reply:
+    def _train(self, local: LocalClient, row: int, received: StateDict, terms: Terms) -> Reply:
         """Train a client, and leave its models in the shared memory."""
-        update = local.train(self._received, terms)
+        update = local.train(received, terms)
         if terms.personal_lambda is not None and local.personal.last is not None:
-            self._buffers.load_personal(row, local.personal.last[1])
-        return written(self._buffers.updates, self._buffers.snapshots, row, update)
+            self.buffers.load_personal(row, local.personal.last[1])
+        return written(self.buffers.updates, self.buffers.snapshots, row, update)
+
+    def _evaluate(self, local: LocalClient, row: int, received: StateDict, terms: Terms) -> Reply:
+        return Reply(row, local.evaluate(received, terms), {}, {})

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from fairbloom.client.personal import StateDict
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
 from fairbloom.protocol.names import NUM_EXAMPLES
@@ -28,10 +27,10 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import one_line
 from fairbloom.rounds.updates import Model
 
-from ..clients import arrays_of
+from ..clients import Reply, arrays_of
 from .balance import balance, home
-from .dispatch import Answer, Answers, Call, Dispatch, DispatchedClients, Lost, ScheduledTask
-from .shards import PersonalArrays, Question, ShardWorker, Share, asking
+from .dispatch import Answers, Call, ClientTask, Dispatch, DispatchedClients, Lost, ScheduledTask
+from .shards import ShardWorker, Share, asking
 
 try:
     import ray
@@ -159,20 +158,22 @@ class Actors:
         started = self._start(count)
         self._actors: list[Any] = [started[worker % len(started)] for worker in range(count)]
         self._on_way: dict[int, deque[tuple[Any, ScheduledTask]]] = {}
-        self._call: Call
-        self._question: Any = None
+        self._call: Any = None
+        self._trained: Trained | None = None
 
     def begin(self, call: Call) -> None:
         """Put what is asked into the cluster's memory, once for all workers."""
-        question = Question(call.work, asking(call.method), call.model, call.terms, call.participants)
-        self._call, self._question = call, ray.put(question)
+        self._trained = call.trained
+        self._call = ray.put(call._replace(method=asking(call.method), trained=None))
 
     def send(self, worker: int, tasks: Sequence[ScheduledTask]) -> None:
         """Give a worker its shards; Ray lets it compute one after the other."""
         actor = self._actor(worker)
-        self._on_way[worker] = deque(
-            (actor.compute.remote(self._question, list(task.rows), _arrays(task.personal)), task) for task in tasks
-        )
+        self._on_way[worker] = deque()
+        for task in tasks:
+            names = [client.name for client in task.clients]
+            personal = {each.name: arrays_of(each.personal) for each in task.clients if each.personal is not None}
+            self._on_way[worker].append((actor.compute.remote(self._call, names, personal), task))
 
     def receive(self, workers: Collection[int]) -> tuple[int, Answers | Lost]:
         """Return what a worker has computed of a shard."""
@@ -187,7 +188,7 @@ class Actors:
             if gone is not None:
                 ray.kill(gone)
             self._actors = [None if actor is gone else actor for actor in self._actors]
-            return worker, Lost(_why(error), next(iter(task.rows.values())))
+            return worker, Lost(_why(error), task.clients[0].row)
         return worker, self._answers(share, task)
 
     def end(self) -> None:
@@ -198,15 +199,15 @@ class Actors:
 
     def _answers(self, share: Share, task: ScheduledTask) -> Answers:
         """Copy the models of a shard, which lie in Ray's memory, and return what it answers."""
-        trained, answers = self._call.trained, Answers(share.refused)
+        answers, rows = Answers(share.refused), {client.name: client.row for client in task.clients}
         for name, reply in share.replies.items():
-            row, personal = task.rows[name], share.personal.get(name)
-            if trained is not None and share.updates is not None:
-                trained.updates.matrix[row] = share.updates[reply.row]
-                if trained.snapshots is not None and share.snapshots is not None:
-                    trained.snapshots.matrix[row] = share.snapshots[reply.row]
+            row, personal = rows[name], share.personal.get(name)
+            if self._trained is not None and share.updates is not None:
+                self._trained.updates.matrix[row] = share.updates[reply.row]
+                if self._trained.snapshots is not None and share.snapshots is not None:
+                    self._trained.snapshots.matrix[row] = share.snapshots[reply.row]
             copied = None if personal is None else {key: torch.tensor(array) for key, array in personal.items()}
-            answers[name] = Answer(reply._replace(row=row), copied)
+            answers[name] = reply._replace(row=row, personal=copied)
         return answers
 
     def _actor(self, worker: int) -> Any:
@@ -248,10 +249,6 @@ class Actors:
             words = "the Ray cluster had no place for %d of %d workers within %g seconds: others compute their shards"
             log.warning(words, lacking, count, PATIENCE)
         return [begun[reference] for reference in ready]
-
-
-def _arrays(personal: Mapping[str, StateDict]) -> PersonalArrays:
-    return {name: arrays_of(model) for name, model in personal.items()}
 
 
 def _got(reference: Any) -> Any:
@@ -325,36 +322,30 @@ class RayClients(DispatchedClients):
 
     def _cost(self, call: Call, names: Sequence[str]) -> Callable[[str], float]:
         """Return the function that says how many training examples a client has: 0, where they cannot be read."""
-        unknown = [ScheduledTask({name: row}) for row, name in enumerate(names) if name not in self._sizes]
+        homes: list[list[ClientTask]] = [[] for _ in range(self.processes)]
+        for row, name in enumerate(names):
+            if name not in self._sizes:
+                homes[home(name, self.processes)].append(ClientTask(name, row))
         count = call._replace(work="count", model={}, trained=None)
-        at_home: list[list[ScheduledTask]] = [[] for _ in range(self.processes)]
-        for task in unknown:
-            at_home[self._home(task)].append(task)
-        answers = Dispatch(self._actors, count).answers(_shards(at_home))
-        for task in unknown:
-            for name in task.rows:
-                answer = answers.get(name)
-                self._sizes[name] = int(answer.reply.metrics[NUM_EXAMPLES]) if isinstance(answer, Answer) else 0
+        for name, answer in Dispatch(self._actors, count).answers(_shards(homes)).items():
+            self._sizes[name] = int(answer.metrics[NUM_EXAMPLES]) if isinstance(answer, Reply) else 0
         for name in names:
             self._sizes.move_to_end(name)
         while len(self._sizes) > self._most:
             self._sizes.popitem(last=False)
         return self._sizes.__getitem__
 
-    def _transport(self, tasks: Sequence[ScheduledTask]) -> Actors:
+    def _transport(self, call: Call, clients: Sequence[ClientTask]) -> Actors:
         return self._actors
 
-    def _lists(self, tasks: Sequence[ScheduledTask], costs: Sequence[float]) -> list[list[ScheduledTask]]:
-        lists = balance(costs, self.processes, [self._home(task) for task in tasks])
-        return _shards([[tasks[place] for place in sorted(places)] for places in lists])
-
-    def _home(self, task: ScheduledTask) -> int:
-        return home(next(iter(task.rows)), self.processes)
+    def _lists(self, clients: Sequence[ClientTask], costs: Sequence[float]) -> list[list[ScheduledTask]]:
+        lists = balance(costs, self.processes, [home(client.name, self.processes) for client in clients])
+        return _shards([[clients[place] for place in sorted(places)] for places in lists])
 
 
-def _shards(lists: Sequence[Sequence[ScheduledTask]]) -> list[list[ScheduledTask]]:
-    """Return each worker's tasks as one, whose clients are computed together."""
-    return [[ScheduledTask.joined(tasks)] if tasks else [] for tasks in lists]
+def _shards(lists: Sequence[Sequence[ClientTask]]) -> list[list[ScheduledTask]]:
+    """Return each worker's clients as one task."""
+    return [[ScheduledTask(clients)] if clients else [] for clients in lists]
 
 
 def _device(name: str, cluster: Cluster) -> tuple[str, int]:

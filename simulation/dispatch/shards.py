@@ -3,8 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from fairbloom.protocol.names import NUM_EXAMPLES
-from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
@@ -21,26 +19,10 @@ from fairbloom.rounds.updates import Model
 from ..clients import LocalClients, Reply, arrays_of, in_words
 from ..loop import LoopClients
 from ..stacked.clients import StackedClients
-from .dispatch import Work, last_round
+from .dispatch import Call, last_round
 
 PersonalArrays = Mapping[str, Model]
 """The arrays of personal models by client."""
-
-
-class Question(NamedTuple):
-    """What all shards of a call have in common; its attributes are those of Call.
-
-    Attributes
-    ----------
-    method
-        As much of the method as concerns the clients.
-    """
-
-    work: Work
-    method: Method
-    model: Model
-    terms: Terms
-    participants: Collection[str]
 
 
 class Share(NamedTuple):
@@ -52,17 +34,17 @@ class Share(NamedTuple):
         The replies by client, each with its row of the matrices.
     refused
         Why others have no reply.
-    updates, snapshots
-        In a training, the flat models, and those in the midst of the work where they were asked for.
     personal
         The personal models that the training has made.
+    updates, snapshots
+        In a training, the flat models, and those in the midst of the work where they were asked for.
     """
 
     replies: Mapping[str, Reply]
     refused: Mapping[str, str]
+    personal: PersonalArrays
     updates: NDArray[Any] | None = None
     snapshots: NDArray[Any] | None = None
-    personal: PersonalArrays = MappingProxyType({})
 
 
 class _Unscreened(LocalClients):
@@ -115,29 +97,26 @@ class ShardWorker:
             torch.set_num_threads(1)
         self._clients = _Stacked(method, settings, block) if block else _OneByOne(method, settings)
 
-    def compute(self, asked: Question, names: Sequence[str], personal: PersonalArrays) -> Share:
-        """Compute what is asked of these clients, which have these last personal models."""
-        clients, terms = self._clients, asked.terms
-        clients.method = asked.method
+    def compute(self, call: Call, names: Sequence[str], personal: PersonalArrays) -> Share:
+        """Compute these clients, which have these last personal models."""
+        clients, terms = self._clients, call.terms
+        made, matrices = dict[str, Model](), list[NDArray[Any]]()
+        clients.method = call.method
         clients.begin(names, terms)
         for name, model in personal.items():
-            clients.personal(name).last = (last_round(asked.work, terms), clients.on_device(model))
-        match asked.work:
-            case "count":
-                return self._count(names)
-            case "evaluate":
-                replies = clients.evaluate(names, asked.model, terms, asked.participants)
-                self._take_personal(names, terms)
-                return Share(clients.replies, replies.refused.reasons)
-            case "train":
-                trained = clients.train(names, asked.model, terms)
-                return Share(
-                    clients.replies,
-                    trained.refused.reasons,
-                    np.asarray(trained.updates.matrix),
-                    None if trained.snapshots is None else np.asarray(trained.snapshots.matrix),
-                    self._take_personal(names, terms),
-                )
+            clients.personal(name).last = (last_round(call.work, terms), clients.on_device(model))
+        if call.work == "count":
+            return self._count(names)
+        if call.work == "evaluate":
+            replies = clients.evaluate(names, call.model, terms, call.participants)
+        else:
+            replies = trained = clients.train(names, call.model, terms)
+            matrices = [np.asarray(each.matrix) for each in (trained.updates, trained.snapshots) if each is not None]
+        for name in names if call.personal else ():
+            last, clients.personal(name).last = clients.personal(name).last, None
+            if call.work == "train" and last is not None and last[0] == terms.server_round:
+                made[name] = arrays_of(last[1])
+        return Share(clients.replies, replies.refused.reasons, made, *matrices)
 
     def _count(self, names: Sequence[str]) -> Share:
         """Return how many training examples each client has."""
@@ -147,17 +126,7 @@ class ShardWorker:
                 replies[name] = Reply(row, {NUM_EXAMPLES: len(self._clients.local(name).splits.train)}, {}, {})
             except Exception as error:  # its reply to the training says so again
                 refused[name] = in_words(error)
-        return Share(replies, refused)
-
-    def _take_personal(self, names: Sequence[str], terms: Terms) -> PersonalArrays:
-        """Take the personal models from the clients; return those that this round has made."""
-        made: dict[str, Model] = {}
-        for name in names if terms.personal_lambda is not None else ():
-            personal = self._clients.personal(name)
-            if personal.last is not None and personal.last[0] == terms.server_round:
-                made[name] = arrays_of(personal.last[1])
-            personal.last = None
-        return made
+        return Share(replies, refused, {})
 
 
 def asking(method: Method) -> Method:

@@ -21,7 +21,7 @@ from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model, Updates, Vectors
 
 from .balance import balance
-from .dispatch import Call, DispatchedClients, ScheduledTask
+from .dispatch import Call, ClientTask, DispatchedClients, ScheduledTask
 from .pipes import Pipes, SharedBuffers
 from .processes import can_fork
 
@@ -71,7 +71,7 @@ class WorkerClients(DispatchedClients):
         """
         layout = Layout(model, self.method.buffers, self.method.shared)
         self._spare_kept()
-        buffers = self._pipes_for(layout, len(names), personal=terms.personal_lambda is not None).buffers
+        buffers = self._pipes_for(model, len(names), personal=terms.personal_lambda is not None).buffers
         snapshots = None
         if buffers.snapshots is not None:
             snapshots = Updates(layout, len(names), buffers.snapshots.matrix, of=SNAPSHOTS)
@@ -79,10 +79,11 @@ class WorkerClients(DispatchedClients):
         return Trained(metrics={}, refused=Refusals(terms.server_round), updates=updates, snapshots=snapshots)
 
     def _at_once(self, call: Call, names: Sequence[str]) -> int:
-        if self._pipes is None or not self._pipes.buffers.fit(call.model, 1, personal=call.personal):
-            layout = Layout(call.model, self.method.buffers, self.method.shared)
-            self._pipes_for(layout, len(names), personal=call.personal)
-        return max(1, self._there.buffers.rows if call.personal else len(names))
+        """Return how many clients can evaluate in one call: their personal models need a row each."""
+        if not call.personal:
+            return super()._at_once(call, names)
+        rows = len(names) if self._pipes is None else self._pipes.buffers.rows
+        return self._pipes_for(call.model, max(1, rows), personal=True).buffers.rows
 
     def _cost(self, call: Call, names: Sequence[str]) -> Callable[[str], float]:
         """Return the function that says with how many examples a client computes, which its time grows with."""
@@ -103,29 +104,27 @@ class WorkerClients(DispatchedClients):
 
         return trained if call.work == "train" else evaluated
 
-    def _transport(self, tasks: Sequence[ScheduledTask]) -> Pipes:
+    def _transport(self, call: Call, clients: Sequence[ClientTask]) -> Pipes:
         """Return the way to workers that were forked when this process had these clients' data already."""
         settings, seen = self._seen
-        if settings is not self.settings or not all(task.rows.keys() <= seen for task in tasks):
+        if settings is not self.settings or not all(client.name in seen for client in clients):
             self.close()
             self._seen = self.settings, frozenset(self._locals)
-        return self._there
+        return self._pipes_for(
+            call.model, len(clients) if call.personal else min(1, len(clients)), personal=call.personal
+        )
 
-    def _lists(self, tasks: Sequence[ScheduledTask], costs: Sequence[float]) -> list[list[ScheduledTask]]:
-        return [[tasks[place] for place in places] for places in balance(costs, self.processes)]
+    def _lists(self, clients: Sequence[ClientTask], costs: Sequence[float]) -> list[list[ScheduledTask]]:
+        lists = balance(costs, self.processes)
+        return [[ScheduledTask([clients[place]]) for place in places] for places in lists]
 
     # Memory -----------------------------------------------------------------------------------------------------------
 
-    @property
-    def _there(self) -> Pipes:
-        if self._pipes is None:
-            raise RuntimeError("there is no shared memory yet that models are handed over in")
-        return self._pipes
-
-    def _pipes_for(self, layout: Layout, rows: int, *, personal: bool) -> Pipes:
+    def _pipes_for(self, model: Model, rows: int, *, personal: bool) -> Pipes:
         """Return the way to workers that share enough memory: others, where these do not."""
-        if self._pipes is None or not self._pipes.buffers.fit(layout.arrays, rows, personal=personal):
+        if self._pipes is None or not self._pipes.buffers.fit(model, rows, personal=personal):
             self.close()
+            layout = Layout(model, self.method.buffers, self.method.shared)
             memory, snapshots = Memory(float(self.settings["memory"])), self.method.snapshots
             buffers = SharedBuffers(layout, rows, self.processes, memory, snapshots=snapshots, personal=personal)
             self._pipes = Pipes(buffers, self.local)

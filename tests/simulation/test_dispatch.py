@@ -27,7 +27,7 @@ from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import DRFA, FedAvg
 
 from .harmed import BUFFERS, FIVE, SHARED
-from .helpers import Outcome, both_of, config_of, is_gone, model_of, run, table
+from .helpers import Outcome, all_of, both_of, config_of, is_gone, model_of, run, table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -195,13 +195,10 @@ def test_a_client_that_ends_worker_after_worker_is_refused_alone_and_in_that_rou
     clients, loop, model = start(method), LoopClients(method, config), model_of(config)
     others = [name for name in FIVE if name != "client-3"]
     (place / "deadly").touch()
-    trained, evaluated = both_of(clients, FIVE, model, method.terms(1))
+    trained = all_of(clients.train(FIVE, model, method.terms(1)))
     (place / "deadly").unlink()
-    for replies in (trained, evaluated):
-        assert [name for name, _ in replies["metrics"]] == others
-        assert re.fullmatch(r"computing it has ended [23] workers \(.+\)", replies["refused"].pop("client-3"))
-        assert not replies["refused"]
-    assert [trained, evaluated] == both_of(loop, others, model, method.terms(1))
+    assert re.fullmatch(r"computing it has ended [23] workers \(.+\)", trained["refused"].pop("client-3"))
+    assert trained == all_of(loop.train(others, model, method.terms(1)))
     assert both_of(clients, FIVE, model, method.terms(2)) == both_of(loop, FIVE, model, method.terms(2))
 
 
@@ -250,24 +247,14 @@ def test_a_run_that_goes_on_after_a_worker_was_killed_is_to_the_bit_that_of_the_
     changes: dict[str, Any] = CONFIG | {"method": "fedavg", "personal_lambda": 0.5, "fraction": 0.6}
     clients = start(FedAvg(**ARRAYS))
     engine = "workers" if isinstance(clients, WorkerClients) else "ray"
-    if isinstance(clients, DispatchedClients) and engine == "ray":
-        clients._transport([]).end()  # its workers hold all places of the cluster
+    if engine == "ray":
+        clients._actors.end()  # its workers hold all places of the cluster
     (place / "die-once").touch()
     run(tmp_path / "a", engine=engine, **changes, num_rounds=3)
     assert not (place / "die-once").exists()
     folder = run(tmp_path / "a", engine=engine, **changes, num_rounds=6)
     assert not Outcome.of(folder).differences(Outcome.of(run(tmp_path / "loop", engine="loop", **changes)))
     assert any("personal_model" in column for column in table(folder / "clients.csv")[0])
-
-
-def test_closing_ends_all_workers_and_may_be_done_twice(start: Start, place: Path) -> None:
-    clients = start(FedAvg(**ARRAYS))
-    clients.train(FIVE, model_of(config_of(**CONFIG)), Terms(server_round=1))
-    there = workers_in(place)
-    assert len(there) == 2
-    clients.close()
-    clients.close()
-    assert all(map(is_gone, there))
 
 
 def test_where_ray_is_not_installed_one_line_says_how_to_have_it_and_nothing_is_written(

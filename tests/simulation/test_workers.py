@@ -171,11 +171,14 @@ def test_what_a_worker_has_handed_over_is_not_computed_again(tmp_path: Path, mon
     assert {name: (tmp_path / name).read_text() for name in FIVE} == dict.fromkeys(FIVE, "x") | {"client-2": "xx"}
 
 
-def test_closing_is_not_the_end() -> None:
+def test_closing_ends_all_processes_may_be_done_twice_and_is_not_the_end() -> None:
     model, clients = model_of(config_of()), workers_of()
     expected = both_of(clients, FIVE, model, Terms(server_round=1))
+    there = processes_of(clients)
     clients.close()
-    assert not processes_of(clients)
+    clients.close()
+    assert len(there) == 2
+    assert all(map(is_gone, there))
     with closing(clients):
         assert both_of(clients, FIVE, model, Terms(server_round=1)) == expected
 
