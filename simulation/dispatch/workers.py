@@ -92,8 +92,8 @@ class WorkerClients(DispatchedClients):
 
         def trained(name: str) -> int:
             local, (on_global, on_personal) = self.local(name), work()
-            in_time = epochs_in_time(settings, terms.server_round, local.key)
-            epochs = on_global.epochs if terms.full_batch_step else in_time
+            in_full = terms.full_batch_step
+            epochs = on_global.epochs if in_full else epochs_in_time(settings, terms.server_round, local.key)
             count, passes = len(local.splits.train), on_personal.epochs if call.personal else 0
             return 1 + examples_met(count, on_global, epochs) + examples_met(count, on_personal, passes)
 

@@ -123,6 +123,15 @@ def test_one_that_fails_is_refused_in_the_words_of_the_loop(monkeypatch: pytest.
     assert found[1]["refused"].keys() == {"client-3"}
 
 
+def test_a_step_on_all_examples_is_in_time_for_stragglers_too() -> None:
+    late = {"stragglers": 1.0, "drop_stragglers": True}
+    model, terms = model_of(config_of()), Terms(server_round=1, full_batch_step=True)
+    with closing(workers_of(**late)) as clients:
+        found = both_of(clients, FIVE, model, terms)
+    assert found == both_of(LoopClients(FedAvg(), config_of(**late)), FIVE, model, terms)
+    assert not found[0]["refused"]
+
+
 def test_old_updates_that_a_method_keeps_stay_as_they_are(tmp_path: Path) -> None:
     """In memory, and in a file, where there would be no memory for copies."""
     model = model_of(config_of())
