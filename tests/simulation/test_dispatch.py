@@ -3,6 +3,7 @@
 Each scenario is played with forked processes and with the actors of Ray, which is started once.
 """
 
+import gc
 import itertools
 import os
 import re
@@ -15,6 +16,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
+from warnings import catch_warnings
 
 import pytest
 
@@ -29,7 +31,10 @@ from fairbloom.strategies import DRFA, FedAvg
 from .harmed import BUFFERS, FIVE, SHARED
 from .helpers import Outcome, all_of, both_of, config_of, is_gone, model_of, run, table
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*"),
+]
 
 ARRAYS: Any = {"buffers": BUFFERS, "shared": SHARED}
 CONFIG: dict[str, Any] = {"task": "tests.simulation.harmed:tied", "batch_size": 8, "momentum": 0.9}
@@ -63,16 +68,11 @@ def on_ray(place: Path) -> Iterator[Callable[[], DispatchedClients]]:
         yield started
         if started.cache_info().currsize:
             started().close()
+            with catch_warnings(action="ignore", category=ResourceWarning):  # Ray leaves files and processes open
+                gc.collect()
 
 
-RAY = pytest.param(
-    "ray",
-    marks=[
-        pytest.mark.federation,
-        pytest.mark.runtimes,
-        pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*"),
-    ],
-)
+RAY = pytest.param("ray", marks=[pytest.mark.federation, pytest.mark.runtimes])
 
 
 @pytest.fixture(params=["workers", RAY])
