@@ -134,10 +134,10 @@ class Transport(Protocol):
     def begin(self, call: Call) -> None:
         """Let all workers know what the tasks to come have in common."""
 
-    def send(self, worker: int, tasks: Sequence[ScheduledTask]) -> None:
+    def send(self, call: Call, worker: int, tasks: Sequence[ScheduledTask]) -> None:
         """Give a worker tasks to do in this order; where there is no such worker, start it."""
 
-    def receive(self, workers: Collection[int]) -> tuple[int, Answers | Lost]:
+    def receive(self, call: Call, workers: Collection[int]) -> tuple[int, Answers | Lost]:
         """Wait for one of these workers; return which it is, and what it has computed or that it has ended."""
 
     def end(self) -> None:
@@ -167,7 +167,7 @@ class Dispatch:
             for worker, tasks in enumerate(lists):
                 self._send(worker, tasks)
             while self._waiting:
-                worker, said = self._transport.receive(self._waiting)
+                worker, said = self._transport.receive(self._call, self._waiting)
                 if isinstance(said, Lost):
                     self._replace(worker, said)
                 else:
@@ -180,7 +180,7 @@ class Dispatch:
     def _send(self, worker: int, tasks: Sequence[ScheduledTask]) -> None:
         if tasks:
             self._waiting[worker] = list(tasks)
-            self._transport.send(worker, tasks)
+            self._transport.send(self._call, worker, tasks)
 
     def _note(self, worker: int, answers: Answers) -> None:
         """Note what a worker has computed; a task is done when its clients are answered."""

@@ -104,28 +104,26 @@ class Pipes:
         self.buffers = buffers
         self.processes: dict[int, Forked] = {}
         self._find_client = find_client
-        self._call: Call
 
     def begin(self, call: Call) -> None:
         """Hand the model over."""
-        self._call = call
         for name, array in call.model.items():
             self.buffers.received[name][...] = array
 
-    def send(self, worker: int, tasks: Sequence[ScheduledTask]) -> None:
+    def send(self, call: Call, worker: int, tasks: Sequence[ScheduledTask]) -> None:
         """Give a worker its clients, all at once: it does not wait for this process between them."""
         clients: list[tuple[str, int, bool, bool]] = []
         for client in (client for task in tasks for client in task.clients):
             if client.personal is not None:  # again after a loss: the worker may have written to its row
                 self.buffers.load_personal(client.row, client.personal)
-            clients.append((client.name, client.row, client.personal is not None, self._call.asks(client.name)))
+            clients.append((client.name, client.row, client.personal is not None, call.asks(client.name)))
         self.buffers.computed[worker] = NOBODY
         if worker not in self.processes:
             self.processes[worker] = Forked(lambda pipe: self._serve(worker, pipe), self.processes.values())
         with contextlib.suppress(OSError):  # it has ended, which shows when its answer is waited for
-            self.processes[worker].pipe.send((self._call.work, self._call.terms, clients))
+            self.processes[worker].pipe.send((call.work, call.terms, clients))
 
-    def receive(self, workers: Collection[int]) -> tuple[int, Answers | Lost]:
+    def receive(self, call: Call, workers: Collection[int]) -> tuple[int, Answers | Lost]:
         """Return what a worker has computed since it last said so.
 
         Raises
@@ -145,7 +143,7 @@ class Pipes:
                 f"engine = 'workers': a process that is forked here cannot train ({answers}): set engine = loop, or "
                 "hide the graphics card from a new process by CUDA_VISIBLE_DEVICES="
             )
-        if self._call.personal and self._call.work == "train":
+        if call.personal and call.work == "train":
             for name, reply in answers.items():
                 if isinstance(reply, Reply):
                     answers[name] = reply._replace(personal=self.buffers.personal_of(reply.row))

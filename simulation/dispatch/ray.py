@@ -159,14 +159,12 @@ class Actors:
         self._actors: list[Any] = [started[worker % len(started)] for worker in range(count)]
         self._on_way: dict[int, deque[tuple[Any, ScheduledTask]]] = {}
         self._call: Any = None
-        self._trained: Trained | None = None
 
     def begin(self, call: Call) -> None:
         """Put what is asked into the cluster's memory, once for all workers."""
-        self._trained = call.trained
         self._call = ray.put(call._replace(method=asking(call.method), trained=None))
 
-    def send(self, worker: int, tasks: Sequence[ScheduledTask]) -> None:
+    def send(self, call: Call, worker: int, tasks: Sequence[ScheduledTask]) -> None:
         """Give a worker its shards; Ray lets it compute one after the other."""
         actor = self._actor(worker)
         self._on_way[worker] = deque()
@@ -175,7 +173,7 @@ class Actors:
             personal = {each.name: arrays_of(each.personal) for each in task.clients if each.personal is not None}
             self._on_way[worker].append((actor.compute.remote(self._call, names, personal), task))
 
-    def receive(self, workers: Collection[int]) -> tuple[int, Answers | Lost]:
+    def receive(self, call: Call, workers: Collection[int]) -> tuple[int, Answers | Lost]:
         """Return what a worker has computed of a shard."""
         first = {self._on_way[worker][0][0]: worker for worker in workers}
         (done,), _ = ray.wait(list(first), num_returns=1)
@@ -189,26 +187,13 @@ class Actors:
                 ray.kill(gone)
             self._actors = [None if actor is gone else actor for actor in self._actors]
             return worker, Lost(_why(error), task.clients[0].row)
-        return worker, self._answers(share, task)
+        return worker, _answers(share, task, call.trained)
 
     def end(self) -> None:
         """End the workers; later tasks start others."""
         for actor in {id(actor): actor for actor in self._actors if actor is not None}.values():
             ray.kill(actor)
         self._actors = [None] * len(self._actors)
-
-    def _answers(self, share: Share, task: ScheduledTask) -> Answers:
-        """Copy the models of a shard, which lie in Ray's memory, and return what it answers."""
-        answers, rows = Answers(share.refused), {client.name: client.row for client in task.clients}
-        for name, reply in share.replies.items():
-            row, personal = rows[name], share.personal.get(name)
-            if self._trained is not None and share.updates is not None:
-                self._trained.updates.matrix[row] = share.updates[reply.row]
-                if self._trained.snapshots is not None and share.snapshots is not None:
-                    self._trained.snapshots.matrix[row] = share.snapshots[reply.row]
-            copied = None if personal is None else {key: torch.tensor(array) for key, array in personal.items()}
-            answers[name] = reply._replace(row=row, personal=copied)
-        return answers
 
     def _actor(self, worker: int) -> Any:
         """Return a worker; one that has ended is replaced, by another one where the cluster has no place for it."""
@@ -249,6 +234,20 @@ class Actors:
             words = "the Ray cluster had no place for %d of %d workers within %g seconds: others compute their shards"
             log.warning(words, lacking, count, PATIENCE)
         return [begun[reference] for reference in ready]
+
+
+def _answers(share: Share, task: ScheduledTask, trained: Trained | None) -> Answers:
+    """Copy the models of a shard, which lie in Ray's memory, and return what it answers."""
+    answers, rows = Answers(share.refused), {client.name: client.row for client in task.clients}
+    for name, reply in share.replies.items():
+        row, personal = rows[name], share.personal.get(name)
+        if trained is not None and share.updates is not None:
+            trained.updates.matrix[row] = share.updates[reply.row]
+            if trained.snapshots is not None and share.snapshots is not None:
+                trained.snapshots.matrix[row] = share.snapshots[reply.row]
+        copied = None if personal is None else {key: torch.tensor(array) for key, array in personal.items()}
+        answers[name] = reply._replace(row=row, personal=copied)
+    return answers
 
 
 def _got(reference: Any) -> Any:
