@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -32,6 +32,9 @@ from .dispatch.workers import WorkerClients
 from .loop import LoopClients
 from .stacked.clients import HONOURED, StackedClients
 from .stacked.programs import UnstackableError, make_program
+
+if TYPE_CHECKING:
+    from .dispatch.ray import RayClients
 
 FLOPS = 1.5e11
 """Floating-point operations that one processor core makes in a second; an estimate is enough."""
@@ -104,9 +107,7 @@ class Choice:
             case "workers":
                 return WorkerClients(method, settings, workers=self.workers)
             case "ray":
-                from .dispatch.ray import RayClients  # imported late: Ray takes a second
-
-                return RayClients(method, settings, shards=self.workers or None, block=self.block)
+                return ray_clients()(method, settings, shards=self.workers or None, block=self.block)
             case _:
                 return LoopClients(method, settings)
 
@@ -183,6 +184,19 @@ class Effort:
         """Seconds of a round with stacked clients."""
         of_each = self.arithmetic + self.update / PASSES
         return self.steps * self.cohort * of_each + self.most_steps * self._blocks * self.stacked_calls
+
+
+def ray_clients() -> "type[RayClients]":
+    """Return the engine `ray`; it is imported when it is asked for, since Ray takes a second.
+
+    Raises
+    ------
+    FairbloomError
+        When Ray is not installed.
+    """
+    from .dispatch.ray import RayClients
+
+    return RayClients
 
 
 def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice:

@@ -43,12 +43,15 @@ class Reply(NamedTuple):
         The buffers and integer arrays of its model.
     snapshot
         The same of the model in the midst of its work.
+    personal
+        Where another process has computed the client, the personal model that its training has made.
     """
 
     row: int
     metrics: Metrics
     others: Model
     snapshot: Model
+    personal: StateDict | None = None
 
 
 class LocalClients(ABC):

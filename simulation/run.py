@@ -19,7 +19,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.tasks import check_data, digests, load_task
 from fairbloom.tasks.split import Split
 
-from .choice import Choice, choose
+from .choice import Choice, choose, ray_clients
 from .dispatch.processes import processors_here
 from .loop import LoopClients
 
@@ -47,7 +47,9 @@ def simulate(
         When this machine has no such device, lacks the folder that the task reads or cannot have the engine, and as
         `federate` does.
     """
-    if settings.engine != "ray":
+    if settings.engine == "ray":
+        ray_clients()  # an error, where it is not installed, before data are read
+    else:
         choose_device(settings.device)
     config, folder = settings.run_config(), run_folder(settings)
     check_data(config)

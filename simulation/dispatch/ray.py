@@ -1,11 +1,8 @@
 """The engine `ray`: a round's clients in shards, on workers of a Ray cluster.
 
-A shard is computed stacked or one client after the other, as in one process. Workers keep data, and nothing else that
-matters: the model, and the clients' personal models, come with each call and go back with the answer. So what a lost
-worker has not answered is computed again by another one, to the same numbers.
+A shard is computed stacked or one client after the other, as in one process.
 """
 
-import heapq
 import logging
 import os
 import shutil
@@ -14,33 +11,39 @@ import sys
 import tempfile
 import time
 import warnings
-import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.exceptions import (
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayTaskError,
-    WorkerCrashedError,
-)
+import torch
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
+from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Replies, Trained
+from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.screening import Refusals, one_line
+from fairbloom.rounds.screening import one_line
 from fairbloom.rounds.updates import Model
 
-from ..clients import LocalClients, Reply, arrays_of
-from .shards import Asked, Personal, Worker, asking
+from ..clients import Reply, arrays_of
+from .balance import balance, home
+from .dispatch import Answers, Call, ClientTask, Dispatch, DispatchedClients, Lost, ScheduledTask
+from .shards import ShardWorker, Share, asking
+
+try:
+    import ray
+    from ray.exceptions import (
+        NodeDiedError,
+        ObjectLostError,
+        OutOfMemoryError,
+        RayActorError,
+        RayTaskError,
+        WorkerCrashedError,
+    )
+except ModuleNotFoundError as error:
+    raise FairbloomError("engine = 'ray': Ray is not installed: pip install 'fairbloom[ray]'") from error
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -55,9 +58,6 @@ RETRIES, RETRY_SECONDS = 20, 0.1
 
 ANSWERS_WITHIN = 10.0
 """Seconds within which the address of a cluster has to answer."""
-
-Send = Callable[[Any, Sequence[str]], Any]
-"""Tells a worker what to do for these clients; returns Ray's reference to the answer."""
 
 
 # The cluster ----------------------------------------------------------------------------------------------------------
@@ -132,202 +132,78 @@ def _connect(**options: Any) -> None:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
 
 
-# In the server's process ----------------------------------------------------------------------------------------------
+# Its workers ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Errand:
-    """Clients that a worker is to compute.
-
-    Attributes
-    ----------
-    names
-        Of the clients.
-    losses
-        How many workers were lost that had them to compute.
-    """
-
-    names: Sequence[str]
-    losses: int = 0
-
-
-class RayClients(LocalClients):
-    """All clients of a run, on the workers of a Ray cluster.
-
-    Each client has a shard by its name; a round's shards are evened out by the sizes of its clients. Where a worker is
-    lost, another one computes its shard. If that one is lost too, the clients are computed one by one, and the one that
-    ends a third is refused.
+class Actors:
+    """The way to actors on a Ray cluster and back.
 
     Parameters
     ----------
-    method
-        Says which metrics it needs and which arrays are buffers.
-    settings
-        The run config. Where its device is auto, clients compute on the cluster's GPUs, if it has any.
-    shards
-        How many shards there are, with a worker each; None: one for each GPU, or CPU, but no more than clients.
-    block
-        The most clients that are stacked at once; 0: they are computed one by one.
-
-    Attributes
-    ----------
-    shards
-        How many shards there are.
+    count
+        How many workers there are.
+    share
+        What each takes of the cluster, as options of an actor.
+    begin
+        What each is told of the run, as `ShardWorker.begin` takes it.
 
     Raises
     ------
     FairbloomError
-        When the task cannot be loaded, here or on the workers; or no Ray cluster, or none with such a device, answers.
+        When no worker can be started, or the task cannot be loaded there.
     """
 
-    def __init__(self, method: Method, settings: Mapping[str, Any], shards: int | None = None, block: int = 0) -> None:
-        for key in ("task", "model"):
-            check_seen(key, str(settings.get(key, "")), "Ray's workers")
-        super().__init__(method, {**settings, "device": "cpu"})  # the workers compute
-        self._cluster = Cluster()
-        self._sizes: OrderedDict[str, int] = OrderedDict()
-        self._workers: list[Any] = []
+    def __init__(self, count: int, share: Mapping[str, float], begin: Sequence[Any]) -> None:
+        self._share, self._begin = share, begin
+        started = self._start(count)
+        self._actors: list[Any] = [started[worker % len(started)] for worker in range(count)]
+        self._on_way: dict[int, deque[tuple[Any, ScheduledTask]]] = {}
+        self._call: Any = None
+
+    def begin(self, call: Call) -> None:
+        """Put what is asked into the cluster's memory, once for all workers."""
+        self._call = ray.put(call._replace(method=asking(call.method), trained=None))
+
+    def send(self, call: Call, worker: int, tasks: Sequence[ScheduledTask]) -> None:
+        """Give a worker its shards; Ray lets it compute one after the other."""
+        actor = self._actor(worker)
+        self._on_way[worker] = deque()
+        for task in tasks:
+            names = [client.name for client in task.clients]
+            personal = {each.name: arrays_of(each.personal) for each in task.clients if each.personal is not None}
+            self._on_way[worker].append((actor.compute.remote(self._call, names, personal), task))
+
+    def receive(self, call: Call, workers: Collection[int]) -> tuple[int, Answers | Lost]:
+        """Return what a worker has computed of a shard."""
+        first = {self._on_way[worker][0][0]: worker for worker in workers}
+        (done,), _ = ray.wait(list(first), num_returns=1)
+        worker = first[done]
+        _, task = self._on_way[worker].popleft()
         try:
-            device, places = _device(str(settings["device"]), self._cluster)
-            self.shards = shards or max(1, min(places, len(self._names)))
-            self.processes = self.shards
-            self._resource = "num_gpus" if device.startswith("cuda") else "num_cpus"
-            self._part = 1.0 / -(-self.shards // places)
-            self._told = (asking(method), self.settings.model_copy(update={"device": device, "state_dir": ""}), block)
-            started = self._started(self.shards)
-            self._workers = [started[shard % len(started)] for shard in range(self.shards)]
-        except BaseException:
-            self.close()
-            raise
+            share = _got(done)
+        except LOST as error:
+            gone = self._actors[worker]
+            if gone is not None:
+                ray.kill(gone)
+            self._actors = [None if actor is gone else actor for actor in self._actors]
+            return worker, Lost(_why(error), task.clients[0].row)
+        return worker, _answers(share, task, call.trained)
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
-        """Let these clients train the model on the terms, each on its own data.
+    def end(self) -> None:
+        """End the workers; later tasks start others."""
+        for actor in {id(actor): actor for actor in self._actors if actor is not None}.values():
+            ray.kill(actor)
+        self._actors = [None] * len(self._actors)
 
-        Raises
-        ------
-        FairbloomError
-            When workers were lost, and the cluster starts no other ones.
-        """
-        self.begin(names, terms)
-        trained, places = self.none_trained(names, model, terms), {name: place for place, name in enumerate(names)}
-        asked, replies = ray.put(Asked(asking(self.method), model, terms)), dict[str, Reply]()
+    def _actor(self, worker: int) -> Any:
+        """Return a worker; one that has ended is replaced, by another one where the cluster has no place for it."""
+        if self._actors[worker] is None:
+            others = [actor for actor in self._actors if actor is not None]
+            started = self._start(1, needed=not others)
+            self._actors[worker] = started[0] if started else others[worker % len(others)]
+        return self._actors[worker]
 
-        def send(worker: Any, some: Sequence[str]) -> Any:
-            return worker.train.remote(asked, some, self._personal_before(some, terms, terms.server_round))
-
-        for some, share in self._answers(self._placed(names), send):
-            if isinstance(share, str):
-                trained.refused.add(some[0], share)
-                continue
-            for name, reason in share.refused.items():
-                trained.refused.add(name, reason)
-            for name, made in share.personal.items():
-                self.personal(name).keep(terms.server_round, self.on_device(made))
-            for name, reply in share.replies.items():
-                replies[name] = reply._replace(row=places[name])
-                trained.updates.matrix[places[name]] = share.updates[reply.row]
-                if trained.snapshots is not None and share.snapshots is not None:
-                    trained.snapshots.matrix[places[name]] = share.snapshots[reply.row]
-        self.hand_over(trained, {name: replies[name] for name in names if name in replies})
-        return trained
-
-    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
-        """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure.
-
-        Raises
-        ------
-        FairbloomError
-            As `train` does.
-        """
-        self.begin(names, terms)
-        refused, told, wanted = Refusals(terms.server_round), dict[str, dict[str, float]](), set(participants)
-        asked = ray.put(Asked(asking(self.method), model, terms))
-
-        def send(worker: Any, some: Sequence[str]) -> Any:
-            personal = self._personal_before(some, terms, terms.server_round + 1)
-            return worker.evaluate.remote(asked, some, personal, wanted.intersection(some))
-
-        for some, answer in self._answers(self._placed(names), send):
-            reports, reasons = answer if not isinstance(answer, str) else ({}, {some[0]: answer})
-            told |= reports
-            for name, reason in reasons.items():
-                refused.add(name, reason)
-        return Replies(metrics={name: told[name] for name in names if name in told}, refused=refused)
-
-    def close(self) -> None:
-        """End the workers, and the cluster where it was started for this run."""
-        while self._workers:
-            ray.kill(self._workers.pop())
-        self._cluster.close()
-
-    # Shards -----------------------------------------------------------------------------------------------------------
-
-    def _placed(self, names: Sequence[str]) -> list[list[str]]:
-        """Return the clients by shard, in the order of names; see `placed`."""
-        unknown = [name for name in names if name not in self._sizes]
-        homes: list[list[str]] = [[] for _ in range(self.shards)]
-        for name in unknown:
-            homes[home(name, self.shards)].append(name)
-        for some, sizes in self._answers(homes, lambda worker, some: worker.sizes.remote(some)):
-            self._sizes |= zip(some, [0] if isinstance(sizes, str) else sizes, strict=True)
-        for name in names:
-            self._sizes.move_to_end(name)
-        while len(self._sizes) > self._most:
-            self._sizes.popitem(last=False)
-        return placed({name: self._sizes[name] for name in names}, self.shards)
-
-    def _personal_before(self, names: Sequence[str], terms: Terms, number: int) -> Personal:
-        """Return the personal models that these clients have before a round, where the terms are about them."""
-        if terms.personal_lambda is None:
-            return {}
-        last = {name: self.personal(name).before(number) for name in names}
-        return {name: arrays_of(model) for name, model in last.items() if model is not None}
-
-    # Workers ----------------------------------------------------------------------------------------------------------
-
-    def _answers(self, shards: Sequence[Sequence[str]], send: Send) -> Iterator[tuple[Sequence[str], Any]]:
-        """Yield what the shards answer as it comes, with the clients that it is of; of one that is given up, why."""
-        queues = [deque([Errand(names)] if names else []) for names in shards]
-        at_work = {send(self._workers[k], queue[0].names): k for k, queue in enumerate(queues) if queue}
-        while at_work:
-            (done,), _ = ray.wait(list(at_work), num_returns=1)
-            shard = at_work.pop(done)
-            errand = queues[shard].popleft()
-            try:
-                answer = _got(done)
-            except LOST as error:
-                again = self._lost(shard, errand, error)
-                queues[shard].extendleft(reversed(again))
-                answer = None if again else f"computing it has ended {errand.losses} Ray workers: {_why(error)}"
-            del done
-            if queues[shard]:
-                at_work[send(self._workers[shard], queues[shard][0].names)] = shard
-            if answer is not None:
-                yield errand.names, answer
-                del answer
-
-    def _lost(self, shard: int, errand: Errand, error: Exception) -> list[Errand]:
-        """Replace the worker of a shard; return what it is to do again, nothing where a client is given up."""
-        errand.losses += 1
-        alone = len(errand.names) == 1
-        given_up, singly = alone and errand.losses > 1, not alone and errand.losses > 1
-        what = f"client {errand.names[0]}" if alone else f"the shard of {len(errand.names)} clients"
-        then = "is refused" if given_up else "is computed again, client by client" if singly else "is computed again"
-        log.warning("a Ray worker was lost, and %s %s: %s", what, then, _why(error))
-        self._replace(shard)
-        if given_up:
-            return []
-        return [Errand([name], errand.losses) for name in errand.names] if singly else [errand]
-
-    def _replace(self, shard: int) -> None:
-        """Give a shard a new worker, or where the cluster has no place for one, that of another shard."""
-        gone = self._workers[shard]
-        ray.kill(gone)
-        others = [worker for worker in self._workers if worker is not gone]
-        started = self._started(1, needed=not others)
-        self._workers[shard] = started[0] if started else others[shard % len(others)]
-
-    def _started(self, count: int, *, needed: bool = True) -> list[Any]:
+    def _start(self, count: int, *, needed: bool = True) -> list[Any]:
         """Return so many new workers, or those of them that the cluster has a place for, one at least if `needed`.
 
         Raises
@@ -335,9 +211,9 @@ class RayClients(LocalClients):
         FairbloomError
             When none can be started, or the task cannot be loaded there.
         """
-        maker: Any = ray.remote(Worker).options(**{"num_cpus": 0, self._resource: self._part})
+        maker: Any = ray.remote(ShardWorker).options(**{"num_cpus": 0, **self._share})
         workers = [maker.remote(str(Path.cwd()), sys.path) for _ in range(count)]
-        begun = {worker.begin.remote(*self._told): worker for worker in workers}
+        begun = {worker.begin.remote(*self._begin): worker for worker in workers}
         try:
             while not (ready := ray.wait(list(begun), num_returns=count, timeout=PATIENCE)[0]) and needed:
                 log.warning("the Ray cluster has had no place for a worker for %g seconds: the run waits", PATIENCE)
@@ -360,43 +236,18 @@ class RayClients(LocalClients):
         return [begun[reference] for reference in ready]
 
 
-def home(name: str, shards: int) -> int:
-    """Return a client's own shard."""
-    return zlib.crc32(name.encode()) % shards
-
-
-def placed(sizes: Mapping[str, int], shards: int) -> list[list[str]]:
-    """Return the clients by shard, in the order in which they are given.
-
-    The largest is placed first. Each has its own shard, where its data have been loaded, unless that has its fair part
-    already: then it has the one with least to do. So the shards depend on nothing but these names and sizes.
-    """
-    fair = sum(sizes.values()) / shards
-    loads = [0.0] * shards
-    chosen: dict[str, int] = {}
-    least = [(0.0, shard) for shard in range(shards)]
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        shard = home(name, shards)
-        if loads[shard] + sizes[name] > fair:
-            while least[0][0] != loads[least[0][1]]:  # it was filled since
-                heapq.heapreplace(least, (loads[least[0][1]], least[0][1]))
-            shard = least[0][1]
-        loads[shard] += sizes[name]
-        chosen[name] = shard
-    lists: list[list[str]] = [[] for _ in range(shards)]
-    for name in sizes:
-        lists[chosen[name]].append(name)
-    return lists
-
-
-def _device(name: str, cluster: Cluster) -> tuple[str, int]:
-    """Return the device that workers compute on, as they see it, and how many of its kind the cluster has."""
-    gpus = cluster.places("GPU")
-    if name.startswith("cuda") and not gpus:
-        raise FairbloomError(f"device = {name!r}: the Ray cluster has no GPU: auto or cpu would do")
-    if name.startswith("cuda") or (name == "auto" and gpus):
-        return "cuda", gpus  # Ray shows each worker its own
-    return ("cpu" if name == "auto" else name), max(1, cluster.places("CPU"))
+def _answers(share: Share, task: ScheduledTask, trained: Trained | None) -> Answers:
+    """Copy the models of a shard, which lie in Ray's memory, and return what it answers."""
+    answers, rows = Answers(share.refused), {client.name: client.row for client in task.clients}
+    for name, reply in share.replies.items():
+        row, personal = rows[name], share.personal.get(name)
+        if trained is not None and share.updates is not None:
+            trained.updates.matrix[row] = share.updates[reply.row]
+            if trained.snapshots is not None and share.snapshots is not None:
+                trained.snapshots.matrix[row] = share.snapshots[reply.row]
+        copied = None if personal is None else {key: torch.tensor(array) for key, array in personal.items()}
+        answers[name] = reply._replace(row=row, personal=copied)
+    return answers
 
 
 def _got(reference: Any) -> Any:
@@ -415,3 +266,92 @@ def _why(error: Exception) -> str:
     text = one_line(str(error))
     said, _, _ = (text.partition("The actor is dead because ")[2] or text).partition(" Some common causes")
     return said.rstrip(".")
+
+
+# The engine -----------------------------------------------------------------------------------------------------------
+
+
+class RayClients(DispatchedClients):
+    """All clients of a run, on the workers of a Ray cluster.
+
+    Each client has a worker by its name, its home, which has loaded its data; a round's shards are evened out by the
+    sizes of its clients.
+
+    Parameters
+    ----------
+    method
+        Says which metrics it needs and which arrays are buffers.
+    settings
+        The run config. Where its device is auto, clients compute on the cluster's GPUs, if it has any.
+    shards
+        How many shards there are, with a worker each; None: one for each GPU, or CPU, but no more than clients.
+    block
+        The most clients that are stacked at once; 0: they are computed one by one.
+
+    Raises
+    ------
+    FairbloomError
+        When the task cannot be loaded, here or on the workers; or no Ray cluster, or none with such a device, answers.
+    """
+
+    def __init__(self, method: Method, settings: Mapping[str, Any], shards: int | None = None, block: int = 0) -> None:
+        for key in ("task", "model"):
+            check_seen(key, str(settings.get(key, "")), "Ray's workers")
+        super().__init__(method, {**settings, "device": "cpu"})  # the workers compute
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._cluster = Cluster()
+        try:
+            device, places = _device(str(settings["device"]), self._cluster)
+            self.processes = shards or max(1, min(places, len(self._names)))
+            resource = "num_gpus" if device.startswith("cuda") else "num_cpus"
+            share = {resource: 1.0 / -(-self.processes // places)}
+            begin = (asking(method), self.settings.model_copy(update={"device": device, "state_dir": ""}), block)
+            self._actors = Actors(self.processes, share, begin)
+        except BaseException:
+            self._cluster.close()
+            raise
+
+    def close(self) -> None:
+        """End the workers, and the cluster where it was started for this run."""
+        self._actors.end()
+        self._cluster.close()
+
+    def _room(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+        return self.none_trained(names, model, terms)
+
+    def _cost(self, call: Call, names: Sequence[str]) -> Callable[[str], float]:
+        """Return the function that says how many training examples a client has: 0, where they cannot be read."""
+        homes: list[list[ClientTask]] = [[] for _ in range(self.processes)]
+        for row, name in enumerate(names):
+            if name not in self._sizes:
+                homes[home(name, self.processes)].append(ClientTask(name, row))
+        count = call._replace(work="count", model={}, trained=None)
+        for name, answer in Dispatch(self._actors, count).answers(_shards(homes)).items():
+            self._sizes[name] = int(answer.metrics[NUM_EXAMPLES]) if isinstance(answer, Reply) else 0
+        for name in names:
+            self._sizes.move_to_end(name)
+        while len(self._sizes) > self._most:
+            self._sizes.popitem(last=False)
+        return self._sizes.__getitem__
+
+    def _transport(self, call: Call, clients: Sequence[ClientTask]) -> Actors:
+        return self._actors
+
+    def _lists(self, clients: Sequence[ClientTask], costs: Sequence[float]) -> list[list[ScheduledTask]]:
+        lists = balance(costs, self.processes, [home(client.name, self.processes) for client in clients])
+        return _shards([[clients[place] for place in sorted(places)] for places in lists])
+
+
+def _shards(lists: Sequence[Sequence[ClientTask]]) -> list[list[ScheduledTask]]:
+    """Return each worker's clients as one task."""
+    return [[ScheduledTask(clients)] if clients else [] for clients in lists]
+
+
+def _device(name: str, cluster: Cluster) -> tuple[str, int]:
+    """Return the device that workers compute on, as they see it, and how many of its kind the cluster has."""
+    gpus = cluster.places("GPU")
+    if name.startswith("cuda") and not gpus:
+        raise FairbloomError(f"device = {name!r}: the Ray cluster has no GPU: auto or cpu would do")
+    if name.startswith("cuda") or (name == "auto" and gpus):
+        return "cuda", gpus  # Ray shows each worker its own
+    return ("cpu" if name == "auto" else name), max(1, cluster.places("CPU"))

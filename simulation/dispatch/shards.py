@@ -1,87 +1,75 @@
-"""A worker of a Ray cluster, which computes the shards of rounds that it is given; it needs no Ray to do so."""
+"""A worker of a Ray cluster, which computes shards: the clients of a task together. It needs no Ray to do so."""
 
 import contextlib
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Reports, Trained
+from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
+from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model
 
-from ..clients import LocalClients, Reply, arrays_of
+from ..clients import LocalClients, Reply, arrays_of, failure_reason
 from ..loop import LoopClients
 from ..stacked.clients import StackedClients
+from .dispatch import Call, last_round
 
-Personal = Mapping[str, Model]
-"""Personal models by client."""
-
-
-class Asked(NamedTuple):
-    """What a call is about, the same for all shards.
-
-    Attributes
-    ----------
-    method
-        What of the method concerns the clients.
-    model
-        The global model.
-    terms
-        Of the work.
-    """
-
-    method: Method
-    model: Model
-    terms: Terms
+PersonalArrays = Mapping[str, Model]
+"""The arrays of personal models by client."""
 
 
 class Share(NamedTuple):
-    """What the clients of a shard reply to a round's training.
+    """What was computed of a shard.
 
     Attributes
     ----------
-    updates, snapshots
-        Their flat models, a row each, and those in the midst of the work, where they were asked for.
     replies
-        By client, with its row.
-    personal
-        The personal models that the round has made.
+        The replies by client, each with its row of the matrices.
     refused
         Why others have no reply.
+    personal
+        The personal models that the training has made.
+    updates, snapshots
+        In a training, the flat models, and those in the midst of the work where they were asked for.
     """
 
-    updates: NDArray[Any]
-    snapshots: NDArray[Any] | None
     replies: Mapping[str, Reply]
-    personal: Personal
     refused: Mapping[str, str]
+    personal: PersonalArrays
+    updates: NDArray[Any] | None = None
+    snapshots: NDArray[Any] | None = None
 
 
-class _Raw(LocalClients):
-    """Clients whose replies the server's process takes in."""
+class _Unscreened(LocalClients):
+    """Clients whose replies the server's process screens."""
 
     replies: Mapping[str, Reply]
 
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
         self.replies = replies
 
+    def evaluated(self, told: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
+        self.replies = {name: Reply(row, dict(metrics), {}, {}) for row, (name, metrics) in enumerate(told.items())}
+        return Replies(metrics={}, refused=refused)
 
-class _Stacked(_Raw, StackedClients):
+
+class _Stacked(_Unscreened, StackedClients):
     """The clients of a shard, a block of them at once."""
 
 
-class _OneByOne(_Raw, LoopClients):
+class _OneByOne(_Unscreened, LoopClients):
     """The clients of a shard, one after the other."""
 
 
-class Worker:
+class ShardWorker:
     """A Ray actor, which computes shards.
 
     Parameters
@@ -96,7 +84,7 @@ class Worker:
         with contextlib.suppress(OSError):
             os.chdir(here)
         sys.path += [path for path in paths if path not in sys.path]
-        self._clients: _Stacked | _OneByOne | None = None
+        self._clients: _Stacked | _OneByOne
 
     def begin(self, method: Method, settings: RunSettings, block: int) -> None:
         """Load the task; clients are stacked up to `block` at once, or computed one by one where it is 0.
@@ -110,60 +98,36 @@ class Worker:
             torch.set_num_threads(1)
         self._clients = _Stacked(method, settings, block) if block else _OneByOne(method, settings)
 
-    def sizes(self, names: Sequence[str]) -> list[int]:
-        """Return how many training examples each client has; 0 where they cannot be read, as its reply will tell."""
-        found = []
-        for name in names:
-            try:
-                found.append(len(self.clients.local(name).splits.train))
-            except Exception:
-                found.append(0)
-        return found
-
-    def train(self, asked: Asked, names: Sequence[str], personal: Personal) -> Share:
-        """Let these clients train."""
-        terms, clients = asked.terms, self._with(asked, names, personal, before=asked.terms.server_round)
-        trained = clients.train(names, asked.model, terms)
-        made = self._taken(names, terms) if terms.personal_lambda is not None else {}
-        snapshots = None if trained.snapshots is None else np.asarray(trained.snapshots.matrix)
-        matrix = np.asarray(trained.updates.matrix)
-        return Share(matrix, snapshots, clients.replies, made, trained.refused.reasons)
-
-    def evaluate(
-        self, asked: Asked, names: Sequence[str], personal: Personal, participants: Collection[str]
-    ) -> tuple[Reports, Mapping[str, str]]:
-        """Let these clients evaluate; return what they report, and why others cannot."""
-        terms, clients = asked.terms, self._with(asked, names, personal, before=asked.terms.server_round + 1)
-        replies = clients.evaluate(names, asked.model, terms, participants)
-        if terms.personal_lambda is not None:
-            self._taken(names, terms)
-        return replies.metrics, replies.refused.reasons
-
-    @property
-    def clients(self) -> _Stacked | _OneByOne:
-        """Those who compute."""
-        if self._clients is None:
-            raise RuntimeError("a worker is told of its run by begin, before anything else")
-        return self._clients
-
-    def _with(self, asked: Asked, names: Sequence[str], personal: Personal, before: int) -> _Stacked | _OneByOne:
-        """Return the clients, with the personal models that they have before round `before`."""
-        clients = self.clients
-        clients.method = asked.method
-        clients.begin(names, asked.terms)
+    def compute(self, call: Call, names: Sequence[str], personal: PersonalArrays) -> Share:
+        """Compute these clients, which have these last personal models."""
+        clients, terms = self._clients, call.terms
+        made, matrices = dict[str, Model](), list[NDArray[Any]]()
+        clients.method = call.method
+        clients.begin(names, terms)
         for name, model in personal.items():
-            clients.personal(name).last = (before - 1, clients.on_device(model))
-        return clients
+            clients.personal(name).last = (last_round(call.work, terms), clients.on_device(model))
+        if call.work == "count":
+            return self._count(names)
+        if call.work == "evaluate":
+            replies = clients.evaluate(names, call.model, terms, call.participants)
+        else:
+            replies = trained = clients.train(names, call.model, terms)
+            matrices = [np.asarray(each.matrix) for each in (trained.updates, trained.snapshots) if each is not None]
+        for name in names if call.personal else ():
+            last, clients.personal(name).last = clients.personal(name).last, None
+            if call.work == "train" and last is not None and last[0] == terms.server_round:
+                made[name] = arrays_of(last[1])
+        return Share(clients.replies, replies.refused.reasons, made, *matrices)
 
-    def _taken(self, names: Sequence[str], terms: Terms) -> Personal:
-        """Take the personal models from the clients; return those that this round has made."""
-        made: dict[str, Model] = {}
-        for name in names:
-            personal = self.clients.personal(name)
-            if personal.last is not None and personal.last[0] == terms.server_round:
-                made[name] = arrays_of(personal.last[1])
-            personal.last = None
-        return made
+    def _count(self, names: Sequence[str]) -> Share:
+        """Return how many training examples each client has."""
+        replies, refused = dict[str, Reply](), dict[str, str]()
+        for row, name in enumerate(names):
+            try:
+                replies[name] = Reply(row, {NUM_EXAMPLES: len(self._clients.local(name).splits.train)}, {}, {})
+            except Exception as error:  # its reply to the training says so again
+                refused[name] = failure_reason(error)
+        return Share(replies, refused, {})
 
 
 def asking(method: Method) -> Method:

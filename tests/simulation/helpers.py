@@ -3,9 +3,9 @@
 import csv
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +14,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.clients import Clients, Replies, Trained
+from fairbloom.rounds.updates import Model
 from fairbloom.server import app
 from fairbloom.server.run_folder import recorder as records
 from fairbloom.server.run_folder.tables import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from fairbloom.tasks import load_task
+from tests.rounds.implementations import rows_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,3 +106,40 @@ def rows_seen(settings: Settings) -> list[Row]:
     seen: list[Row] = []
     simulate(settings, seen.append)
     return seen
+
+
+def config_of(**changes: Any) -> dict[str, Any]:
+    return dict(small("", **changes).run_config())
+
+
+def model_of(config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the initial model of a run config."""
+    return {name: tensor.detach().numpy().copy() for name, tensor in load_task(config).model().state_dict().items()}
+
+
+def all_of(replies: Replies) -> dict[str, Any]:
+    """Return all that is in replies, the words of refusals too."""
+    updates = {}
+    if isinstance(replies, Trained):
+        updates = {"updates": rows_of(replies.updates), "snapshots": rows_of(replies.snapshots)}
+    metrics = [(name, list(report.items())) for name, report in replies.metrics.items()]
+    return {"metrics": metrics, "refused": replies.refused.reasons, **updates}
+
+
+def both_of(clients: Clients, names: Sequence[str], model: Model, terms: Terms) -> list[dict[str, Any]]:
+    """Return what clients reply to a round's training, and to its evaluation."""
+    trained = all_of(clients.train(names, model, terms))
+    return [trained, all_of(clients.evaluate(names, model, replace(terms, measure=("train-loss",)), names[:2]))]
+
+
+def is_gone(process: int) -> bool:
+    """Return whether a process ends within ten seconds; one that has ended and that nobody has waited for has."""
+    ends = time.monotonic() + 10.0
+    while time.monotonic() < ends:
+        try:
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.01)
+    return False

@@ -1,0 +1,295 @@
+"""Clients on several workers at a time: who computes which, and what becomes of the clients of a lost worker.
+
+Workers keep data, and nothing else that matters: models go there with each call and come back with its answers. So what
+a lost worker has not answered is computed again, to the same numbers. A transport says how workers are reached: through
+pipes to forked processes, or as actors on a Ray cluster.
+"""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from fairbloom.client.local import Metrics
+from fairbloom.client.personal import StateDict
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.clients import Replies, Trained
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.screening import Refusals
+from fairbloom.rounds.updates import Model
+
+from ..clients import LocalClients, Reply, failure_reason
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+
+LOSSES = 2
+"""A client is refused when so many workers have ended while they computed it."""
+
+Work = Literal["train", "evaluate", "count"]
+"""What clients do: train, evaluate, or count their training examples."""
+
+
+class Call(NamedTuple):
+    """What all tasks of a call have in common.
+
+    Attributes
+    ----------
+    work
+        What the clients do.
+    method
+        The run's method, which says what it needs of clients.
+    model
+        The global model.
+    terms
+        The terms of the clients' work.
+    participants
+        In an evaluation, those that measure what the terms ask to measure.
+    trained
+        In a training, where the trained models are to lie.
+    """
+
+    work: Work
+    method: Method
+    model: Model
+    terms: Terms
+    participants: Collection[str] = frozenset()
+    trained: Trained | None = None
+
+    @property
+    def personal(self) -> bool:
+        """Whether the clients need their personal models."""
+        return self.terms.personal_lambda is not None and self.work != "count"
+
+    def asks(self, name: str) -> bool:
+        """Return whether a client measures what the terms ask to measure."""
+        return self.work == "train" or name in self.participants
+
+
+def last_round(work: Work, terms: Terms) -> int:
+    """Return the last round whose personal models matter to clients: training, that before; evaluating, this one."""
+    return terms.server_round - (work == "train")
+
+
+class ClientTask(NamedTuple):
+    """A client that is to be computed.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    row
+        Its row in the matrices of the call.
+    personal
+        Its last personal model; None: it has none, or needs none.
+    """
+
+    name: str
+    row: int
+    personal: StateDict | None = None
+
+
+@dataclass(eq=False)
+class ScheduledTask:
+    """Clients that one worker computes, together where it stacks them.
+
+    Attributes
+    ----------
+    clients
+        At least one.
+    losses
+        How many workers have ended while they computed them.
+    """
+
+    clients: Sequence[ClientTask]
+    losses: int = 0
+
+    def __str__(self) -> str:
+        few = len(self.clients) == 1
+        return f"client {self.clients[0].name}" if few else f"a shard of {len(self.clients)} clients"
+
+
+Answers = dict[str, Reply | str]
+"""What clients reply, each with its row in the matrices of the call, or why they cannot, by name."""
+
+
+class Lost(NamedTuple):
+    """What is known of a worker that has ended.
+
+    Attributes
+    ----------
+    how
+        How it ended, in words.
+    row
+        The row of a client that it was computing; None: nobody knows which.
+    """
+
+    how: str
+    row: int | None
+
+
+class Transport(Protocol):
+    """How tasks reach workers, which have numbers from 0, and how answers come back."""
+
+    def begin(self, call: Call) -> None:
+        """Let all workers know what the tasks to come have in common."""
+
+    def send(self, call: Call, worker: int, tasks: Sequence[ScheduledTask]) -> None:
+        """Give a worker tasks to do in this order; where there is no such worker, start it."""
+
+    def receive(self, call: Call, workers: Collection[int]) -> tuple[int, Answers | Lost]:
+        """Wait for one of these workers; return which it is, and what it has computed or that it has ended."""
+
+    def end(self) -> None:
+        """End all workers and forget what they are computing; `send` starts others."""
+
+
+class Dispatch:
+    """The tasks of one call, from when workers are given them until all are answered.
+
+    Parameters
+    ----------
+    transport
+        How workers are reached.
+    call
+        What the tasks have in common.
+    """
+
+    def __init__(self, transport: Transport, call: Call) -> None:
+        self._transport, self._call = transport, call
+        self._waiting: dict[int, list[ScheduledTask]] = {}
+        self._answers: Answers = {}
+
+    def answers(self, lists: Sequence[Sequence[ScheduledTask]]) -> Answers:
+        """Let each worker do its list of tasks; return what came of every client."""
+        try:
+            self._transport.begin(self._call)
+            for worker, tasks in enumerate(lists):
+                self._send(worker, tasks)
+            while self._waiting:
+                worker, said = self._transport.receive(self._call, self._waiting)
+                if isinstance(said, Lost):
+                    self._replace(worker, said)
+                else:
+                    self._note(worker, said)
+        except BaseException:  # Ctrl-C too: what is still on its way answers no later call
+            self._transport.end()
+            raise
+        return self._answers
+
+    def _send(self, worker: int, tasks: Sequence[ScheduledTask]) -> None:
+        if tasks:
+            self._waiting[worker] = list(tasks)
+            self._transport.send(self._call, worker, tasks)
+
+    def _note(self, worker: int, answers: Answers) -> None:
+        """Note what a worker has computed; a task is done when its clients are answered."""
+        self._answers |= answers
+        left = [task for task in self._waiting.pop(worker) if task.clients[0].name not in answers]
+        if left:
+            self._waiting[worker] = left
+
+    def _replace(self, worker: int, lost: Lost) -> None:
+        """Let a new worker do what one that has ended had left, the task that it was doing last."""
+        left = self._waiting.pop(worker)
+        suspect = next((task for task in left if lost.row in [client.row for client in task.clients]), left[0])
+        suspect.losses += 1
+        if suspect.losses < LOSSES:
+            again, then = [suspect], "is computed again"
+        elif len(suspect.clients) > 1:
+            again = [ScheduledTask([client], suspect.losses) for client in suspect.clients]
+            then = "is computed again, client by client"
+        else:
+            again, then = [], "is refused"
+            reason = f"computing it has ended {suspect.losses} workers ({lost.how})"
+            self._answers[suspect.clients[0].name] = reason
+        log.warning("a worker ended (%s) before it had computed %s, which %s", lost.how, suspect, then)
+        self._send(worker, [*(task for task in left if task is not suspect), *again])
+
+
+class DispatchedClients(LocalClients):
+    """All clients of a run, on several workers at a time; the numbers are those of one worker.
+
+    When a worker ends in mid-round, killed as memory runs short, another one does what it had left. A client that was
+    being computed when two workers ended is refused; where several are computed together, each is computed by itself
+    before that.
+    """
+
+    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+        """Let these clients train the model on the terms, each on its own data.
+
+        Raises
+        ------
+        FairbloomError
+            When no worker can be started.
+        """
+        self.begin(names, terms)
+        trained = self._room(names, model, terms)
+        call = Call("train", self.method, model, terms, trained=trained)
+        replies = self._replies(call, names, trained.refused)
+        for name, reply in replies.items():
+            if reply.personal is not None:
+                self.personal(name).keep(terms.server_round, reply.personal)
+        self.hand_over(trained, replies)
+        return trained
+
+    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+        """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure.
+
+        Raises
+        ------
+        FairbloomError
+            As `train` does.
+        """
+        self.begin(names, terms)
+        call = Call("evaluate", self.method, model, terms, frozenset(participants))
+        refused, reports = Refusals(terms.server_round), dict[str, Metrics]()
+        at_once = self._at_once(call, names)
+        for start in range(0, len(names), at_once):
+            replies = self._replies(call, names[start : start + at_once], refused)
+            reports |= {name: reply.metrics for name, reply in replies.items()}
+        return self.evaluated(reports, refused)
+
+    def _replies(self, call: Call, names: Sequence[str], refused: Refusals) -> dict[str, Reply]:
+        """Return what workers compute of these clients, in the order of names; those that fail are refused."""
+        cost, clients, costs = self._cost(call, names), list[ClientTask](), list[float]()
+        number = last_round(call.work, call.terms) + 1
+        for row, name in enumerate(names):
+            try:
+                needed, last = cost(name), self.personal(name).before(number) if call.personal else None
+            except Exception as error:  # one client's failure is one refused reply, whatever it is
+                refused.add(name, failure_reason(error))
+                continue
+            clients.append(ClientTask(name, row, last))
+            costs.append(needed)
+        answers = Dispatch(self._transport(call, clients), call).answers(self._lists(clients, costs))
+        replies: dict[str, Reply] = {}
+        for name in (client.name for client in clients):
+            answer = answers[name]
+            if isinstance(answer, Reply):
+                replies[name] = answer
+            else:
+                refused.add(name, answer)
+        return replies
+
+    # Each transport's -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _room(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+        """Return room for the models that these clients train, a row each."""
+
+    @abstractmethod
+    def _cost(self, call: Call, names: Sequence[str]) -> Callable[[str], float]:
+        """Return the function that says how long one of these clients takes, in any unit."""
+
+    @abstractmethod
+    def _transport(self, call: Call, clients: Sequence[ClientTask]) -> Transport:
+        """Return the way to workers that can compute these clients."""
+
+    @abstractmethod
+    def _lists(self, clients: Sequence[ClientTask], costs: Sequence[float]) -> list[list[ScheduledTask]]:
+        """Return the tasks of each worker, from what each client costs."""
+
+    def _at_once(self, call: Call, names: Sequence[str]) -> int:
+        """Return how many of these clients can evaluate in one call."""
+        return max(1, len(names))

@@ -1,0 +1,194 @@
+"""Forked processes as workers: models are handed over in shared memory, and all else through pipes.
+
+They are forked, so that they have the task, the data and the model of this process, also those of a notebook, in the
+same memory.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+
+import numpy as np
+import torch
+
+from fairbloom.client.local import LocalClient
+from fairbloom.client.personal import PersonalModels, StateDict
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.memory import Memory
+from fairbloom.rounds.updates import Layout, Model, Updates
+
+from ..clients import Reply, failure_reason, store_reply
+from .dispatch import Answers, Call, Lost, ScheduledTask, last_round
+from .processes import Forked, shared_array
+
+REPORT_SECONDS = 0.1
+"""A worker hands over what it has so often, so that little is lost when it is killed."""
+
+NOBODY = -1
+
+
+class SharedBuffers:
+    """The memory in which this process and its workers hand models over.
+
+    Attributes
+    ----------
+    received
+        The arrays of the model that clients get.
+    updates, snapshots
+        The rows that trained models are written to, and those in the midst of the work, where they are wanted.
+    personal
+        The arrays of personal models, one below the other, where clients have some.
+    computed
+        The row of the client that each worker is computing.
+
+    Parameters
+    ----------
+    layout
+        The arrays of the model.
+    rows
+        The most clients whose models lie here at a time.
+    workers
+        How many processes compute.
+    memory
+        How much of it updates may take before they lie in a file, which processes share as well.
+    snapshots, personal
+        Whether there are such models.
+    """
+
+    def __init__(
+        self, layout: Layout, rows: int, workers: int, memory: Memory, *, snapshots: bool, personal: bool
+    ) -> None:
+        def updates() -> Updates:
+            matrix = memory.matrix(rows, layout.size, layout.dtype, of=1 + snapshots)
+            in_file = isinstance(matrix, np.memmap)
+            return Updates(layout, rows, matrix if in_file else shared_array(matrix.shape, matrix.dtype))
+
+        arrays = layout.arrays
+        self.rows = rows
+        self.received = {name: shared_array(array.shape, array.dtype) for name, array in arrays.items()}
+        self.updates, self.snapshots = updates(), updates() if snapshots else None
+        below = {name: shared_array((rows, *array.shape), array.dtype) for name, array in arrays.items() if personal}
+        self.personal = {name: torch.from_numpy(array) for name, array in below.items()}
+        self.computed = shared_array((workers,), np.int64)
+
+    def fit(self, model: Model, rows: int, *, personal: bool) -> bool:
+        """Return whether there is room for so many clients with such models."""
+        wanted, have = ([(n, a.shape, a.dtype) for n, a in arrays.items()] for arrays in (model, self.received))
+        return wanted == have and rows <= self.rows and (not personal or bool(self.personal))
+
+    def load_personal(self, row: int, model: StateDict) -> None:
+        """Write a personal model into its row."""
+        for name, tensor in model.items():
+            self.personal[name][row].copy_(tensor)
+
+    def personal_of(self, row: int) -> StateDict:
+        """Return the personal model of a row, in its memory."""
+        return {name: tensor[row] for name, tensor in self.personal.items()}
+
+
+class Pipes:
+    """The way to forked processes and back.
+
+    Parameters
+    ----------
+    buffers
+        Where models are handed over.
+    find_client
+        Returns a client by its name, in a worker.
+    """
+
+    def __init__(self, buffers: SharedBuffers, find_client: Callable[[str], LocalClient]) -> None:
+        self.buffers = buffers
+        self.processes: dict[int, Forked] = {}
+        self._find_client = find_client
+
+    def begin(self, call: Call) -> None:
+        """Hand the model over."""
+        for name, array in call.model.items():
+            self.buffers.received[name][...] = array
+
+    def send(self, call: Call, worker: int, tasks: Sequence[ScheduledTask]) -> None:
+        """Give a worker its clients, all at once: it does not wait for this process between them."""
+        clients: list[tuple[str, int, bool, bool]] = []
+        for client in (client for task in tasks for client in task.clients):
+            if client.personal is not None:  # again after a loss: the worker may have written to its row
+                self.buffers.load_personal(client.row, client.personal)
+            clients.append((client.name, client.row, client.personal is not None, call.asks(client.name)))
+        self.buffers.computed[worker] = NOBODY
+        if worker not in self.processes:
+            self.processes[worker] = Forked(lambda pipe: self._serve(worker, pipe), self.processes.values())
+        with contextlib.suppress(OSError):  # it has ended, which shows when its answer is waited for
+            self.processes[worker].pipe.send((call.work, call.terms, clients))
+
+    def receive(self, call: Call, workers: Collection[int]) -> tuple[int, Answers | Lost]:
+        """Return what a worker has computed since it last said so.
+
+        Raises
+        ------
+        FairbloomError
+            When forked processes can compute nothing here.
+        """
+        (ready, *_) = wait([self.processes[worker].pipe for worker in workers])
+        worker = next(worker for worker in workers if self.processes[worker].pipe is ready)
+        try:
+            answers: Answers | str = self.processes[worker].pipe.recv()
+        except (EOFError, OSError):
+            row = int(self.buffers.computed[worker])
+            return worker, Lost(self.processes.pop(worker).end(), None if row == NOBODY else row)
+        if isinstance(answers, str):
+            raise FairbloomError(
+                f"engine = 'workers': a process that is forked here cannot train ({answers}): set engine = loop, or "
+                "hide the graphics card from a new process by CUDA_VISIBLE_DEVICES="
+            )
+        if call.personal and call.work == "train":
+            for name, reply in answers.items():
+                if isinstance(reply, Reply):
+                    answers[name] = reply._replace(personal=self.buffers.personal_of(reply.row))
+        return worker, answers
+
+    def end(self) -> None:
+        """End the workers; later tasks start others."""
+        while self.processes:
+            self.processes.popitem()[1].end()
+
+    # In a worker ------------------------------------------------------------------------------------------------------
+
+    def _serve(self, worker: int, pipe: Connection) -> None:
+        """Compute clients one after the other until the pipe ends."""
+        torch.set_num_threads(1)
+        try:
+            torch.autograd.backward(torch.ones(1, requires_grad=True))
+        except RuntimeError as error:  # PyTorch forbids it where the parent has trained with a graphics card in sight
+            pipe.send(str(error))
+            return
+        received = {name: torch.from_numpy(array) for name, array in self.buffers.received.items()}
+        while True:
+            work, terms, clients = pipe.recv()
+            plain, answers, since = replace(terms, measure=()), Answers(), time.monotonic()
+            for name, row, has_personal, measures in clients:
+                self.buffers.computed[worker] = row
+                try:
+                    last = (last_round(work, terms), self.buffers.personal_of(row)) if has_personal else None
+                    local = replace(self._find_client(name), personal=PersonalModels(None, last))
+                    compute = self._train if work == "train" else self._evaluate
+                    answers[name] = compute(local, row, received, terms if measures else plain)
+                except Exception as error:  # one client's failure is one refused reply, whatever it is
+                    answers[name] = failure_reason(error)
+                if time.monotonic() - since > REPORT_SECONDS:
+                    pipe.send(answers)
+                    answers, since = Answers(), time.monotonic()
+            if answers:
+                pipe.send(answers)
+
+    def _train(self, local: LocalClient, row: int, received: StateDict, terms: Terms) -> Reply:
+        """Train a client, and leave its models in the shared memory."""
+        update = local.train(received, terms)
+        if terms.personal_lambda is not None and local.personal.last is not None:
+            self.buffers.load_personal(row, local.personal.last[1])
+        return store_reply(self.buffers.updates, self.buffers.snapshots, row, update)
+
+    def _evaluate(self, local: LocalClient, row: int, received: StateDict, terms: Terms) -> Reply:
+        return Reply(row, local.evaluate(received, terms), {}, {})

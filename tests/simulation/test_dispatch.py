@@ -1,0 +1,268 @@
+"""Clients on several workers have the bits, words and refusals of the loop, whatever becomes of a worker.
+
+Each scenario is played with forked processes and with the actors of Ray, which is started once.
+"""
+
+import gc
+import itertools
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+from warnings import catch_warnings
+
+import pytest
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.method import Method
+from fairbloom.simulation.dispatch.dispatch import DispatchedClients
+from fairbloom.simulation.dispatch.workers import WorkerClients
+from fairbloom.simulation.loop import LoopClients
+from fairbloom.strategies import DRFA, FedAvg
+
+from .harmed import BUFFERS, FIVE, SHARED
+from .helpers import Outcome, all_of, both_of, config_of, is_gone, model_of, run, table
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*"),
+]
+
+ARRAYS: Any = {"buffers": BUFFERS, "shared": SHARED}
+CONFIG: dict[str, Any] = {"task": "tests.simulation.harmed:tied", "batch_size": 8, "momentum": 0.9}
+
+
+class Start(Protocol):
+    """Returns the clients of a method, on two workers."""
+
+    def __call__(self, method: Method) -> DispatchedClients: ...
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the working directory of all workers."""
+    return tmp_path_factory.mktemp("here")
+
+
+@pytest.fixture(scope="module")
+def on_ray(place: Path) -> Iterator[Callable[[], DispatchedClients]]:
+    """Return what returns the clients on Ray, which is started with the first call."""
+
+    @cache
+    def started() -> DispatchedClients:
+        from fairbloom.simulation.dispatch.ray import RayClients
+
+        return RayClients(FedAvg(**ARRAYS), config_of(**CONFIG), shards=2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield started
+        if started.cache_info().currsize:
+            started().close()
+            with catch_warnings(action="ignore", category=ResourceWarning):  # Ray leaves files and processes open
+                gc.collect()
+
+
+RAY = pytest.param("ray", marks=[pytest.mark.federation, pytest.mark.runtimes])
+
+
+@pytest.fixture(params=["workers", RAY])
+def start(
+    request: pytest.FixtureRequest,
+    place: Path,
+    on_ray: Callable[[], DispatchedClients],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Start]:
+    """Return what starts clients on two workers of each kind, in a working directory without any file."""
+    monkeypatch.chdir(place)
+    for path in place.iterdir():
+        path.unlink()
+    begun: list[DispatchedClients] = []
+
+    def start(method: Method) -> DispatchedClients:
+        if request.param == "workers":
+            begun.append(WorkerClients(method, config_of(**CONFIG), 2))
+            return begun[-1]
+        clients = on_ray()
+        clients.method = method
+        clients._personal.clear()
+        return clients
+
+    yield start
+    for clients in begun:
+        clients.close()
+
+
+def personal() -> Method:
+    return FedAvg(**ARRAYS, personal_lambda=0.5)
+
+
+def halfway() -> Method:
+    return DRFA(**ARRAYS, local_steps=3)
+
+
+def in_the_loop(method: Method, numbers: list[int]) -> list[list[dict[str, Any]]]:
+    """Return what all clients reply in these rounds, one after the other in this process."""
+    config = config_of(**CONFIG)
+    loop, model = LoopClients(method, config), model_of(config)
+    return [both_of(loop, FIVE, model, method.terms(number)) for number in numbers]
+
+
+def workers_in(place: Path) -> set[int]:
+    """Return the processes that have computed something, beside this one."""
+    return {int(path.stem) for path in place.glob("*.process")} - {os.getpid()}
+
+
+# As in the loop -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [personal, halfway], ids=["personal models", "snapshots"])
+def test_rounds_of_growing_and_shrinking_cohorts_are_to_the_bit_those_of_the_loop(
+    start: Start, kind: Callable[[], Method]
+) -> None:
+    config, method = config_of(**CONFIG), kind()
+    model, found = model_of(config), list[list[list[dict[str, Any]]]]()
+    for clients in (start(method), LoopClients(method, config)):
+        cohorts = enumerate((FIVE, FIVE[2:4], [], FIVE[:3], [FIVE[4]], FIVE), start=1)
+        found.append([both_of(clients, names, model, method.terms(number)) for number, names in cohorts])
+    assert found[0] == found[1]
+    if kind is personal:
+        assert all("loss-personal" in dict(report) for _, evaluated in found[0] for _, report in evaluated["metrics"])
+    else:
+        assert any(trained["snapshots"] not in ((), trained["updates"]) for trained, _ in found[0])
+    assert not any(replies["refused"] for replies in itertools.chain(*found[0]))
+
+
+@pytest.mark.parametrize("harm", ["no-data", "not-finite"])
+def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(
+    request: pytest.FixtureRequest, start: Start, place: Path, harm: str
+) -> None:
+    method, config = personal(), config_of(**CONFIG)
+    clients, loop, model = start(method), LoopClients(method, config), model_of(config)
+    terms = replace(method.terms(1), agreed=request.node.name)  # data are read when something new is agreed on
+    (place / harm).touch()
+    trained, evaluated = both_of(clients, FIVE, model, terms)
+    assert [trained, evaluated] == both_of(loop, FIVE, model, terms)
+    assert trained["refused"].keys() == {"client-1"}
+    (place / harm).unlink()
+    assert list(clients.train(FIVE, model, replace(terms, server_round=2)).metrics) == FIVE
+
+
+def test_workers_know_what_has_been_agreed_since_they_were_started(start: Start) -> None:
+    config = config_of(**CONFIG)
+    clients, loop, model = start(FedAvg(**ARRAYS)), LoopClients(FedAvg(**ARRAYS), config), model_of(config)
+    for agreed in ("", "scales", ""):
+        terms = Terms(server_round=1, agreed=agreed)
+        assert both_of(clients, FIVE, model, terms) == both_of(loop, FIVE, model, terms)
+
+
+# Workers that are lost ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [personal, halfway], ids=["personal models", "snapshots"])
+def test_a_worker_that_is_killed_in_mid_round_is_replaced_and_the_bits_are_the_same(
+    start: Start, place: Path, lost_workers: Callable[[], set[str]], kind: Callable[[], Method]
+) -> None:
+    """Personal models too: the first round's are the start of the second's."""
+    method, found = kind(), list[list[dict[str, Any]]]()
+    clients, model = start(method), model_of(config_of(**CONFIG))
+    expected = in_the_loop(method, [1, 2, 3])
+    for number in (1, 2, 3):
+        if number == 2:
+            (place / "die-once").touch()
+        found.append(both_of(clients, FIVE, model, method.terms(number)))
+    assert found == expected
+    (warned,) = lost_workers()
+    assert re.fullmatch(
+        r"a worker ended \(.+\) before it had computed (client \S+|a shard of [2-4] clients), which is computed again",
+        warned,
+    )
+
+
+def test_a_client_that_ends_worker_after_worker_is_refused_alone_and_in_that_round_alone(
+    start: Start, place: Path
+) -> None:
+    method, config = personal(), config_of(**CONFIG)
+    clients, loop, model = start(method), LoopClients(method, config), model_of(config)
+    others = [name for name in FIVE if name != "client-3"]
+    (place / "deadly").touch()
+    trained = all_of(clients.train(FIVE, model, method.terms(1)))
+    (place / "deadly").unlink()
+    assert re.fullmatch(r"computing it has ended [23] workers \(.+\)", trained["refused"].pop("client-3"))
+    assert trained == all_of(loop.train(others, model, method.terms(1)))
+    assert both_of(clients, FIVE, model, method.terms(2)) == both_of(loop, FIVE, model, method.terms(2))
+
+
+def test_workers_that_are_killed_between_rounds_are_replaced(start: Start, place: Path) -> None:
+    method = personal()
+    clients, model, expected = start(method), model_of(config_of(**CONFIG)), in_the_loop(method, [1, 2])
+    found = [both_of(clients, FIVE, model, method.terms(1))]
+    killed = workers_in(place)
+    for process in killed:
+        os.kill(process, signal.SIGKILL)
+    found.append(both_of(clients, FIVE, model, method.terms(2)))
+    assert found == expected
+    assert len(killed) == 2
+    assert workers_in(place) > killed
+
+
+def test_ctrl_c_ends_the_workers_and_what_they_were_computing_answers_no_later_call(start: Start, place: Path) -> None:
+    method = personal()
+    expected = in_the_loop(method, [1])
+    clients, model = start(method), model_of(config_of(**CONFIG))
+    clients.train(FIVE, model, Terms(server_round=1))  # all workers are there
+    (place / "stall").touch()
+
+    def interrupt() -> None:
+        ends = time.monotonic() + 30.0
+        while len(list(place.glob("*.stalled"))) < 2 and time.monotonic() < ends:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        clients.train(FIVE, model, Terms(server_round=2, local_steps=1))
+    stalled = {int(path.stem) for path in place.glob("*.stalled")}
+    assert len(stalled) == 2
+    assert all(map(is_gone, stalled))
+    (place / "stall").unlink()
+    assert [both_of(clients, FIVE, model, method.terms(1))] == expected
+
+
+# Whole runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_goes_on_after_a_worker_was_killed_is_to_the_bit_that_of_the_loop(
+    start: Start, place: Path, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = CONFIG | {"method": "fedavg", "personal_lambda": 0.5, "fraction": 0.6}
+    clients = start(FedAvg(**ARRAYS))
+    engine = "workers" if isinstance(clients, WorkerClients) else "ray"
+    if engine == "ray":
+        clients._actors.end()  # its workers hold all places of the cluster
+    (place / "die-once").touch()
+    run(tmp_path / "a", engine=engine, **changes, num_rounds=3)
+    assert not (place / "die-once").exists()
+    folder = run(tmp_path / "a", engine=engine, **changes, num_rounds=6)
+    assert not Outcome.of(folder).differences(Outcome.of(run(tmp_path / "loop", engine="loop", **changes)))
+    assert any("personal_model" in column for column in table(folder / "clients.csv")[0])
+
+
+def test_where_ray_is_not_installed_one_line_says_how_to_have_it_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "fairbloom.simulation.dispatch.ray", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(FairbloomError, match=r"^engine = 'ray': .* pip install 'fairbloom\[ray\]'$"):
+        run(tmp_path / "a", engine="ray")
+    assert not (tmp_path / "a").exists()
+    run(tmp_path / "a", engine="workers")
