@@ -152,11 +152,12 @@ def export(
     """Write a client's bundle to a file or, out of a container say, to standard output."""
     import sys
 
+    from fairbloom.system.files import write_private
+
     from .errors import DeployError
     from .operator.device_bundle import export as exported
     from .operator.device_bundle import holds_key
     from .operator.federation import Federation
-    from .pki import write_private
 
     if to is None and sys.stdout.isatty():
         raise DeployError(f"a bundle is no text: name a file by --to {client}.tar.gz, or redirect the output")

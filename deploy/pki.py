@@ -4,14 +4,11 @@ import base64
 import contextlib
 import hashlib
 import ipaddress
-import os
 import re
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -20,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fairbloom.errors import FairbloomError
+from fairbloom.system.files import write_private, write_public
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 398
 """How long certificates hold; 398 days is the longest that strict TLS clients accept of a server."""
@@ -218,32 +216,6 @@ def hosts_of(certificate: Path) -> list[str]:
     return [str(name.value) for name in names]
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, readable by its owner alone from the first byte on."""
-    _write(path, content, 0o600)
-
-
-def write_public(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, readable by all."""
-    _write(path, content, 0o644)
-
-
-@contextlib.contextmanager
-def written_whole(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
-    """Give a file to fill that is at `path`, whole and on disk, when the block succeeds; else nothing is changed."""
-    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # made with mode 600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(draft).chmod(mode)
-        Path(draft).replace(path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
-
-
 def _loaded_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
@@ -271,11 +243,6 @@ def _loaded_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, e
     if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
         raise PkiError(f"the authority's key {key} does not belong to {certificate}: {remedy}")
     return issuer, signer
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    with written_whole(path, mode) as file:
-        file.write(content)
 
 
 def _begun(

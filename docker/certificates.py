@@ -14,6 +14,7 @@ from fairbloom.deploy import pki
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.protocol.settings import assigned
 from fairbloom.server.settings import Settings, check_used
+from fairbloom.system.files import write_private, write_public
 
 FEDERATION, SERVER, STATE, METRICS = Path("/federation"), Path("/server"), Path("/state"), Path("/metrics")
 CLIENTS, SIGNALS, RUNS = Path("/clients"), Path("/signals"), Path("/runs")
@@ -59,9 +60,9 @@ def certify(hosts: list[str]) -> None:
     if missing or pki.days_left(federation.certificate) < RENEW_DAYS:
         print(f"new server certificate, for {', '.join(federation.renew(hosts, pki.SERVER_DAYS))}")
     for name in PUBLIC:
-        pki.write_public(SERVER / name, (FEDERATION / name).read_bytes())
+        write_public(SERVER / name, (FEDERATION / name).read_bytes())
     for name in PRIVATE:
-        pki.write_private(SERVER / name, (FEDERATION / name).read_bytes())
+        write_private(SERVER / name, (FEDERATION / name).read_bytes())
     for place in ("state", "clients"):  # where other volumes are mounted
         (SERVER / place).mkdir(exist_ok=True)
 
@@ -70,9 +71,9 @@ def make_dashboard_password() -> None:
     """Make the dashboard's password, once, and put it and the metrics page's credential where they are read."""
     password = FEDERATION / "dashboard.password"
     if not password.exists():
-        pki.write_private(password, secrets.token_urlsafe(16).encode())
+        write_private(password, secrets.token_urlsafe(16).encode())
     for name in ("dashboard.password", "metrics.token"):
-        pki.write_private(METRICS / name, (FEDERATION / name).read_bytes())
+        write_private(METRICS / name, (FEDERATION / name).read_bytes())
 
 
 def main() -> None:

@@ -5,9 +5,9 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fairbloom.deploy import pki
 from fairbloom.deploy.operator import enrolment
 from fairbloom.deploy.operator.federation import Federation
+from fairbloom.system.files import write_private, write_public
 
 
 def enrol(federation: Federation, partition: int, name: str, known: bool) -> str:
@@ -18,9 +18,9 @@ def enrol(federation: Federation, partition: int, name: str, known: bool) -> str
     if known:
         enrolment.revoke(federation, name)
     bundle = enrolment.enroll(federation, name, partition, unpack=True, days=0)  # nobody would be there to rotate it
-    pki.write_private(volume / "key", (bundle / "key").read_bytes())
+    write_private(volume / "key", (bundle / "key").read_bytes())
     for public in ("ca.crt", "client.toml"):
-        pki.write_public(volume / public, (bundle / public).read_bytes())
+        write_public(volume / public, (bundle / public).read_bytes())
     shutil.rmtree(bundle)  # the private key is on the client's volume alone
     return f"{name} is enrolled anew"
 

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from fairbloom.system.files import write_public
+
 from .. import pki
 from ..arguments import NAME
 from ..errors import ClientError
@@ -30,7 +32,7 @@ def make(folder: Path, name: str) -> str:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_new(key, pair.private)
-        pki.write_public(folder / f"{name}.request", f"{request}\n".encode())
+        write_public(folder / f"{name}.request", f"{request}\n".encode())
     except FileExistsError:
         raise ClientError(
             f"{key} is there already, and a federation may know this device by it: delete it first, or name another "

@@ -4,7 +4,6 @@ The file is a .tar.gz of its owner's alone: it holds the authority's key and the
 """
 
 import contextlib
-import fcntl
 import gzip
 import io
 import re
@@ -23,6 +22,8 @@ from typing import IO
 import tomli_w
 
 from fairbloom import __version__
+from fairbloom.system.files import whole_file, write_public
+from fairbloom.system.lock import LockedError, exclusive_lock
 
 from .. import pki
 from ..arguments import NAME, address, host_name, joined
@@ -90,7 +91,7 @@ def back_up(federation: Federation, file: Path) -> tuple[str, ...]:
     with (
         federation.noted("backup", file=str(file.absolute())),
         federation.registry.locked(),
-        pki.written_whole(file) as written,
+        whole_file(file) as written,
         tempfile.TemporaryDirectory(dir=file.absolute().parent, prefix=f".{file.name}-") as draft,
         tarfile.open(fileobj=written, mode="w:gz", compresslevel=1) as packed,
     ):
@@ -168,7 +169,7 @@ def restore(file: Path, folder: Path, hosts: Sequence[str] = (), *, replaces: bo
             struck_off = _strike_off(draft_federation, _revoked_keys(folder))
             token = draft_federation.token()
             write_flower_home(draft / "flower", draft_federation.control, folder / "ca.crt", token)
-            pki.write_public(draft / draft_federation.unit.name, server_unit(folder).encode())
+            write_public(draft / draft_federation.unit.name, server_unit(folder).encode())
     except OSError as error:
         raise DeployError(f"{folder} cannot be made from {file}: {error}") from error
     federation = Federation(folder)
@@ -209,7 +210,7 @@ def _unpack(file: Path, folder: Path) -> dict[str, object]:
                 elif entry.name not in (*FILES, LOG, DATABASE) and not CLIENT.fullmatch(entry.name):
                     raise DeployError(f"{damaged}: {entry.name!r} is not of a federation")
                 else:
-                    with pki.written_whole(folder / entry.name, 0o644 if _is_public(entry.name) else 0o600) as written:
+                    with whole_file(folder / entry.name, 0o644 if _is_public(entry.name) else 0o600) as written:
                         shutil.copyfileobj(content, written)
             while stream.read(1 << 20):  # what is left: the checksum of all comes last
                 pass
@@ -285,11 +286,11 @@ def _not_served(folder: Path) -> Iterator[None]:
     if not lock.exists():
         yield
         return
-    with lock.open("r+") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DeployError(f"{folder} is served, by {held.read().strip()}: stop fairbloom server first") from None
+    try:
+        held = exclusive_lock(lock)
+    except LockedError as error:
+        raise DeployError(f"{folder} is served, by {error.holder}: stop fairbloom server first") from None
+    with held:
         yield
 
 
@@ -315,4 +316,4 @@ def _move(federation: Federation, host: str) -> None:
     file = federation.path / "federation.toml"
     _, port = address(f"superlink in {file}:", federation.superlink)
     about = {**tomllib.loads(file.read_text()), "superlink": joined(host, port)}
-    pki.write_public(file, tomli_w.dumps(about).encode())
+    write_public(file, tomli_w.dumps(about).encode())

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import tomli_w
 
-from .. import pki
+from fairbloom.system.files import write_private, write_public
+
 from ..errors import DeployError
 from .federation import UNIT, Federation
 from .registry import EnrolledClient
@@ -43,11 +44,11 @@ def write_bundle(federation: Federation, client: EnrolledClient, private_key: by
     folder, packed = _places(federation, client.name)
     remove_bundle(federation, client.name)
     if not unpack:
-        pki.write_private(packed, _packed(client.name, files))
+        write_private(packed, _packed(client.name, files))
         return packed
     folder.mkdir()
     for name, (content, mode) in files.items():
-        (pki.write_private if mode == 0o600 else pki.write_public)(folder / name, content)
+        (write_private if mode == 0o600 else write_public)(folder / name, content)
     return folder
 
 

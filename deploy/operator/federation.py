@@ -11,6 +11,7 @@ from pathlib import Path
 import tomli_w
 
 from fairbloom.errors import FairbloomError
+from fairbloom.system.files import write_public
 
 from .. import pki
 from ..arguments import EVERY_ADDRESS, address, check_days, host_name, joined, port_number
@@ -141,11 +142,9 @@ class Federation:
                 pki.make_server_certificate(authority, key, *server, [*names, control_host], days)
                 token = (folder / "operator.token").read_text()
                 write_flower_home(folder / "flower", about["control"], path / "ca.crt", token)
-                pki.write_public(folder / SERVER_UNIT.name, server_unit(path).encode())
+                write_public(folder / SERVER_UNIT.name, server_unit(path).encode())
                 audit.note(folder / "state", "init", hosts=" ".join(names), **about)
-                pki.write_public(
-                    folder / "federation.toml", tomli_w.dumps(about).encode()
-                )  # last: it makes a folder one
+                write_public(folder / "federation.toml", tomli_w.dumps(about).encode())  # last: it makes a folder one
         except OSError as error:
             raise DeployError(f"{path} cannot be made: {error}") from error
         return cls(path)

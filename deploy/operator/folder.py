@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tomli_w
 
-from .. import pki
+from fairbloom.system.files import write_private, write_public
 
 CONNECTION = "federation"
 """The name under which Flower's own commands find the SuperLink."""
@@ -48,22 +48,22 @@ def furnish(folder: Path) -> None:
     if not (folder / "operator.token").exists():
         token = secrets.token_urlsafe(32)
         known = {"operator": {"sha256": hashlib.sha256(token.encode()).hexdigest()}}
-        pki.write_private(folder / "operators.toml", tomli_w.dumps(known).encode())
-        pki.write_private(folder / "operator.token", token.encode())
+        write_private(folder / "operators.toml", tomli_w.dumps(known).encode())
+        write_private(folder / "operator.token", token.encode())
     if not (folder / "runtime.secret").exists():
-        pki.write_private(folder / "runtime.secret", secrets.token_bytes(32))
+        write_private(folder / "runtime.secret", secrets.token_bytes(32))
     if not (folder / "metrics.token").exists():
-        pki.write_private(folder / "metrics.token", secrets.token_urlsafe(32).encode())
+        write_private(folder / "metrics.token", secrets.token_urlsafe(32).encode())
 
 
 def write_flower_home(home: Path, control: str, authority: Path, token: str) -> None:
     """Write what Flower's commands read of a connection: config.toml, and the credential as if one had logged in."""
     connection = {"address": control, "root-certificates": str(authority.absolute())}
     config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
-    pki.write_public(home / "config.toml", tomli_w.dumps(config).encode())
+    write_public(home / "config.toml", tomli_w.dumps(config).encode())
     credential = {"authn-type": "oidc", "oidc-access-token": token, "oidc-refresh-token": "none"}
     stored = {
         f"flower.account-auth.{control}.{key}": base64.b64encode(value.encode()).decode()
         for key, value in credential.items()
     }
-    pki.write_private(home / "credentials.yaml", json.dumps(stored).encode())  # JSON is YAML
+    write_private(home / "credentials.yaml", json.dumps(stored).encode())  # JSON is YAML

@@ -1,17 +1,16 @@
 """The clients of a federation as its operator knows them: a file each, and which keys are good."""
 
-import contextlib
-import fcntl
-import os
+import math
 import tomllib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
 import tomli_w
 
-from .. import pki
+from fairbloom.system.files import write_public
+from fairbloom.system.lock import Lock, exclusive_lock
+
 from ..errors import DeployError
 
 
@@ -158,21 +157,15 @@ class Registry:
         """Write a client's file, whole or not at all."""
         about = asdict(client)
         about["former"] = list(about["former"])
-        pki.write_public(self.file(client.name), tomli_w.dumps(about).encode())
+        write_public(self.file(client.name), tomli_w.dumps(about).encode())
 
     def file(self, name: str) -> Path:
         """Return where the file of a client is."""
         return self.folder / f"{name}.toml"
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> Lock:
         """Keep other commands from changing what is known of clients."""
-        folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)
+        return exclusive_lock(self.folder / ".lock", seconds=math.inf)
 
     def _read(self, file: Path) -> EnrolledClient | None:
         """Return what a client's file says; None where it has just gone."""

@@ -2,7 +2,6 @@
 
 import ipaddress
 import ssl
-import threading
 from pathlib import Path
 
 import pytest
@@ -100,39 +99,6 @@ def test_only_the_owner_reads_private_keys(authority: tuple[Path, Path]) -> None
     files = certificate(authority, "localhost")
     assert [path.stat().st_mode & 0o777 for path in (authority[1], files[1])] == [0o600, 0o600]
     assert [path.stat().st_mode & 0o777 for path in (authority[0], files[0])] == [0o644, 0o644]
-
-
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
-    path, old, new = tmp_path / "key", b"a" * 100_000, b"b" * 100_000
-    pki.write_private(path, old)
-    over, seen = threading.Event(), set[bytes]()
-
-    def look() -> None:
-        while not over.is_set():
-            seen.add(path.read_bytes())
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    for _ in range(20):
-        pki.write_private(path, new)
-        pki.write_private(path, old)
-    over.set()
-    looking.join()
-    assert seen <= {old, new}
-
-
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "key"
-    pki.write_private(path, b"old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        pki.write_private(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["key"]
 
 
 # Hosts --------------------------------------------------------------------------------------------------------------

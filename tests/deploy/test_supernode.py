@@ -49,7 +49,7 @@ def other_flower(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """A Flower that lacks a name; the arguments with which its own SuperNode was started."""
     started = list[list[str]]()
     monkeypatch.setattr(warm, "missing_names", lambda names: ["flwr.x:y()"])
-    monkeypatch.setattr(warm, "end_with", lambda parent: None)
+    monkeypatch.setattr(warm, "end_with_parent", lambda parent: None)
     monkeypatch.setattr(command, "flower_supernode", lambda: started.append(list(sys.argv)))
     monkeypatch.setattr(warm, "leave", sys.exit)
     return started

@@ -13,9 +13,10 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fairbloom.errors import ReportableError, is_expected, reportable
+from fairbloom.system.parents import end_with_parent
 
 from ...device.bundles import BundleRefusedError, Bundles
-from ...processes import end_with, ending
+from ...processes import ending
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -145,7 +146,7 @@ def _tell_parent(pipe: Connection) -> None:
 
 
 def _answer_in_child(pipe: Connection, bundles: Bundles, fork_server: int) -> None:
-    end_with(fork_server)
+    end_with_parent(fork_server)
     outcome: Any
     try:
         import numpy as np

@@ -22,9 +22,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from fairbloom.logs import colour_on_terminals_alone
+from fairbloom.system.parents import end_with_parent
 
 from ...operator.federation import Federation
-from ...processes import end_with, leave
+from ...processes import leave
 from ...server.connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
 from ...server.refusals import Refusals
 from ..relied_on import missing_names
@@ -256,7 +257,7 @@ def arguments(federation: Federation) -> list[str]:
 
 def main(parent: int) -> None:
     """Run the SuperLink of the federation's folder that is named, as long as the parent lives."""
-    end_with(parent)
+    end_with_parent(parent)
     os.umask(0o077)
     federation = Federation(Path(sys.argv[1]))
     missing = missing_names(RELIED_ON)
