@@ -1,7 +1,6 @@
 """What our processes around Flower's share: words for what happened."""
 
 import os
-import signal
 import socket
 import sys
 from typing import NoReturn
@@ -12,16 +11,6 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def ending(code: int) -> str:
-    """Return how a process ended, in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:  # real-time signals have no names
-        return f"killed by signal {-code}"
 
 
 def duration(seconds: float) -> str:

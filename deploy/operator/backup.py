@@ -91,7 +91,7 @@ def back_up(federation: Federation, file: Path) -> tuple[str, ...]:
     with (
         federation.noted("backup", file=str(file.absolute())),
         federation.registry.locked(),
-        whole_file(file) as written,
+        whole_file(file, 0o600) as written,
         tempfile.TemporaryDirectory(dir=file.absolute().parent, prefix=f".{file.name}-") as draft,
         tarfile.open(fileobj=written, mode="w:gz", compresslevel=1) as packed,
     ):

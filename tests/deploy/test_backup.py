@@ -24,7 +24,7 @@ from fairbloom.deploy.operator import backup as backups
 from fairbloom.deploy.operator.backup import FILES, back_up, copy_database, restore
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.registry import EnrolledClient
-from fairbloom.deploy.server.supervisor import alone, check_files
+from fairbloom.deploy.server.supervisor import check_files, lock_folder
 from tests.deploy.state import SuperLinkState
 from tests.experiments.helpers import fairbloom
 
@@ -201,7 +201,10 @@ def test_a_folder_in_use_is_left_alone_unless_that_is_said(federation: Federatio
     with pytest.raises(DeployError, match="is not empty: choose another folder, or say --replace"):
         restore(file, federation.path)
     assert content(federation.path) == before
-    with alone(federation), pytest.raises(DeployError, match=f"is served, by process {os.getpid()} on .*: stop fairb"):
+    with (
+        lock_folder(federation),
+        pytest.raises(DeployError, match=f"is served, by process {os.getpid()} on .*: stop fairb"),
+    ):
         restore(file, federation.path, replaces=True)
     assert [client.name for client in Federation(federation.path).clients] == ["site-a", "site-b", "site-c"]
     restored = restore(file, federation.path, replaces=True)

@@ -4,7 +4,6 @@ import os
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,7 +113,7 @@ def test_an_app_of_ones_own_finds_the_node_config_of_the_file_as_flower_reads_it
 def test_settings_reach_the_small_process_whole(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"allow": ["x:y"], "app": "json.tool:main", "node-config": {"num-partitions": 2}}
     client, there = Client.of(given, bundle / "client.toml"), list[Client]()
-    monkeypatch.setattr(supervisor, "Supervisor", lambda settings: there.append(settings) or SimpleNamespace(run=int))
+    monkeypatch.setattr(supervisor, "run", there.append)
     monkeypatch.setattr(os, "execv", lambda program, words: monkeypatch.setattr(sys, "argv", words[3:]))
     masks: list[int] = []
     monkeypatch.setattr(os, "umask", masks.append)

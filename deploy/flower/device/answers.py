@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fairbloom.errors import ReportableError, is_expected, reportable
 from fairbloom.system.parents import end_with_parent
+from fairbloom.system.supervise import exit_reason
 
 from ...device.bundles import BundleRefusedError, Bundles
-from ...processes import ending
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -130,7 +130,7 @@ class Isolated:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             child.join()
             raise CrashedError(
-                f"the client app's process ended without a reply: {ending(child.exitcode or 0)}"
+                f"the client app's process ended without a reply: {exit_reason(child.exitcode or 0)}"
             ) from None
         finally:
             ours.close()
