@@ -340,11 +340,11 @@ def doctor(
     """Look for what is wrong: clocks, certificates, ports, versions, disk. Exits with 1 where something is."""
     from rich.console import Console
 
-    from .device.client import Client
+    from .device.client import ClientSettings
     from .operator import doctor as checks
     from .operator.federation import Federation
 
-    findings = checks.examine_device(Client.of({}, client)) if client else checks.examine(Federation(folder))
+    findings = checks.examine_device(ClientSettings.of({}, client)) if client else checks.examine(Federation(folder))
     signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "fault": "[red]fault[/]"}
     console, worst = Console(soft_wrap=True, highlight=False), 0
     for finding in findings:

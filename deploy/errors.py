@@ -11,7 +11,7 @@ class UnreachableError(DeployError):
     """The SuperLink's control API does not answer."""
 
 
-class RefusedError(DeployError):
+class UnauthorizedError(DeployError):
     """The SuperLink's control API does not accept the operator's credential."""
 
 

@@ -49,7 +49,7 @@ def run(
     port: Annotated[int | None, typer.Option(help="The port of that; 0: a free one.")] = None,
 ) -> None:
     """Be a client: a SuperNode that keeps model and data warm, and starts again whenever it ends."""
-    from .client import Client
+    from .client import ClientSettings
     from .supervisor import replace_process
 
     given: dict[str, object] = {
@@ -61,7 +61,7 @@ def run(
     }
     given |= {"data-dir": data_dir, "state-dir": state_dir, "insecure": insecure, "isolated": isolated}
     given |= {"bundles": bundles, "app": app, "allow": allow or None, "host": host, "port": port}
-    replace_process(Client.of(given, config))
+    replace_process(ClientSettings.of(given, config))
 
 
 @client.command(epilog="Example: fairbloom client keys site-a")

@@ -30,7 +30,7 @@ IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-
 
 
 @dataclass(frozen=True, kw_only=True)
-class Client:
+class ClientSettings:
     """Settings of one client, as in client.toml, with hyphens there.
 
     Attributes
@@ -118,7 +118,7 @@ class Client:
                 raise ClientError(f'{setting}: it must be a number, true, false, or a text without "')
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], file: Path | None = None) -> Client:
+    def of(cls, given: Mapping[str, Any], file: Path | None = None) -> ClientSettings:
         """Return the settings of `file`, in client.toml's form, with those given beside it, which win.
 
         Relative paths in the file are relative to its folder.

@@ -22,7 +22,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.system.supervise import CannotStartError, StopSignal, Supervised, become, supervise
 
 from ..processes import duration
-from .client import Client
+from .client import ClientSettings
 from .connectivity import connection_fault
 from .instance import INSTANCE, Instance
 
@@ -75,7 +75,7 @@ class Outage:
 class Node(Supervised):
     """A client's SuperNode, which is started again whenever it ends."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ClientSettings) -> None:
         super().__init__("SuperNode", SHORTEST_PAUSE, LONGEST_PAUSE)
         self._client = client
         self._instance = Instance(client.key)
@@ -146,12 +146,12 @@ def _print(lines: Iterable[bytes]) -> None:
     sys.stderr.buffer.flush()
 
 
-def replace_process(client: Client) -> None:
+def replace_process(client: ClientSettings) -> None:
     """Go on as this client in a small process, without the libraries that the command line has loaded."""
     become("fairbloom.deploy.device", json.dumps(asdict(client)))
 
 
-def run(client: Client) -> None:
+def run(client: ClientSettings) -> None:
     """Keep a client's SuperNode running until SIGTERM or SIGINT."""
     stopped, node = StopSignal(), Node(client)
     try:
@@ -165,7 +165,7 @@ def main() -> int:
     os.umask(0o077)
     settings = json.loads(sys.argv[1])
     try:
-        client = Client(**settings | {"allow": tuple(settings["allow"])})
+        client = ClientSettings(**settings | {"allow": tuple(settings["allow"])})
     except FairbloomError as error:  # a file that was there when `fairbloom client` looked
         say(str(error))
         return 2

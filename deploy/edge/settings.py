@@ -17,7 +17,7 @@ OPERATORS = ("superlink", "ca", "key", "name", "partition-id")
 """What a bundle says, each on a line of its own."""
 
 
-class SettingsError(Exception):
+class SettingsFileError(Exception):
     """Settings that cannot be read or changed; the message names the file and the remedy."""
 
 
@@ -26,7 +26,7 @@ def changed(file: Path, bundle: Path | None, data_dir: str) -> tuple[str, dict[s
 
     Raises
     ------
-    SettingsError
+    SettingsFileError
         When a file cannot be read, or the settings are written in a way that is not understood.
     """
     old = file.read_text() if file.exists() else ""
@@ -45,7 +45,7 @@ def changed(file: Path, bundle: Path | None, data_dir: str) -> tuple[str, dict[s
         understood = False
     if not understood:
         lines = ", ".join(key for key in after if before.get(key) != after[key])
-        raise SettingsError(f"{file} is written in a way that is not understood: write {lines} into it by hand")
+        raise SettingsFileError(f"{file} is written in a way that is not understood: write {lines} into it by hand")
     return text, before, after
 
 
@@ -53,7 +53,7 @@ def _parsed(file: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{file} is no TOML file: {error}; mend it, or delete it and write it again") from None
+        raise SettingsFileError(f"{file} is no TOML file: {error}; mend it, or delete it and write it again") from None
 
 
 def _without(text: str, keys: list[str]) -> str:
@@ -86,7 +86,7 @@ def main() -> int:
     given = parser.parse_args()
     try:
         text, before, after = changed(given.file, given.bundle, given.data_dir)
-    except (SettingsError, OSError, UnicodeDecodeError) as error:
+    except (SettingsFileError, OSError, UnicodeDecodeError) as error:
         print(f"install: {error}", file=sys.stderr)
         return 1
     descriptor, draft = tempfile.mkstemp(dir=given.file.parent, prefix=".client.toml-")

@@ -13,7 +13,7 @@ from fairbloom.errors import FairbloomError
 
 from .. import pki
 from ..arguments import NAME, check_days
-from ..errors import DeployError, RefusedError, UnreachableError
+from ..errors import DeployError, UnauthorizedError, UnreachableError
 from ..flower.operator import control_api
 from .device_bundle import remove_bundle, write_bundle
 from .federation import Federation, warn
@@ -339,7 +339,7 @@ def _unregister(federation: Federation, node_id: str) -> None:
     with control_api.connected(federation) as api:
         try:
             api.unregister(node_id)
-        except (UnreachableError, RefusedError):
+        except (UnreachableError, UnauthorizedError):
             raise
         except DeployError:
             status = api.nodes().get(node_id, {}).get("status", "unregistered")

@@ -19,7 +19,7 @@ from ..flower.operator import control_api
 from ..processes import duration
 from ..server.overview import UNKNOWN
 from .audit import printable
-from .doctor import client_keys, server_page, server_side
+from .doctor import ask_server, check_client_keys, check_server
 from .federation import Federation
 from .registry import EnrolledClient
 
@@ -48,26 +48,18 @@ def survey(federation: Federation) -> dict[str, Any]:
     enrolled = federation.clients
     with control_api.connected(federation) as api:
         nodes, runs = dict(api.nodes()), api.runs()
-    server, page = server_side(federation), _page(federation)
-    keys = client_keys(federation)
+    page = ask_server(federation)
+    server, keys = check_server(federation, page), check_client_keys(federation)
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "runs": _runs(runs[:RECENT_RUNS], page.get("runs")),
-        "clients": _clients(enrolled, nodes, page.get("nodes", {})),
-        "turned-away": page.get("turned-away"),
-        "disk": page.get("disk"),
-        "certificate-days": page.get("certificate-days"),
+        "runs": _runs(runs[:RECENT_RUNS], page.about.get("runs")),
+        "clients": _clients(enrolled, nodes, page.about.get("nodes", {})),
+        "turned-away": page.about.get("turned-away"),
+        "disk": page.about.get("disk"),
+        "certificate-days": page.certificate_days,
         "server": {"verdict": server.verdict, "words": server.words},
         "keys": {"verdict": keys.verdict, "words": keys.words},
     }
-
-
-def _page(federation: Federation) -> dict[str, Any]:
-    """Return what the server tells of itself, {} where it does not; `server_side` says why."""
-    try:
-        return server_page(federation)[1]
-    except DeployError:
-        return {}
 
 
 def _clients(

@@ -22,7 +22,7 @@ from fairbloom.errors import did_you_mean
 from fairbloom.protocol.settings import OWN_SETTINGS, SettingsError, Value, of_kind, parsed, spread
 from fairbloom.server.settings import Settings, check_used, default_config
 
-from ..errors import DeployError, LostRunError, RefusedError, UnreachableError
+from ..errors import DeployError, LostRunError, UnauthorizedError, UnreachableError
 from ..flower.operator import control_api
 from ..flower.operator.commands import environment, flwr_command, flwr_json
 from . import run_bundle
@@ -227,7 +227,7 @@ def watch(federation: Federation, run_id: str) -> str:
             printed = _stream(federation, run_id, printed)
         try:
             status = status_of(federation, run_id)
-        except RefusedError:
+        except UnauthorizedError:
             raise
         except DeployError as error:
             if not isinstance(error, UnreachableError) and is_lost(federation, run_id):

@@ -20,7 +20,7 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from .refusals import Refusals
+from .refusals import RefusalLog
 
 MOST_DESCRIPTORS = 65_536
 """Most descriptors that this process asks the system for."""
@@ -71,7 +71,7 @@ class Connections:
         files and processes.
     """
 
-    def __init__(self, ports: Mapping[int, int], descriptors: int, refusals: Refusals) -> None:
+    def __init__(self, ports: Mapping[int, int], descriptors: int, refusals: RefusalLog) -> None:
         self._most_descriptors, self._refusals = descriptors, refusals
         self.most = descriptors // 2
         self._most_strangers = {port: min(most, descriptors // 5) for port, most in ports.items()}

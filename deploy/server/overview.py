@@ -12,7 +12,7 @@ from .supervisor import RUN_FOLDERS
 
 RECENT_RUNS, RECENT_REFUSALS = 5, 5
 REFUSED = "refused: "
-"""How the audit log's events begin that are about strangers and clients, as `Refusals` notes them."""
+"""How the audit log's events begin that are about strangers and clients, as `RefusalLog` notes them."""
 
 UNKNOWN = "its run folder is not known: the run has not begun, or its app is one that leaves none"
 

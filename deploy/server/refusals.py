@@ -19,7 +19,7 @@ LONGEST = 200
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 
-class Refusals:
+class RefusalLog:
     """Notes refused attempts.
 
     Parameters

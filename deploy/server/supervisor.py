@@ -47,7 +47,7 @@ RUN_FOLDERS = "run-folders"
 NEEDED = ("ca.crt", "server.crt", *SECRETS)
 
 
-class Part(Supervised):
+class ServerProcess(Supervised):
     """A process of the server's side that is kept running.
 
     Parameters
@@ -83,7 +83,7 @@ class Part(Supervised):
             say(f"the {self.name} did not end within {STOP_SECONDS:.0f} s and was killed")
 
 
-class Server:
+class FederationServer:
     """The server's side of a federation: SuperLink and SuperExec, from their start to their end.
 
     Parameters
@@ -103,8 +103,8 @@ class Server:
         own |= {"PYTHONUNBUFFERED": "1", "FLWR_INTERNAL_GRPC_CONTROL_API": "0"}
         environment = defaults | dict(os.environ) | own
         folder = federation.path.absolute()
-        self._superlink = Part("SuperLink", "superlink", folder, environment)
-        self._superexec = Part("SuperExec", "superexec", folder, environment)
+        self._superlink = ServerProcess("SuperLink", "superlink", folder, environment)
+        self._superexec = ServerProcess("SuperExec", "superexec", folder, environment)
         self._started, self._seen = federation.state / STARTED, federation.state / SEEN
 
     def run(self) -> None:
@@ -149,7 +149,7 @@ class Server:
 class Readiness:
     """Whether a part is ready, as often as that is asked; says once where it takes long."""
 
-    def __init__(self, part: Part, is_ready: Callable[[], bool]) -> None:
+    def __init__(self, part: ServerProcess, is_ready: Callable[[], bool]) -> None:
         self._part, self._is_ready = part, is_ready
         self._late = time.monotonic() + READY_SECONDS
 
@@ -175,7 +175,7 @@ def serve(federation: Federation) -> int:
     with lock_folder(federation):
         for what, place in (("control", federation.control), ("listen", federation.listen)):
             check_port(federation, what, place)
-        Server(federation).run()
+        FederationServer(federation).run()
     return 0
 
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from flwr.common.config import parse_config_args
 
 from fairbloom.deploy.device import supervisor
-from fairbloom.deploy.device.client import APP, Client
+from fairbloom.deploy.device.client import APP, ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
 from fairbloom.deploy.errors import ClientError
 
@@ -25,7 +25,7 @@ OWN = {"superlink": "a:1", "insecure": True, "app": "json.tool:main"}
 
 def test_paths_of_the_file_are_relative_to_it_and_options_win(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
-    client = Client.of({"partition-id": 5, "state-dir": "state", "name": None}, bundle / "client.toml")
+    client = ClientSettings.of({"partition-id": 5, "state-dir": "state", "name": None}, bundle / "client.toml")
     assert (client.ca, client.key) == (str(bundle / "ca.crt"), str(bundle / "key"))
     assert (client.partition_id, client.state_dir) == (5, "/state")
 
@@ -59,7 +59,7 @@ def test_paths_of_the_file_are_relative_to_it_and_options_win(bundle: Path, monk
 )
 def test_what_cannot_be_is_named_with_its_value_and_what_would_do(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ClientError) as error:
-        Client.of(given)
+        ClientSettings.of(given)
     assert words in str(error.value)
 
 
@@ -69,12 +69,14 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str | None, w
     if text is not None:
         file.write_text(text)
     with pytest.raises(ClientError, match=words) as error:
-        Client.of({}, file)
+        ClientSettings.of({}, file)
     assert str(file) in str(error.value)
 
 
 def test_the_command_is_flowers_own_with_our_beginning(bundle: Path) -> None:
-    client = Client.of({"data-dir": "/my data", "isolated": True, "bundles": "any", "port": 9}, bundle / "client.toml")
+    client = ClientSettings.of(
+        {"data-dir": "/my data", "isolated": True, "bundles": "any", "port": 9}, bundle / "client.toml"
+    )
     assert client.command() == [
         *(
             sys.executable,
@@ -92,10 +94,10 @@ def test_the_command_is_flowers_own_with_our_beginning(bundle: Path) -> None:
 
 
 def test_a_client_runs_the_installed_app_unless_it_is_told_to_run_any(bundle: Path) -> None:
-    command = Client.of({}, bundle / "client.toml").command()
+    command = ClientSettings.of({}, bundle / "client.toml").command()
     assert command[4 : command.index("--")] == [f"--app={APP}"]
     (bundle / "client.toml").write_text('superlink = "a:1"\ninsecure = true\napp = "json.tool:main"\nallow = ["x:y"]\n')
-    command = Client.of({}, bundle / "client.toml").command()
+    command = ClientSettings.of({}, bundle / "client.toml").command()
     assert command[4 : command.index("--")] == ["--app=json.tool:main", "--allow=x:y"]
 
 
@@ -104,7 +106,7 @@ def test_an_app_of_ones_own_finds_the_node_config_of_the_file_as_flower_reads_it
         file.write(
             'app = "json.tool:main"\nnode-config = { num-partitions = 2, path = "/my data", on = true, a = 0.5 }\n'
         )
-    command = Client.of({}, bundle / "client.toml").command()
+    command = ClientSettings.of({}, bundle / "client.toml").command()
     written = command[command.index("--node-config") + 1]
     expected = {"partition-id": 3, "num-partitions": 2, "path": "/my data", "on": True, "a": 0.5}
     assert parse_config_args([written]) == expected
@@ -112,7 +114,7 @@ def test_an_app_of_ones_own_finds_the_node_config_of_the_file_as_flower_reads_it
 
 def test_settings_reach_the_small_process_whole(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"allow": ["x:y"], "app": "json.tool:main", "node-config": {"num-partitions": 2}}
-    client, there = Client.of(given, bundle / "client.toml"), list[Client]()
+    client, there = ClientSettings.of(given, bundle / "client.toml"), list[ClientSettings]()
     monkeypatch.setattr(supervisor, "run", there.append)
     monkeypatch.setattr(os, "execv", lambda program, words: monkeypatch.setattr(sys, "argv", words[3:]))
     masks: list[int] = []
@@ -130,11 +132,11 @@ def test_settings_reach_the_small_process_whole(bundle: Path, monkeypatch: pytes
     "content", [b"", os.urandom(600), b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
 )
 def test_a_corrupt_authority_is_named(bundle: Path, content: bytes) -> None:
-    good = Client.of({}, bundle / "client.toml")
+    good = ClientSettings.of({}, bundle / "client.toml")
     (bundle / "ca.crt").write_bytes(content)
     words = f"ca = {bundle / 'ca.crt'}: it holds no certificate; take ca.crt from the client's bundle again"
     with pytest.raises(ClientError) as error:
-        Client.of({}, bundle / "client.toml")
+        ClientSettings.of({}, bundle / "client.toml")
     assert str(error.value) == words
     assert connection_fault(good) == words  # where it breaks later
 
@@ -148,14 +150,14 @@ def of_another_kind() -> bytes:
 def test_a_key_that_is_none_is_named_when_the_client_starts(bundle: Path, content: bytes) -> None:
     (bundle / "key").write_bytes(content)
     with pytest.raises(ClientError, match=r"is no private key in OpenSSH format|is not a key of the kind") as error:
-        Client.of({}, bundle / "client.toml")
+        ClientSettings.of({}, bundle / "client.toml")
     assert str(error.value).startswith(f"key = {bundle / 'key'} is ")
 
 
 def test_a_missing_key_is_told_how_to_make_one(bundle: Path) -> None:
     (bundle / "key").unlink()
     with pytest.raises(ClientError) as error:
-        Client.of({}, bundle / "client.toml")
+        ClientSettings.of({}, bundle / "client.toml")
     assert f"key = {bundle / 'key'}: there is no such file" in str(error.value)
     assert f"fairbloom client keys NAME --out {bundle}" in str(error.value)
 

@@ -46,7 +46,7 @@ from fairbloom.deploy.flower.server.run_state import RunState
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.long_poll import LongPoll
-from fairbloom.deploy.server.refusals import Refusals
+from fairbloom.deploy.server.refusals import RefusalLog
 from fairbloom.deploy.server.supervisor import STARTED
 from tests.deploy.state import submit
 
@@ -92,7 +92,7 @@ class Place:
         )
         with warnings.catch_warnings(action="ignore"):  # Alembic's
             self.app = create_app(config, SuperLinkLifespan)
-        refusals = Refusals(folder)
+        refusals = RefusalLog(folder)
         self.connections = Connections({8000: 100}, 1000, refusals)
         given = (folder, folder / "superlink.db", refusals, LongPoll(), self.connections)
         guard(self.app, Operators(self.operators), *given)

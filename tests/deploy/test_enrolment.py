@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.deploy import pki
-from fairbloom.deploy.device.client import Client
+from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.operator import audit, device_bundle, enrolment
 from fairbloom.deploy.operator.federation import Federation
@@ -38,7 +38,7 @@ def test_enroll_registers_the_public_key_and_packs_the_private_one(
     with tarfile.open(bundle) as packed:
         assert packed.getmember("site-2/key").mode == 0o600
         packed.extractall(tmp_path, filter="data")
-    client = Client.of({}, tmp_path / "site-2" / "client.toml")
+    client = ClientSettings.of({}, tmp_path / "site-2" / "client.toml")
     assert (client.superlink, client.name, client.partition_id) == ("fl.example.org:9092", "site-2", 1)
     assert (tmp_path / "site-2" / "fairbloom-client.service").read_text().startswith("[Unit]")
     private = (tmp_path / "site-2" / "key").read_text()
@@ -49,7 +49,9 @@ def test_enroll_registers_the_public_key_and_packs_the_private_one(
 
 def test_an_unpacked_bundle_is_used_as_it_lies(made: Path) -> None:
     assert fairbloom("deploy", "enroll", "site-1", "--unpacked") == 0
-    assert Client.of({}, made / "bundles" / "site-1" / "client.toml").key == str(made / "bundles" / "site-1" / "key")
+    assert ClientSettings.of({}, made / "bundles" / "site-1" / "client.toml").key == str(
+        made / "bundles" / "site-1" / "key"
+    )
     assert stat.S_IMODE((made / "bundles" / "site-1" / "key").stat().st_mode) == 0o600
 
 
@@ -439,7 +441,7 @@ def test_a_bundle_is_exported_to_a_file(made: Path, tmp_path: Path, capsys: pyte
     assert stat.S_IMODE(Path("a.tar.gz").stat().st_mode) == 0o600
     with tarfile.open("a.tar.gz") as packed:
         packed.extractall(tmp_path / "device", filter="data")
-    assert Client.of({}, tmp_path / "device" / "a" / "client.toml").name == "a"
+    assert ClientSettings.of({}, tmp_path / "device" / "a" / "client.toml").name == "a"
     assert stat.S_IMODE((tmp_path / "device" / "a" / "key").stat().st_mode) == 0o600
     assert fairbloom("deploy", "export", "c", "--to", "c.tar.gz") == 0
     assert capsys.readouterr().err == ""

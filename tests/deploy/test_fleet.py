@@ -28,7 +28,7 @@ from fairbloom.deploy.server import long_poll, members, rate_limit
 from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.members import EnrolledMembers
 from fairbloom.deploy.server.rate_limit import CallLimit, TooManyCallsError
-from fairbloom.deploy.server.refusals import Refusals
+from fairbloom.deploy.server.refusals import RefusalLog
 from tests.deploy.state import AbortedError, Call, SuperLinkState, confirm, content, head, part, parts, pull, reply_to
 
 
@@ -57,7 +57,7 @@ class Place:
     def start(self) -> None:
         self.link = SuperLinkState(self.folder / "superlink.db")
         self.long_poll = LongPoll()
-        given = {"members": self.members, "refusals": Refusals(self.folder), "long_poll": self.long_poll}
+        given = {"members": self.members, "refusals": RefusalLog(self.folder), "long_poll": self.long_poll}
         self.fleet = GuardedFleet(self.link.factory, self.link.objects, True, **given)
 
     def send(self, **size: int) -> Message:

@@ -1,4 +1,4 @@
-"""Refusals are noted, and do not let anybody fill the disk."""
+"""RefusalLog are noted, and do not let anybody fill the disk."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ import pytest
 
 from fairbloom.deploy.operator.audit import text
 from fairbloom.deploy.server import refusals
-from fairbloom.deploy.server.refusals import Refusals
+from fairbloom.deploy.server.refusals import RefusalLog
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def noted(folder: Path) -> list[tuple[str, int]]:
 
 
 def test_an_attempt_is_noted_once_a_minute_with_how_often(tmp_path: Path, clock: list[float]) -> None:
-    seen = Refusals(tmp_path)
+    seen = RefusalLog(tmp_path)
     assert [seen.note("a key", peer=f"ipv4:192.0.2.7:{port}") for port in range(100)] == [True] + [False] * 99
     seen.note("a key", peer="ipv4:192.0.2.8:1")
     clock[0] += refusals.SECONDS
@@ -44,7 +44,7 @@ def test_an_attempt_is_noted_once_a_minute_with_how_often(tmp_path: Path, clock:
     ],
 )
 def test_a_peer_is_noted_without_its_port(tmp_path: Path, peer: str, kept: str) -> None:
-    Refusals(tmp_path).note("a key", peer=peer)
+    RefusalLog(tmp_path).note("a key", peer=peer)
     assert json.loads(text(tmp_path))["peer"] == kept
 
 
@@ -52,7 +52,7 @@ def test_no_variety_of_attempts_fills_disk_or_memory(
     tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refusals, "DIFFERENT", 5)
-    seen = Refusals(tmp_path)
+    seen = RefusalLog(tmp_path)
     for number in range(500):
         seen.note("a call", call=f"/{number}" + "x" * 100_000)
     assert noted(tmp_path) == [("refused: a call", 1)] * 6
@@ -65,7 +65,7 @@ def test_no_variety_of_attempts_fills_disk_or_memory(
 
 
 def test_a_log_that_cannot_be_written_does_not_let_anybody_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    seen = Refusals(tmp_path / "not there")
+    seen = RefusalLog(tmp_path / "not there")
     with caplog.at_level(logging.WARNING, "flwr"):
         assert seen.note("a key")
     assert "cannot be written" in caplog.text

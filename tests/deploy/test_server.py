@@ -21,8 +21,8 @@ from fairbloom.deploy.server import supervisor as server
 from fairbloom.deploy.server.supervisor import (
     NEEDED,
     SECRETS,
+    FederationServer,
     Readiness,
-    Server,
     check_files,
     check_port,
     is_newer,
@@ -189,7 +189,7 @@ def test_a_part_that_ends_is_said_each_time_with_the_pause(
     federation: Federation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(server, "SHORTEST_PAUSE", 0.05)
-    part = Server(federation)._superlink
+    part = FederationServer(federation)._superlink
     part._command = [sys.executable, "-c", "raise SystemExit(3)"]
     lines: list[str] = []
     while len(lines) < 3:
@@ -203,7 +203,7 @@ def test_a_part_that_is_not_ready_for_long_is_said_once(
 ) -> None:
     monkeypatch.setattr(server, "READY_SECONDS", -1.0)
     answers = iter([False, False, True])
-    is_ready = Readiness(Server(federation)._superlink, lambda: next(answers))
+    is_ready = Readiness(FederationServer(federation)._superlink, lambda: next(answers))
     assert [is_ready(), is_ready(), is_ready()] == [False, False, True]
     assert capsys.readouterr().err.count("the SuperLink is not ready after") == 1
 
@@ -228,7 +228,7 @@ def test_the_processes_environment_opens_no_second_control_api(
 ) -> None:
     """Flower's switch for one that knows no credentials, wherever it came from."""
     monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
-    for part in (Server(federation)._superlink, Server(federation)._superexec):
+    for part in (FederationServer(federation)._superlink, FederationServer(federation)._superexec):
         assert part._environment["FLWR_INTERNAL_GRPC_CONTROL_API"] == "0"
         assert federation.operator_token.read_text() not in str(part._environment)
         assert federation.metrics_token.read_text() not in str(part._environment)
@@ -242,7 +242,7 @@ def test_a_full_disk_does_not_keep_the_server_from_starting(
 
     monkeypatch.setattr(audit, "note", full)
     monkeypatch.setattr(server, "StopSignal", lambda: SimpleNamespace(came=True))
-    Server(federation).run()
+    FederationServer(federation).run()
     assert "cannot be written: No space left on device" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.deploy.device import supervisor
-from fairbloom.deploy.device.client import Client
+from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.processes import duration
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ from fairbloom.deploy.device import supervisor
 supervisor.connection_fault = lambda settings: None
 supervisor.SHORTEST_PAUSE, supervisor.LONGEST_PAUSE = 0.05, 0.2
 supervisor.Client.command = lambda self: [sys.executable, "-c", sys.argv[1]]
-supervisor.run(supervisor.Client(superlink="a:1", insecure=True))
+supervisor.run(supervisor.ClientSettings(superlink="a:1", insecure=True))
 """
 
 
@@ -118,9 +118,9 @@ def test_a_killed_node_is_named_so() -> None:
 def no_state_folder(folder: Path, *, as_nobody: bool = False) -> str:
     """Return what a client says about its state folder."""
     program = (
-        "import os, sys; from fairbloom.deploy.device.supervisor import Client, Node\n"
+        "import os, sys; from fairbloom.deploy.device.supervisor import ClientSettings, Node\n"
         f"if {as_nobody} and os.getuid() == 0: os.setuid(65534)\n"
-        "print(Node(Client(superlink='a:1', insecure=True, state_dir=sys.argv[1]))._no_state_folder())"
+        "print(Node(ClientSettings(superlink='a:1', insecure=True, state_dir=sys.argv[1]))._no_state_folder())"
     )
     words = [sys.executable, "-c", program, str(folder)]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
@@ -151,7 +151,7 @@ def test_a_pause_can_be_cut_short_by_a_signal(monkeypatch: pytest.MonkeyPatch) -
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     try:
-        supervisor.run(Client(superlink="a:1", insecure=True))  # or the test hangs
+        supervisor.run(ClientSettings(superlink="a:1", insecure=True))  # or the test hangs
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -27,7 +27,7 @@ from fairbloom.system.parents import end_with_parent
 from ...operator.federation import Federation
 from ...processes import leave
 from ...server.connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
-from ...server.refusals import Refusals
+from ...server.refusals import RefusalLog
 from ..relied_on import missing_names
 
 COMMAND = "flwr.superlink.cli.flower_superlink"
@@ -113,7 +113,7 @@ def put_in_place(federation: Federation, descriptors: int) -> Connections:
     from .registration import register_enrolled
     from .run_state import RunState, RunStore
 
-    refusals, long_poll = Refusals(federation.state), LongPoll()
+    refusals, long_poll = RefusalLog(federation.state), LongPoll()
     strangers = {federation.listen: MOST_STRANGERS, federation.control: MOST_STRANGERS_OVER_HTTP}
     ports = {int(place.rpartition(":")[2]): most for place, most in strangers.items()}
     connections = Connections(ports, descriptors, refusals)
