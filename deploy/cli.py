@@ -106,7 +106,7 @@ def enroll(
     as a whole or not at all; where several are and one fails, the same command with --keep goes on.
     """
     from .errors import DeployError
-    from .operator.enrolment import Applicant, beyond, enroll_all, read_list
+    from .operator.enrolment import Applicant, describe_clients_beyond, enroll_all, read_list
     from .operator.federation import Federation, warn
 
     federation, names = Federation(folder), clients or []
@@ -120,7 +120,7 @@ def enroll(
         applicants = [replace(each, examples=each.examples or examples) for each in read_list(from_list)]
     for name, bundle in enroll_all(federation, applicants, unpacked, days=days, keep=keep):
         print(f"{name} is enrolled already" if bundle is None else f"{name}: {bundle}", flush=True)
-    far = beyond(federation, sum(not client.revoked for client in federation.clients))
+    far = describe_clients_beyond(federation, sum(not client.revoked for client in federation.clients))
     if far:
         warn(f"where data are dealt to clients: {far}")
 
@@ -243,14 +243,14 @@ def submit(
     from .operator.federation import Federation
 
     federation = Federation(folder)
-    with runs.chosen_app(app_folder) as chosen:
+    with runs.choose_app(app_folder) as chosen:
         back = {} if from_round is None else {"from-round": from_round}
-        config = chosen.prepared(federation, assigned(settings) | back)
+        config = chosen.prepare(federation, assigned(settings) | back)
         run_id = runs.submit(federation, chosen.folder, config)
     print(f"run {run_id}", flush=True)
     if not detach:
         final = runs.watch(federation, run_id)
-        reason = runs.reason_of(federation, run_id) if runs.exit_code(final) else ""
+        reason = runs.end_reason(federation, run_id) if runs.exit_code(final) else ""
         print(f"run {run_id}: {final}{reason and f': {reason}'}")
         raise typer.Exit(runs.exit_code(final))
 
@@ -283,10 +283,10 @@ def audit(
 
     state = Federation(folder).state
     if as_json:
-        print(log.text(state), end="")
+        print(log.read_text(state), end="")
     else:
         log.show(state)
-    line = log.broken(state)
+    line = log.first_broken_line(state)
     if line is not None:
         print(f"line {line} of {state / log.FILE} does not fit: it or one before was changed or lost", file=sys.stderr)
         raise typer.Exit(1)

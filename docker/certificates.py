@@ -36,7 +36,7 @@ def check_settings() -> None:
         sys.exit(f"SETTINGS: {error}")
 
 
-def own(user: int, group: int) -> None:
+def become_user(user: int, group: int) -> None:
     """Give the volumes to the user, and the runs folder where it is nobody's; then be the user."""
     for folder in (FEDERATION, SERVER, STATE, METRICS, CLIENTS, SIGNALS):
         os.chown(folder, user, group)
@@ -56,7 +56,7 @@ def certify(hosts: list[str]) -> None:
         Federation.init(FEDERATION, hosts, fleet_port=9092, control="control:8000", days=pki.SERVER_DAYS)
         print(f"new authority, and a certificate for {', '.join(hosts)}")
     federation = Federation(FEDERATION)
-    missing = set(hosts) - set(pki.hosts_of(federation.certificate))
+    missing = set(hosts) - set(pki.read_hosts(federation.certificate))
     if missing or pki.days_left(federation.certificate) < RENEW_DAYS:
         print(f"new server certificate, for {', '.join(federation.renew(hosts, pki.SERVER_DAYS))}")
     for name in PUBLIC:
@@ -80,7 +80,7 @@ def main() -> None:
     """Prepare a federation's volumes."""
     check_settings()
     user, _, group = os.environ["RUN_AS"].partition(":")
-    own(int(user), int(group or user))
+    become_user(int(user), int(group or user))
     if not os.access(RUNS, os.W_OK):
         owner = RUNS.stat()
         sys.exit(

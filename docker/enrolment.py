@@ -10,7 +10,7 @@ from fairbloom.deploy.operator.federation import Federation
 from fairbloom.system.files import write_private, write_public
 
 
-def enrol(federation: Federation, partition: int, name: str, known: bool) -> str:
+def enroll_client(federation: Federation, partition: int, name: str, known: bool) -> str:
     """Give a client keys of its own where its volume has none, and revoke those it had; return what was done."""
     volume = Path("/clients", name)
     if known and (volume / "key").exists() and (volume / "ca.crt").read_bytes() == federation.authority.read_bytes():
@@ -31,7 +31,7 @@ def main() -> None:
     names = os.environ["CLIENTS"].split()
     known = {client.name for client in federation.clients if not client.revoked}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        work = [pool.submit(enrol, federation, i, name, name in known) for i, name in enumerate(names)]
+        work = [pool.submit(enroll_client, federation, i, name, name in known) for i, name in enumerate(names)]
     for done in work:
         print(done.result())
 

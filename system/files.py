@@ -22,8 +22,9 @@ def whole_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
         Its permissions, which nobody beyond them has meanwhile either; None goes by the process's umask.
     """
     draft = path.with_name(f".{path.name}.draft")
-    descriptor = open_locked(draft, mode=0o666 if mode is None else 0o600)
-    if descriptor is None:  # another process is writing the same file: the last to end wins
+    try:
+        descriptor = open_locked(draft, mode=0o666 if mode is None else 0o600)
+    except BlockingIOError:  # another process is writing the same file: the last to end wins
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".draft")
         draft = Path(name)
     with os.fdopen(descriptor, "wb") as file:  # locked until it is closed

@@ -68,10 +68,13 @@ def exclusive_lock(path: Path, *, seconds: float = 0.0, on_wait: Callable[[str],
         When the file cannot be opened.
     """
     deadline, said = time.monotonic() + seconds, False
-    while (descriptor := open_locked(path, wait=seconds == math.inf)) is None:
+    while True:
         try:
-            holder = path.read_text(errors="replace") or "another process"
-        except FileNotFoundError:  # that process has just ended
+            lock = Lock(path, descriptor := open_locked(path, wait=seconds == math.inf))
+            break
+        except BlockingIOError:
+            holder = _read_holder(path)
+        if holder is None:  # that process has just ended
             continue
         if time.monotonic() >= deadline:
             raise LockedError(path, holder)
@@ -79,11 +82,18 @@ def exclusive_lock(path: Path, *, seconds: float = 0.0, on_wait: Callable[[str],
             on_wait(holder)
             said = True
         time.sleep(LOOK_SECONDS)
-    lock = Lock(path, descriptor)
     with contextlib.suppress(OSError):  # a full disk does not take the name, and the lock holds nevertheless
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     return lock
+
+
+def _read_holder(path: Path) -> str | None:
+    """Return which process holds a lock, by what its file says; None where the file is gone."""
+    try:
+        return path.read_text(errors="replace") or "another process"
+    except FileNotFoundError:
+        return None
 
 
 def is_held(path: Path) -> bool:
@@ -103,7 +113,7 @@ def is_held(path: Path) -> bool:
     return True
 
 
-def open_locked(path: Path, *, wait: bool = False, mode: int = 0o666) -> int | None:
+def open_locked(path: Path, *, wait: bool = False, mode: int = 0o666) -> int:
     """Open a file, made if it is not there, and lock it until it is closed; return its descriptor.
 
     Parameters
@@ -111,34 +121,37 @@ def open_locked(path: Path, *, wait: bool = False, mode: int = 0o666) -> int | N
     path
         The file; a symbolic link is not followed.
     wait
-        Whether to wait for another process that has locked it, for as long as it takes; else None is returned then.
+        Whether to wait for another process that has locked it, for as long as it takes.
     mode
         Permissions of a new file, less the process's umask.
+
+    Raises
+    ------
+    BlockingIOError
+        When another process has locked it and is not waited for.
+    OSError
+        When it cannot be opened.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
-            locked = _lock(descriptor, path, wait=wait)
-            if locked and _lies_at(path, descriptor):
+            _lock(descriptor, path, wait=wait)
+            if _lies_at(path, descriptor):
                 return descriptor
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)
-        if not locked:
-            return None
-        # The process that held it has removed or replaced it meanwhile: the next file is locked instead.
+        os.close(descriptor)  # the process that held it has removed or replaced it: the next file is locked instead
 
 
-def _lock(descriptor: int, path: Path, *, wait: bool) -> bool:
-    """Lock an open file; return False where another process has."""
+def _lock(descriptor: int, path: Path, *, wait: bool) -> None:
+    """Lock an open file; raise BlockingIOError where another process has."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
-        return False
+        raise
     except OSError as error:  # as of network file systems without locks
         _warn_once(path.parent, str(error.strerror))
-    return True
 
 
 @lru_cache(maxsize=1000)

@@ -27,7 +27,7 @@ def make(folder: Path, name: str) -> str:
     """
     if not NAME.fullmatch(name):
         raise ClientError(f"client {name!r}: up to 63 letters, digits, dots, dashes and underscores would do")
-    pair, key = pki.new_node_key(), folder / "key"
+    pair, key = pki.make_node_key(), folder / "key"
     request = f"{pair.public.decode()} {name}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -84,7 +84,7 @@ class Node(Supervised):
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the SuperNode, and print what it says."""
-        fault = self._no_state_folder() or connection_fault(self._client)
+        fault = self._state_folder_fault() or connection_fault(self._client)
         if fault:
             raise CannotStartError(fault)
         # A session of its own: Ctrl-C reaches this process alone, which ends the node in order.
@@ -105,7 +105,7 @@ class Node(Supervised):
             self._listener.join(timeout=2.0)  # what the app has started may hold the pipe open
         self._outage.fault(fault)
 
-    def _no_state_folder(self) -> str | None:
+    def _state_folder_fault(self) -> str | None:
         """Make the state folder; return, in words, why that cannot be."""
         folder = self._client.state_dir
         try:

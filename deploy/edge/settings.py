@@ -21,7 +21,7 @@ class SettingsFileError(Exception):
     """Settings that cannot be read or changed; the message names the file and the remedy."""
 
 
-def changed(file: Path, bundle: Path | None, data_dir: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def merge(file: Path, bundle: Path | None, data_dir: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Return the new text of a settings file, and the settings before and after.
 
     Raises
@@ -30,11 +30,11 @@ def changed(file: Path, bundle: Path | None, data_dir: str) -> tuple[str, dict[s
         When a file cannot be read, or the settings are written in a way that is not understood.
     """
     old = file.read_text() if file.exists() else ""
-    before = _parsed(file, old)
+    before = _parse(file, old)
     new = "" if bundle is None else bundle.read_text()
     replaced = [*(OPERATORS if bundle else ()), *(["data-dir"] if data_dir else [])]
     owners = _without(old, replaced)
-    said = {**({} if bundle is None else _parsed(bundle, new)), **({"data-dir": data_dir} if data_dir else {})}
+    said = {**({} if bundle is None else _parse(bundle, new)), **({"data-dir": data_dir} if data_dir else {})}
     kept = {key: value for key, value in before.items() if key not in replaced}
     head = _without(new, [key for key in kept if key in said] + ["data-dir"] * bool(data_dir))
     text = head + (f'data-dir = "{data_dir}"\n' if data_dir else "") + owners
@@ -49,7 +49,7 @@ def changed(file: Path, bundle: Path | None, data_dir: str) -> tuple[str, dict[s
     return text, before, after
 
 
-def _parsed(file: Path, text: str) -> dict[str, Any]:
+def _parse(file: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -63,7 +63,7 @@ def _without(text: str, keys: list[str]) -> str:
     return "".join(line for line in lines if not named.match(line))
 
 
-def words(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def describe_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Return what changed, a line each; nothing of settings that are new with the file."""
     if not before:
         return []
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--data-dir", default="")
     given = parser.parse_args()
     try:
-        text, before, after = changed(given.file, given.bundle, given.data_dir)
+        text, before, after = merge(given.file, given.bundle, given.data_dir)
     except (SettingsFileError, OSError, UnicodeDecodeError) as error:
         print(f"install: {error}", file=sys.stderr)
         return 1
@@ -96,7 +96,7 @@ def main() -> int:
         os.fsync(file.fileno())
     Path(draft).chmod(0o644)
     Path(draft).replace(given.file)
-    for line in words(before, after):
+    for line in describe_changes(before, after):
         print(f"install: {given.file.name}: {line}")
     return 0
 

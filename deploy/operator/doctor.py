@@ -210,7 +210,7 @@ def check_credential(federation: Federation) -> CheckResult:
     """Check that the operator's credential is the one that operators.toml is for, where both are here."""
     remedy = f"delete {federation.operator_token} and let fairbloom deploy renew make both"
     try:
-        given = hashlib.sha256(federation.token().encode()).hexdigest()
+        given = hashlib.sha256(federation.read_token().encode()).hexdigest()
         known = tomllib.loads(federation.operators.read_text())
         hashes = [str(about["sha256"]) for about in known.values()]
     except DeployError as error:
@@ -243,7 +243,7 @@ def check_audit_log(federation: Federation) -> CheckResult:
     """Check that the audit log is there and whole."""
     log = federation.state / audit.FILE
     try:
-        line = audit.broken(federation.state)
+        line = audit.first_broken_line(federation.state)
     except DeployError as error:
         return fault("audit log", str(error))
     if line is not None:
@@ -284,7 +284,7 @@ def _http(federation: Federation) -> httpx.Client:
 def ask_server(federation: Federation) -> ServerPage:
     """Return the server's page about itself, or why it does not answer, or the operator's credential cannot be read."""
     try:
-        header = {"Authorization": f"Bearer {federation.token()}"}
+        header = {"Authorization": f"Bearer {federation.read_token()}"}
         with (
             _http(federation) as http,
             http.stream("GET", f"https://{federation.control}{SERVER_PAGE}", headers=header) as answer,

@@ -19,7 +19,7 @@ CONNECTION = "federation"
 
 
 @contextlib.contextmanager
-def made_whole(path: Path) -> Iterator[Path]:
+def create_folder(path: Path) -> Iterator[Path]:
     """Give a folder to fill, which is at `path` when the block succeeds; when it fails, all of it is gone."""
     if path.exists():  # a volume's root cannot be replaced
         path.chmod(0o700)
@@ -41,7 +41,7 @@ def made_whole(path: Path) -> Iterator[Path]:
         raise
 
 
-def furnish(folder: Path) -> None:
+def add_missing_files(folder: Path) -> None:
     """Make the folders and credentials that a federation's folder lacks."""
     for name in ("clients", "bundles", "flower", "state"):
         (folder / name).mkdir(mode=0o700, exist_ok=True)

@@ -10,7 +10,7 @@ from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task
 
-from .enrolment import beyond
+from .enrolment import describe_clients_beyond
 from .federation import Federation
 
 
@@ -33,7 +33,7 @@ def check_honoured(federation: Federation, settings: Settings, given: Mapping[st
             f"client.toml{module}); the others are refused, by name in each round"
         )
     dealt = info.setup(given).clients
-    if dealt and not info.is_own and (far := beyond(federation, dealt)):
+    if dealt and not info.is_own and (far := describe_clients_beyond(federation, dealt)):
         yield far
 
 

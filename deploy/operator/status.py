@@ -18,7 +18,7 @@ from ..errors import DeployError
 from ..flower.operator import control_api
 from ..processes import duration
 from ..server.overview import UNKNOWN
-from .audit import printable
+from .audit import escape_unprintable
 from .doctor import ask_server, check_client_keys, check_server
 from .federation import Federation
 from .registry import EnrolledClient
@@ -71,13 +71,17 @@ def _clients(
     for client in enrolled:
         for key in () if client.revoked else client.keys:
             name = key.client if key.current else f"{key.client}, by its former key"
-            about = {"client": name, "partition-id": client.partition_id, **_seen(nodes.pop(key.node_id, {}))}
+            about = {
+                "client": name,
+                "partition-id": client.partition_id,
+                **_describe_presence(nodes.pop(key.node_id, {})),
+            }
             rows.append({**about, "version": versions.get(key.node_id, ""), "key-expires": key.expires})
     rows += [
         {
             "client": f"node {node_id}, not enrolled here",
             "partition-id": None,
-            **_seen(node),
+            **_describe_presence(node),
             "version": versions.get(node_id, ""),
             "key-expires": "",
         }
@@ -87,7 +91,7 @@ def _clients(
     return rows
 
 
-def _seen(node: Mapping[str, str]) -> dict[str, str]:
+def _describe_presence(node: Mapping[str, str]) -> dict[str, str]:
     status = node.get("status", "unknown to the SuperLink")
     return {"status": status, "last-seen": "now" if status == "online" else node.get("offline-at") or "never"}
 
@@ -111,34 +115,34 @@ def _runs(runs: list[dict[str, Any]], known: Mapping[str, Any] | None) -> list[d
 
 def show(found: Mapping[str, Any]) -> None:
     """Print a survey."""
-    Console().print(picture(found))
+    Console().print(render(found))
 
 
-def picture(found: Mapping[str, Any]) -> RenderableType:
+def render(found: Mapping[str, Any]) -> RenderableType:
     """Return a survey as tables and lines."""
     runs = found["runs"]
     going = [run for run in runs if not str(run["status"]).startswith("finished")]
     over = [run for run in runs if run not in going]
-    parts: list[RenderableType] = [part for run in going for part in _going(run)]
+    parts: list[RenderableType] = [part for run in going for part in _describe_running(run)]
     if not going:
         parts.append(Text("no run is going on"))
     parts.append(_clients_table(found["clients"]))
     if over:
         parts.append(_runs_table(over))
-    parts += [_line("turned away", _attempt(each)) for each in found["turned-away"] or ()]
-    parts.append(_line("disk", _room(found["disk"])))
-    parts.append(_line("certificate", _days(found["certificate-days"])))
+    parts += [_line("turned away", _describe_attempt(each)) for each in found["turned-away"] or ()]
+    parts.append(_line("disk", _describe_disk(found["disk"])))
+    parts.append(_line("certificate", _describe_certificate(found["certificate-days"])))
     parts.append(_line("server", found["server"]["words"], warn=found["server"]["verdict"] != "ok"))
     if found["keys"]["verdict"] != "ok":
         parts.append(_line("client keys", found["keys"]["words"], warn=True))
     return Group(*parts)
 
 
-def _going(run: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _describe_running(run: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Yield what is said of a run that goes on: how far it is, and what is wrong with it."""
     words = f"{run['status']} for {duration(float(run['elapsed'] or 0.0))}"
     if run["round"] is not None:
-        words += f": {run['method']} on {run['task'] or 'an own task'}, {_rounds(run)}"
+        words += f": {run['method']} on {run['task'] or 'an own task'}, {_describe_rounds(run)}"
         if run["seconds-a-round"] is not None:
             since = run["seconds-since-round"]
             words += f", {run['seconds-a-round']:.3g} s a round, the last one {duration(since)} ago"
@@ -174,13 +178,13 @@ def _runs_table(runs: list[dict[str, Any]]) -> Table:
     for heading in ("run", "status", "method", "rounds", "what was said"):
         table.add_column(heading, overflow="fold")
     for run in runs:
-        said = _shortened(str(run["status-details"] or ""))
-        rounds = _shortened(str(run["unknown"])) if run["round"] is None else f"{run['round']}/{run['of-rounds']}"
+        said = _shorten(str(run["status-details"] or ""))
+        rounds = _shorten(str(run["unknown"])) if run["round"] is None else f"{run['round']}/{run['of-rounds']}"
         table.add_row(*map(Text, (run["run-id"], str(run["status"]), str(run["method"] or ""), rounds, said)))
     return table
 
 
-def _rounds(run: Mapping[str, Any]) -> str:
+def _describe_rounds(run: Mapping[str, Any]) -> str:
     return (
         f"round {run['round']} of {run['of-rounds']}"
         if run["round"]
@@ -188,28 +192,28 @@ def _rounds(run: Mapping[str, Any]) -> str:
     )
 
 
-def _attempt(each: Mapping[str, Any]) -> str:
+def _describe_attempt(each: Mapping[str, Any]) -> str:
     times = f", {each['times']} times" if each["times"] != 1 else ""
     return f"{str(each['time'])[:19]} {each['what']} ({each['who'] or 'unknown'}{times})"
 
 
-def _room(disk: Mapping[str, Any] | None) -> str:
+def _describe_disk(disk: Mapping[str, Any] | None) -> str:
     if disk is None:
         return "not known from here"
     parts = {"the server's state": disk.get("state-free-bytes"), "the run folder": disk.get("runs-free-bytes")}
     return ", ".join(f"{size / 1e9:.1f} GB free for {what}" for what, size in parts.items() if size is not None)
 
 
-def _days(days: float | None) -> str:
+def _describe_certificate(days: float | None) -> str:
     return "not known from here" if days is None else f"the server's holds for {days:.0f} more days"
 
 
 def _line(what: str, words: str, *, warn: bool = False, style: str = "") -> Text:
-    return Text.assemble((f"{what}: ", style), (_shortened(words), "yellow" if warn else ""))
+    return Text.assemble((f"{what}: ", style), (_shorten(words), "yellow" if warn else ""))
 
 
-def _shortened(words: str) -> str:
-    words = printable(words)
+def _shorten(words: str) -> str:
+    words = escape_unprintable(words)
     return words if len(words) <= WIDEST_REASON else f"{words[:WIDEST_REASON]}…"
 
 
@@ -227,7 +231,7 @@ def watch(federation: Federation, interval: float, *, as_json: bool) -> None:
     """
     with _until_interrupted():
         if as_json or not sys.stdout.isatty():
-            for found in _surveys(federation, interval):
+            for found in _repeat_survey(federation, interval):
                 if as_json:
                     print(json.dumps(found), flush=True)
                 else:
@@ -236,12 +240,12 @@ def watch(federation: Federation, interval: float, *, as_json: bool) -> None:
             return
         last: Mapping[str, Any] | None = None
         with Live(Text("asking the server"), screen=True, auto_refresh=False) as live:
-            for found in _surveys(federation, interval):
+            for found in _repeat_survey(federation, interval):
                 last = last if "error" in found else found
-                live.update(_framed(found, last, interval), refresh=True)
+                live.update(_frame(found, last, interval), refresh=True)
 
 
-def _surveys(federation: Federation, interval: float) -> Iterator[dict[str, Any]]:
+def _repeat_survey(federation: Federation, interval: float) -> Iterator[dict[str, Any]]:
     """Yield a survey every `interval` seconds, or the error where there is none."""
     while True:
         started = time.monotonic()
@@ -252,7 +256,7 @@ def _surveys(federation: Federation, interval: float) -> Iterator[dict[str, Any]
         time.sleep(max(0.0, started + interval - time.monotonic()))
 
 
-def _framed(found: Mapping[str, Any], last: Mapping[str, Any] | None, interval: float) -> RenderableType:
+def _frame(found: Mapping[str, Any], last: Mapping[str, Any] | None, interval: float) -> RenderableType:
     """Return a survey, or the error above the last one, with the time and how this ends."""
     head = Text(f"{found['at'][11:19]} UTC, every {interval:g} s, Ctrl-C ends", style="dim")
     parts: list[RenderableType] = [head]
@@ -261,7 +265,7 @@ def _framed(found: Mapping[str, Any], last: Mapping[str, Any] | None, interval: 
         if last is not None:
             parts.append(Text(f"as it was at {last['at'][11:19]}:", style="dim"))
     if last is not None:
-        parts.append(picture(last))
+        parts.append(render(last))
     return Group(*parts)
 
 

@@ -24,7 +24,7 @@ from fairbloom.system.lock import Lock, LockedError, exclusive_lock
 from fairbloom.system.supervise import LOOK_SECONDS, STOP_SECONDS, StopSignal, Supervised, become, supervise
 
 from .. import pki
-from ..arguments import EVERY_ADDRESS, address
+from ..arguments import EVERY_ADDRESS, parse_address
 from ..device.connectivity import tls_context
 from ..errors import DeployError
 from ..operator import audit
@@ -228,7 +228,7 @@ def lock_folder(federation: Federation) -> Lock:
 def check_port(federation: Federation, what: str, given: str) -> None:
     """Raise DeployError when nothing can listen at an address of the federation."""
     file = federation.path / "federation.toml"
-    place = address(f"{what} in {file}:", given)
+    place = parse_address(f"{what} in {file}:", given)
     until = time.monotonic() + PORT_SECONDS
     while True:
         try:

@@ -36,7 +36,7 @@ def made(machine: Machine, tmp_path: Path) -> Path:
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     pki.make_authority(tmp_path / "ca.crt", tmp_path / "ca.key")
-    write_private(tmp_path / "key", pki.new_node_key().private)
+    write_private(tmp_path / "key", pki.make_node_key().private)
     settings = 'superlink = "localhost:1"\nca = "ca.crt"\nkey = "key"\npartition-id = 3\n'
     (tmp_path / "client.toml").write_text(settings)
     return tmp_path

@@ -42,14 +42,14 @@ def federation(tmp_path: Path) -> Federation:
 
 
 def save(federation: Federation, name: str, node_id: str, **about: str) -> EnrolledClient:
-    public = pki.new_node_key().public.decode()
+    public = pki.make_node_key().public.decode()
     client = EnrolledClient(name=name, node_id=node_id, partition_id=0, public_key=public, enrolled=NOW, **about)
     federation.registry.save(client)
     return client
 
 
 def events(federation: Federation) -> list[str]:
-    return [json.loads(line)["event"] for line in audit.text(federation.state).splitlines()]
+    return [json.loads(line)["event"] for line in audit.read_text(federation.state).splitlines()]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -76,7 +76,7 @@ def test_a_restored_federation_is_the_one_that_was_backed_up(federation: Federat
         assert after.pop(name) == before.pop(name), name
     assert set(after) == set(before) - {"state/superlink.db-wal", "state/superlink.db-shm"}
     assert events(restored.federation) == ["init", "restore"]
-    assert audit.broken(restored.federation.state) is None
+    assert audit.first_broken_line(restored.federation.state) is None
     assert events(federation) == ["init", "backup"]
     assert runs(restored.federation) == 1
     check_files(restored.federation)
@@ -217,7 +217,7 @@ def test_an_older_backup_lets_nobody_in_whom_the_folder_has_struck_off(
 ) -> None:
     file = tmp_path / "copy.tar.gz"
     back_up(federation, file)
-    client = federation.client("site-a")
+    client = federation.find_client("site-a")
     federation.registry.save(replace(client, revoked=NOW))
     assert fairbloom("deploy", "restore", file, "--dir", federation.path, "--replace") == 0
     said = capsys.readouterr().out
@@ -253,7 +253,7 @@ def test_another_host_is_in_certificate_and_settings_and_its_devices_owners_are_
     assert 'write superlink = "new.example.org:9443"' in capsys.readouterr().out
     moved = Federation(new)
     assert moved.superlink == "new.example.org:9443"
-    assert {"new.example.org", "10.0.0.9", "fl.example.org"} <= set(pki.hosts_of(moved.certificate))
+    assert {"new.example.org", "10.0.0.9", "fl.example.org"} <= set(pki.read_hosts(moved.certificate))
     assert moved.authority.read_bytes() == federation.authority.read_bytes()
     check_files(moved)
     assert events(moved) == ["init", "restore", "renew"]

@@ -121,7 +121,7 @@ class Place:
         return self.call(path, request, signed)
 
     def log(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in audit.text(self.folder).splitlines()]
+        return [json.loads(line) for line in audit.read_text(self.folder).splitlines()]
 
 
 @pytest.fixture
@@ -463,7 +463,7 @@ def test_refused_calls_are_noted_once_a_minute_with_how_often(place: Place, monk
 
 
 def test_what_operators_change_is_noted_with_their_names(place: Place) -> None:
-    key = serialization.load_ssh_public_key(pki.new_node_key().public).public_bytes(
+    key = serialization.load_ssh_public_key(pki.make_node_key().public).public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     registered = place.call("/v1/control/register-node", RegisterNodeRequest(public_key=key, name="site-a"))

@@ -55,7 +55,7 @@ def test_runs_are_told_with_their_status(served: Served) -> None:
 
 def test_what_the_superlink_refuses_is_said_in_its_words(served: Served) -> None:
     with connected(served.federation) as api:
-        public = pki.new_node_key().public
+        public = pki.make_node_key().public
         api.register("twice", public)
         with pytest.raises(DeployError, match=r"the SuperLink does not register a client: \[code: \d+\] .*[Kk]ey"):
             api.register("twice", public)

@@ -200,7 +200,7 @@ class ControlApi(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Federation, type[ControlApi]]]:
     federation = Federation.init(tmp_path / "served", ["localhost"], 9092, f"127.0.0.1:{free_port()}", 30)
-    answering = type("Answering", (ControlApi,), {"token": federation.token()})
+    answering = type("Answering", (ControlApi,), {"token": federation.read_token()})
     address = ("127.0.0.1", int(federation.control.rpartition(":")[2]))
     with http.server.ThreadingHTTPServer(address, answering) as server:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -254,7 +254,7 @@ def test_doctor_names_the_clients_that_the_superlink_does_not_know(
     """As after its database was deleted, which doctor took for ok, and status showed as unknown."""
     federation, api = served
     for number, name in enumerate(("site-a", "site-b")):
-        public = pki.new_node_key().public.decode()
+        public = pki.make_node_key().public.decode()
         federation.registry.save(
             EnrolledClient(name=name, node_id=str(7 + number), partition_id=number, public_key=public, enrolled="")
         )

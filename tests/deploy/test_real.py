@@ -334,7 +334,7 @@ def refused(there: Deployment, name: str, *words: str, options: tuple[str, ...] 
 def bundle_of_nobody(there: Deployment, name: str) -> Path:
     """Lay out a bundle that was never enrolled."""
     shutil.copytree(there.bundle(CLIENTS[0]), there.bundle(name))
-    write_private(there.bundle(name) / "key", pki.new_node_key().private)
+    write_private(there.bundle(name) / "key", pki.make_node_key().private)
     return there.bundle(name)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.deploy.operator.audit import text
+from fairbloom.deploy.operator.audit import read_text
 from fairbloom.deploy.server import refusals
 from fairbloom.deploy.server.refusals import RefusalLog
 
@@ -20,7 +20,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def noted(folder: Path) -> list[tuple[str, int]]:
-    return [(line["event"], line["times"]) for line in map(json.loads, text(folder).splitlines())]
+    return [(line["event"], line["times"]) for line in map(json.loads, read_text(folder).splitlines())]
 
 
 def test_an_attempt_is_noted_once_a_minute_with_how_often(tmp_path: Path, clock: list[float]) -> None:
@@ -45,7 +45,7 @@ def test_an_attempt_is_noted_once_a_minute_with_how_often(tmp_path: Path, clock:
 )
 def test_a_peer_is_noted_without_its_port(tmp_path: Path, peer: str, kept: str) -> None:
     RefusalLog(tmp_path).note("a key", peer=peer)
-    assert json.loads(text(tmp_path))["peer"] == kept
+    assert json.loads(read_text(tmp_path))["peer"] == kept
 
 
 def test_no_variety_of_attempts_fills_disk_or_memory(

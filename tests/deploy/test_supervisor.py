@@ -120,7 +120,7 @@ def no_state_folder(folder: Path, *, as_nobody: bool = False) -> str:
     program = (
         "import os, sys; from fairbloom.deploy.device.supervisor import ClientSettings, Node\n"
         f"if {as_nobody} and os.getuid() == 0: os.setuid(65534)\n"
-        "print(Node(ClientSettings(superlink='a:1', insecure=True, state_dir=sys.argv[1]))._no_state_folder())"
+        "print(Node(ClientSettings(superlink='a:1', insecure=True, state_dir=sys.argv[1]))._state_folder_fault())"
     )
     words = [sys.executable, "-c", program, str(folder)]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

@@ -184,9 +184,7 @@ def test_a_file_system_without_locks_is_said_once_and_used(
 
 def test_an_open_file_is_locked_until_it_is_closed(path: Path) -> None:
     first = open_locked(path)
-    assert first is not None
-    assert open_locked(path) is None
+    with pytest.raises(BlockingIOError):
+        open_locked(path)
     os.close(first)
-    second = open_locked(path)
-    assert second is not None
-    os.close(second)
+    os.close(open_locked(path))

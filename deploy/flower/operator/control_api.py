@@ -126,7 +126,7 @@ def connected(federation: Federation) -> Iterator[ControlApi]:
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 
-    token = federation.token()
+    token = federation.read_token()
 
     def with_credential(context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
         context.request.headers["Authorization"] = f"Bearer {token}"

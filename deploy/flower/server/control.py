@@ -36,7 +36,7 @@ from fairbloom.protocol.version import PROTOCOL
 from ...operator import audit
 from ...server.connections import Connections
 from ...server.long_poll import LongPoll
-from ...server.overview import overview
+from ...server.overview import read_overview
 from ...server.refusals import RefusalLog
 from ...server.supervisor import SEEN, STARTED, is_newer
 
@@ -341,6 +341,6 @@ def guard(
         }
         nodes = app.state.linkstate_factory.state().versions()
         about |= {"protocol": PROTOCOL, "nodes": {str(node_id): found for node_id, found in nodes.items()}}
-        return about | overview(state_folder)
+        return about | read_overview(state_folder)
 
     app.add_api_route(STATUS_PATH, status, methods=["GET"])
