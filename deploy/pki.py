@@ -1,4 +1,4 @@
-"""Certificates and keys: an authority of the federation's own, the SuperLink's certificate, the nodes' keys."""
+"""Certificates and keys: the federation's authority, the SuperLink's certificate, the nodes' keys."""
 
 import base64
 import contextlib
@@ -36,7 +36,7 @@ LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
 
 class PkiError(FairbloomError):
-    """A certificate, a key or a host's name that cannot be used; the message names it and what would do."""
+    """A certificate, a key or a host's name that cannot be used; the message names it and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def read_request(text: str, source: str) -> Request:
         )
     words = text.split()
     if len(text.strip().splitlines()) != 1 or len(words) != 3:
-        raise PkiError(f"{source} is no request, one line of key and name: {remedy}")
+        raise PkiError(f"{source} is not a request, which is one line of key and name: {remedy}")
     kind, _, name = words
     if kind != NODE_KEY:
         raise PkiError(f"{source} holds a key of the kind {kind!r}, not {NODE_KEY}: {remedy}")
@@ -103,7 +103,7 @@ def check_node_key(path: Path) -> None:
     except OSError as error:
         raise PkiError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise PkiError(f"{path} is no private key in OpenSSH format ({error}): {remedy}") from None
+        raise PkiError(f"{path} is not a private key in OpenSSH format ({error}): {remedy}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != ec.SECP384R1.name:
         raise PkiError(f"{path} is not a key of the kind {NODE_KEY}: {remedy}")
 
@@ -222,13 +222,13 @@ def _load_certificate(path: Path) -> x509.Certificate:
     except OSError as error:
         raise PkiError(f"the certificate {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise PkiError(f"{path} is no certificate, or a damaged one: {error}") from None
+        raise PkiError(f"{path} is not a certificate, or a damaged one: {error}") from None
 
 
 def _load_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     remedy = (
         "bring it back from your copy. Without one, no certificate can be made for this federation: make a new one "
-        "with fairbloom deploy init, and enrol its clients anew"
+        "with fairbloom deploy init, and enrol its clients again"
     )
     try:
         issuer = _load_certificate(certificate)
@@ -239,7 +239,7 @@ def _load_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.
     except OSError as error:
         raise PkiError(f"the authority's key {key} cannot be read: {error.strerror}: {remedy}") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise PkiError(f"the authority's key {key} is no private key, or a damaged one: {remedy}") from None
+        raise PkiError(f"the authority's key {key} is not a private key, or a damaged one: {remedy}") from None
     if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
         raise PkiError(f"the authority's key {key} does not belong to {certificate}: {remedy}")
     return issuer, signer

@@ -49,7 +49,7 @@ def become_user(user: int, group: int) -> None:
 
 
 def certify(hosts: list[str]) -> None:
-    """Make what is missing, and the server's certificate anew where it runs out or lacks a name."""
+    """Make what is missing, and a new server certificate where the old one runs out or lacks a name."""
     if not (FEDERATION / "federation.toml").exists():
         for left_over in FEDERATION.iterdir():  # of a first start that was cut off
             shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()

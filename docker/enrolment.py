@@ -1,4 +1,4 @@
-"""Enrol the clients that $CLIENTS names and put each one's bundle on its own volume; those that have one are left."""
+"""Enrol the clients that $CLIENTS names and put each one's bundle on its volume; those that have one are left."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from fairbloom.system.files import write_private, write_public
 
 
 def enroll_client(federation: Federation, partition: int, name: str, known: bool) -> str:
-    """Give a client keys of its own where its volume has none, and revoke those it had; return what was done."""
+    """Give a client keys where its volume has none, and revoke those it had; return what was done."""
     volume = Path("/clients", name)
     if known and (volume / "key").exists() and (volume / "ca.crt").read_bytes() == federation.authority.read_bytes():
         return f"{name} is enrolled"
@@ -22,7 +22,7 @@ def enroll_client(federation: Federation, partition: int, name: str, known: bool
     for public in ("ca.crt", "client.toml"):
         write_public(volume / public, (bundle / public).read_bytes())
     shutil.rmtree(bundle)  # the private key is on the client's volume alone
-    return f"{name} is enrolled anew"
+    return f"{name} is enrolled again"
 
 
 def main() -> None:

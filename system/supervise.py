@@ -132,4 +132,4 @@ def exit_reason(code: int) -> str:
 
 def become(module: str, argument: str) -> None:
     """Go on as a module of ours with one argument, in a small process without the libraries that are loaded here."""
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, argument])  # noqa: S606 (our own Python)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, argument])  # noqa: S606 (this Python)

@@ -33,7 +33,7 @@ LARGEST_BUNDLE, LARGEST_SETTINGS, MOST_MEMBERS = 10 * 2**20, 2**18, 10_000
 """Bytes of a bundle (Flower's own limit), bytes of its unpacked settings, and files in it."""
 
 OURS = "fairbloom"
-"""Name of the distribution that has our own app."""
+"""Name of the distribution that has Fairbloom's app."""
 
 OWN_PLACES = ("state-dir", "data-dir")
 """Settings about this device's disk: its owner makes them, in client.toml, and no run does."""

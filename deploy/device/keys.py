@@ -1,4 +1,4 @@
-"""A device's own key: made where it stays, and the request by which the federation's operator enrolls it."""
+"""A device's key: made on the device, where it stays, and the request by which the federation's operator enrolls it."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def make(folder: Path, name: str) -> str:
         When the name is none, a key is there already, or the folder cannot be written to.
     """
     if not NAME.fullmatch(name):
-        raise ClientError(f"client {name!r}: up to 63 letters, digits, dots, dashes and underscores would do")
+        raise ClientError(f"client {name!r}: use up to 63 letters, digits, dots, dashes and underscores")
     pair, key = pki.make_node_key(), folder / "key"
     request = f"{pair.public.decode()} {name}"
     try:

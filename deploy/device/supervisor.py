@@ -87,8 +87,8 @@ class Node(Supervised):
         fault = self._state_folder_fault() or connection_fault(self._client)
         if fault:
             raise CannotStartError(fault)
-        # A session of its own: Ctrl-C reaches this process alone, which ends the node in order.
-        node = subprocess.Popen(  # noqa: S603 (our own Python)
+        # A new session: Ctrl-C reaches this process alone, which ends the node in order.
+        node = subprocess.Popen(  # noqa: S603 (this Python)
             self._client.command(),
             env=self._client.environment() | {INSTANCE: self._instance.name},
             start_new_session=True,
@@ -152,7 +152,7 @@ def replace_process(client: ClientSettings) -> None:
 
 
 def run(client: ClientSettings) -> None:
-    """Keep a client's SuperNode running until SIGTERM or SIGINT."""
+    """Keep a client's SuperNode running until SIGTERM or SIGINT, and end it in order then."""
     stopped, node = StopSignal(), Node(client)
     try:
         supervise([node], stopped)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 OPERATORS = ("superlink", "ca", "key", "name", "partition-id")
-"""What a bundle says, each on a line of its own."""
+"""What a bundle sets, one setting a line."""
 
 
 class SettingsFileError(Exception):
@@ -53,7 +53,9 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsFileError(f"{file} is no TOML file: {error}; mend it, or delete it and write it again") from None
+        raise SettingsFileError(
+            f"{file} is not a TOML file: {error}; correct it, or delete it and write it again"
+        ) from None
 
 
 def _without(text: str, keys: list[str]) -> str:
@@ -72,9 +74,9 @@ def describe_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]
         for key in after
         if after[key] != before.get(key)
     ]
-    lines += [f"{key} = {before[key]!r} is gone" for key in before if key not in after]
+    lines += [f"{key} = {before[key]!r} is removed" for key in before if key not in after]
     kept = [key for key in before if key not in OPERATORS and before[key] == after.get(key)]
-    return [*lines, f"kept as they were: {', '.join(kept)}"] if kept else lines
+    return [*lines, f"unchanged: {', '.join(kept)}"] if kept else lines
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 Each line carries, as `chain`, the SHA-256 of the chain of the line before and of its own content. That finds a line
 that was changed, inserted, or removed before others. It cannot find lines cut off at the end, nor a log that somebody
-with the folder's account has written anew as a whole: for that, send the lines elsewhere as they come.
+with the folder's account has rewritten as a whole: for that, send the lines elsewhere as they come.
 """
 
 import hashlib
@@ -85,7 +85,7 @@ def show(folder: Path) -> None:
     for heading in ("line", "time", "account", "event", "about"):
         table.add_column(heading, overflow="fold")
     for number, line in enumerate(_lines(folder), 1):
-        entry = _entry(line) or {"event": f"no whole line: {line.decode(errors='replace')}"}
+        entry = _entry(line) or {"event": f"not a whole line: {line.decode(errors='replace')}"}
         entry.pop("chain", None)
         first = [str(entry.pop(key, "")) for key in ("time", "account", "event")]
         about = ", ".join(f"{key} {value}" for key, value in entry.items())
@@ -94,7 +94,7 @@ def show(folder: Path) -> None:
 
 
 def latest_entries(folder: Path, beginning: str, most: int) -> list[dict[str, Any]]:
-    """Return the last entries whose event begins with a word, the latest first, of those at the end of the log.
+    """Return the last entries with an event that begins with a word, the latest first, of those at the end of the log.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 
 def _line(entry: dict[str, Any], link: str) -> str:
-    """Return the text of an entry with its chain, after a line whose link is `link`."""
+    """Return the text of an entry with its chain, after a line with the link `link`."""
     chain = hashlib.sha256(f"{link}{json.dumps(entry)}".encode()).hexdigest()
     return json.dumps({**entry, "chain": chain})
 

@@ -156,7 +156,7 @@ def restore(file: Path, folder: Path, hosts: Sequence[str] = (), *, replaces: bo
     names = [check_host("--host", host) for host in hosts]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not replaces:
         raise DeployError(
-            f"{folder} is not empty: choose another folder, or say --replace, which deletes what is in it"
+            f"{folder} is not empty: choose another folder, or give --replace, which deletes what is in it"
         )
     try:
         with _kept_from_serving(folder), _replaced_content(folder) as draft:
@@ -195,7 +195,7 @@ def _strip_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def _unpack(file: Path, folder: Path) -> dict[str, object]:
     """Lay out what a backup holds, and nothing else; return what it says of itself."""
-    damaged = f"{file} is no backup of fairbloom deploy backup, or a damaged one"
+    damaged = f"{file} is not a backup of fairbloom deploy backup, or a damaged one"
     for name in ("clients", "state"):
         (folder / name).mkdir(mode=0o700)
     about: dict[str, object] = {}
@@ -204,7 +204,7 @@ def _unpack(file: Path, folder: Path) -> dict[str, object]:
             for entry in packed:
                 content = packed.extractfile(entry) if entry.isreg() else None
                 if content is None or (entry.size > LARGEST_FILE and entry.name != DATABASE):
-                    raise DeployError(f"{damaged}: {entry.name!r} is no plain file")
+                    raise DeployError(f"{damaged}: {entry.name!r} is not a plain file")
                 if not about:
                     about = _about(entry, content, damaged)
                 elif entry.name not in (*FILES, LOG, DATABASE) and not CLIENT.fullmatch(entry.name):
@@ -247,7 +247,7 @@ def _is_public(name: str) -> bool:
 
 @contextlib.contextmanager
 def _replaced_content(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill, whose content takes the place of all that is in `folder` when the block succeeds.
+    """Give a folder to fill; its content replaces all that is in `folder` when the block succeeds.
 
     The draft lies inside, since a volume's root cannot be replaced. federation.toml, which makes a folder a
     federation's, goes first and comes last.
@@ -303,7 +303,7 @@ def _revoked_keys(folder: Path) -> frozenset[str]:
 
 
 def _strike_off(federation: Federation, keys: frozenset[str]) -> tuple[str, ...]:
-    """Revoke the clients whose keys are among these; return their names."""
+    """Revoke the clients that have these keys; return their names."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     gone = [client for client in federation.clients if client.public_key in keys and not client.revoked]
     for client in gone:

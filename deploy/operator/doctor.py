@@ -1,4 +1,4 @@
-"""What is wrong with a federation, or with one device of it: each check says what it saw and what would do."""
+"""What is wrong with a federation, or with one device of it: each check says what it saw and the remedy."""
 
 import email.utils
 import hashlib
@@ -341,7 +341,7 @@ def check_clients(federation: Federation, page: ServerPage) -> CheckResult:
     unknown = sorted({key.client for key in keys if key.node_id not in known})
     if unknown:
         words = f"the SuperLink does not know {', '.join(unknown)}: start fairbloom server again, which registers"
-        return fault("clients", f"{words} whom its database has lost; whoever stays unknown: deploy rotate")
+        return fault("clients", f"{words} whom its database has lost; for clients that stay unknown: deploy rotate")
     return ok("clients", f"the SuperLink knows all {len({key.client for key in keys})} that are enrolled")
 
 

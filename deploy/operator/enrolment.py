@@ -65,7 +65,7 @@ def enroll(
     """
     with federation.audited("enroll", client=name) as about:
         if not NAME.fullmatch(name):
-            raise DeployError(f"client {name!r}: up to 63 letters, digits, dots, dashes and underscores would do")
+            raise DeployError(f"client {name!r}: use up to 63 letters, digits, dots, dashes and underscores")
         check_days(days, LONGEST_DAYS, or_never=True)
         for option, number in (("--examples", examples), ("--partition-id", partition_id or 0)):
             if number < 0:
@@ -217,7 +217,7 @@ def _check_names(federation: Federation, applicants: Sequence[Applicant], enroll
     wrong = ", ".join(repr(name) for name in names if not NAME.fullmatch(name))
     with federation.audited("enroll", clients=" ".join(names)) if twice or known or wrong else contextlib.nullcontext():
         if wrong:
-            raise DeployError(f"{wrong}: up to 63 letters, digits, dots, dashes and underscores would do for a client")
+            raise DeployError(f"{wrong}: name a client by up to 63 letters, digits, dots, dashes and underscores")
         if twice:
             raise DeployError(f"{twice}: listed more than once, where capitals count for nothing; nobody was enrolled")
         if known:
@@ -286,7 +286,7 @@ def rotate(
 
 
 def revoke(federation: Federation, name: str) -> EnrolledClient:
-    """Unregister all of a client's keys, for ever; return what was known of it.
+    """Unregister all of a client's keys, permanently; return what was known of it.
 
     Raises
     ------
@@ -321,9 +321,9 @@ def _choose_keys(federation: Federation, name: str, request: Path | None) -> pki
     for client in federation.clients:
         known = {client.public_key, *(old.public_key for old in client.former)}
         if asked.public.decode() in known:
-            whose = f"client {client.name!r}" + (", which is revoked" if client.revoked else "")
+            owner = f"client {client.name!r}" + (", which is revoked" if client.revoked else "")
             raise DeployError(
-                f"--request {request}: {whose}, has had this key: make another on the device with "
+                f"--request {request}: {owner}, has had this key: make another on the device with "
                 f"fairbloom client keys {name}"
             )
     return pki.KeyPair(private=b"", public=asked.public)
@@ -349,7 +349,7 @@ def _unregister(federation: Federation, node_id: str) -> None:
 
 
 def _retire(federation: Federation) -> None:
-    """Unregister former keys whose time is over; what fails is tried again by the next command."""
+    """Unregister former keys that have expired; what fails is tried again by the next command."""
     now = datetime.now(UTC)
     registered = federation.keys()
     for key in registered:

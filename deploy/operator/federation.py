@@ -64,7 +64,7 @@ class Federation:
             about = tomllib.loads(file.read_text())
         except FileNotFoundError:
             raise DeployError(
-                f"{path} is no federation's folder: make one with fairbloom deploy init {path} --host NAME, "
+                f"{path} is not a federation's folder: make one with fairbloom deploy init {path} --host NAME, "
                 "or name another by --dir"
             ) from None
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -282,7 +282,7 @@ def server_unit(folder: Path) -> str:
         "folder": str(place),
         "parent": str(place.parent),
     }
-    # To systemd, a percent sign begins a name of its own.
+    # To systemd, a percent sign begins a specifier.
     return SERVER_UNIT.read_text().format(**{name: value.replace("%", "%%") for name, value in names.items()})
 
 

@@ -15,7 +15,7 @@ import tomli_w
 from fairbloom.system.files import write_private, write_public
 
 CONNECTION = "federation"
-"""The name under which Flower's own commands find the SuperLink."""
+"""The name under which Flower's commands find the SuperLink."""
 
 
 @contextlib.contextmanager

@@ -113,7 +113,9 @@ class Registry:
             was or as it will be.
         """
         if not self.folder.is_dir():
-            raise DeployError(f"{self.folder}, where the enrolled clients are, is no folder: bring it back from a copy")
+            raise DeployError(
+                f"{self.folder}, where the enrolled clients are, is not a folder: bring it back from a copy"
+            )
         found = (self._read(file) for file in sorted(self.folder.glob("*.toml")))
         return [client for client in found if client]
 
@@ -128,7 +130,7 @@ class Registry:
         return [key for client in self.clients() if not client.revoked for key in client.keys]
 
     def revoked_keys(self) -> list[str]:
-        """Return the public keys that were good once and never will be again, whoever has them.
+        """Return the public keys that were valid once and never will be again.
 
         Raises
         ------
@@ -178,7 +180,7 @@ class Registry:
             client = EnrolledClient(**about, former=former)
             for number in client.node_ids:
                 if not number.isdecimal():
-                    raise ValueError(f"{number!r} is no node's number at the SuperLink")
+                    raise ValueError(f"{number!r} is not a node's number at the SuperLink")
             for moment in (client.expires, *(old.expires for old in former)):
                 if moment and datetime.fromisoformat(moment).tzinfo is None:
                     raise ValueError(f"{moment} lacks a time zone")

@@ -1,4 +1,4 @@
-"""Fairbloom's own app as a bundle that holds no code of Fairbloom: it refers to what is installed.
+"""Fairbloom's app as a bundle that holds no code of Fairbloom: it refers to what is installed.
 
 Flower submits a folder. A checkout is one; where Fairbloom is installed there is none, and this one is made.
 """

@@ -28,13 +28,15 @@ SHOWN_REFUSALS = 5
 WIDEST_REASON = 200
 """How many characters of a reason the tables show; the JSON has it whole."""
 
-NOT_SAID = "the server does not say how far its runs are: it is no fairbloom server, of another version, or away"
+NOT_SAID = (
+    "the server does not say how far its runs are: it is not a fairbloom server, is of another version, or is away"
+)
 
 PROGRESS = (
     *("folder", "task", "method", "round", "of-rounds", "state", "seconds-a-round", "seconds-since-round"),
     *("missing", "offline", "decided-by", "refused"),
 )
-"""What is told of each run beside what the SuperLink knows; null where it is not known, and then `unknown` says why."""
+"""What the server reports of each run beside what the SuperLink knows; null where that is unknown, with the reason."""
 
 
 def survey(federation: Federation) -> dict[str, Any]:
@@ -105,8 +107,10 @@ def _runs(runs: list[dict[str, Any]], known: Mapping[str, Any] | None) -> list[d
         writer = writers.setdefault(about["folder"], run_id) if "folder" in about else run_id
         if writer != run_id:  # what is in the folder is no longer this run's
             about = {"folder": about["folder"], "unknown": f"run {writer} has continued it"}
-        told = {key: run.get(key) for key in ("run-id", "status", "status-details", "elapsed", "fab-id")}
-        rows.append({**told, **{key: about.get(key) for key in PROGRESS}, "unknown": about.get("unknown")})
+        known_to_superlink = {key: run.get(key) for key in ("run-id", "status", "status-details", "elapsed", "fab-id")}
+        rows.append(
+            {**known_to_superlink, **{key: about.get(key) for key in PROGRESS}, "unknown": about.get("unknown")}
+        )
     return rows
 
 
@@ -142,7 +146,7 @@ def _describe_running(run: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Yield what is said of a run that goes on: how far it is, and what is wrong with it."""
     words = f"{run['status']} for {duration(float(run['elapsed'] or 0.0))}"
     if run["round"] is not None:
-        words += f": {run['method']} on {run['task'] or 'an own task'}, {_describe_rounds(run)}"
+        words += f": {run['method']} on {run['task'] or 'a user-defined task'}, {_describe_rounds(run)}"
         if run["seconds-a-round"] is not None:
             since = run["seconds-since-round"]
             words += f", {run['seconds-a-round']:.3g} s a round, the last one {duration(since)} ago"
@@ -221,11 +225,11 @@ def _shorten(words: str) -> str:
 
 
 class _Ended(BaseException):
-    """Ctrl-C was pressed; an error that nothing on the way takes for one of its own."""
+    """Ctrl-C was pressed; no `except Exception` on the way catches it."""
 
 
 def watch(federation: Federation, interval: float, *, as_json: bool) -> None:
-    """Show the survey anew every `interval` seconds until Ctrl-C; a SuperLink that is away is said, and looked for.
+    """Show the survey every `interval` seconds until Ctrl-C; a SuperLink that is away is reported and tried again.
 
     On a terminal the picture is replaced; elsewhere each is printed below the one before, as JSON on one line each.
     """

@@ -53,7 +53,7 @@ class App:
     config
         Its run config's defaults, by flat keys.
     ours
-        Whether it is Fairbloom's own.
+        Whether it is Fairbloom's app.
     """
 
     folder: Path
@@ -91,7 +91,7 @@ class App:
             )
 
     def _checked(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        """Return settings of somebody's own app, each with the type of its default."""
+        """Return settings of a user's app, each with the type of its default."""
         checked: dict[str, Value] = {}
         where = f"[tool.flwr.app.config] in {self.folder / 'pyproject.toml'}"
         for key, value in given.items():
@@ -175,7 +175,7 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
 
 
 def pack_own_settings(config: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a run config with the settings that Flower knows no key for, a user's own, in `own-settings`."""
+    """Return a run config with the user-defined settings, which Flower has no keys for, in `own-settings`."""
     known = default_config()
     own = [f"{key}={format_value(value)}" for key, value in config.items() if key not in known]
     if not own:
@@ -343,11 +343,11 @@ def _stream(federation: Federation, run_id: str, skip: int) -> int:
     seen = 0
     with (
         environment(federation) as variables,
-        subprocess.Popen(  # noqa: S603 (Flower's own command)
+        subprocess.Popen(  # noqa: S603 (Flower's command)
             [flwr_command(), "log", run_id, CONNECTION],
             env=variables | {"PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # its own words about the connection; ours come from the status
+            stderr=subprocess.DEVNULL,  # what it says about the connection; we report that by the status
             text=True,
         ) as log,
     ):

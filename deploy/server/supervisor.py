@@ -35,7 +35,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 
 READY_SECONDS = 120.0
 PORT_SECONDS = 2.0
-"""How long to wait for a port that is taken: a SuperLink whose server was killed ends within a second."""
+"""How long to wait for a port that is taken: after its server was killed, a SuperLink ends within a second."""
 
 SECRETS = ("server.key", "runtime.secret", "metrics.token", "operators.toml")
 STARTED, SEEN = "superexec.started", "superexec.seen"
@@ -164,7 +164,7 @@ class Readiness:
 
 
 def serve(federation: Federation) -> int:
-    """Run the server's side of a federation until it is told to stop; return the exit code.
+    """Run the server's side of a federation until a signal stops it; return the exit code.
 
     Raises
     ------
@@ -204,7 +204,7 @@ def check_files(federation: Federation) -> None:
     except ssl.SSLError as error:
         remedy = f"fairbloom deploy renew --dir {federation.path}"
         raise DeployError(f"{pair[1]} is not the key of {pair[0]} ({error.reason}): {remedy}") from error
-    federation.keys()  # whose expiry the SuperLink goes by
+    federation.keys()  # raises where a client's file cannot be used
 
 
 def lock_folder(federation: Federation) -> Lock:

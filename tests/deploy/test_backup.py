@@ -298,15 +298,15 @@ def begun_with(text: bytes) -> Callable[[list[tuple[tarfile.TarInfo, bytes]]], N
         (added("/etc/fairbloom-outside"), "is not of a federation"),
         (added("clients/../../outside.toml"), "is not of a federation"),
         (added("clients/.hidden.toml"), "is not of a federation"),
-        (added("ca.key", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "'ca.key' is no plain file"),
-        (added("clients/x.toml", type=tarfile.LNKTYPE, linkname="ca.key"), "is no plain file"),
-        (added("state", type=tarfile.DIRTYPE), "is no plain file"),
+        (added("ca.key", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "'ca.key' is not a plain file"),
+        (added("clients/x.toml", type=tarfile.LNKTYPE, linkname="ca.key"), "is not a plain file"),
+        (added("state", type=tarfile.DIRTYPE), "is not a plain file"),
         (begun_with(b"format = 2\nversion = '9.9'"), "is of format 2, by fairbloom 9.9, .* upgrade fairbloom here"),
         (begun_with(b"format = 'x'"), "no backup of fairbloom deploy backup"),
         (begun_with(b"\xff"), "no backup of fairbloom deploy backup"),
         (lambda entries: entries.pop(0), "it begins with 'federation.toml'"),
         (lambda entries: entries.clear(), "it is empty"),
-        (lambda entries: entries.pop(1), "is no federation's folder"),
+        (lambda entries: entries.pop(1), "is not a federation's folder"),
     ],
 )
 def test_what_is_no_backup_is_refused_and_leaves_nothing(
@@ -343,7 +343,7 @@ def test_a_file_that_was_cut_off_or_flipped_anywhere_is_refused(federation: Fede
     with pytest.raises(DeployError, match="CRC check failed"):
         restore(file, new)
     file.write_bytes(b"not packed at all")
-    with pytest.raises(DeployError, match="is no backup of fairbloom deploy backup"):
+    with pytest.raises(DeployError, match="is not a backup of fairbloom deploy backup"):
         restore(file, new)
     with pytest.raises(DeployError, match="No such file"):
         restore(tmp_path / "none", new)

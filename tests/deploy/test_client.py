@@ -40,7 +40,7 @@ def test_paths_of_the_file_are_relative_to_it_and_options_win(bundle: Path, monk
         ({"superlink": "a:1", "insecure": True, "key": "k"}, "insecure = true with ca or key"),
         ({"superlink": "a:1", "insecure": True, "partition-id": -1}, "partition-id = -1: it is counted from 0"),
         ({"superlink": "a:1", "insecure": True, "partition-id": "0"}, "partition-id = '0': it must be of type int"),
-        ({"superlink": "a:1", "insecure": True, "bundles": "all"}, 'bundles = \'all\': "ours" or "any" would do'),
+        ({"superlink": "a:1", "insecure": True, "bundles": "all"}, 'bundles = \'all\': write "ours" or "any"'),
         ({"superlink": "a:1", "insecure": True, "colour": 1}, "unknown setting colour = 1: there are allow, app"),
         ({"superlink": "a:1", "insecure": True, "app": "client"}, "app = 'client': write it as module:attribute"),
         ({"superlink": "a:1", "insecure": True, "app": "nowhere.at:all"}, "there is no such module here; install it"),
@@ -63,7 +63,7 @@ def test_what_cannot_be_is_named_with_its_value_and_what_would_do(given: dict[st
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "words"), [(None, "cannot be read"), ("a = ", "is no TOML file")])
+@pytest.mark.parametrize(("text", "words"), [(None, "cannot be read"), ("a = ", "is not a TOML file")])
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str | None, words: str) -> None:
     file = tmp_path / "client.toml"
     if text is not None:
@@ -149,7 +149,7 @@ def of_another_kind() -> bytes:
 @pytest.mark.parametrize("content", [b"", os.urandom(600), b"-----BEGIN OPENSSH PRIVATE KEY-----\n", of_another_kind()])
 def test_a_key_that_is_none_is_named_when_the_client_starts(bundle: Path, content: bytes) -> None:
     (bundle / "key").write_bytes(content)
-    with pytest.raises(ClientError, match=r"is no private key in OpenSSH format|is not a key of the kind") as error:
+    with pytest.raises(ClientError, match=r"is not a private key in OpenSSH format|is not a key of the kind") as error:
         ClientSettings.of({}, bundle / "client.toml")
     assert str(error.value).startswith(f"key = {bundle / 'key'} is ")
 

@@ -123,7 +123,7 @@ def test_doctor_finds_a_folder_that_others_can_enter(made: Path) -> None:
 def test_doctor_survives_a_damaged_authority(made: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     (made / "ca.crt").write_bytes(content)
     assert fairbloom("deploy", "doctor") == 1
-    assert "ca.crt is no certificate, or a damaged one" in capsys.readouterr().out
+    assert "ca.crt is not a certificate, or a damaged one" in capsys.readouterr().out
     assert fairbloom("deploy", "enroll", "a", "--unpacked") == 0
     device = made / "bundles" / "a" / "client.toml"
     assert fairbloom("deploy", "doctor", "--client", device) == 2
@@ -137,9 +137,9 @@ def test_doctor_looks_into_a_devices_key(made: Path, capsys: pytest.CaptureFixtu
     key.chmod(0o644)
     assert check_device_key(key).words == f"others can read {key}: chmod 600 {key}"
     key.write_bytes(b"\x00random")
-    assert "is no private key in OpenSSH format" in check_device_key(key).words
+    assert "is not a private key in OpenSSH format" in check_device_key(key).words
     assert fairbloom("deploy", "doctor", "--client", key.with_name("client.toml")) == 2
-    assert "is no private key in OpenSSH format" in capsys.readouterr().err
+    assert "is not a private key in OpenSSH format" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("days", "verdict"), [(31, "ok"), (0, "ok"), (29, "warning"), (0.00001, "fault")])

@@ -225,8 +225,8 @@ def test_renew_refuses_what_init_refuses(
     ("file", "content", "words", "message"),
     [
         ("ca.key", None, (), "the authority's key federation/ca.key cannot be read: No such file or directory"),
-        ("ca.key", b"random", (), "the authority's key federation/ca.key is no private key, or a damaged one"),
-        ("ca.crt", b"random", (), "federation/ca.crt is no certificate, or a damaged one"),
+        ("ca.key", b"random", (), "the authority's key federation/ca.key is not a private key, or a damaged one"),
+        ("ca.crt", b"random", (), "federation/ca.crt is not a certificate, or a damaged one"),
         ("server.crt", b"random", (), "say for which hosts the new one is, by --host"),
     ],
 )
@@ -288,4 +288,6 @@ def test_a_damaged_file_is_named_with_the_remedy(
 
 def test_a_folder_that_is_none_is_named(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("deploy", "status", "--dir", "nowhere") == 2
-    assert "nowhere is no federation's folder: make one with fairbloom deploy init nowhere" in capsys.readouterr().err
+    assert (
+        "nowhere is not a federation's folder: make one with fairbloom deploy init nowhere" in capsys.readouterr().err
+    )

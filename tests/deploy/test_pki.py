@@ -195,9 +195,9 @@ def public_key_of(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no request"),
-        (public_key_of(ec.generate_private_key(ec.SECP384R1())), "is no request, one line of key and name"),
-        (f"{public_key_of(ec.generate_private_key(ec.SECP384R1()))} a\n" * 2, "is no request"),
+        ("", "is not a request"),
+        (public_key_of(ec.generate_private_key(ec.SECP384R1())), "is not a request, which is one line of key and name"),
+        (f"{public_key_of(ec.generate_private_key(ec.SECP384R1()))} a\n" * 2, "is not a request"),
         (f"{public_key_of(ec.generate_private_key(ec.SECP256R1()))} a", "of the kind 'ecdsa-sha2-nistp256'"),
         (f"{public_key_of(ed25519.Ed25519PrivateKey.generate())} a", "of the kind 'ssh-ed25519'"),
         ("ecdsa-sha2-nistp384 AAAA a", "a damaged key"),
@@ -230,7 +230,7 @@ def test_a_fingerprint_is_the_one_that_ssh_prints() -> None:
 @pytest.mark.parametrize("content", [b"\x00random", b"", pki.make_node_key().public])
 def test_a_device_key_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "key").write_bytes(content)
-    with pytest.raises(pki.PkiError, match="key is no private key in OpenSSH format"):
+    with pytest.raises(pki.PkiError, match="key is not a private key in OpenSSH format"):
         pki.check_node_key(tmp_path / "key")
     with pytest.raises(pki.PkiError, match="none cannot be read"):
         pki.check_node_key(tmp_path / "none")

@@ -75,7 +75,7 @@ def test_a_secret_that_others_can_reach_is_named(federation: Federation, name: s
 def test_a_damaged_certificate_is_named(federation: Federation, name: str) -> None:
     file = federation.path / name
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(pki.PkiError, match=f"{name} is no certificate"):
+    with pytest.raises(pki.PkiError, match=f"{name} is not a certificate"):
         check_files(federation)
 
 

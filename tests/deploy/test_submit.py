@@ -125,7 +125,7 @@ def test_sizes_that_clients_were_enrolled_with_go_along(made: Path, machine: Mac
         ("task=os:system", "task = 'os:system': os belongs to Python and holds no task, so no device allows it"),
         ("task=os.path:join", "task = 'os.path:join': os belongs to Python"),
         ("model=subprocess:run", "model = 'subprocess:run': subprocess belongs to Python and holds no model"),
-        ("device=/dev/sda", "device = '/dev/sda': devices take auto, cpu, cuda, cuda:1 or mps"),
+        ("device=/dev/sda", "device = '/dev/sda': devices accept auto, cpu, cuda, cuda:1 or mps"),
     ],
 )
 def test_what_no_device_takes_is_refused_before_it_is_sent(
@@ -143,8 +143,8 @@ def test_what_devices_must_allow_is_said(
     assert fairbloom("deploy", "submit", "--detach", "--set", f"task={own}:points", "--set", "learning-rate=0.2") == 0
     said = capsys.readouterr().err
     value = f"{own}:points"
-    assert f"task = '{value}' is taken by those devices alone whose owners allow it (allow = ['{value}'] in" in said
-    assert said.count("is taken by those devices alone") == 1
+    assert f"task = '{value}' is accepted only by devices with owners who allow it (allow = ['{value}'] in" in said
+    assert said.count("is accepted only by devices") == 1
     with pytest.raises(SettingRefusedError, match="allow, in client"):
         taken({"task": value})
     taken({"task": value, "learning-rate": 0.2}, allow=[value])  # as the remedy says

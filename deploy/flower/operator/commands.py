@@ -41,7 +41,7 @@ def flwr_json(federation: Federation, *command: str) -> dict[str, Any]:
     """
     with environment(federation) as variables:
         try:
-            done = subprocess.run(  # noqa: S603 (Flower's own command)
+            done = subprocess.run(  # noqa: S603 (Flower's command)
                 [flwr_command(), *command, "--format", "json"],
                 env=variables,
                 capture_output=True,
