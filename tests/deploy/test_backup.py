@@ -198,7 +198,7 @@ def test_a_folder_in_use_is_left_alone_unless_that_is_said(federation: Federatio
     back_up(federation, file)
     save(federation, "site-c", "9")
     before = content(federation.path)
-    with pytest.raises(DeployError, match="is not empty: choose another folder, or say --replace"):
+    with pytest.raises(DeployError, match="is not empty: choose another folder, or give --replace"):
         restore(file, federation.path)
     assert content(federation.path) == before
     with (
@@ -302,8 +302,8 @@ def begun_with(text: bytes) -> Callable[[list[tuple[tarfile.TarInfo, bytes]]], N
         (added("clients/x.toml", type=tarfile.LNKTYPE, linkname="ca.key"), "is not a plain file"),
         (added("state", type=tarfile.DIRTYPE), "is not a plain file"),
         (begun_with(b"format = 2\nversion = '9.9'"), "is of format 2, by fairbloom 9.9, .* upgrade fairbloom here"),
-        (begun_with(b"format = 'x'"), "no backup of fairbloom deploy backup"),
-        (begun_with(b"\xff"), "no backup of fairbloom deploy backup"),
+        (begun_with(b"format = 'x'"), "not a backup of fairbloom deploy backup"),
+        (begun_with(b"\xff"), "not a backup of fairbloom deploy backup"),
         (lambda entries: entries.pop(0), "it begins with 'federation.toml'"),
         (lambda entries: entries.clear(), "it is empty"),
         (lambda entries: entries.pop(1), "is not a federation's folder"),

@@ -167,7 +167,7 @@ def test_a_missing_key_is_told_how_to_make_one(bundle: Path) -> None:
 
 def test_help_shows_both_commands(tmp_path: Path) -> None:
     printed = client_command("--help", folder=tmp_path).stdout
-    assert re.search(r"\brun\b.+Be a client", printed)
+    assert re.search(r"\brun\b.+Run a client", printed)
     assert re.search(r"\bkeys\b.+private key", printed)
 
 

@@ -25,7 +25,7 @@ import sys
 from fairbloom.deploy.device import supervisor
 supervisor.connection_fault = lambda settings: None
 supervisor.SHORTEST_PAUSE, supervisor.LONGEST_PAUSE = 0.05, 0.2
-supervisor.Client.command = lambda self: [sys.executable, "-c", sys.argv[1]]
+supervisor.ClientSettings.command = lambda self: [sys.executable, "-c", sys.argv[1]]
 supervisor.run(supervisor.ClientSettings(superlink="a:1", insecure=True))
 """
 
