@@ -65,7 +65,7 @@ def test_the_partition_of_a_revoked_client_is_free_again(made: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("enroll", "a/b"), "client 'a/b': up to 63 letters"),
+        (("enroll", "a/b"), "client 'a/b': use up to 63 letters"),
         (("enroll", "there"), "client 'there' is enrolled already: revoke it first"),
         (("enroll", "There"), "client 'There' differs from client 'there', which is enrolled, in case alone"),
         (("enroll", "x", "y", "--partition-id", "3"), "--partition-id 3 is for one client, and 2 are named"),
@@ -128,7 +128,7 @@ def test_a_list_may_be_names_alone_and_come_by_standard_input(
         ("client,examples\na,many\n", "line 2 of --list sites has examples = 'many': it must be a whole number"),
         ("a\nb\nA\n", "A, a: listed more than once"),
         ("a\nthere\nover\n", "there, over: enrolled already, so nobody was enrolled; --keep leaves them as they are"),
-        ("a\nb/c\n", "'b/c': up to 63 letters, digits"),
+        ("a\nb/c\n", "'b/c': use up to 63 letters, digits"),
     ],
 )
 def test_a_list_with_a_fault_enrols_nobody(

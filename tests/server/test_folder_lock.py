@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,16 +16,8 @@ from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.simulation.run import simulate
 from fairbloom.system import lock
-from tests.simulation.helpers import ROOT, Outcome, run, small
-
-HOLDER = """
-import sys
-from pathlib import Path
-from fairbloom.server.run_folder.lock import locked_folder
-with locked_folder(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+from tests.simulation.helpers import Outcome, run, small
+from tests.system.helpers import held_elsewhere
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +34,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that writes to the folder until its input ends."""
-    command = [sys.executable, "-c", HOLDER, str(folder)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+    folder.mkdir()
+    with held_elsewhere(folder / ".lock") as process:
         yield process
-        process.kill()
 
 
 def test_the_second_process_names_the_first_and_changes_nothing(

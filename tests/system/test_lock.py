@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +15,7 @@ import pytest
 from fairbloom.system import lock
 from fairbloom.system.lock import LockedError, exclusive_lock, is_held, open_locked
 
-HOLDER = """
-import sys
-from pathlib import Path
-from fairbloom.system.lock import exclusive_lock
-with exclusive_lock(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+from .helpers import held_elsewhere
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +31,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock until its input ends."""
-    command = [sys.executable, "-c", HOLDER, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+    with held_elsewhere(path) as process:
         yield process
-        process.kill()
 
 
 def test_a_lock_that_another_process_holds_is_refused_with_its_name_and_at_once(
