@@ -8,6 +8,9 @@ from .errors import DeployError
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 """Names that a client may have."""
 
+NAME_RULE = "use up to 63 letters, digits, dots, dashes and underscores"
+"""What a message says of a name that a client may not have."""
+
 EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (what a server of many machines' clients listens on)
 """What stands for all addresses of a machine, where it listens."""
 

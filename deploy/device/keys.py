@@ -6,7 +6,7 @@ from pathlib import Path
 from fairbloom.system.files import write_public
 
 from .. import pki
-from ..arguments import NAME
+from ..arguments import NAME, NAME_RULE
 from ..errors import ClientError
 
 
@@ -26,7 +26,7 @@ def make(folder: Path, name: str) -> str:
         When the name is none, a key is there already, or the folder cannot be written to.
     """
     if not NAME.fullmatch(name):
-        raise ClientError(f"client {name!r}: use up to 63 letters, digits, dots, dashes and underscores")
+        raise ClientError(f"client {name!r}: {NAME_RULE}")
     pair, key = pki.make_node_key(), folder / "key"
     request = f"{pair.public.decode()} {name}"
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from fairbloom.errors import FairbloomError
 
 from .. import pki
-from ..arguments import NAME, check_days
+from ..arguments import NAME, NAME_RULE, check_days
 from ..errors import DeployError, UnauthorizedError, UnreachableError
 from ..flower.operator import control_api
 from .device_bundle import remove_bundle, write_bundle
@@ -65,7 +65,7 @@ def enroll(
     """
     with federation.audited("enroll", client=name) as about:
         if not NAME.fullmatch(name):
-            raise DeployError(f"client {name!r}: use up to 63 letters, digits, dots, dashes and underscores")
+            raise DeployError(f"client {name!r}: {NAME_RULE}")
         check_days(days, LONGEST_DAYS, or_never=True)
         for option, number in (("--examples", examples), ("--partition-id", partition_id or 0)):
             if number < 0:
@@ -217,7 +217,7 @@ def _check_names(federation: Federation, applicants: Sequence[Applicant], enroll
     wrong = ", ".join(repr(name) for name in names if not NAME.fullmatch(name))
     with federation.audited("enroll", clients=" ".join(names)) if twice or known or wrong else contextlib.nullcontext():
         if wrong:
-            raise DeployError(f"{wrong}: name a client by up to 63 letters, digits, dots, dashes and underscores")
+            raise DeployError(f"{wrong}: {NAME_RULE}")
         if twice:
             raise DeployError(f"{twice}: listed more than once, where capitals count for nothing; nobody was enrolled")
         if known:
