@@ -40,7 +40,7 @@ class Peer:
 def enrolled(there: Deployment, name: str) -> Peer:
     key = load_ssh_private_key((there.bundle(name) / "key").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return Peer(there, key, int(Federation(there.folder).client(name).node_id))
+    return Peer(there, key, int(Federation(there.folder).find_client(name).node_id))
 
 
 def message_of(source: int, run_id: int = 1, answered: str = "0" * 64) -> Message:

@@ -8,34 +8,37 @@ from .errors import DeployError
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 """Names that a client may have."""
 
+NAME_RULE = "use up to 63 letters, digits, dots, dashes and underscores"
+"""What a message says of a name that a client may not have."""
+
 EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (what a server of many machines' clients listens on)
 """What stands for all addresses of a machine, where it listens."""
 
 
-def host_name(option: str, given: str) -> str:
+def check_host(option: str, given: str) -> str:
     """Return a host's name or address as certificates have it, or raise DeployError."""
     try:
-        return pki.host_name(given)
+        return pki.normalise_host(given)
     except pki.PkiError as error:
         raise DeployError(f"{option} {error}") from None
 
 
-def port_number(option: str, given: int) -> int:
+def check_port(option: str, given: int) -> int:
     """Return a port, or raise DeployError."""
     if not 0 < given < 65536:
         raise DeployError(f"{option} {given}: a port is a number from 1 to 65535")
     return given
 
 
-def address(option: str, given: str) -> tuple[str, int]:
+def parse_address(option: str, given: str) -> tuple[str, int]:
     """Return host and port of HOST:PORT, or raise DeployError."""
     host, _, port = given.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port):
         raise DeployError(f"{option} {given!r}: write it as HOST:PORT, 127.0.0.1:8000 say")
-    return host_name(option, host.removeprefix("[").removesuffix("]")), port_number(option, int(port))
+    return check_host(option, host.removeprefix("[").removesuffix("]")), check_port(option, int(port))
 
 
-def joined(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     """Return HOST:PORT."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -9,7 +9,7 @@ import typer
 
 from .device.cli import client as client
 
-app = typer.Typer(no_args_is_help=True, help="Run a federation of real nodes: certificates, clients, runs.")
+app = typer.Typer(no_args_is_help=True, help="Operate a federation of real devices: certificates, clients, runs.")
 
 
 DirOption = Annotated[
@@ -19,23 +19,24 @@ HERE = Path("federation")
 RequestOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="What fairbloom client keys printed on the device.")
 ]
-KeyDaysOption = Annotated[float, typer.Option(help="How long the key is good; 0: for ever.")]
+KeyDaysOption = Annotated[float, typer.Option(help="Days that the key is valid; 0: without end.")]
 FromRoundOption = Annotated[
     int | None,
     typer.Option(
         metavar="N",
         min=0,
         help="Take the run back to round N, once, then continue, without a client by --set training-clients say; 0 "
-        "begins it anew.",
+        "starts it over.",
     ),
 ]
-UnpackedOption = Annotated[bool, typer.Option("--unpacked", help="Write a folder in place of a .tar.gz.")]
+UnpackedOption = Annotated[bool, typer.Option("--unpacked", help="Write a folder instead of a .tar.gz.")]
 
 
 def server(folder: DirOption = HERE) -> None:
-    """Be the server: run SuperLink and SuperExec, start each again when it ends, stop both in order.
+    """Run the server of a federation: SuperLink and SuperExec, each started again when it ends.
 
-    It listens where deploy init was told, keeps its state in DIR/state, and says when all is ready.
+    It listens at the addresses given to deploy init, keeps its state in DIR/state, says when it is ready, and stops in
+    order on Ctrl-C.
     """
     from .operator.federation import Federation
     from .server.supervisor import replace_process
@@ -50,9 +51,9 @@ def init(
     fleet_port: Annotated[int, typer.Option(help="Port that clients connect to.")] = 9092,
     control: Annotated[str, typer.Option(metavar="HOST:PORT", help="Control API, as you reach it.")] = "127.0.0.1:8000",
     listen: Annotated[str, typer.Option(metavar="HOST", help="Where the server listens for clients.")] = "0.0.0.0",  # noqa: S104
-    days: Annotated[float, typer.Option(help="How long the server certificate holds.")] = 398,
+    days: Annotated[float, typer.Option(help="Days that the server certificate is valid.")] = 398,
 ) -> None:
-    """Make a federation: certificate authority, server certificate, credentials, the operator's connection."""
+    """Make the folder of a new federation: certificate authority, server certificate, the operator's credentials."""
     from .operator.federation import Federation
 
     made = Federation.init(folder, host, fleet_port, control, days, listen)
@@ -65,11 +66,13 @@ def init(
 
 @app.command()
 def renew(
-    host: Annotated[list[str], typer.Option(help="Names of the new certificate; without, those of the old.")] = [],  # noqa: B006
-    days: Annotated[float, typer.Option(help="How long the server certificate holds.")] = 398,
+    host: Annotated[
+        list[str], typer.Option(help="Host name of the new certificate; default: those of the old one.")
+    ] = [],  # noqa: B006
+    days: Annotated[float, typer.Option(help="Days that the server certificate is valid.")] = 398,
     folder: DirOption = HERE,
 ) -> None:
-    """Make a new server certificate; the server takes it when it is restarted, clients need nothing."""
+    """Make a new server certificate. Restart the server to use it; clients need no change."""
     from .operator.federation import Federation
 
     federation = Federation(folder)
@@ -92,11 +95,14 @@ def enroll(
         ),
     ] = None,
     request: RequestOption = None,
-    partition_id: Annotated[int | None, typer.Option(help="Which of the task's clients; default: the next.")] = None,
-    examples: Annotated[int, typer.Option(help="Training examples of each client; 0: not known.")] = 0,
+    partition_id: Annotated[
+        int | None,
+        typer.Option(help="Number of the client's partition of the data, from 0; default: the first free one."),
+    ] = None,
+    examples: Annotated[int, typer.Option(help="Number of training examples of each client; 0: unknown.")] = 0,
     days: KeyDaysOption = 398,
     unpacked: UnpackedOption = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave clients that are enrolled as they are.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Skip clients that are enrolled already.")] = False,
     folder: DirOption = HERE,
 ) -> None:
     """Register clients with the SuperLink and write a bundle for each: certificate, settings, systemd unit.
@@ -106,7 +112,7 @@ def enroll(
     as a whole or not at all; where several are and one fails, the same command with --keep goes on.
     """
     from .errors import DeployError
-    from .operator.enrolment import Applicant, beyond, enroll_all, read_list
+    from .operator.enrolment import Applicant, describe_clients_beyond, enroll_all, read_list
     from .operator.federation import Federation, warn
 
     federation, names = Federation(folder), clients or []
@@ -120,21 +126,23 @@ def enroll(
         applicants = [replace(each, examples=each.examples or examples) for each in read_list(from_list)]
     for name, bundle in enroll_all(federation, applicants, unpacked, days=days, keep=keep):
         print(f"{name} is enrolled already" if bundle is None else f"{name}: {bundle}", flush=True)
-    far = beyond(federation, sum(not client.revoked for client in federation.clients))
+    far = describe_clients_beyond(federation, sum(not client.revoked for client in federation.clients))
     if far:
         warn(f"where data are dealt to clients: {far}")
 
 
 @app.command(epilog="Example: fairbloom deploy rotate hospital-7 --request hospital-7.request")
 def rotate(
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
     request: RequestOption = None,
     days: KeyDaysOption = 398,
-    overlap: Annotated[float, typer.Option(metavar="DAYS", help="How long the old key stays good; 0: not at all.")] = 7,
+    overlap: Annotated[
+        float, typer.Option(metavar="DAYS", help="How long the old key stays valid; 0: not at all.")
+    ] = 7,
     unpacked: UnpackedOption = False,
     folder: DirOption = HERE,
 ) -> None:
-    """Give a client a new key and let the old one run out, so that the device can be changed over in between."""
+    """Give a client a new key; the old one stays valid for a while, so that the device can be changed over."""
     from .operator.enrolment import rotate as rotate_one
     from .operator.federation import Federation
 
@@ -145,21 +153,22 @@ def rotate(
 
 @app.command(epilog="Example: fairbloom deploy export hospital-7 > hospital-7.tar.gz")
 def export(
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
     to: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; default: standard output.")] = None,
     folder: DirOption = HERE,
 ) -> None:
     """Write a client's bundle to a file or, out of a container say, to standard output."""
     import sys
 
+    from fairbloom.system.files import write_private
+
     from .errors import DeployError
     from .operator.device_bundle import export as exported
     from .operator.device_bundle import holds_key
     from .operator.federation import Federation
-    from .pki import write_private
 
     if to is None and sys.stdout.isatty():
-        raise DeployError(f"a bundle is no text: name a file by --to {client}.tar.gz, or redirect the output")
+        raise DeployError(f"a bundle is binary: name a file by --to {client}.tar.gz, or redirect the output")
     bundle = exported(Federation(folder), client)
     if holds_key(bundle):
         print(f"{client}'s bundle holds its private key: leave no copy on the way", file=sys.stderr)
@@ -174,10 +183,10 @@ def export(
 
 @app.command()
 def revoke(
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
     folder: DirOption = HERE,
 ) -> None:
-    """Strike a client off: its key never connects again. Enrolling the name anew makes new keys."""
+    """Revoke a client: its key never connects again. Enrolling the name again makes new keys."""
     from .operator.enrolment import revoke as revoke_one
     from .operator.federation import Federation
 
@@ -189,15 +198,15 @@ def status(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON; its keys are in the guide. With --watch, a line each time.")
     ] = False,
-    watched: Annotated[bool, typer.Option("--watch", help="Show it anew, again and again, until Ctrl-C.")] = False,
+    watched: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="With --watch: the time from one look to the next.")
+        float, typer.Option(metavar="SECONDS", min=0.1, help="With --watch: the time between two refreshes.")
     ] = 2.0,
     folder: DirOption = HERE,
 ) -> None:
-    """Show at a glance which run goes on and how far it is, who is connected, who was refused, disk and certificate.
+    """Show the current run and its progress, connected clients, refused attempts, disk space and certificate.
 
-    All of it comes from the server, by the control API: what that does not tell is said to be unknown.
+    All of it comes from the server, by the control API: what the server does not report is shown as unknown.
     """
     import json
 
@@ -219,20 +228,26 @@ def status(
 def submit(
     settings: Annotated[
         list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="Any of fairbloom settings, or of your own app's run config."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of the run, as fairbloom settings lists them, or one of your app's run config.",
+        ),
     ] = [],  # noqa: B006
     app_folder: Annotated[
         Path | None,
         typer.Option(
             "--app",
-            help="Folder of a Flower app; default: the current one, or, if that is none, the installed Fairbloom.",
+            help="Folder of a Flower app; default: the current directory if it is one, else the installed Fairbloom.",
         ),
     ] = None,
     from_round: FromRoundOption = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and leave it.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Print the run's id and exit, without following its log.")
+    ] = False,
     folder: DirOption = HERE,
 ) -> None:
-    """Run on the federation: submit, stream the log, exit with 0 only if the run completed.
+    """Submit a run, stream its log, and exit with 0 only if it completed.
 
     The same settings continue a run that was interrupted. Ctrl-C leaves the run going.
     """
@@ -242,14 +257,14 @@ def submit(
     from .operator.federation import Federation
 
     federation = Federation(folder)
-    with runs.chosen_app(app_folder) as chosen:
+    with runs.choose_app(app_folder) as chosen:
         back = {} if from_round is None else {"from-round": from_round}
-        config = chosen.prepared(federation, assigned(settings) | back)
+        config = chosen.prepare(federation, assigned(settings) | back)
         run_id = runs.submit(federation, chosen.folder, config)
     print(f"run {run_id}", flush=True)
     if not detach:
         final = runs.watch(federation, run_id)
-        reason = runs.reason_of(federation, run_id) if runs.exit_code(final) else ""
+        reason = runs.end_reason(federation, run_id) if runs.exit_code(final) else ""
         print(f"run {run_id}: {final}{reason and f': {reason}'}")
         raise typer.Exit(runs.exit_code(final))
 
@@ -257,7 +272,7 @@ def submit(
 @app.command()
 def stop(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Its id; default: all that have not ended.")
+        str | None, typer.Argument(metavar="[RUN]", help="The run's id; default: all runs that have not ended.")
     ] = None,
     folder: DirOption = HERE,
 ) -> None:
@@ -271,10 +286,10 @@ def stop(
 
 @app.command()
 def audit(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the lines as they are.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the log's lines, as JSON.")] = False,
     folder: DirOption = HERE,
 ) -> None:
-    """Show who did what and when. Exits with 1 where a line was changed or removed since."""
+    """Show the audit log: who did what and when. Exits with 1 if a line was changed or removed."""
     import sys
 
     from .operator import audit as log
@@ -282,10 +297,10 @@ def audit(
 
     state = Federation(folder).state
     if as_json:
-        print(log.text(state), end="")
+        print(log.read_text(state), end="")
     else:
         log.show(state)
-    line = log.broken(state)
+    line = log.first_broken_line(state)
     if line is not None:
         print(f"line {line} of {state / log.FILE} does not fit: it or one before was changed or lost", file=sys.stderr)
         raise typer.Exit(1)
@@ -293,10 +308,10 @@ def audit(
 
 @app.command(epilog="Example: fairbloom deploy backup /mnt/copies/federation.tar.gz")
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; one that is there is replaced.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; an existing file is replaced.")],
     folder: DirOption = HERE,
 ) -> None:
-    """Write all that the server and you need into one file, also while the server runs. It holds private keys."""
+    """Write what a federation needs, private keys included, to one file; the server may be running."""
     from .operator.backup import back_up
     from .operator.federation import Federation
 
@@ -309,11 +324,9 @@ def backup(
 
 @app.command(epilog="Example: fairbloom deploy restore /mnt/copies/federation.tar.gz --dir federation")
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What deploy backup wrote.")],
-    host: Annotated[
-        list[str], typer.Option(help="Name or address of the server from now on, where it is another than before.")
-    ] = [],  # noqa: B006
-    replaces: Annotated[bool, typer.Option("--replace", help="Delete what is in the folder.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that deploy backup wrote.")],
+    host: Annotated[list[str], typer.Option(help="New name or address of the server, if it changes.")] = [],  # noqa: B006
+    replaces: Annotated[bool, typer.Option("--replace", help="Replace what is in the folder.")] = False,
     folder: DirOption = HERE,
 ) -> None:
     """Make a federation's folder from a backup; clients connect with the keys that they have."""
@@ -333,17 +346,19 @@ def restore(
 
 @app.command()
 def doctor(
-    client: Annotated[Path | None, typer.Option(metavar="CLIENT.TOML", help="Check this client's device.")] = None,
+    client: Annotated[
+        Path | None, typer.Option(metavar="CLIENT.TOML", help="Check the device of this client instead.")
+    ] = None,
     folder: DirOption = HERE,
 ) -> None:
-    """Look for what is wrong: clocks, certificates, ports, versions, disk. Exits with 1 where something is."""
+    """Check clocks, certificates, ports, versions and disk. Exits with 1 if something is wrong."""
     from rich.console import Console
 
-    from .device.client import Client
+    from .device.client import ClientSettings
     from .operator import doctor as checks
     from .operator.federation import Federation
 
-    findings = checks.examine_device(Client.of({}, client)) if client else checks.examine(Federation(folder))
+    findings = checks.examine_device(ClientSettings.of({}, client)) if client else checks.examine(Federation(folder))
     signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "fault": "[red]fault[/]"}
     console, worst = Console(soft_wrap=True, highlight=False), 0
     for finding in findings:

@@ -1,23 +1,23 @@
-"""What stops a command of a federation's operator or of a client, and can be mended by who typed it."""
+"""What stops a command of a federation's operator or of a client, and can be corrected by whoever typed it."""
 
 from fairbloom.errors import FairbloomError
 
 
 class DeployError(FairbloomError):
-    """What stops a command of the operator; the message names the thing, its value and what would do."""
+    """What stops a command of the operator; the message names the thing, its value and the remedy."""
 
 
 class UnreachableError(DeployError):
     """The SuperLink's control API does not answer."""
 
 
-class RefusedError(DeployError):
+class UnauthorizedError(DeployError):
     """The SuperLink's control API does not accept the operator's credential."""
 
 
 class LostRunError(DeployError):
-    """A run that the SuperLink does not know; the message says what would do."""
+    """A run that the SuperLink does not know; the message gives the remedy."""
 
 
 class ClientError(FairbloomError):
-    """A setting or file of a client that cannot be used; the message names it, its value and what would do."""
+    """A setting or file of a client that cannot be used; the message names it, its value and the remedy."""

@@ -1,17 +1,14 @@
-"""Certificates and keys: an authority of the federation's own, the SuperLink's certificate, the nodes' keys."""
+"""Certificates and keys: the federation's authority, the SuperLink's certificate, the nodes' keys."""
 
 import base64
 import contextlib
 import hashlib
 import ipaddress
-import os
 import re
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -20,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fairbloom.errors import FairbloomError
+from fairbloom.system.files import write_private, write_public
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 398
 """How long certificates hold; 398 days is the longest that strict TLS clients accept of a server."""
@@ -38,7 +36,7 @@ LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
 
 class PkiError(FairbloomError):
-    """A certificate, a key or a host's name that cannot be used; the message names it and what would do."""
+    """A certificate, a key or a host's name that cannot be used; the message names it and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +47,11 @@ class KeyPair:
     public: bytes
 
 
-def new_node_key() -> KeyPair:
+def make_node_key() -> KeyPair:
     """Return a new key pair of a node, on the curve P-384."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return KeyPair(_as_openssh(key), public)
+    return KeyPair(_to_openssh(key), public)
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def read_request(text: str, source: str) -> Request:
         )
     words = text.split()
     if len(text.strip().splitlines()) != 1 or len(words) != 3:
-        raise PkiError(f"{source} is no request, one line of key and name: {remedy}")
+        raise PkiError(f"{source} is not a request, which is one line of key and name: {remedy}")
     kind, _, name = words
     if kind != NODE_KEY:
         raise PkiError(f"{source} holds a key of the kind {kind!r}, not {NODE_KEY}: {remedy}")
@@ -105,12 +103,12 @@ def check_node_key(path: Path) -> None:
     except OSError as error:
         raise PkiError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise PkiError(f"{path} is no private key in OpenSSH format ({error}): {remedy}") from None
+        raise PkiError(f"{path} is not a private key in OpenSSH format ({error}): {remedy}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != ec.SECP384R1.name:
         raise PkiError(f"{path} is not a key of the kind {NODE_KEY}: {remedy}")
 
 
-def host_name(host: str) -> str:
+def normalise_host(host: str) -> str:
     """Return a host's name or address as certificates have it, bücher.example as xn--bcher-kva.example.
 
     Raises
@@ -151,14 +149,14 @@ def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -
     )
     identity = x509.SubjectKeyIdentifier.from_public_key(private.public_key())
     signed = (
-        _begun(name, name, private.public_key(), days)
+        _begin_certificate(name, name, private.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(identity, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identity), critical=False)
         .sign(private, hashes.SHA384())
     )
-    write_private(key, _as_pem(private))
+    write_private(key, _to_pem(private))
     write_public(certificate, signed.public_bytes(serialization.Encoding.PEM))
 
 
@@ -172,16 +170,16 @@ def make_server_certificate(
     PkiError
         When a host is none, or the authority's certificate or key is missing, damaged or another's.
     """
-    hosts = [host_name(host) for host in hosts]
-    issuer, signer = _loaded_authority(authority, authority_key)
+    hosts = [normalise_host(host) for host in hosts]
+    issuer, signer = _load_authority(authority, authority_key)
     private = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     identity = x509.SubjectKeyIdentifier.from_public_key(private.public_key())
     signer_identity = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     signed = (
-        _begun(name, issuer.subject, private.public_key(), days)
+        _begin_certificate(name, issuer.subject, private.public_key(), days)
         .add_extension(
-            x509.SubjectAlternativeName([*map(_alternative, dict.fromkeys([*hosts, *LOCAL]))]), critical=False
+            x509.SubjectAlternativeName([*map(_alternative_name, dict.fromkeys([*hosts, *LOCAL]))]), critical=False
         )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -189,7 +187,7 @@ def make_server_certificate(
         .add_extension(signer_identity, critical=False)
         .sign(signer, hashes.SHA384())
     )
-    write_private(key, _as_pem(private))
+    write_private(key, _to_pem(private))
     write_public(certificate, signed.public_bytes(serialization.Encoding.PEM))
 
 
@@ -201,11 +199,11 @@ def days_left(certificate: Path) -> float:
     PkiError
         When the file is missing or holds none.
     """
-    end = _loaded_certificate(certificate).not_valid_after_utc
+    end = _load_certificate(certificate).not_valid_after_utc
     return (end - datetime.now(UTC)) / timedelta(days=1)
 
 
-def hosts_of(certificate: Path) -> list[str]:
+def read_hosts(certificate: Path) -> list[str]:
     """Return the names and addresses that a certificate is for.
 
     Raises
@@ -213,53 +211,27 @@ def hosts_of(certificate: Path) -> list[str]:
     PkiError
         When the file is missing or holds none.
     """
-    loaded = _loaded_certificate(certificate)
+    loaded = _load_certificate(certificate)
     names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in names]
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, readable by its owner alone from the first byte on."""
-    _write(path, content, 0o600)
-
-
-def write_public(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, readable by all."""
-    _write(path, content, 0o644)
-
-
-@contextlib.contextmanager
-def written_whole(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
-    """Give a file to fill that is at `path`, whole and on disk, when the block succeeds; else nothing is changed."""
-    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # made with mode 600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(draft).chmod(mode)
-        Path(draft).replace(path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
-
-
-def _loaded_certificate(path: Path) -> x509.Certificate:
+def _load_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
         raise PkiError(f"the certificate {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise PkiError(f"{path} is no certificate, or a damaged one: {error}") from None
+        raise PkiError(f"{path} is not a certificate, or a damaged one: {error}") from None
 
 
-def _loaded_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _load_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     remedy = (
         "bring it back from your copy. Without one, no certificate can be made for this federation: make a new one "
-        "with fairbloom deploy init, and enrol its clients anew"
+        "with fairbloom deploy init, and enrol its clients again"
     )
     try:
-        issuer = _loaded_certificate(certificate)
+        issuer = _load_certificate(certificate)
     except PkiError as error:
         raise PkiError(f"{error}: {remedy}") from None
     try:
@@ -267,18 +239,13 @@ def _loaded_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, e
     except OSError as error:
         raise PkiError(f"the authority's key {key} cannot be read: {error.strerror}: {remedy}") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise PkiError(f"the authority's key {key} is no private key, or a damaged one: {remedy}") from None
+        raise PkiError(f"the authority's key {key} is not a private key, or a damaged one: {remedy}") from None
     if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
         raise PkiError(f"the authority's key {key} does not belong to {certificate}: {remedy}")
     return issuer, signer
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
-    with written_whole(path, mode) as file:
-        file.write(content)
-
-
-def _begun(
+def _begin_certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
@@ -288,18 +255,18 @@ def _begun(
     return builder.not_valid_before(begin).not_valid_after(now + timedelta(days=days))
 
 
-def _alternative(host: str) -> x509.GeneralName:
+def _alternative_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-def _as_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     return key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain)
 
 
-def _as_openssh(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _to_openssh(key: ec.EllipticCurvePrivateKey) -> bytes:
     encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     return key.private_bytes(encoding, serialization.PrivateFormat.OpenSSH, plain)

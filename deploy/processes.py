@@ -1,25 +1,9 @@
-"""What our processes around Flower's share: an end together, words for what happened."""
+"""What our processes around Flower's share: words for what happened."""
 
 import os
-import signal
 import socket
 import sys
-import threading
-import time
 from typing import NoReturn
-
-LOOK_SECONDS = 0.5
-
-
-def end_with(parent: int) -> None:
-    """End this process when its parent, which tells its id, has ended, killed or not: nobody would stop it."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(LOOK_SECONDS)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True, name="watch-parent").start()
 
 
 def free_port() -> int:
@@ -27,16 +11,6 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def ending(code: int) -> str:
-    """Return how a process ended, in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:  # real-time signals have no names
-        return f"killed by signal {-code}"
 
 
 def duration(seconds: float) -> str:

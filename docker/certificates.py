@@ -14,6 +14,7 @@ from fairbloom.deploy import pki
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.protocol.settings import assigned
 from fairbloom.server.settings import Settings, check_used
+from fairbloom.system.files import write_private, write_public
 
 FEDERATION, SERVER, STATE, METRICS = Path("/federation"), Path("/server"), Path("/state"), Path("/metrics")
 CLIENTS, SIGNALS, RUNS = Path("/clients"), Path("/signals"), Path("/runs")
@@ -35,7 +36,7 @@ def check_settings() -> None:
         sys.exit(f"SETTINGS: {error}")
 
 
-def own(user: int, group: int) -> None:
+def become_user(user: int, group: int) -> None:
     """Give the volumes to the user, and the runs folder where it is nobody's; then be the user."""
     for folder in (FEDERATION, SERVER, STATE, METRICS, CLIENTS, SIGNALS):
         os.chown(folder, user, group)
@@ -48,20 +49,20 @@ def own(user: int, group: int) -> None:
 
 
 def certify(hosts: list[str]) -> None:
-    """Make what is missing, and the server's certificate anew where it runs out or lacks a name."""
+    """Make what is missing, and a new server certificate where the old one runs out or lacks a name."""
     if not (FEDERATION / "federation.toml").exists():
         for left_over in FEDERATION.iterdir():  # of a first start that was cut off
             shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
         Federation.init(FEDERATION, hosts, fleet_port=9092, control="control:8000", days=pki.SERVER_DAYS)
         print(f"new authority, and a certificate for {', '.join(hosts)}")
     federation = Federation(FEDERATION)
-    missing = set(hosts) - set(pki.hosts_of(federation.certificate))
+    missing = set(hosts) - set(pki.read_hosts(federation.certificate))
     if missing or pki.days_left(federation.certificate) < RENEW_DAYS:
         print(f"new server certificate, for {', '.join(federation.renew(hosts, pki.SERVER_DAYS))}")
     for name in PUBLIC:
-        pki.write_public(SERVER / name, (FEDERATION / name).read_bytes())
+        write_public(SERVER / name, (FEDERATION / name).read_bytes())
     for name in PRIVATE:
-        pki.write_private(SERVER / name, (FEDERATION / name).read_bytes())
+        write_private(SERVER / name, (FEDERATION / name).read_bytes())
     for place in ("state", "clients"):  # where other volumes are mounted
         (SERVER / place).mkdir(exist_ok=True)
 
@@ -70,16 +71,16 @@ def make_dashboard_password() -> None:
     """Make the dashboard's password, once, and put it and the metrics page's credential where they are read."""
     password = FEDERATION / "dashboard.password"
     if not password.exists():
-        pki.write_private(password, secrets.token_urlsafe(16).encode())
+        write_private(password, secrets.token_urlsafe(16).encode())
     for name in ("dashboard.password", "metrics.token"):
-        pki.write_private(METRICS / name, (FEDERATION / name).read_bytes())
+        write_private(METRICS / name, (FEDERATION / name).read_bytes())
 
 
 def main() -> None:
     """Prepare a federation's volumes."""
     check_settings()
     user, _, group = os.environ["RUN_AS"].partition(":")
-    own(int(user), int(group or user))
+    become_user(int(user), int(group or user))
     if not os.access(RUNS, os.W_OK):
         owner = RUNS.stat()
         sys.exit(

@@ -94,7 +94,7 @@ CLIENT = """
 """
 
 
-def written(number: int) -> str:
+def render(number: int) -> str:
     """Return clients.yaml for so many clients, named as Fairbloom's tasks name them."""
     names = [f"client-{i:0{len(str(number - 1))}d}" for i in range(number)]
     started = "\n".join(f"      {name}: {{condition: service_started}}" for name in names)
@@ -108,4 +108,4 @@ if __name__ == "__main__":
     number = parser.parse_args().number
     if number < 1:
         sys.exit(f"{number} clients: at least one is needed")
-    FILE.write_text(written(number))
+    FILE.write_text(render(number))

@@ -1,28 +1,28 @@
-"""Enrol the clients that $CLIENTS names and put each one's bundle on its own volume; those that have one are left."""
+"""Enrol the clients that $CLIENTS names and put each one's bundle on its volume; those that have one are left."""
 
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fairbloom.deploy import pki
 from fairbloom.deploy.operator import enrolment
 from fairbloom.deploy.operator.federation import Federation
+from fairbloom.system.files import write_private, write_public
 
 
-def enrol(federation: Federation, partition: int, name: str, known: bool) -> str:
-    """Give a client keys of its own where its volume has none, and revoke those it had; return what was done."""
+def enroll_client(federation: Federation, partition: int, name: str, known: bool) -> str:
+    """Give a client keys where its volume has none, and revoke those it had; return what was done."""
     volume = Path("/clients", name)
     if known and (volume / "key").exists() and (volume / "ca.crt").read_bytes() == federation.authority.read_bytes():
         return f"{name} is enrolled"
     if known:
         enrolment.revoke(federation, name)
     bundle = enrolment.enroll(federation, name, partition, unpack=True, days=0)  # nobody would be there to rotate it
-    pki.write_private(volume / "key", (bundle / "key").read_bytes())
+    write_private(volume / "key", (bundle / "key").read_bytes())
     for public in ("ca.crt", "client.toml"):
-        pki.write_public(volume / public, (bundle / public).read_bytes())
+        write_public(volume / public, (bundle / public).read_bytes())
     shutil.rmtree(bundle)  # the private key is on the client's volume alone
-    return f"{name} is enrolled anew"
+    return f"{name} is enrolled again"
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     names = os.environ["CLIENTS"].split()
     known = {client.name for client in federation.clients if not client.revoked}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        work = [pool.submit(enrol, federation, i, name, name in known) for i, name in enumerate(names)]
+        work = [pool.submit(enroll_client, federation, i, name, name in known) for i, name in enumerate(names)]
     for done in work:
         print(done.result())
 

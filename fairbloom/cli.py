@@ -456,12 +456,12 @@ def data(
 
 def show_leaving(task: str, place: str | None, settings: dict[str, Value], as_json: bool) -> None:
     """Print what clients with these data send in a run with these settings; exit with 1 where it is an error."""
-    from fairbloom.deploy.device.client import Client  # imported late: Flower and PyTorch take seconds
+    from fairbloom.deploy.device.client import ClientSettings  # imported late: Flower and PyTorch take seconds
     from fairbloom.experiments.views.leaving import as_json as leaving_json
     from fairbloom.experiments.views.leaving import sentences
     from fairbloom.simulation.rehearsal import rehearse
 
-    device = Client.of({}, Path(place)) if place and place.endswith(".toml") else None
+    device = ClientSettings.of({}, Path(place)) if place and place.endswith(".toml") else None
     config = api.merged({"task": task, "data-dir": device.data_dir if device else place}, settings)
     chosen = Settings.of(config)
     check_used(config, [chosen.method], task)

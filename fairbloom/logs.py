@@ -1,9 +1,12 @@
-"""How Flower's logger, which ours is below, writes its lines."""
+"""Fairbloom's logger, and how Flower's, which it is below, writes its lines."""
 
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+log = logging.getLogger("flwr").getChild("fairbloom")
+"""Where Fairbloom logs: below Flower's logger, so that both are seen, set and silenced together."""
 
 
 def colour_on_terminals_alone(*, never: bool = False) -> None:

@@ -22,7 +22,6 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
-from fairbloom.system.lock import alone
 from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameters
 
@@ -30,6 +29,7 @@ from .arrival import wait_for_clients, without_revoked
 from .observability import Metrics, in_short, log_as_json, worst_served
 from .polling import PollingGrid
 from .progress import announce
+from .run_folder.lock import locked_folder
 from .run_folder.recorder import (
     RunRecorder,
     TakeBack,
@@ -134,7 +134,7 @@ def federate(
             clients, choice = engine(method, agreed)
         task = load_task(settings.model_copy(update={AGREED: agreed}))
         module = task.model()
-        with alone(path, wait=deployed):
+        with locked_folder(path, wait=deployed):
             records = RunRecorder(
                 path,
                 config,

@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any
 
 from fairbloom.system.files import write_whole
-from fairbloom.system.lock import is_running
 
 from .run_folder.errors import RunFolderError
+from .run_folder.lock import is_running
 from .run_folder.recorder import is_finished, settings_there
 from .run_folder.tables import read_rows, refusals_in
 

@@ -1,22 +1,61 @@
 """Files that are written whole or not at all, whatever happens meanwhile."""
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+from .lock import open_locked
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that, whatever happens, either the old or the new content is there, and stays there."""
+@contextmanager
+def whole_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
+    """Give a file to fill that is at `path`, whole and on disk, when the block succeeds; else nothing is changed.
+
+    Parameters
+    ----------
+    path
+        Where the file will be; one that is there is replaced.
+    mode
+        Its permissions, which nobody beyond them has meanwhile either; None goes by the process's umask.
+    """
     draft = path.with_name(f".{path.name}.draft")
     try:
-        with draft.open("wb") as file:
-            file.write(content)
+        descriptor = open_locked(draft, mode=0o666 if mode is None else 0o600)
+    except BlockingIOError:  # another process is writing the same file: the last to end wins
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".draft")
+        draft = Path(name)
+    with os.fdopen(descriptor, "wb") as file:  # locked until it is closed
+        try:
+            file.truncate()  # what a killed process has left
+            yield file
             file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+            if mode is not None:
+                os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
         sync_folder(path.parent)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+
+
+def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Write a file so that, whatever happens, either the old or the new content is there, and stays there."""
+    with whole_file(path, mode) as file:
+        file.write(content)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, readable by its owner alone from the first byte on."""
+    write_whole(path, content, 0o600)
+
+
+def write_public(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, readable by all."""
+    write_whole(path, content, 0o644)
 
 
 def make_folder(folder: Path) -> None:

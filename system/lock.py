@@ -1,66 +1,105 @@
-"""One writer for a run folder at a time, whatever becomes of the process that writes."""
+"""Locks on files, each held by one process at a time: a lock ends with its process, however that ends."""
 
 import contextlib
 import fcntl
-import logging
+import math
 import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from types import TracebackType
 
-from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
-
-log = logging.getLogger("flwr").getChild("fairbloom")
-
-LOCK = ".lock"
-"""The file that says which process writes to a folder; it is there no longer than that process works."""
-
-WAIT_SECONDS = 60.0
-"""How long to wait for another process to end: one whose run was given to this one notices it within that time."""
+from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
 
 LOOK_SECONDS = 0.5
-"""The pause between two looks at whether the other process has ended."""
+"""The pause between two attempts to get a lock that another process holds."""
 
 
-@contextlib.contextmanager
-def alone(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a folder, made if it is not there; no other process holds it meanwhile.
+class LockedError(FairbloomError):
+    """A lock that another process holds; `holder` names that process."""
 
-    The lock is the kernel's, on a file in the folder: it ends with the process, however that ends. The file says who
-    holds it, and is removed in the end.
+    def __init__(self, path: Path, holder: str) -> None:
+        super().__init__(f"{path} is locked by {holder}: wait for it to end")
+        self.holder = holder
+
+
+class Lock:
+    """A lock that this process holds until the block ends; its file is removed then."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path, self._descriptor = path, descriptor
+        _held_here.add(descriptor)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _held_here.discard(self._descriptor)
+        # Removed while it is held: whoever waits for it sees that the file is another one, and opens that.
+        with contextlib.suppress(OSError):
+            if _lies_at(self._path, self._descriptor):
+                self._path.unlink()
+        os.close(self._descriptor)
+
+
+def exclusive_lock(path: Path, *, seconds: float = 0.0, on_wait: Callable[[str], None] = lambda holder: None) -> Lock:
+    """Lock a file, made if it is not there, that says which process holds it: `with exclusive_lock(path): ...`.
 
     Parameters
     ----------
-    folder
-        Where this process alone is to write.
-    wait
-        Whether to wait for up to a minute where another process holds the folder, as one does whose run was taken from
-        it, rather than to be refused at once.
+    path
+        The file, which is there as long as somebody holds it. Its folder must exist.
+    seconds
+        How long to wait for a process that holds the lock.
+    on_wait
+        Called with that process's name, once, where it is waited for.
 
     Raises
     ------
-    RunFolderError
-        When another process holds the folder, or it cannot be written.
+    LockedError
+        When another process still holds the lock.
+    OSError
+        When the file cannot be opened.
     """
-    path = folder / LOCK
-    descriptor = _held(path, time.monotonic() + (WAIT_SECONDS if wait else 0.0))
-    _held_here.add(descriptor)
-    try:
-        yield
-    finally:
-        _held_here.discard(descriptor)
-        # Removed while it is held: whoever waits for it sees that the file is another one, and opens that.
-        with contextlib.suppress(OSError):
-            path.unlink()
-        os.close(descriptor)
+    deadline, said = time.monotonic() + seconds, False
+    while True:
+        try:
+            lock = Lock(path, descriptor := open_locked(path, wait=seconds == math.inf))
+            break
+        except BlockingIOError:
+            holder = _read_holder(path)
+        if holder is None:  # that process has just ended
+            continue
+        if time.monotonic() >= deadline:
+            raise LockedError(path, holder)
+        if not said:
+            on_wait(holder)
+            said = True
+        time.sleep(LOOK_SECONDS)
+    with contextlib.suppress(OSError):  # a full disk does not take the name, and the lock holds nevertheless
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    return lock
 
 
-def is_running(folder: Path) -> bool:
-    """Return whether a process writes to a folder, as far as can be told without disturbing it."""
+def _read_holder(path: Path) -> str | None:
+    """Return which process holds a lock, by what its file says; None where the file is gone."""
     try:
-        holder = re.fullmatch(r"process (\d+) on (.+)", (folder / LOCK).read_text())
+        return path.read_text(errors="replace") or "another process"
+    except FileNotFoundError:
+        return None
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process holds the lock of a file, as far as can be told without disturbing that process."""
+    try:
+        holder = re.fullmatch(r"process (\d+) on (.+)", path.read_text())
     except OSError:
         return False
     if holder is None or holder[2] != socket.gethostname():
@@ -74,40 +113,50 @@ def is_running(folder: Path) -> bool:
     return True
 
 
-def _held(path: Path, deadline: float) -> int:
-    """Return the open lock file once it is this process's; raise RunFolderError at the deadline."""
-    told = False
+def open_locked(path: Path, *, wait: bool = False, mode: int = 0o666) -> int:
+    """Open a file, made if it is not there, and lock it until it is closed; return its descriptor.
+
+    Parameters
+    ----------
+    path
+        The file; a symbolic link is not followed.
+    wait
+        Whether to wait for another process that has locked it, for as long as it takes.
+    mode
+        Permissions of a new file, less the process's umask.
+
+    Raises
+    ------
+    BlockingIOError
+        When another process has locked it and is not waited for.
+    OSError
+        When it cannot be opened.
+    """
     while True:
-        with explain_write_errors(f"the file {LOCK}", path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        if _locked(descriptor, path.parent):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        try:
+            _lock(descriptor, path, wait=wait)
             if _lies_at(path, descriptor):
-                _sign(descriptor)
                 return descriptor
-            os.close(descriptor)  # the process that held it has removed it: the next file is locked instead
-            continue
-        holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
-        os.close(descriptor)
-        if time.monotonic() >= deadline:
-            raise RunFolderError(
-                f"{path.parent} is written by {holder}: wait for it to end, or choose another folder (--out)"
-            )
-        if not told:
-            log.warning("%s is written by %s: waiting up to a minute for it to end", path.parent, holder)
-            told = True
-        time.sleep(LOOK_SECONDS)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # the process that held it has removed or replaced it: the next file is locked instead
 
 
-def _locked(descriptor: int, folder: Path) -> bool:
-    """Lock the open file; return False where another process has."""
+def _lock(descriptor: int, path: Path, *, wait: bool) -> None:
+    """Lock an open file; raise BlockingIOError where another process has."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
-        return False
+        raise
     except OSError as error:  # as of network file systems without locks
-        log.warning("%s cannot be locked (%s): see to it that one process alone writes there", folder, error.strerror)
-    return True
+        _warn_once(path.parent, str(error.strerror))
+
+
+@lru_cache(maxsize=1000)
+def _warn_once(folder: Path, reason: str) -> None:
+    log.warning("%s cannot be locked (%s): let one process alone write there", folder, reason)
 
 
 def _lies_at(path: Path, descriptor: int) -> bool:
@@ -118,20 +167,13 @@ def _lies_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _sign(descriptor: int) -> None:
-    """Write into the lock file which process holds it; a full disk does not take the name, and the lock holds so."""
-    with contextlib.suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-
-
 _held_here: set[int] = set()
-"""The locks of this process, which one that is forked from it must not hold on to when this one ends."""
+"""The locks of this process, which a process that is forked from it must not hold on to when this one ends."""
 
 
-def _let_go() -> None:
+def _release_after_fork() -> None:
     for descriptor in _held_here:
         os.close(descriptor)
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release_after_fork)

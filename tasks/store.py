@@ -1,5 +1,6 @@
 """Where the files of known data sets lie: found below a data folder, downloaded on first use, and checked."""
 
+import math
 import os
 from collections.abc import Callable
 from functools import lru_cache
@@ -9,9 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 
-from filelock import FileLock
-
 from fairbloom.errors import FairbloomError
+from fairbloom.system.lock import exclusive_lock
 
 from .task import DataFile, Setup, TaskInfo
 
@@ -55,7 +55,7 @@ def _download(root: Path, info: TaskInfo, fetch: Fetch) -> None:
     """Download a data set; it comes into its place file by file, whole, and once if several processes want it."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f".{info.name}.lock"):
+        with exclusive_lock(root / f".{info.name}.lock", seconds=math.inf):
             if not _missing(root, info):
                 return
             with TemporaryDirectory(dir=root, prefix=f".{info.name}-") as place:

@@ -33,7 +33,7 @@ LARGEST_BUNDLE, LARGEST_SETTINGS, MOST_MEMBERS = 10 * 2**20, 2**18, 10_000
 """Bytes of a bundle (Flower's own limit), bytes of its unpacked settings, and files in it."""
 
 OURS = "fairbloom"
-"""Name of the distribution that has our own app."""
+"""Name of the distribution that has Fairbloom's app."""
 
 
 class BundleRefusedError(Exception):

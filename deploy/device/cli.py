@@ -12,7 +12,7 @@ DEFAULT = "run"
 
 
 class WithDefault(TyperGroup):
-    """A group whose default command is meant where the first word names none: fairbloom client client.toml."""
+    """A group with a default command, taken where the first word names none: fairbloom client client.toml."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the default command's name before its arguments."""
@@ -21,7 +21,7 @@ class WithDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-client = typer.Typer(cls=WithDefault, help="Be a client of a federation (run, also without its name), or make its key.")
+client = typer.Typer(cls=WithDefault, help="Run a client of a federation (run, the default command), or make its key.")
 
 
 @client.command(DEFAULT)
@@ -30,26 +30,33 @@ def run(
     superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Fleet API of the SuperLink.")] = None,
     ca: Annotated[str | None, typer.Option(help="Certificate of the authority that signed the SuperLink's.")] = None,
     key: Annotated[str | None, typer.Option(help="Private key of this node.")] = None,
-    partition_id: Annotated[int | None, typer.Option(help="Which of the task's clients this is, from 0.")] = None,
-    name: Annotated[
-        str | None, typer.Option(help="What this client calls itself where no name was registered with its key.")
+    partition_id: Annotated[
+        int | None, typer.Option(help="Number of this client's partition of the data, from 0.")
     ] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Where its data is.")] = None,
-    state_dir: Annotated[str | None, typer.Option(help="Where it keeps personal models and bundles.")] = None,
-    insecure: Annotated[bool | None, typer.Option("--insecure", help="Go without TLS.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of this client where none was registered with its key.")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder of its data.")] = None,
+    state_dir: Annotated[str | None, typer.Option(help="Folder of its personal models and bundles.")] = None,
+    insecure: Annotated[bool | None, typer.Option("--insecure", help="Connect without TLS.")] = None,
     isolated: Annotated[
         bool | None, typer.Option("--isolated", help="Answer each message in a forked process.")
     ] = None,
-    bundles: Annotated[str | None, typer.Option(help="ours: run the installed app; any: run what comes.")] = None,
-    app: Annotated[str | None, typer.Option(metavar="MODULE:ATTRIBUTE", help="The installed app that is run.")] = None,
-    allow: Annotated[
-        list[str] | None, typer.Option(metavar="VALUE", help="A path or import string that a run may set.")
+    bundles: Annotated[
+        str | None, typer.Option(help="ours: run the installed app; any: run whatever the server sends.")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Where a node in Flower's own way serves its processes.")] = None,
-    port: Annotated[int | None, typer.Option(help="The port of that; 0: a free one.")] = None,
+    app: Annotated[str | None, typer.Option(metavar="MODULE:ATTRIBUTE", help="Installed app to run.")] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(metavar="VALUE", help="A path or import string that a run may use.")
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address of the API for app processes, where the node starts them as Flower does."),
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port of that API; 0: a free one.")] = None,
 ) -> None:
-    """Be a client: a SuperNode that keeps model and data warm, and starts again whenever it ends."""
-    from .client import Client
+    """Run a client: a SuperNode that keeps model and data in memory and is started again whenever it ends."""
+    from .client import ClientSettings
     from .supervisor import replace_process
 
     given: dict[str, object] = {
@@ -61,7 +68,7 @@ def run(
     }
     given |= {"data-dir": data_dir, "state-dir": state_dir, "insecure": insecure, "isolated": isolated}
     given |= {"bundles": bundles, "app": app, "allow": allow or None, "host": host, "port": port}
-    replace_process(Client.of(given, config))
+    replace_process(ClientSettings.of(given, config))
 
 
 @client.command(epilog="Example: fairbloom client keys site-a")

@@ -23,14 +23,14 @@ APP = "fairbloom.client.app:app"
 PATHS = ("ca", "key", "data-dir", "state-dir")
 BUNDLES = ("ours", "any")
 NODE_CONFIG = ("partition-id", "name", "data-dir", "state-dir")
-"""Keys of Flower's node config that are settings of their own."""
+"""Keys of Flower's node config that are settings of client.toml."""
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Client:
+class ClientSettings:
     """Settings of one client, as in client.toml, with hyphens there.
 
     Attributes
@@ -51,7 +51,7 @@ class Client:
         Where its data is, and where it keeps personal models and unpacked bundles; "" for nowhere. A run cannot set
         them.
     isolated
-        Whether each message is answered in a process of its own.
+        Whether each message is answered in a separate process.
     bundles
         "ours" to run the installed app and nothing of what the server sends, "any" to run what the server sends.
     app
@@ -59,9 +59,9 @@ class Client:
     allow
         Values that a run may give to its settings although they are paths or import strings, with bundles = "ours".
     node_config
-        What else an app of one's own finds in Flower's node config: num-partitions, say.
+        What else a user's app finds in Flower's node config: num-partitions, say.
     host, port
-        Where the API for app processes listens when the node goes in Flower's own way; a warm node has none.
+        Where the API for app processes listens when the node runs as Flower's does; a warm node has none.
     """
 
     superlink: str
@@ -85,7 +85,7 @@ class Client:
         if not host or not port.isdigit():
             raise ClientError(f"superlink = {self.superlink!r}: write it as HOST:PORT, example.org:9092 say")
         if self.bundles not in BUNDLES:
-            raise ClientError(f'bundles = {self.bundles!r}: "ours" or "any" would do')
+            raise ClientError(f'bundles = {self.bundles!r}: write "ours" or "any"')
         if not IMPORT_STRING.fullmatch(self.app):
             raise ClientError(f"app = {self.app!r}: write it as module:attribute, {APP} say")
         if self.bundles == "any" and (self.app != APP or self.allow):
@@ -118,7 +118,7 @@ class Client:
                 raise ClientError(f'{setting}: it must be a number, true, false, or a text without "')
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], file: Path | None = None) -> Client:
+    def of(cls, given: Mapping[str, Any], file: Path | None = None) -> ClientSettings:
         """Return the settings of `file`, in client.toml's form, with those given beside it, which win.
 
         Relative paths in the file are relative to its folder.
@@ -172,7 +172,7 @@ class Client:
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items() if value != "")
         place = ["--host", self.host, "--port", str(self.port or free_port())]
         # Not by -m: children of the fork server would import the module once more, as their main one.
-        # The node ends with this process, whose id it is told: asked for later, it might be another one's by then.
+        # The node ends with this process and gets its id here: asked for later, the id might be another process's.
         code = f"from fairbloom.deploy.flower.device.supernode import main; main({os.getpid()})"
         python = [sys.executable, "-P", "-c", code]
         return [*python, *ours, "--", "--superlink", self.superlink, *safety, "--node-config", config, *place]
@@ -194,7 +194,7 @@ def _read(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ClientError(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ClientError(f"{file} is no TOML file: {error}") from error
+        raise ClientError(f"{file} is not a TOML file: {error}") from error
     folder = file.absolute().parent
     return settings | {
         key: str(folder / settings[key]) for key in PATHS if isinstance(settings.get(key), str) and settings[key]

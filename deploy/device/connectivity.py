@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from ..errors import ClientError
 
 if TYPE_CHECKING:
-    from .client import Client
+    from .client import ClientSettings
 
 PROBE_SECONDS = 10.0
 """How long an address may take to answer."""
 
 
-def connection_fault(client: Client) -> str | None:
+def connection_fault(client: ClientSettings) -> str | None:
     """Return, in words, why this client cannot talk to its SuperLink just now; None where nothing is in the way."""
     host, _, port = client.superlink.rpartition(":")
     place = (host.strip("[]"), int(port))
@@ -61,7 +61,7 @@ def tls_context(authority: str | None) -> ssl.SSLContext:
     return context
 
 
-def _shake_hands(context: ssl.SSLContext, connection: socket.socket, host: str, client: Client) -> str | None:
+def _shake_hands(context: ssl.SSLContext, connection: socket.socket, host: str, client: ClientSettings) -> str | None:
     try:
         with context.wrap_socket(connection, server_hostname=host) as secured:
             if client.insecure:

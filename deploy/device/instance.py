@@ -1,4 +1,4 @@
-"""What tells a client that was started again from another one with a copy of its key."""
+"""Distinguishes a client that was started again from another one with a copy of its key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Instance:
     """Holds a client's key file for as long as this process lives, so that no other process here does at the same time.
 
     The `name` is the same for each process that holds this file since the machine was booted: who comes by it has seen
-    its predecessor end. A process that finds the file held, or that cannot tell, has a name of its own.
+    its predecessor end. A process that finds the file held, or that cannot tell, has another name.
 
     Parameters
     ----------

@@ -1,10 +1,12 @@
-"""A device's own key: made where it stays, and the request by which the federation's operator enrolls it."""
+"""A device's key: made on the device, where it stays, and the request by which the federation's operator enrolls it."""
 
 import os
 from pathlib import Path
 
+from fairbloom.system.files import write_public
+
 from .. import pki
-from ..arguments import NAME
+from ..arguments import NAME, NAME_RULE
 from ..errors import ClientError
 
 
@@ -24,13 +26,13 @@ def make(folder: Path, name: str) -> str:
         When the name is none, a key is there already, or the folder cannot be written to.
     """
     if not NAME.fullmatch(name):
-        raise ClientError(f"client {name!r}: up to 63 letters, digits, dots, dashes and underscores would do")
-    pair, key = pki.new_node_key(), folder / "key"
+        raise ClientError(f"client {name!r}: {NAME_RULE}")
+    pair, key = pki.make_node_key(), folder / "key"
     request = f"{pair.public.decode()} {name}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_new(key, pair.private)
-        pki.write_public(folder / f"{name}.request", f"{request}\n".encode())
+        write_public(folder / f"{name}.request", f"{request}\n".encode())
     except FileExistsError:
         raise ClientError(
             f"{key} is there already, and a federation may know this device by it: delete it first, or name another "

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -20,18 +19,15 @@ from pathlib import Path
 from typing import IO
 
 from fairbloom.errors import FairbloomError
+from fairbloom.system.supervise import CannotStartError, StopSignal, Supervised, become, supervise
 
-from ..processes import duration, ending
-from .client import Client
+from ..processes import duration
+from .client import ClientSettings
 from .connectivity import connection_fault
 from .instance import INSTANCE, Instance
 
-FIRST_DELAY, LONGEST_DELAY = 2.0, 15.0
-"""Shortest and longest pause before a SuperNode that ended is started again. The pause doubles each time, and is the
-shortest again once a node has run for HELD_SECONDS."""
-
-HELD_SECONDS = 60.0
-STOP_SECONDS = 15.0
+SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 15.0
+"""Shortest and longest pause, in seconds, before a SuperNode that ended is started again."""
 
 CONNECTED = b"SuperNode ID:"
 """What Flower logs once a node is connected."""
@@ -76,32 +72,40 @@ class Outage:
         self._said.clear()
 
 
-class Supervisor:
-    """Starts a client's SuperNode, and again after a delay whenever it ends, until it is told to stop."""
+class Node(Supervised):
+    """A client's SuperNode, which is started again whenever it ends."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ClientSettings) -> None:
+        super().__init__("SuperNode", SHORTEST_PAUSE, LONGEST_PAUSE)
         self._client = client
         self._instance = Instance(client.key)
-        self._node: subprocess.Popen[bytes] | None = None
         self._outage = Outage()
-        self._stopped = False
-        self._delay = FIRST_DELAY
+        self._listener: threading.Thread | None = None
 
-    def run(self) -> None:
-        """Run until SIGTERM or SIGINT."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
-        while not self._stopped:
-            started = time.monotonic()
-            fault = self._no_state_folder() or connection_fault(self._client) or self._run_once()
-            if time.monotonic() - started > HELD_SECONDS:
-                self._delay = FIRST_DELAY
-            if not self._stopped:
-                self._outage.fault(fault)
-                self._wait(self._delay)
-                self._delay = min(2 * self._delay, LONGEST_DELAY)
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the SuperNode, and print what it says."""
+        fault = self._state_folder_fault() or connection_fault(self._client)
+        if fault:
+            raise CannotStartError(fault)
+        # A new session: Ctrl-C reaches this process alone, which ends the node in order.
+        node = subprocess.Popen(  # noqa: S603 (this Python)
+            self._client.command(),
+            env=self._client.environment() | {INSTANCE: self._instance.name},
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._listener = threading.Thread(target=self._pass_on, args=(node.stdout,), daemon=True)
+        self._listener.start()
+        return node
 
-    def _no_state_folder(self) -> str | None:
+    def report(self, fault: str, pause: float) -> None:
+        """Print a fault, once in an outage."""
+        if self._listener is not None:
+            self._listener.join(timeout=2.0)  # what the app has started may hold the pipe open
+        self._outage.fault(fault)
+
+    def _state_folder_fault(self) -> str | None:
         """Make the state folder; return, in words, why that cannot be."""
         folder = self._client.state_dir
         try:
@@ -112,21 +116,6 @@ class Supervisor:
         except OSError as error:
             return f"state-dir = {folder} cannot be made: {error.strerror}"
         return None
-
-    def _run_once(self) -> str:
-        # A session of its own: Ctrl-C reaches this process alone, which ends the node in order.
-        self._node = subprocess.Popen(  # noqa: S603 (our own Python)
-            self._client.command(),
-            env=self._client.environment() | {INSTANCE: self._instance.name},
-            start_new_session=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        listener = threading.Thread(target=self._pass_on, args=(self._node.stdout,), daemon=True)
-        listener.start()
-        code = self._node.wait()
-        listener.join(timeout=2.0)  # what the app has started may hold the pipe open
-        return f"the SuperNode ended ({ending(code)})"
 
     def _pass_on(self, output: IO[bytes]) -> None:
         """Print what a node says. While the client is cut off, a start that fails as one before it is not printed."""
@@ -146,19 +135,6 @@ class Supervisor:
         if not connected and self._outage.is_new(NUMBERS.sub(b"", b"".join(heard))) and holds:
             _print(heard)
 
-    def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not self._stopped and time.monotonic() < end:
-            time.sleep(0.1)
-
-    def _stop(self, number: int, frame: object) -> None:
-        self._stopped = True
-        node = self._node
-        if node is not None and node.poll() is None:
-            node.terminate()
-            signal.signal(signal.SIGALRM, lambda *_: node.kill())
-            signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
-
 
 def say(words: str) -> None:
     """Print a line about this client on stderr."""
@@ -170,10 +146,18 @@ def _print(lines: Iterable[bytes]) -> None:
     sys.stderr.buffer.flush()
 
 
-def replace_process(client: Client) -> None:
+def replace_process(client: ClientSettings) -> None:
     """Go on as this client in a small process, without the libraries that the command line has loaded."""
-    command = [sys.executable, "-P", "-m", "fairbloom.deploy.device", json.dumps(asdict(client))]
-    os.execv(sys.executable, command)  # noqa: S606 (our own Python)
+    become("fairbloom.deploy.device", json.dumps(asdict(client)))
+
+
+def run(client: ClientSettings) -> None:
+    """Keep a client's SuperNode running until SIGTERM or SIGINT, and end it in order then."""
+    stopped, node = StopSignal(), Node(client)
+    try:
+        supervise([node], stopped)
+    finally:
+        node.stop()
 
 
 def main() -> int:
@@ -181,9 +165,9 @@ def main() -> int:
     os.umask(0o077)
     settings = json.loads(sys.argv[1])
     try:
-        client = Client(**settings | {"allow": tuple(settings["allow"])})
+        client = ClientSettings(**settings | {"allow": tuple(settings["allow"])})
     except FairbloomError as error:  # a file that was there when `fairbloom client` looked
         say(str(error))
         return 2
-    Supervisor(client).run()
+    run(client)
     return 0

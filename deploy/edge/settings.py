@@ -17,7 +17,7 @@ OPERATOR_SETTINGS = ("superlink", "ca", "key", "name", "partition-id")
 """Settings that a bundle sets, each on one line."""
 
 
-class SettingsError(Exception):
+class SettingsFileError(Exception):
     """Settings that cannot be read or changed; the message names the file and the remedy."""
 
 
@@ -26,7 +26,7 @@ def merge_settings(file: Path, bundle: Path | None, data_dir: str) -> tuple[str,
 
     Raises
     ------
-    SettingsError
+    SettingsFileError
         When a file cannot be read, or the settings are written in a way that is not understood.
     """
     old = file.read_text() if file.exists() else ""
@@ -45,7 +45,7 @@ def merge_settings(file: Path, bundle: Path | None, data_dir: str) -> tuple[str,
         understood = False
     if not understood:
         lines = ", ".join(key for key in after if before.get(key) != after[key])
-        raise SettingsError(f"{file} is written in a way that is not understood: write {lines} into it by hand")
+        raise SettingsFileError(f"{file} is written in a way that is not understood: write {lines} into it by hand")
     return text, before, after
 
 
@@ -53,7 +53,9 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{file} is no TOML file: {error}; correct it, or delete it and write it again") from None
+        raise SettingsFileError(
+            f"{file} is not a TOML file: {error}; correct it, or delete it and write it again"
+        ) from None
 
 
 def _drop_lines(text: str, keys: list[str]) -> str:
@@ -72,9 +74,9 @@ def describe_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]
         for key in after
         if after[key] != before.get(key)
     ]
-    lines += [f"{key} = {before[key]!r} is gone" for key in before if key not in after]
+    lines += [f"{key} = {before[key]!r} is removed" for key in before if key not in after]
     kept = [key for key in before if key not in OPERATOR_SETTINGS and before[key] == after.get(key)]
-    return [*lines, f"kept as they were: {', '.join(kept)}"] if kept else lines
+    return [*lines, f"unchanged: {', '.join(kept)}"] if kept else lines
 
 
 def main() -> int:
@@ -86,7 +88,7 @@ def main() -> int:
     given = parser.parse_args()
     try:
         text, before, after = merge_settings(given.file, given.bundle, given.data_dir)
-    except (SettingsError, OSError, UnicodeDecodeError) as error:
+    except (SettingsFileError, OSError, UnicodeDecodeError) as error:
         print(f"install: {error}", file=sys.stderr)
         return 1
     descriptor, draft = tempfile.mkstemp(dir=given.file.parent, prefix=".client.toml-")

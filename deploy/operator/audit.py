@@ -2,10 +2,9 @@
 
 Each line carries, as `chain`, the SHA-256 of the chain of the line before and of its own content. That finds a line
 that was changed, inserted, or removed before others. It cannot find lines cut off at the end, nor a log that somebody
-with the folder's account has written anew as a whole: for that, send the lines elsewhere as they come.
+with the folder's account has rewritten as a whole: for that, send the lines elsewhere as they come.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -13,6 +12,8 @@ import pwd
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from fairbloom.system.lock import open_locked
 
 from ..errors import DeployError
 
@@ -35,12 +36,10 @@ def note(folder: Path, event: str, **about: str | int | float | None) -> None:
     """
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     kept = {key: value[:LONGEST_VALUE] if isinstance(value, str) else value for key, value in about.items()}
-    entry = {"time": now, "event": event, "account": account(), **kept}
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    log = os.open(folder / FILE, flags, 0o600)
+    entry = {"time": now, "event": event, "account": account_name(), **kept}
+    log = open_locked(folder / FILE, wait=True, mode=0o600)
     try:
-        fcntl.flock(log, fcntl.LOCK_EX)  # until the file is closed
-        size = os.fstat(log).st_size
+        size = os.lseek(log, 0, os.SEEK_END)
         tail = os.pread(log, TAIL_BYTES, max(0, size - TAIL_BYTES))
         # A line that a crash has torn stays as it is, ended here; the next line vouches for what is left of it.
         start = "" if tail.endswith(b"\n") or not tail else "\n"
@@ -57,7 +56,7 @@ def note(folder: Path, event: str, **about: str | int | float | None) -> None:
         os.close(log)
 
 
-def whole(folder: Path) -> bytes:
+def read_whole(folder: Path) -> bytes:
     """Return the log's bytes as they are between two lines, while other processes may be writing; b"" for no log.
 
     Raises
@@ -65,15 +64,13 @@ def whole(folder: Path) -> bytes:
     OSError
         When it cannot be read.
     """
-    try:
-        with (folder / FILE).open("rb") as log:
-            fcntl.flock(log, fcntl.LOCK_SH)
-            return log.read()
-    except FileNotFoundError:
+    if not (folder / FILE).exists():
         return b""
+    with os.fdopen(open_locked(folder / FILE, wait=True), "rb") as log:
+        return log.read()
 
 
-def text(folder: Path) -> str:
+def read_text(folder: Path) -> str:
     """Return the log as it is, a JSON object a line; "" where there is none."""
     return "".join(f"{line.decode(errors='replace')}\n" for line in _lines(folder))
 
@@ -88,16 +85,16 @@ def show(folder: Path) -> None:
     for heading in ("line", "time", "account", "event", "about"):
         table.add_column(heading, overflow="fold")
     for number, line in enumerate(_lines(folder), 1):
-        entry = _entry(line) or {"event": f"no whole line: {line.decode(errors='replace')}"}
+        entry = _entry(line) or {"event": f"not a whole line: {line.decode(errors='replace')}"}
         entry.pop("chain", None)
         first = [str(entry.pop(key, "")) for key in ("time", "account", "event")]
         about = ", ".join(f"{key} {value}" for key, value in entry.items())
-        table.add_row(*(Text(printable(cell)) for cell in (str(number), *first, about)))
+        table.add_row(*(Text(escape_unprintable(cell)) for cell in (str(number), *first, about)))
     Console().print(table)
 
 
-def latest(folder: Path, beginning: str, most: int) -> list[dict[str, Any]]:
-    """Return the last entries whose event begins with a word, the latest first, of those at the end of the log.
+def latest_entries(folder: Path, beginning: str, most: int) -> list[dict[str, Any]]:
+    """Return the last entries with an event that begins with a word, the latest first, of those at the end of the log.
 
     Raises
     ------
@@ -111,7 +108,7 @@ def latest(folder: Path, beginning: str, most: int) -> list[dict[str, Any]]:
     return found[: -most - 1 : -1]
 
 
-def broken(folder: Path) -> int | None:
+def first_broken_line(folder: Path) -> int | None:
     """Return the number, from 1, of the first line that does not fit to those before it; None where all fit."""
     previous, torn = b"", False
     lines = _lines(folder)
@@ -127,7 +124,7 @@ def broken(folder: Path) -> int | None:
     return len(lines) if torn else None
 
 
-def printable(words: str) -> str:
+def escape_unprintable(words: str) -> str:
     """Return text that cannot steer a terminal, whoever wrote it."""
     return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in words)
 
@@ -151,7 +148,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 
 def _line(entry: dict[str, Any], link: str) -> str:
-    """Return the text of an entry with its chain, after a line whose link is `link`."""
+    """Return the text of an entry with its chain, after a line with the link `link`."""
     chain = hashlib.sha256(f"{link}{json.dumps(entry)}".encode()).hexdigest()
     return json.dumps({**entry, "chain": chain})
 
@@ -162,7 +159,7 @@ def _link(line: bytes) -> str:
     return str(entry["chain"]) if entry and "chain" in entry else hashlib.sha256(line).hexdigest()
 
 
-def account() -> str:
+def account_name() -> str:
     """Return the name of the account that this process runs as, or its number where it has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name

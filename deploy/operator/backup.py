@@ -4,7 +4,6 @@ The file is a .tar.gz of its owner's alone: it holds the authority's key and the
 """
 
 import contextlib
-import fcntl
 import gzip
 import io
 import re
@@ -23,13 +22,15 @@ from typing import IO
 import tomli_w
 
 from fairbloom import __version__
+from fairbloom.system.files import whole_file, write_public
+from fairbloom.system.lock import LockedError, exclusive_lock
 
 from .. import pki
-from ..arguments import NAME, address, host_name, joined
+from ..arguments import NAME, check_host, join_address, parse_address
 from ..errors import DeployError
 from . import audit
 from .federation import Federation, server_unit
-from .folder import furnish, write_flower_home
+from .folder import add_missing_files, write_flower_home
 
 FORMAT = 1
 """Number of the form that a backup has; a restore takes none that is higher."""
@@ -88,9 +89,9 @@ def back_up(federation: Federation, file: Path) -> tuple[str, ...]:
         When something cannot be read or written, or the database is damaged.
     """
     with (
-        federation.noted("backup", file=str(file.absolute())),
+        federation.audited("backup", file=str(file.absolute())),
         federation.registry.locked(),
-        pki.written_whole(file) as written,
+        whole_file(file, 0o600) as written,
         tempfile.TemporaryDirectory(dir=file.absolute().parent, prefix=f".{file.name}-") as draft,
         tarfile.open(fileobj=written, mode="w:gz", compresslevel=1) as packed,
     ):
@@ -100,11 +101,11 @@ def back_up(federation: Federation, file: Path) -> tuple[str, ...]:
         clients = [f"clients/{found.name}" for found in sorted(federation.registry.folder.glob("*.toml"))]
         for name in (*there, *clients):
             _pack(packed, name, (federation.path / name).read_bytes())
-        _pack(packed, LOG, audit.whole(federation.state))
+        _pack(packed, LOG, audit.read_whole(federation.state))
         if federation.database.exists():
             copy = Path(draft, "superlink.db")
             copy_database(federation.database, copy)
-            packed.add(copy, DATABASE, filter=_plain)
+            packed.add(copy, DATABASE, filter=_strip_owner)
             there.append(DATABASE)
     return tuple(name for name in (*FILES, DATABASE) if name not in there)
 
@@ -152,29 +153,29 @@ def restore(file: Path, folder: Path, hosts: Sequence[str] = (), *, replaces: bo
     DeployError
         When the file is damaged or none, the folder is in use, or one of the others is impossible.
     """
-    names = [host_name("--host", host) for host in hosts]
+    names = [check_host("--host", host) for host in hosts]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not replaces:
         raise DeployError(
-            f"{folder} is not empty: choose another folder, or say --replace, which deletes what is in it"
+            f"{folder} is not empty: choose another folder, or give --replace, which deletes what is in it"
         )
     try:
-        with _not_served(folder), _filled(folder) as draft:
+        with _kept_from_serving(folder), _replaced_content(folder) as draft:
             about = _unpack(file, draft)
-            furnish(draft)
+            add_missing_files(draft)
             draft_federation = Federation(draft)
             if names:
                 _move(draft_federation, names[0])
                 draft_federation = Federation(draft)
             struck_off = _strike_off(draft_federation, _revoked_keys(folder))
-            token = draft_federation.token()
+            token = draft_federation.read_token()
             write_flower_home(draft / "flower", draft_federation.control, folder / "ca.crt", token)
-            pki.write_public(draft / draft_federation.unit.name, server_unit(folder).encode())
+            write_public(draft / draft_federation.unit.name, server_unit(folder).encode())
     except OSError as error:
         raise DeployError(f"{folder} cannot be made from {file}: {error}") from error
     federation = Federation(folder)
     federation.note("restore", file=str(file.absolute()), made=str(about["made"]))
     if names:
-        federation.renew([*names, *pki.hosts_of(federation.certificate)], pki.SERVER_DAYS)
+        federation.renew([*names, *pki.read_hosts(federation.certificate)], pki.SERVER_DAYS)
     return Restored(federation, str(about["made"]), struck_off)
 
 
@@ -187,14 +188,14 @@ def _pack(packed: tarfile.TarFile, name: str, content: bytes) -> None:
     packed.addfile(entry, io.BytesIO(content))
 
 
-def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def _strip_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.mode, entry.uid, entry.gid, entry.uname, entry.gname = 0o600, 0, 0, "", ""
     return entry
 
 
 def _unpack(file: Path, folder: Path) -> dict[str, object]:
     """Lay out what a backup holds, and nothing else; return what it says of itself."""
-    damaged = f"{file} is no backup of fairbloom deploy backup, or a damaged one"
+    damaged = f"{file} is not a backup of fairbloom deploy backup, or a damaged one"
     for name in ("clients", "state"):
         (folder / name).mkdir(mode=0o700)
     about: dict[str, object] = {}
@@ -203,13 +204,13 @@ def _unpack(file: Path, folder: Path) -> dict[str, object]:
             for entry in packed:
                 content = packed.extractfile(entry) if entry.isreg() else None
                 if content is None or (entry.size > LARGEST_FILE and entry.name != DATABASE):
-                    raise DeployError(f"{damaged}: {entry.name!r} is no plain file")
+                    raise DeployError(f"{damaged}: {entry.name!r} is not a plain file")
                 if not about:
                     about = _about(entry, content, damaged)
                 elif entry.name not in (*FILES, LOG, DATABASE) and not CLIENT.fullmatch(entry.name):
                     raise DeployError(f"{damaged}: {entry.name!r} is not of a federation")
                 else:
-                    with pki.written_whole(folder / entry.name, 0o644 if _is_public(entry.name) else 0o600) as written:
+                    with whole_file(folder / entry.name, 0o644 if _is_public(entry.name) else 0o600) as written:
                         shutil.copyfileobj(content, written)
             while stream.read(1 << 20):  # what is left: the checksum of all comes last
                 pass
@@ -245,8 +246,8 @@ def _is_public(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _filled(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill, whose content takes the place of all that is in `folder` when the block succeeds.
+def _replaced_content(folder: Path) -> Iterator[Path]:
+    """Give a folder to fill; its content replaces all that is in `folder` when the block succeeds.
 
     The draft lies inside, since a volume's root cannot be replaced. federation.toml, which makes a folder a
     federation's, goes first and comes last.
@@ -279,17 +280,17 @@ def _delete(paths: Iterable[Path]) -> None:
 
 
 @contextlib.contextmanager
-def _not_served(folder: Path) -> Iterator[None]:
+def _kept_from_serving(folder: Path) -> Iterator[None]:
     """Raise DeployError where a server of this folder is running, and keep one from starting meanwhile."""
     lock = folder / "state" / "lock"
     if not lock.exists():
         yield
         return
-    with lock.open("r+") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DeployError(f"{folder} is served, by {held.read().strip()}: stop fairbloom server first") from None
+    try:
+        held = exclusive_lock(lock)
+    except LockedError as error:
+        raise DeployError(f"{folder} is served, by {error.holder}: stop fairbloom server first") from None
+    with held:
         yield
 
 
@@ -302,7 +303,7 @@ def _revoked_keys(folder: Path) -> frozenset[str]:
 
 
 def _strike_off(federation: Federation, keys: frozenset[str]) -> tuple[str, ...]:
-    """Revoke the clients whose keys are among these; return their names."""
+    """Revoke the clients that have these keys; return their names."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     gone = [client for client in federation.clients if client.public_key in keys and not client.revoked]
     for client in gone:
@@ -313,6 +314,6 @@ def _strike_off(federation: Federation, keys: frozenset[str]) -> tuple[str, ...]
 def _move(federation: Federation, host: str) -> None:
     """Write into a federation's file that clients reach it at another host, by the same port."""
     file = federation.path / "federation.toml"
-    _, port = address(f"superlink in {file}:", federation.superlink)
-    about = {**tomllib.loads(file.read_text()), "superlink": joined(host, port)}
-    pki.write_public(file, tomli_w.dumps(about).encode())
+    _, port = parse_address(f"superlink in {file}:", federation.superlink)
+    about = {**tomllib.loads(file.read_text()), "superlink": join_address(host, port)}
+    write_public(file, tomli_w.dumps(about).encode())

@@ -11,20 +11,21 @@ from pathlib import Path
 
 import tomli_w
 
-from .. import pki
+from fairbloom.system.files import write_private, write_public
+
 from ..errors import DeployError
 from .federation import UNIT, Federation
 from .registry import EnrolledClient
 
 
-def _places(federation: Federation, name: str) -> tuple[Path, Path]:
+def _bundle_paths(federation: Federation, name: str) -> tuple[Path, Path]:
     """Return where a client's bundle is as a folder, and where as a .tar.gz."""
     return federation.path / "bundles" / name, federation.path / "bundles" / f"{name}.tar.gz"
 
 
 def remove_bundle(federation: Federation, name: str) -> None:
     """Delete a client's bundle from the federation's folder, if it is there."""
-    folder, packed = _places(federation, name)
+    folder, packed = _bundle_paths(federation, name)
     packed.unlink(missing_ok=True)
     if folder.is_dir():
         shutil.rmtree(folder)
@@ -40,14 +41,14 @@ def write_bundle(federation: Federation, client: EnrolledClient, private_key: by
     }
     if private_key:
         files["key"] = (private_key, 0o600)
-    folder, packed = _places(federation, client.name)
+    folder, packed = _bundle_paths(federation, client.name)
     remove_bundle(federation, client.name)
     if not unpack:
-        pki.write_private(packed, _packed(client.name, files))
+        write_private(packed, _pack(client.name, files))
         return packed
     folder.mkdir()
     for name, (content, mode) in files.items():
-        (pki.write_private if mode == 0o600 else pki.write_public)(folder / name, content)
+        (write_private if mode == 0o600 else write_public)(folder / name, content)
     return folder
 
 
@@ -59,14 +60,14 @@ def export(federation: Federation, name: str) -> bytes:
     DeployError
         When the client is not enrolled, or its bundle is no longer here.
     """
-    with federation.noted("export", client=name):
-        federation.client(name)
-        folder, packed = _places(federation, name)
+    with federation.audited("export", client=name):
+        federation.find_client(name)
+        folder, packed = _bundle_paths(federation, name)
         if packed.is_file():
             return packed.read_bytes()
         if folder.is_dir():
             files = {file.name: (file.read_bytes(), file.stat().st_mode & 0o777) for file in sorted(folder.iterdir())}
-            return _packed(name, files)
+            return _pack(name, files)
         raise DeployError(
             f"the bundle of client {name!r} is gone from {folder.parent}: fairbloom deploy rotate {name} makes "
             "a new one"
@@ -79,7 +80,7 @@ def holds_key(bundle: bytes) -> bool:
         return any(name.endswith("/key") for name in packed.getnames())
 
 
-def _packed(folder: str, files: Mapping[str, tuple[bytes, int]]) -> bytes:
+def _pack(folder: str, files: Mapping[str, tuple[bytes, int]]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as bundle:
         for name, (content, mode) in files.items():

@@ -1,17 +1,16 @@
-"""What is wrong with a federation, or with one device of it: each check says what it saw and what would do."""
+"""What is wrong with a federation, or with one device of it: each check says what it saw and the remedy."""
 
 import email.utils
 import hashlib
 import re
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -23,7 +22,7 @@ from fairbloom.protocol.version import PROTOCOL
 from fairbloom.server.progress import announced
 
 from .. import pki
-from ..device.client import Client
+from ..device.client import ClientSettings
 from ..device.connectivity import connection_fault, tls_context
 from ..errors import DeployError
 from ..server.supervisor import RUN_FOLDERS
@@ -44,7 +43,7 @@ SERVER_PAGE = "/fairbloom/server"
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The outcome of one check: `verdict` is ok, warning or fault."""
 
     what: str
@@ -52,45 +51,80 @@ class Finding:
     words: str
 
 
-def examine(federation: Federation) -> Iterator[Finding]:
+def ok(what: str, words: str) -> CheckResult:
+    """Return that something is as it should be."""
+    return CheckResult(what, "ok", words)
+
+
+def warning(what: str, words: str) -> CheckResult:
+    """Return that something will, or may, go wrong."""
+    return CheckResult(what, "warning", words)
+
+
+def fault(what: str, words: str) -> CheckResult:
+    """Return that something is wrong; the words say what would remedy it."""
+    return CheckResult(what, "fault", words)
+
+
+@dataclass(frozen=True)
+class ServerPage:
+    """What the server says of itself.
+
+    Attributes
+    ----------
+    status
+        HTTP status of the page, 0 where the server does not answer.
+    about
+        What the page says, {} with another status than 200.
+    certificate_days
+        How many days the certificate is still valid that the server shows; None where that is not known.
+    trouble
+        Why the server does not answer, "" where it does.
+    """
+
+    status: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+    certificate_days: float | None = None
+    trouble: str = ""
+
+
+def examine(federation: Federation) -> Iterator[CheckResult]:
     """Check a federation from its operator's machine."""
-    yield from versions()
-    authority = expiry("CA certificate", federation.authority)
+    yield from check_versions()
+    authority = check_expiry("CA certificate", federation.authority)
     yield authority
-    yield expiry("server certificate", federation.certificate)
-    yield open_secrets(federation)
-    yield open_folders(federation)
-    yield credential(federation)
-    yield client_keys(federation)
-    yield audit_log(federation)
+    yield check_expiry("server certificate", federation.certificate)
+    yield check_secrets(federation)
+    yield check_folders(federation)
+    yield check_credential(federation)
+    yield check_client_keys(federation)
+    yield check_audit_log(federation)
     if authority.verdict != "fault":
-        yield reachable("fleet API", federation.superlink, federation.authority)
-        yield control_api(federation)
-        yield server_side(federation)
-        yield known_clients(federation)
-    yield disk(federation.path)
+        yield check_reachable("fleet API", ClientSettings(superlink=federation.superlink, ca=str(federation.authority)))
+        yield check_control_api(federation)
+        page = ask_server(federation)
+        yield check_server(federation, page)
+        yield check_clients(federation, page)
+    yield check_disk(federation.path)
 
 
-def examine_device(client: Client) -> Iterator[Finding]:
+def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
     """Check one client's device."""
-    yield from versions()
+    yield from check_versions()
     if client.key:
-        yield device_key(Path(client.key))
-    authority = expiry("CA certificate", Path(client.ca)) if client.ca else None
+        yield check_device_key(Path(client.key))
+    authority = check_expiry("CA certificate", Path(client.ca)) if client.ca else None
     if authority:
         yield authority
     if not authority or authority.verdict != "fault":
-        fault = connection_fault(client)
-        yield (
-            Finding("SuperLink", "fault", fault) if fault else Finding("SuperLink", "ok", f"{client.superlink} answers")
-        )
+        yield check_reachable("SuperLink", client)
     if client.state_dir:
-        yield private("state-dir", [Path(client.state_dir)])
-    yield synchronised()
-    yield disk(Path(client.state_dir or "."))
+        yield check_private("state-dir", [Path(client.state_dir)])
+    yield check_clock()
+    yield check_disk(Path(client.state_dir or "."))
 
 
-def versions() -> Iterator[Finding]:
+def check_versions() -> Iterator[CheckResult]:
     """Check that Flower is of the version that is pinned, and say which Python and PyTorch there are."""
     from ..flower.device.supernode import RELIED_ON
     from ..flower.relied_on import missing_names
@@ -98,18 +132,18 @@ def versions() -> Iterator[Finding]:
     pinned = next(line for line in requires("fairbloom") or () if line.startswith("flwr"))
     here, wanted = version("flwr"), re.findall(r"(?<===|>=)\d+\.\d+", pinned)
     if wanted and not here.startswith(f"{wanted[0]}."):
-        yield Finding("Flower", "fault", f"{here} is installed, {pinned} is needed: server and clients must agree")
+        yield fault("Flower", f"{here} is installed, {pinned} is needed: server and clients must agree")
     elif missing_names(RELIED_ON):
-        yield Finding("Flower", "fault", f"{here} lacks what server and clients rely on: install {pinned}")
+        yield fault("Flower", f"{here} lacks what server and clients rely on: install {pinned}")
     else:
-        yield Finding("Flower", "ok", here)
+        yield ok("Flower", here)
     try:
-        yield Finding("PyTorch", "ok", f"{version('torch')}, Python {sys.version.split()[0]}")
+        yield ok("PyTorch", f"{version('torch')}, Python {sys.version.split()[0]}")
     except PackageNotFoundError:
-        yield Finding("PyTorch", "fault", "is not installed: pip install torch")
+        yield fault("PyTorch", "is not installed: pip install torch")
 
 
-def expiry(what: str, certificate: Path) -> Finding:
+def check_expiry(what: str, certificate: Path) -> CheckResult:
     """Check how long a certificate still holds."""
     if what == "CA certificate":
         remedy = "take it from the bundle or from the operator; the operator, from a copy"
@@ -118,26 +152,26 @@ def expiry(what: str, certificate: Path) -> Finding:
     try:
         days = pki.days_left(certificate)
     except pki.PkiError as error:
-        return Finding(what, "fault", f"{error}: {remedy}")
+        return fault(what, f"{error}: {remedy}")
     if days <= 0:
-        return Finding(what, "fault", f"{certificate} expired {-days:.0f} days ago: {remedy}")
+        return fault(what, f"{certificate} expired {-days:.0f} days ago: {remedy}")
     if days < EXPIRES_SOON_DAYS:
-        return Finding(what, "warning", f"{certificate.name} holds for {days:.0f} more days: {remedy}")
-    return Finding(what, "ok", f"{certificate.name} holds for {days:.0f} more days")
+        return warning(what, f"{certificate.name} holds for {days:.0f} more days: {remedy}")
+    return ok(what, f"{certificate.name} holds for {days:.0f} more days")
 
 
-def device_key(key: Path) -> Finding:
+def check_device_key(key: Path) -> CheckResult:
     """Check that a device's private key is one, and its owner's alone."""
     try:
         pki.check_node_key(key)
     except pki.PkiError as error:
-        return Finding("private key", "fault", str(error))
+        return fault("private key", str(error))
     if key.stat().st_mode & 0o077:
-        return Finding("private key", "fault", f"others can read {key}: chmod 600 {key}")
-    return Finding("private key", "ok", f"{key.name} is one of a node, readable by its owner alone")
+        return fault("private key", f"others can read {key}: chmod 600 {key}")
+    return ok("private key", f"{key.name} is one of a node, readable by its owner alone")
 
 
-def open_secrets(federation: Federation) -> Finding:
+def check_secrets(federation: Federation) -> CheckResult:
     """Check that nobody else can read what is secret in a federation's folder."""
     path = federation.path
     secrets = [federation.authority_key, federation.certificate_key, federation.operator_token, federation.operators]
@@ -150,52 +184,50 @@ def open_secrets(federation: Federation) -> Finding:
     secrets += [federation.state / audit.FILE, *path.glob("bundles/*.tar.gz"), *path.glob("bundles/*/key")]
     readable = [str(file) for file in secrets if file.exists() and file.stat().st_mode & 0o077]
     if readable:
-        return Finding("secrets", "fault", f"others can read {', '.join(readable)}: chmod 600 {' '.join(readable)}")
+        return fault("secrets", f"others can read {', '.join(readable)}: chmod 600 {' '.join(readable)}")
     if path.stat().st_mode & 0o077:
-        return Finding("secrets", "fault", f"others can enter {path}: chmod 700 {path}")
-    return Finding("secrets", "ok", "readable by their owner alone")
+        return fault("secrets", f"others can enter {path}: chmod 700 {path}")
+    return ok("secrets", "readable by their owner alone")
 
 
-def open_folders(federation: Federation) -> Finding:
+def check_folders(federation: Federation) -> CheckResult:
     """Check that nobody else can read what runs have written: the server's state, and run folders that are here."""
     noted = sorted((federation.state / RUN_FOLDERS).glob("[0-9]*"))
     runs = {announced(file.parent, file.name) for file in noted}
-    return private("folders", [federation.state, *sorted(folder for folder in runs if folder is not None)])
+    return check_private("folders", [federation.state, *sorted(folder for folder in runs if folder is not None)])
 
 
-def private(what: str, folders: Iterable[Path]) -> Finding:
+def check_private(what: str, folders: Iterable[Path]) -> CheckResult:
     """Check that nobody else can enter folders with models or data in them, which may be older than this version."""
     there = [folder for folder in folders if folder.is_dir()]
     if readable := [str(folder) for folder in there if folder.stat().st_mode & 0o077]:
         words = f"others can enter {', '.join(readable)}, where models are: chmod 700 {' '.join(readable)}"
-        return Finding(what, "warning", words)
-    return Finding(what, "ok", "what runs have written is for this account alone")
+        return warning(what, words)
+    return ok(what, "what runs have written is for this account alone")
 
 
-def credential(federation: Federation) -> Finding:
+def check_credential(federation: Federation) -> CheckResult:
     """Check that the operator's credential is the one that operators.toml is for, where both are here."""
     remedy = f"delete {federation.operator_token} and let fairbloom deploy renew make both"
     try:
-        given = hashlib.sha256(federation.token().encode()).hexdigest()
+        given = hashlib.sha256(federation.read_token().encode()).hexdigest()
         known = tomllib.loads(federation.operators.read_text())
         hashes = [str(about["sha256"]) for about in known.values()]
     except DeployError as error:
-        return Finding("credential", "fault", str(error))
+        return fault("credential", str(error))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return Finding("credential", "fault", f"{federation.operators} cannot be used ({error}): {remedy}")
+        return fault("credential", f"{federation.operators} cannot be used ({error}): {remedy}")
     if given not in hashes:
-        return Finding(
-            "credential", "fault", f"{federation.operators} does not know {federation.operator_token}: {remedy}"
-        )
-    return Finding("credential", "ok", "operator.token is the one that operators.toml is for")
+        return fault("credential", f"{federation.operators} does not know {federation.operator_token}: {remedy}")
+    return ok("credential", "operator.token is the one that operators.toml is for")
 
 
-def client_keys(federation: Federation) -> Finding:
+def check_client_keys(federation: Federation) -> CheckResult:
     """Check how long the clients' keys are still good."""
     try:
         held = federation.keys()
     except DeployError as error:
-        return Finding("client keys", "fault", str(error))
+        return fault("client keys", str(error))
     ends = {key.client: datetime.fromisoformat(key.expires) for key in held if key.current and key.expires}
     now = datetime.now(UTC)
     over = sorted(name for name, end in ends.items() if end <= now)
@@ -203,68 +235,58 @@ def client_keys(federation: Federation) -> Finding:
     words = [f"expired: {', '.join(over)}"] * bool(over)
     words += [f"expire within {EXPIRES_SOON_DAYS:.0f} days: {', '.join(soon)}"] * bool(soon)
     if words:
-        verdict = "fault" if over else "warning"
-        return Finding("client keys", verdict, f"{'; '.join(words)}: fairbloom deploy rotate NAME")
-    return Finding("client keys", "ok", f"none expires within {EXPIRES_SOON_DAYS:.0f} days")
+        return (fault if over else warning)("client keys", f"{'; '.join(words)}: fairbloom deploy rotate NAME")
+    return ok("client keys", f"none expires within {EXPIRES_SOON_DAYS:.0f} days")
 
 
-def audit_log(federation: Federation) -> Finding:
+def check_audit_log(federation: Federation) -> CheckResult:
     """Check that the audit log is there and whole."""
     log = federation.state / audit.FILE
     try:
-        line = audit.broken(federation.state)
+        line = audit.first_broken_line(federation.state)
     except DeployError as error:
-        return Finding("audit log", "fault", str(error))
+        return fault("audit log", str(error))
     if line is not None:
         words = f"line {line} of {log} does not fit: it or one before was changed or lost (fairbloom deploy audit)"
-        return Finding("audit log", "fault", f"{words}; compare it with a copy, and ask who had this account")
+        return fault("audit log", f"{words}; compare it with a copy, and ask who had this account")
     if not log.exists():
-        return Finding("audit log", "warning", f"{log} is missing: it began with init; bring it back from a copy")
-    return Finding("audit log", "ok", f"{audit.FILE} is whole")
+        return warning("audit log", f"{log} is missing: it began with init; bring it back from a copy")
+    return ok("audit log", f"{audit.FILE} is whole")
 
 
-def reachable(what: str, address: str, authority: Path) -> Finding:
-    """Check that a port answers and shows a certificate that the authority vouches for."""
-    fault = connection_fault(Client(superlink=address, ca=str(authority)))
-    return Finding(what, "fault", fault) if fault else Finding(what, "ok", f"{address} answers with our certificate")
+def check_reachable(what: str, client: ClientSettings) -> CheckResult:
+    """Check that a client could connect: the port answers, with a certificate that the authority vouches for."""
+    reason = connection_fault(client)
+    return fault(what, reason) if reason else ok(what, f"{client.superlink} answers")
 
 
-def control_api(federation: Federation) -> Finding:
+def check_control_api(federation: Federation) -> CheckResult:
     """Check that the control API answers, and how far its clock is from ours."""
-    host, _, port = federation.control.rpartition(":")
-    request = f"GET /health HTTP/1.1\r\nHost: {federation.control}\r\nConnection: close\r\n\r\n"
     try:
-        context = tls_context(str(federation.authority))
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=host.strip("[]")) as connection,
-        ):
-            connection.sendall(request.encode())
-            answer = connection.recv(4096).decode("latin-1")
-    except OSError as error:
-        return Finding("control API", "fault", f"{federation.control} cannot be used: {error}. Is fairbloom server up?")
-    dates = [line.partition(":")[2].strip() for line in answer.split("\r\n") if line.lower().startswith("date:")]
-    if not dates:
-        return Finding("control API", "warning", f"{federation.control} answers, without its time")
-    skew = time.time() - email.utils.parsedate_to_datetime(dates[0]).timestamp()
+        with _http(federation) as http:
+            date = http.get(f"https://{federation.control}/health").headers.get("date")
+    except (httpx.HTTPError, OSError) as error:
+        return fault("control API", f"{federation.control} cannot be used: {error}. Is fairbloom server up?")
+    if not date:
+        return warning("control API", f"{federation.control} answers, without its time")
+    skew = time.time() - email.utils.parsedate_to_datetime(date).timestamp()
     if abs(skew) > SKEW_SECONDS:
         words = f"this machine's clock is {skew:+.0f} s from the SuperLink's; nodes that differ so much are refused"
-        return Finding("clocks", "fault", f"{words}: switch on time synchronisation (timedatectl set-ntp true)")
-    return Finding("control API", "ok", f"{federation.control} answers; clocks agree")
+        return fault("clocks", f"{words}: switch on time synchronisation (timedatectl set-ntp true)")
+    return ok("control API", f"{federation.control} answers; clocks agree")
 
 
-def server_page(federation: Federation) -> tuple[int, dict[str, Any]]:
-    """Return the HTTP status of the server's page about itself, what it says, and its certificate's days.
+def _http(federation: Federation) -> httpx.Client:
+    # Without trust_env, which would go by a proxy of the environment.
+    return httpx.Client(verify=tls_context(str(federation.authority)), timeout=SECONDS, trust_env=False)
 
-    Raises
-    ------
-    DeployError
-        When the server does not answer, or the operator's credential cannot be read.
-    """
-    header = {"Authorization": f"Bearer {federation.token()}"}
+
+def ask_server(federation: Federation) -> ServerPage:
+    """Return the server's page about itself, or why it does not answer, or the operator's credential cannot be read."""
     try:
+        header = {"Authorization": f"Bearer {federation.read_token()}"}
         with (
-            httpx.Client(verify=tls_context(str(federation.authority)), timeout=SECONDS, trust_env=False) as http,
+            _http(federation) as http,
             http.stream("GET", f"https://{federation.control}{SERVER_PAGE}", headers=header) as answer,
         ):
             certificate = answer.extensions["network_stream"].get_extra_info("ssl_object").getpeercert()
@@ -272,58 +294,58 @@ def server_page(federation: Federation) -> tuple[int, dict[str, Any]]:
         about = answer.json() if answer.status_code == httpx.codes.OK else {}
         if not isinstance(about, dict):
             raise ValueError(f"a JSON {type(about).__name__}")
-    except (httpx.HTTPError, OSError, ValueError) as error:
-        raise DeployError(f"{federation.control} does not answer: {error}. Is fairbloom server up?") from error
-    days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86_400
-    return answer.status_code, {**about, "certificate-days": round(days, 1)}
-
-
-def server_side(federation: Federation) -> Finding:
-    """Check that somebody is there to run the server's side of runs, and that our credential is accepted."""
-    try:
-        status, about = server_page(federation)
     except DeployError as error:
-        return Finding("server", "fault", str(error))
-    if status == httpx.codes.UNAUTHORIZED:
+        return ServerPage(trouble=str(error))
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        return ServerPage(trouble=f"{federation.control} does not answer: {error}. Is fairbloom server up?")
+    days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86_400
+    return ServerPage(answer.status_code, about, round(days, 1))
+
+
+def check_server(federation: Federation, page: ServerPage) -> CheckResult:
+    """Check that somebody is there to run the server's side of runs, and that our credential is accepted."""
+    if page.trouble:
+        return fault("server", page.trouble)
+    if page.status == httpx.codes.UNAUTHORIZED:
         words = f"{federation.control} does not accept the credential in {federation.operator_token}"
-        return Finding("server", "fault", f"{words}: is it the one that operators.toml on the server is for?")
-    if status == httpx.codes.NOT_FOUND:
+        return fault("server", f"{words}: is it the one that operators.toml on the server is for?")
+    if page.status == httpx.codes.NOT_FOUND:
         words = f"{federation.control} is a SuperLink that fairbloom server did not start: whether a SuperExec is there"
-        return Finding("server", "warning", f"{words} is not known, and it may ask nobody for a credential")
-    if status != httpx.codes.OK:
-        return Finding("server", "fault", f"{federation.control} answers with {status}: see the server's log")
-    seen, size, theirs = about.get("superexec_seen"), int(about.get("database_bytes", 0)), about.get("version")
+        return warning("server", f"{words} is not known, and it may ask nobody for a credential")
+    if page.status != httpx.codes.OK:
+        return fault("server", f"{federation.control} answers with {page.status}: see the server's log")
+    seen, theirs = page.about.get("superexec_seen"), page.about.get("version")
     if not isinstance(seen, int | float) or seen > SUPEREXEC_SECONDS:
         since = f"for {seen:.0f} s" if isinstance(seen, int | float) else "since it was started"
         words = f"no SuperExec has asked {federation.control} for work {since}, so runs will wait"
-        return Finding("server", "fault", f"{words}: see the log of fairbloom server, or start it again")
+        return fault("server", f"{words}: see the log of fairbloom server, or start it again")
     here = version("fairbloom")
-    if about.get("protocol") != PROTOCOL:
-        there = f"fairbloom {theirs}, which speaks protocol {about.get('protocol')}, runs there"
+    if page.about.get("protocol") != PROTOCOL:
+        there = f"fairbloom {theirs}, which speaks protocol {page.about.get('protocol')}, runs there"
         words = f"{there}, and {here}, which speaks protocol {PROTOCOL}, is installed here"
-        return Finding("server", "fault", f"{words}: bring both to one version")
+        return fault("server", f"{words}: bring both to one version")
     other = "" if theirs == here else f" ({here} is installed here, which fits)"
-    return Finding("server", "ok", f"fairbloom {theirs}{other} is ready for runs; its database has {size / 1e6:.0f} MB")
+    size = int(page.about.get("database_bytes", 0)) / 1e6
+    return ok("server", f"fairbloom {theirs}{other} is ready for runs; its database has {size:.0f} MB")
 
 
-def known_clients(federation: Federation) -> Finding:
+def check_clients(federation: Federation, page: ServerPage) -> CheckResult:
     """Check that the SuperLink knows each client that is enrolled, as it does not where its database was lost."""
     try:
-        status, about = server_page(federation)
-        held = federation.keys()
+        keys = federation.keys()
     except DeployError as error:
-        return Finding("clients", "fault", str(error))
-    known = about.get("nodes")
-    if status != httpx.codes.OK or not isinstance(known, dict):
-        return Finding("clients", "warning", f"{federation.control} does not say which clients it knows")
-    unknown = sorted({key.client for key in held if key.node_id not in known})
+        return fault("clients", str(error))
+    known = page.about.get("nodes")
+    if not isinstance(known, dict):
+        return warning("clients", f"{federation.control} does not say which clients it knows")
+    unknown = sorted({key.client for key in keys if key.node_id not in known})
     if unknown:
         words = f"the SuperLink does not know {', '.join(unknown)}: start fairbloom server again, which registers"
-        return Finding("clients", "fault", f"{words} whom its database has lost; whoever stays unknown: deploy rotate")
-    return Finding("clients", "ok", f"the SuperLink knows all {len({key.client for key in held})} that are enrolled")
+        return fault("clients", f"{words} whom its database has lost; for clients that stay unknown: deploy rotate")
+    return ok("clients", f"the SuperLink knows all {len({key.client for key in keys})} that are enrolled")
 
 
-def synchronised() -> Finding:
+def check_clock() -> CheckResult:
     """Check that this device's clock is kept by a time server."""
     try:
         asked = ["timedatectl", "show", "--property", "NTPSynchronized", "--value"]
@@ -332,14 +354,17 @@ def synchronised() -> Finding:
     except (OSError, subprocess.TimeoutExpired):
         answer = ""
     if answer == "yes":
-        return Finding("clock", "ok", "kept by a time server")
+        return ok("clock", "kept by a time server")
     words = "is not known to be kept by a time server" if answer != "no" else "is not kept by a time server"
-    return Finding("clock", "warning", f"{words}; more than 5 s ahead the SuperLink refuses this node")
+    return warning("clock", f"{words}; more than 5 s ahead the SuperLink refuses this node")
 
 
-def disk(folder: Path) -> Finding:
+def check_disk(folder: Path) -> CheckResult:
     """Check that there is room."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free / 1e9
-    verdict = "ok" if free >= LEAST_GIGABYTES else "fault"
-    return Finding("disk", verdict, f"{free:.1f} GB free at {there}" + (": make room" if verdict == "fault" else ""))
+    free = f"{shutil.disk_usage(there).free / 1e9:.1f} GB free at {there}"
+    return (
+        ok("disk", free)
+        if shutil.disk_usage(there).free >= LEAST_GIGABYTES * 1e9
+        else fault("disk", f"{free}: make room")
+    )

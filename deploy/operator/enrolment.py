@@ -12,8 +12,8 @@ from pathlib import Path
 from fairbloom.errors import FairbloomError
 
 from .. import pki
-from ..arguments import NAME, check_days
-from ..errors import DeployError, RefusedError, UnreachableError
+from ..arguments import NAME, NAME_RULE, check_days
+from ..errors import DeployError, UnauthorizedError, UnreachableError
 from ..flower.operator import control_api
 from .device_bundle import remove_bundle, write_bundle
 from .federation import Federation, warn
@@ -63,18 +63,18 @@ def enroll(
     DeployError
         When one of these is impossible or taken, or the SuperLink does not register the key.
     """
-    with federation.noted("enroll", client=name) as about:
+    with federation.audited("enroll", client=name) as about:
         if not NAME.fullmatch(name):
-            raise DeployError(f"client {name!r}: up to 63 letters, digits, dots, dashes and underscores would do")
+            raise DeployError(f"client {name!r}: {NAME_RULE}")
         check_days(days, LONGEST_DAYS, or_never=True)
         for option, number in (("--examples", examples), ("--partition-id", partition_id or 0)):
             if number < 0:
                 raise DeployError(f"{option} {number}: it is counted from 0")
         federation.registry.check_new(name)
-        keys = _keys_for(federation, name, request)
+        keys = _choose_keys(federation, name, request)
         _retire(federation)
         node_id = _register(federation, name, keys.public)
-        with _taken_back_on_failure(federation, node_id), federation.registry.locked():
+        with _unregister_on_failure(federation, node_id), federation.registry.locked():
             federation.registry.check_new(name)  # another command may have been quicker
             taken = {client.partition_id for client in federation.clients if not client.revoked}
             before = {client.name: client for client in federation.clients}.get(name)
@@ -215,16 +215,16 @@ def _check_names(federation: Federation, applicants: Sequence[Applicant], enroll
     twice = ", ".join(sorted({name for name in names if lower[name.lower()] > 1}))
     known = ", ".join(name for name in names if name in enrolled)
     wrong = ", ".join(repr(name) for name in names if not NAME.fullmatch(name))
-    with federation.noted("enroll", clients=" ".join(names)) if twice or known or wrong else contextlib.nullcontext():
+    with federation.audited("enroll", clients=" ".join(names)) if twice or known or wrong else contextlib.nullcontext():
         if wrong:
-            raise DeployError(f"{wrong}: up to 63 letters, digits, dots, dashes and underscores would do for a client")
+            raise DeployError(f"{wrong}: {NAME_RULE}")
         if twice:
             raise DeployError(f"{twice}: listed more than once, where capitals count for nothing; nobody was enrolled")
         if known:
             raise DeployError(f"{known}: enrolled already, so nobody was enrolled; --keep leaves them as they are")
 
 
-def beyond(federation: Federation, clients: int) -> str:
+def describe_clients_beyond(federation: Federation, clients: int) -> str:
     """Return which enrolled clients have a partition that data dealt to so many clients do not have, and what to do."""
     current = [client for client in federation.clients if not client.revoked]
     far = [client for client in current if client.partition_id >= clients]
@@ -261,14 +261,14 @@ def rotate(
     DeployError
         When there is no such client, the key is impossible, or the SuperLink does not register it.
     """
-    with federation.noted("rotate", client=name) as about:
-        federation.client(name)
+    with federation.audited("rotate", client=name) as about:
+        federation.find_client(name)
         check_days(days, LONGEST_DAYS, or_never=True)
         check_days(overlap, LONGEST_DAYS, or_never=True, option="--overlap")
-        keys = _keys_for(federation, name, request)
+        keys = _choose_keys(federation, name, request)
         node_id = _register(federation, name, keys.public)
-        with _taken_back_on_failure(federation, node_id), federation.registry.locked():
-            client = federation.client(name)
+        with _unregister_on_failure(federation, node_id), federation.registry.locked():
+            client = federation.find_client(name)
             until = min(filter(None, (client.expires, _in_days(overlap))), key=datetime.fromisoformat)
             old = FormerKey(node_id=client.node_id, public_key=client.public_key, expires=until)
             rotated = replace(
@@ -286,7 +286,7 @@ def rotate(
 
 
 def revoke(federation: Federation, name: str) -> EnrolledClient:
-    """Unregister all of a client's keys, for ever; return what was known of it.
+    """Unregister all of a client's keys, permanently; return what was known of it.
 
     Raises
     ------
@@ -294,10 +294,10 @@ def revoke(federation: Federation, name: str) -> EnrolledClient:
         When the client is not enrolled, or the SuperLink does not answer.
     """
     with (
-        federation.noted("revoke", client=name) as about,
+        federation.audited("revoke", client=name) as about,
         federation.registry.locked(),
     ):  # or a rotation could slip through
-        client = federation.client(name)
+        client = federation.find_client(name)
         about |= _key_facts(client)
         for key in client.keys:
             _unregister(federation, key.node_id)
@@ -308,10 +308,10 @@ def revoke(federation: Federation, name: str) -> EnrolledClient:
     return client
 
 
-def _keys_for(federation: Federation, name: str, request: Path | None) -> pki.KeyPair:
+def _choose_keys(federation: Federation, name: str, request: Path | None) -> pki.KeyPair:
     """Return the key that a device asks for, without its private half, or a new pair."""
     if request is None:
-        return pki.new_node_key()
+        return pki.make_node_key()
     try:
         asked = pki.read_request(request.read_text(), str(request))
     except (OSError, UnicodeDecodeError) as error:
@@ -321,9 +321,9 @@ def _keys_for(federation: Federation, name: str, request: Path | None) -> pki.Ke
     for client in federation.clients:
         known = {client.public_key, *(old.public_key for old in client.former)}
         if asked.public.decode() in known:
-            whose = f"client {client.name!r}" + (", which is revoked" if client.revoked else "")
+            owner = f"client {client.name!r}" + (", which is revoked" if client.revoked else "")
             raise DeployError(
-                f"--request {request}: {whose}, has had this key: make another on the device with "
+                f"--request {request}: {owner}, has had this key: make another on the device with "
                 f"fairbloom client keys {name}"
             )
     return pki.KeyPair(private=b"", public=asked.public)
@@ -339,7 +339,7 @@ def _unregister(federation: Federation, node_id: str) -> None:
     with control_api.connected(federation) as api:
         try:
             api.unregister(node_id)
-        except (UnreachableError, RefusedError):
+        except (UnreachableError, UnauthorizedError):
             raise
         except DeployError:
             status = api.nodes().get(node_id, {}).get("status", "unregistered")
@@ -349,7 +349,7 @@ def _unregister(federation: Federation, node_id: str) -> None:
 
 
 def _retire(federation: Federation) -> None:
-    """Unregister former keys whose time is over; what fails is tried again by the next command."""
+    """Unregister former keys that have expired; what fails is tried again by the next command."""
     now = datetime.now(UTC)
     registered = federation.keys()
     for key in registered:
@@ -363,14 +363,14 @@ def _retire(federation: Federation) -> None:
 def _retire_one(federation: Federation, key: ClientKey) -> None:
     _unregister(federation, key.node_id)
     with federation.registry.locked():
-        client = federation.client(key.client)
+        client = federation.find_client(key.client)
         former = (replace(old, unregistered=_now()) if old.node_id == key.node_id else old for old in client.former)
         federation.registry.save(replace(client, former=tuple(former)))
     federation.note("unregister", client=key.client, **{"node-id": key.node_id})
 
 
 @contextlib.contextmanager
-def _taken_back_on_failure(federation: Federation, node_id: str) -> Iterator[None]:
+def _unregister_on_failure(federation: Federation, node_id: str) -> Iterator[None]:
     """Unregister a node where the block fails: it would be nobody's."""
     try:
         yield

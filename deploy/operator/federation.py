@@ -11,13 +11,14 @@ from pathlib import Path
 import tomli_w
 
 from fairbloom.errors import FairbloomError
+from fairbloom.system.files import write_public
 
 from .. import pki
-from ..arguments import EVERY_ADDRESS, address, check_days, host_name, joined, port_number
+from ..arguments import EVERY_ADDRESS, check_days, check_host, check_port, join_address, parse_address
 from ..errors import DeployError as DeployError
 from . import audit
 from .folder import CONNECTION as CONNECTION
-from .folder import furnish, made_whole, write_flower_home
+from .folder import add_missing_files, create_folder, write_flower_home
 from .registry import ClientKey as ClientKey
 from .registry import EnrolledClient, Registry
 
@@ -63,14 +64,14 @@ class Federation:
             about = tomllib.loads(file.read_text())
         except FileNotFoundError:
             raise DeployError(
-                f"{path} is no federation's folder: make one with fairbloom deploy init {path} --host NAME, "
+                f"{path} is not a federation's folder: make one with fairbloom deploy init {path} --host NAME, "
                 "or name another by --dir"
             ) from None
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise DeployError(f"{file} cannot be read: {error}") from error
-        self.superlink, self.control = _place(file, about, "superlink"), _place(file, about, "control")
+        self.superlink, self.control = _read_address(file, about, "superlink"), _read_address(file, about, "control")
         everywhere = f"{EVERY_ADDRESS[0]}:{self.superlink.rpartition(':')[2]}"
-        self.listen = _place(file, {"listen": everywhere, **about}, "listen")
+        self.listen = _read_address(file, {"listen": everywhere, **about}, "listen")
         self.authority, self.authority_key = path / "ca.crt", path / "ca.key"
         self.certificate, self.certificate_key = path / "server.crt", path / "server.key"
         self.operator_token, self.operators = path / "operator.token", path / "operators.toml"
@@ -120,12 +121,12 @@ class Federation:
             raise DeployError(
                 f"{path} belongs to another account, which could change what is in it: choose another folder"
             )
-        names = [host_name("--host", host) for host in hosts]
-        control_host, control_port = address("--control", control)
+        names = [check_host("--host", host) for host in hosts]
+        control_host, control_port = parse_address("--control", control)
         about = {
-            "superlink": joined(names[0], port_number("--fleet-port", fleet_port)),
-            "control": joined(control_host, control_port),
-            "listen": joined(host_name("--listen", listen), fleet_port),
+            "superlink": join_address(names[0], check_port("--fleet-port", fleet_port)),
+            "control": join_address(control_host, control_port),
+            "listen": join_address(check_host("--listen", listen), fleet_port),
         }
         if control_host in EVERY_ADDRESS:
             raise DeployError(f"--control {control}: name the one address by which you reach it, 127.0.0.1:8000 say")
@@ -133,19 +134,17 @@ class Federation:
             raise DeployError(f"--control {control}: port {control_port} is the --fleet-port already, choose another")
         check_days(days, pki.AUTHORITY_DAYS)
         try:
-            with made_whole(path) as folder:
-                furnish(folder)
+            with create_folder(path) as folder:
+                add_missing_files(folder)
                 authority, key = folder / "ca.crt", folder / "ca.key"
                 pki.make_authority(authority, key)
                 server = (folder / "server.crt", folder / "server.key")
                 pki.make_server_certificate(authority, key, *server, [*names, control_host], days)
                 token = (folder / "operator.token").read_text()
                 write_flower_home(folder / "flower", about["control"], path / "ca.crt", token)
-                pki.write_public(folder / SERVER_UNIT.name, server_unit(path).encode())
+                write_public(folder / SERVER_UNIT.name, server_unit(path).encode())
                 audit.note(folder / "state", "init", hosts=" ".join(names), **about)
-                pki.write_public(
-                    folder / "federation.toml", tomli_w.dumps(about).encode()
-                )  # last: it makes a folder one
+                write_public(folder / "federation.toml", tomli_w.dumps(about).encode())  # last: it makes a folder one
         except OSError as error:
             raise DeployError(f"{path} cannot be made: {error}") from error
         return cls(path)
@@ -160,15 +159,15 @@ class Federation:
         DeployError
             When a host is none, or the authority's files cannot be used.
         """
-        with self.noted("renew") as about:
+        with self.audited("renew") as about:
             check_days(days, pki.AUTHORITY_DAYS)
-            names = [host_name("--host", host) for host in hosts] or self._hosts()
-            control, _ = address(f"control in {self.path / 'federation.toml'}", self.control)
+            names = [check_host("--host", host) for host in hosts] or self._hosts()
+            control, _ = parse_address(f"control in {self.path / 'federation.toml'}", self.control)
             authority = (self.authority, self.authority_key)
             names = list(dict.fromkeys([*names, *({control} - set(pki.LOCAL))]))
             try:
                 pki.make_server_certificate(*authority, self.certificate, self.certificate_key, names, days)
-                furnish(self.path)
+                add_missing_files(self.path)
                 self.write_connection(self.path / "flower")
             except (pki.PkiError, OSError) as error:
                 raise DeployError(str(error)) from None
@@ -177,7 +176,7 @@ class Federation:
 
     def _hosts(self) -> list[str]:
         try:
-            return [host for host in pki.hosts_of(self.certificate) if host not in pki.LOCAL] or ["localhost"]
+            return [host for host in pki.read_hosts(self.certificate) if host not in pki.LOCAL] or ["localhost"]
         except pki.PkiError as error:
             raise DeployError(f"{error}: say for which hosts the new one is, by --host") from None
 
@@ -188,7 +187,7 @@ class Federation:
         """All that were ever enrolled, in the order of names."""
         return self.registry.clients()
 
-    def client(self, name: str) -> EnrolledClient:
+    def find_client(self, name: str) -> EnrolledClient:
         """Return the client of this name that is enrolled and not revoked.
 
         Raises
@@ -222,7 +221,7 @@ class Federation:
             warn(f"the audit log {self.state / audit.FILE} cannot be written ({error.strerror}): {event} is not noted")
 
     @contextlib.contextmanager
-    def noted(self, event: str, **about: str | int | float | None) -> Iterator[dict[str, str | int | float | None]]:
+    def audited(self, event: str, **about: str | int | float | None) -> Iterator[dict[str, str | int | float | None]]:
         """Note in the audit log what the block does, with what it adds to the yielded facts, or why it was refused."""
         try:
             yield about
@@ -243,9 +242,9 @@ class Federation:
         DeployError
             When the operator's credential cannot be read.
         """
-        write_flower_home(home, self.control, self.authority, self.token())
+        write_flower_home(home, self.control, self.authority, self.read_token())
 
-    def token(self) -> str:
+    def read_token(self) -> str:
         """Return the operator's credential.
 
         Raises
@@ -263,22 +262,27 @@ class Federation:
         return token
 
 
-def _place(file: Path, about: Mapping[str, object], key: str) -> str:
+def _read_address(file: Path, about: Mapping[str, object], key: str) -> str:
     """Return an address of federation.toml as it is written there, or raise DeployError where it is none."""
     if key not in about:
         raise DeployError(f"{file} lacks {key}: bring it back from a copy")
     given = about[key]
     if not isinstance(given, str):
         raise DeployError(f'{key} = {given!r} in {file}: write it as "HOST:PORT", in quotes')
-    address(f"{key} in {file}:", given)
+    parse_address(f"{key} in {file}:", given)
     return given
 
 
 def server_unit(folder: Path) -> str:
     """Return the systemd unit that runs the server of a folder, as the account that asks."""
     place = folder.absolute()
-    names = {"account": audit.account(), "python": sys.executable, "folder": str(place), "parent": str(place.parent)}
-    # To systemd, a percent sign begins a name of its own.
+    names = {
+        "account": audit.account_name(),
+        "python": sys.executable,
+        "folder": str(place),
+        "parent": str(place.parent),
+    }
+    # To systemd, a percent sign begins a specifier.
     return SERVER_UNIT.read_text().format(**{name: value.replace("%", "%%") for name, value in names.items()})
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import tomli_w
 
-from .. import pki
+from fairbloom.system.files import write_private, write_public
 
 CONNECTION = "federation"
-"""The name under which Flower's own commands find the SuperLink."""
+"""The name under which Flower's commands find the SuperLink."""
 
 
 @contextlib.contextmanager
-def made_whole(path: Path) -> Iterator[Path]:
+def create_folder(path: Path) -> Iterator[Path]:
     """Give a folder to fill, which is at `path` when the block succeeds; when it fails, all of it is gone."""
     if path.exists():  # a volume's root cannot be replaced
         path.chmod(0o700)
@@ -41,29 +41,29 @@ def made_whole(path: Path) -> Iterator[Path]:
         raise
 
 
-def furnish(folder: Path) -> None:
+def add_missing_files(folder: Path) -> None:
     """Make the folders and credentials that a federation's folder lacks."""
     for name in ("clients", "bundles", "flower", "state"):
         (folder / name).mkdir(mode=0o700, exist_ok=True)
     if not (folder / "operator.token").exists():
         token = secrets.token_urlsafe(32)
         known = {"operator": {"sha256": hashlib.sha256(token.encode()).hexdigest()}}
-        pki.write_private(folder / "operators.toml", tomli_w.dumps(known).encode())
-        pki.write_private(folder / "operator.token", token.encode())
+        write_private(folder / "operators.toml", tomli_w.dumps(known).encode())
+        write_private(folder / "operator.token", token.encode())
     if not (folder / "runtime.secret").exists():
-        pki.write_private(folder / "runtime.secret", secrets.token_bytes(32))
+        write_private(folder / "runtime.secret", secrets.token_bytes(32))
     if not (folder / "metrics.token").exists():
-        pki.write_private(folder / "metrics.token", secrets.token_urlsafe(32).encode())
+        write_private(folder / "metrics.token", secrets.token_urlsafe(32).encode())
 
 
 def write_flower_home(home: Path, control: str, authority: Path, token: str) -> None:
     """Write what Flower's commands read of a connection: config.toml, and the credential as if one had logged in."""
     connection = {"address": control, "root-certificates": str(authority.absolute())}
     config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
-    pki.write_public(home / "config.toml", tomli_w.dumps(config).encode())
+    write_public(home / "config.toml", tomli_w.dumps(config).encode())
     credential = {"authn-type": "oidc", "oidc-access-token": token, "oidc-refresh-token": "none"}
     stored = {
         f"flower.account-auth.{control}.{key}": base64.b64encode(value.encode()).decode()
         for key, value in credential.items()
     }
-    pki.write_private(home / "credentials.yaml", json.dumps(stored).encode())  # JSON is YAML
+    write_private(home / "credentials.yaml", json.dumps(stored).encode())  # JSON is YAML

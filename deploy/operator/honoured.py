@@ -10,7 +10,7 @@ from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task
 
-from .enrolment import beyond
+from .enrolment import describe_clients_beyond
 from .federation import Federation
 
 
@@ -20,20 +20,20 @@ def check_honoured(federation: Federation, settings: Settings, given: Mapping[st
     Raises
     ------
     SettingsError
-        When no device takes one; the message names it, its value and what would do.
+        When no device takes one; the message names it, its value and the remedy.
     """
     refused = settings_to_allow(given)
     if "device" in refused:
-        raise SettingsError(f"device = {refused['device']!r}: devices take auto, cpu, cuda, cuda:1 or mps")
+        raise SettingsError(f"device = {refused['device']!r}: devices accept auto, cpu, cuda, cuda:1 or mps")
     info = find_task(settings.task)
     for key, value in refused.items():
         module = ", and its module installed there" if is_import_string(value) else ""
         yield (
-            f"{key} = {value!r} is taken by those devices alone whose owners allow it (allow = [{value!r}] in "
+            f"{key} = {value!r} is accepted only by devices with owners who allow it (allow = [{value!r}] in "
             f"client.toml{module}); the others are refused, by name in each round"
         )
     dealt = info.setup(given).clients
-    if dealt and not info.is_own and (far := beyond(federation, dealt)):
+    if dealt and not info.is_own and (far := describe_clients_beyond(federation, dealt)):
         yield far
 
 

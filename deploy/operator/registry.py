@@ -1,17 +1,16 @@
 """The clients of a federation as its operator knows them: a file each, and which keys are good."""
 
-import contextlib
-import fcntl
-import os
+import math
 import tomllib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
 import tomli_w
 
-from .. import pki
+from fairbloom.system.files import write_public
+from fairbloom.system.lock import Lock, exclusive_lock
+
 from ..errors import DeployError
 
 
@@ -114,7 +113,9 @@ class Registry:
             was or as it will be.
         """
         if not self.folder.is_dir():
-            raise DeployError(f"{self.folder}, where the enrolled clients are, is no folder: bring it back from a copy")
+            raise DeployError(
+                f"{self.folder}, where the enrolled clients are, is not a folder: bring it back from a copy"
+            )
         found = (self._read(file) for file in sorted(self.folder.glob("*.toml")))
         return [client for client in found if client]
 
@@ -129,7 +130,7 @@ class Registry:
         return [key for client in self.clients() if not client.revoked for key in client.keys]
 
     def revoked_keys(self) -> list[str]:
-        """Return the public keys that were good once and never will be again, whoever has them.
+        """Return the public keys that were valid once and never will be again.
 
         Raises
         ------
@@ -158,21 +159,15 @@ class Registry:
         """Write a client's file, whole or not at all."""
         about = asdict(client)
         about["former"] = list(about["former"])
-        pki.write_public(self.file(client.name), tomli_w.dumps(about).encode())
+        write_public(self.file(client.name), tomli_w.dumps(about).encode())
 
     def file(self, name: str) -> Path:
         """Return where the file of a client is."""
         return self.folder / f"{name}.toml"
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> Lock:
         """Keep other commands from changing what is known of clients."""
-        folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)
+        return exclusive_lock(self.folder / ".lock", seconds=math.inf)
 
     def _read(self, file: Path) -> EnrolledClient | None:
         """Return what a client's file says; None where it has just gone."""
@@ -185,7 +180,7 @@ class Registry:
             client = EnrolledClient(**about, former=former)
             for number in client.node_ids:
                 if not number.isdecimal():
-                    raise ValueError(f"{number!r} is no node's number at the SuperLink")
+                    raise ValueError(f"{number!r} is not a node's number at the SuperLink")
             for moment in (client.expires, *(old.expires for old in former)):
                 if moment and datetime.fromisoformat(moment).tzinfo is None:
                     raise ValueError(f"{moment} lacks a time zone")

@@ -1,4 +1,4 @@
-"""Fairbloom's own app as a bundle that holds no code of Fairbloom: it refers to what is installed.
+"""Fairbloom's app as a bundle that holds no code of Fairbloom: it refers to what is installed.
 
 Flower submits a folder. A checkout is one; where Fairbloom is installed there is none, and this one is made.
 """
@@ -23,7 +23,7 @@ MODULE = "from fairbloom.{app} import app as installed\n\napp = installed  # Flo
 
 
 @contextlib.contextmanager
-def made() -> Iterator[Path]:
+def temporary_app() -> Iterator[Path]:
     """Give the bundle's folder, as long as it is needed."""
     with tempfile.TemporaryDirectory(prefix="fairbloom-") as folder:
         package = Path(folder, PACKAGE)
@@ -31,22 +31,22 @@ def made() -> Iterator[Path]:
         (package / "__init__.py").write_text('"""The installed Fairbloom, where Flower looks for a run\'s apps."""\n')
         for module, app in APPS.items():
             (package / f"{module}.py").write_text(MODULE.format(app=app))
-        Path(folder, "pyproject.toml").write_text(tomli_w.dumps(_project()))
+        Path(folder, "pyproject.toml").write_text(tomli_w.dumps(_make_pyproject()))
         yield Path(folder)
 
 
-def _project() -> dict[str, Any]:
+def _make_pyproject() -> dict[str, Any]:
     """Return the bundle's pyproject.toml; clients compare its name and version with what they have installed."""
     app = {
         "publisher": "fairbloom",
         "components": {app: f"{PACKAGE}.{module}:app" for module, app in APPS.items()},
-        "config": _nested(default_config()),
+        "config": _nest(default_config()),
     }
     about = {"description": "The installed Fairbloom", "license": "Apache-2.0", "dependencies": []}
     return {"project": {"name": "fairbloom", "version": __version__, **about}, "tool": {"flwr": {"app": app}}}
 
 
-def _nested(config: Mapping[str, Value]) -> dict[str, Any]:
+def _nest(config: Mapping[str, Value]) -> dict[str, Any]:
     """Return settings with dotted keys as tables of tables, as TOML has them."""
     nested: dict[str, Any] = {}
     for key, value in config.items():
@@ -58,9 +58,9 @@ def _nested(config: Mapping[str, Value]) -> dict[str, Any]:
     return nested
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return tables of tables as settings with dotted keys, as Flower reads them."""
     settings: dict[str, Any] = {}
     for key, value in config.items():
-        settings |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        settings |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return settings

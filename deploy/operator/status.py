@@ -18,8 +18,8 @@ from ..errors import DeployError
 from ..flower.operator import control_api
 from ..processes import duration
 from ..server.overview import UNKNOWN
-from .audit import printable
-from .doctor import client_keys, server_page, server_side
+from .audit import escape_unprintable
+from .doctor import ask_server, check_client_keys, check_server
 from .federation import Federation
 from .registry import EnrolledClient
 
@@ -28,13 +28,15 @@ SHOWN_REFUSALS = 5
 WIDEST_REASON = 200
 """How many characters of a reason the tables show; the JSON has it whole."""
 
-NOT_SAID = "the server does not say how far its runs are: it is no fairbloom server, of another version, or away"
+NOT_SAID = (
+    "the server does not say how far its runs are: it is not a fairbloom server, is of another version, or is away"
+)
 
 PROGRESS = (
     *("folder", "task", "method", "round", "of-rounds", "state", "seconds-a-round", "seconds-since-round"),
     *("missing", "offline", "decided-by", "refused"),
 )
-"""What is told of each run beside what the SuperLink knows; null where it is not known, and then `unknown` says why."""
+"""What the server reports of each run beside what the SuperLink knows; null where that is unknown, with the reason."""
 
 
 def survey(federation: Federation) -> dict[str, Any]:
@@ -48,26 +50,18 @@ def survey(federation: Federation) -> dict[str, Any]:
     enrolled = federation.clients
     with control_api.connected(federation) as api:
         nodes, runs = dict(api.nodes()), api.runs()
-    server, page = server_side(federation), _page(federation)
-    keys = client_keys(federation)
+    page = ask_server(federation)
+    server, keys = check_server(federation, page), check_client_keys(federation)
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "runs": _runs(runs[:RECENT_RUNS], page.get("runs")),
-        "clients": _clients(enrolled, nodes, page.get("nodes", {})),
-        "turned-away": page.get("turned-away"),
-        "disk": page.get("disk"),
-        "certificate-days": page.get("certificate-days"),
+        "runs": _runs(runs[:RECENT_RUNS], page.about.get("runs")),
+        "clients": _clients(enrolled, nodes, page.about.get("nodes", {})),
+        "turned-away": page.about.get("turned-away"),
+        "disk": page.about.get("disk"),
+        "certificate-days": page.certificate_days,
         "server": {"verdict": server.verdict, "words": server.words},
         "keys": {"verdict": keys.verdict, "words": keys.words},
     }
-
-
-def _page(federation: Federation) -> dict[str, Any]:
-    """Return what the server tells of itself, {} where it does not; `server_side` says why."""
-    try:
-        return server_page(federation)[1]
-    except DeployError:
-        return {}
 
 
 def _clients(
@@ -79,13 +73,17 @@ def _clients(
     for client in enrolled:
         for key in () if client.revoked else client.keys:
             name = key.client if key.current else f"{key.client}, by its former key"
-            about = {"client": name, "partition-id": client.partition_id, **_seen(nodes.pop(key.node_id, {}))}
+            about = {
+                "client": name,
+                "partition-id": client.partition_id,
+                **_describe_presence(nodes.pop(key.node_id, {})),
+            }
             rows.append({**about, "version": versions.get(key.node_id, ""), "key-expires": key.expires})
     rows += [
         {
             "client": f"node {node_id}, not enrolled here",
             "partition-id": None,
-            **_seen(node),
+            **_describe_presence(node),
             "version": versions.get(node_id, ""),
             "key-expires": "",
         }
@@ -95,7 +93,7 @@ def _clients(
     return rows
 
 
-def _seen(node: Mapping[str, str]) -> dict[str, str]:
+def _describe_presence(node: Mapping[str, str]) -> dict[str, str]:
     status = node.get("status", "unknown to the SuperLink")
     return {"status": status, "last-seen": "now" if status == "online" else node.get("offline-at") or "never"}
 
@@ -109,8 +107,10 @@ def _runs(runs: list[dict[str, Any]], known: Mapping[str, Any] | None) -> list[d
         writer = writers.setdefault(about["folder"], run_id) if "folder" in about else run_id
         if writer != run_id:  # what is in the folder is no longer this run's
             about = {"folder": about["folder"], "unknown": f"run {writer} has continued it"}
-        told = {key: run.get(key) for key in ("run-id", "status", "status-details", "elapsed", "fab-id")}
-        rows.append({**told, **{key: about.get(key) for key in PROGRESS}, "unknown": about.get("unknown")})
+        known_to_superlink = {key: run.get(key) for key in ("run-id", "status", "status-details", "elapsed", "fab-id")}
+        rows.append(
+            {**known_to_superlink, **{key: about.get(key) for key in PROGRESS}, "unknown": about.get("unknown")}
+        )
     return rows
 
 
@@ -119,34 +119,34 @@ def _runs(runs: list[dict[str, Any]], known: Mapping[str, Any] | None) -> list[d
 
 def show(found: Mapping[str, Any]) -> None:
     """Print a survey."""
-    Console().print(picture(found))
+    Console().print(render(found))
 
 
-def picture(found: Mapping[str, Any]) -> RenderableType:
+def render(found: Mapping[str, Any]) -> RenderableType:
     """Return a survey as tables and lines."""
     runs = found["runs"]
     going = [run for run in runs if not str(run["status"]).startswith("finished")]
     over = [run for run in runs if run not in going]
-    parts: list[RenderableType] = [part for run in going for part in _going(run)]
+    parts: list[RenderableType] = [part for run in going for part in _describe_running(run)]
     if not going:
         parts.append(Text("no run is going on"))
     parts.append(_clients_table(found["clients"]))
     if over:
         parts.append(_runs_table(over))
-    parts += [_line("turned away", _attempt(each)) for each in found["turned-away"] or ()]
-    parts.append(_line("disk", _room(found["disk"])))
-    parts.append(_line("certificate", _days(found["certificate-days"])))
+    parts += [_line("turned away", _describe_attempt(each)) for each in found["turned-away"] or ()]
+    parts.append(_line("disk", _describe_disk(found["disk"])))
+    parts.append(_line("certificate", _describe_certificate(found["certificate-days"])))
     parts.append(_line("server", found["server"]["words"], warn=found["server"]["verdict"] != "ok"))
     if found["keys"]["verdict"] != "ok":
         parts.append(_line("client keys", found["keys"]["words"], warn=True))
     return Group(*parts)
 
 
-def _going(run: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _describe_running(run: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Yield what is said of a run that goes on: how far it is, and what is wrong with it."""
     words = f"{run['status']} for {duration(float(run['elapsed'] or 0.0))}"
     if run["round"] is not None:
-        words += f": {run['method']} on {run['task'] or 'an own task'}, {_rounds(run)}"
+        words += f": {run['method']} on {run['task'] or 'a user-defined task'}, {_describe_rounds(run)}"
         if run["seconds-a-round"] is not None:
             since = run["seconds-since-round"]
             words += f", {run['seconds-a-round']:.3g} s a round, the last one {duration(since)} ago"
@@ -182,13 +182,13 @@ def _runs_table(runs: list[dict[str, Any]]) -> Table:
     for heading in ("run", "status", "method", "rounds", "what was said"):
         table.add_column(heading, overflow="fold")
     for run in runs:
-        said = _shortened(str(run["status-details"] or ""))
-        rounds = _shortened(str(run["unknown"])) if run["round"] is None else f"{run['round']}/{run['of-rounds']}"
+        said = _shorten(str(run["status-details"] or ""))
+        rounds = _shorten(str(run["unknown"])) if run["round"] is None else f"{run['round']}/{run['of-rounds']}"
         table.add_row(*map(Text, (run["run-id"], str(run["status"]), str(run["method"] or ""), rounds, said)))
     return table
 
 
-def _rounds(run: Mapping[str, Any]) -> str:
+def _describe_rounds(run: Mapping[str, Any]) -> str:
     return (
         f"round {run['round']} of {run['of-rounds']}"
         if run["round"]
@@ -196,28 +196,28 @@ def _rounds(run: Mapping[str, Any]) -> str:
     )
 
 
-def _attempt(each: Mapping[str, Any]) -> str:
+def _describe_attempt(each: Mapping[str, Any]) -> str:
     times = f", {each['times']} times" if each["times"] != 1 else ""
     return f"{str(each['time'])[:19]} {each['what']} ({each['who'] or 'unknown'}{times})"
 
 
-def _room(disk: Mapping[str, Any] | None) -> str:
+def _describe_disk(disk: Mapping[str, Any] | None) -> str:
     if disk is None:
         return "not known from here"
     parts = {"the server's state": disk.get("state-free-bytes"), "the run folder": disk.get("runs-free-bytes")}
     return ", ".join(f"{size / 1e9:.1f} GB free for {what}" for what, size in parts.items() if size is not None)
 
 
-def _days(days: float | None) -> str:
+def _describe_certificate(days: float | None) -> str:
     return "not known from here" if days is None else f"the server's holds for {days:.0f} more days"
 
 
 def _line(what: str, words: str, *, warn: bool = False, style: str = "") -> Text:
-    return Text.assemble((f"{what}: ", style), (_shortened(words), "yellow" if warn else ""))
+    return Text.assemble((f"{what}: ", style), (_shorten(words), "yellow" if warn else ""))
 
 
-def _shortened(words: str) -> str:
-    words = printable(words)
+def _shorten(words: str) -> str:
+    words = escape_unprintable(words)
     return words if len(words) <= WIDEST_REASON else f"{words[:WIDEST_REASON]}…"
 
 
@@ -225,17 +225,17 @@ def _shortened(words: str) -> str:
 
 
 class _Ended(BaseException):
-    """Ctrl-C was pressed; an error that nothing on the way takes for one of its own."""
+    """Ctrl-C was pressed; no `except Exception` on the way catches it."""
 
 
 def watch(federation: Federation, interval: float, *, as_json: bool) -> None:
-    """Show the survey anew every `interval` seconds until Ctrl-C; a SuperLink that is away is said, and looked for.
+    """Show the survey every `interval` seconds until Ctrl-C; a SuperLink that is away is reported and tried again.
 
     On a terminal the picture is replaced; elsewhere each is printed below the one before, as JSON on one line each.
     """
     with _until_interrupted():
         if as_json or not sys.stdout.isatty():
-            for found in _surveys(federation, interval):
+            for found in _repeat_survey(federation, interval):
                 if as_json:
                     print(json.dumps(found), flush=True)
                 else:
@@ -244,12 +244,12 @@ def watch(federation: Federation, interval: float, *, as_json: bool) -> None:
             return
         last: Mapping[str, Any] | None = None
         with Live(Text("asking the server"), screen=True, auto_refresh=False) as live:
-            for found in _surveys(federation, interval):
+            for found in _repeat_survey(federation, interval):
                 last = last if "error" in found else found
-                live.update(_framed(found, last, interval), refresh=True)
+                live.update(_frame(found, last, interval), refresh=True)
 
 
-def _surveys(federation: Federation, interval: float) -> Iterator[dict[str, Any]]:
+def _repeat_survey(federation: Federation, interval: float) -> Iterator[dict[str, Any]]:
     """Yield a survey every `interval` seconds, or the error where there is none."""
     while True:
         started = time.monotonic()
@@ -260,7 +260,7 @@ def _surveys(federation: Federation, interval: float) -> Iterator[dict[str, Any]
         time.sleep(max(0.0, started + interval - time.monotonic()))
 
 
-def _framed(found: Mapping[str, Any], last: Mapping[str, Any] | None, interval: float) -> RenderableType:
+def _frame(found: Mapping[str, Any], last: Mapping[str, Any] | None, interval: float) -> RenderableType:
     """Return a survey, or the error above the last one, with the time and how this ends."""
     head = Text(f"{found['at'][11:19]} UTC, every {interval:g} s, Ctrl-C ends", style="dim")
     parts: list[RenderableType] = [head]
@@ -269,7 +269,7 @@ def _framed(found: Mapping[str, Any], last: Mapping[str, Any] | None, interval: 
         if last is not None:
             parts.append(Text(f"as it was at {last['at'][11:19]}:", style="dim"))
     if last is not None:
-        parts.append(picture(last))
+        parts.append(render(last))
     return Group(*parts)
 
 

@@ -23,7 +23,7 @@ from fairbloom.protocol.parameters import of_kind
 from fairbloom.protocol.settings import OWN_SETTINGS, Mark, RunSettings, SettingsError, Value, marked, parsed
 from fairbloom.server.settings import Settings, check_used, default_config
 
-from ..errors import DeployError, LostRunError, RefusedError, UnreachableError
+from ..errors import DeployError, LostRunError, UnauthorizedError, UnreachableError
 from ..flower.operator import control_api
 from ..flower.operator.commands import environment, flwr_command, flwr_json
 from . import run_bundle
@@ -51,14 +51,14 @@ class App:
     config
         Its run config's defaults, by flat keys.
     ours
-        Whether it is Fairbloom's own.
+        Whether it is Fairbloom's app.
     """
 
     folder: Path
     config: Mapping[str, Any]
     ours: bool
 
-    def prepared(self, federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
+    def prepare(self, federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
         """Return the settings of a run, checked before anything is sent.
 
         Raises
@@ -68,7 +68,7 @@ class App:
             would travel with the run.
         """
         self._check_secrets_stay(federation)
-        return prepared(federation, given) if self.ours else self._checked(given)
+        return prepare(federation, given) if self.ours else self._checked(given)
 
     def _check_secrets_stay(self, federation: Federation) -> None:
         """Raise DeployError when Flower would pack files of the federation's folder, which every client then gets."""
@@ -89,7 +89,7 @@ class App:
             )
 
     def _checked(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        """Return settings of somebody's own app, each with the type of its default."""
+        """Return settings of a user's app, each with the type of its default."""
         checked: dict[str, Value] = {}
         where = f"[tool.flwr.app.config] in {self.folder / 'pyproject.toml'}"
         for key, value in given.items():
@@ -107,7 +107,7 @@ class App:
 
 
 @contextlib.contextmanager
-def chosen_app(given: Path | None) -> Iterator[App]:
+def choose_app(given: Path | None) -> Iterator[App]:
     """Give the app in a folder; without one, that in the current directory, or else the Fairbloom that is installed.
 
     Raises
@@ -121,7 +121,7 @@ def chosen_app(given: Path | None) -> Iterator[App]:
     elif given is not None:
         raise DeployError(f"--app {given} holds no Flower app: name a folder whose pyproject.toml has [tool.flwr.app]")
     else:
-        with run_bundle.made() as folder:
+        with run_bundle.temporary_app() as folder:
             yield App(folder, default_config(), ours=True)
 
 
@@ -144,10 +144,10 @@ def app_in(folder: Path) -> App | None:
     if app is None:
         return None
     ours = app.get("publisher") == project.get("project", {}).get("name") == "fairbloom"
-    return App(folder, run_bundle.flat(app.get("config", {})), ours)
+    return App(folder, run_bundle.flatten(app.get("config", {})), ours)
 
 
-def prepared(federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
+def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
     """Return the settings of a run of our app, checked before anything is sent, with the clients' enrolled sizes.
 
     Raises
@@ -170,13 +170,13 @@ def prepared(federation: Federation, given: Mapping[str, Value]) -> dict[str, Va
     check_used(named, [settings.method], settings.task, deployed=True)
     for words in check_honoured(federation, settings, named):
         warn(words)
-    return packed(config)
+    return pack_own_settings(config)
 
 
-def packed(config: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a run config with the settings that Flower knows no key for, a user's own, in `own-settings`."""
+def pack_own_settings(config: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a run config with the user-defined settings, which Flower has no keys for, in `own-settings`."""
     known = default_config()
-    own = [f"{key}={written(value)}" for key, value in config.items() if key not in known]
+    own = [f"{key}={format_value(value)}" for key, value in config.items() if key not in known]
     if not own:
         return dict(config)
     words = [str(config[OWN_SETTINGS])] if config.get(OWN_SETTINGS) else []
@@ -184,7 +184,7 @@ def packed(config: Mapping[str, Value]) -> dict[str, Value]:
     return {**rest, OWN_SETTINGS: " ".join([*words, *map(shlex.quote, own)])}
 
 
-def written(value: Value) -> str:
+def format_value(value: Value) -> str:
     """Return a setting's value as a user would write it, so that it is read as the same again."""
     if isinstance(value, str) and parsed(value.strip()) == value:
         return value
@@ -202,7 +202,7 @@ def submit(federation: Federation, app: Path, run_config: Mapping[str, Value]) -
     config = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
     with (
         tempfile.TemporaryDirectory(prefix="fairbloom-") as folder,
-        federation.noted("submit", method=str(run_config.get("method", "")), settings=config) as about,
+        federation.audited("submit", method=str(run_config.get("method", "")), settings=config) as about,
     ):
         file = Path(folder, "run.toml")  # on a command line, Flower takes no text that has quotes in it
         file.write_bytes(tomli_w.dumps(run_config).encode())
@@ -222,11 +222,11 @@ def watch(federation: Federation, run_id: str) -> str:
     """
     printed, last_seen, away = 0, time.monotonic(), False
     while True:
-        with _waiting_noticed(federation, run_id):
+        with _noticing_a_wait(federation, run_id):
             printed = _stream(federation, run_id, printed)
         try:
-            status = status_of(federation, run_id)
-        except RefusedError:
+            status = run_status(federation, run_id)
+        except UnauthorizedError:
             raise
         except DeployError as error:
             if not isinstance(error, UnreachableError) and is_lost(federation, run_id):
@@ -242,7 +242,7 @@ def watch(federation: Federation, run_id: str) -> str:
         else:
             if away:
                 _say(f"run {run_id} is back in sight: {status}")
-            if ended(status):
+            if has_ended(status):
                 return status
             last_seen, away = time.monotonic(), False
         time.sleep(AGAIN_SECONDS)
@@ -256,27 +256,31 @@ def stop(federation: Federation, run_id: str = "") -> list[str]:
     DeployError
         When there is no such run, or it has ended.
     """
-    going = [run_id] if run_id else [str(run["run-id"]) for run in runs(federation) if not ended(str(run["status"]))]
+    going = (
+        [run_id]
+        if run_id
+        else [str(run["run-id"]) for run in list_runs(federation) if not has_ended(str(run["status"]))]
+    )
     for each in going:
-        with federation.noted("stop", **{"run-id": each}):
+        with federation.audited("stop", **{"run-id": each}):
             flwr_json(federation, "stop", each, CONNECTION)
     return going
 
 
-def ended(status: str) -> bool:
+def has_ended(status: str) -> bool:
     """Return whether a run of this status is over."""
     return status.startswith("finished")
 
 
-def status_of(federation: Federation, run_id: str) -> str:
+def run_status(federation: Federation, run_id: str) -> str:
     """Return a run's status, as finished:completed."""
-    return str(runs(federation, run_id)[0]["status"])
+    return str(list_runs(federation, run_id)[0]["status"])
 
 
-def reason_of(federation: Federation, run_id: str) -> str:
+def end_reason(federation: Federation, run_id: str) -> str:
     """Return why a run has ended, "" where the SuperLink does not know, or does not answer."""
     try:
-        return str(runs(federation, run_id)[0].get("status-details", ""))
+        return str(list_runs(federation, run_id)[0].get("status-details", ""))
     except DeployError:
         return ""
 
@@ -284,18 +288,18 @@ def reason_of(federation: Federation, run_id: str) -> str:
 def is_lost(federation: Federation, run_id: str) -> bool:
     """Return whether the SuperLink answers and does not know a run, as after its database was lost."""
     try:
-        return run_id not in {str(run.get("run-id")) for run in runs(federation)}
+        return run_id not in {str(run.get("run-id")) for run in list_runs(federation)}
     except DeployError:
         return False
 
 
-def runs(federation: Federation, run_id: str = "") -> list[dict[str, Any]]:
+def list_runs(federation: Federation, run_id: str = "") -> list[dict[str, Any]]:
     """Return what the SuperLink knows of one run, or of all, the latest first."""
     with control_api.connected(federation) as api:
         return api.runs(run_id)
 
 
-def waits_alone(listed: list[dict[str, Any]], run_id: str) -> bool | None:
+def waits_for_nobody(listed: list[dict[str, Any]], run_id: str) -> bool | None:
     """Return whether a run has not begun though no other goes on; None where it has begun."""
     status = {str(run["run-id"]): str(run["status"]) for run in listed}
     if status.get(run_id) != "pending":
@@ -304,14 +308,14 @@ def waits_alone(listed: list[dict[str, Any]], run_id: str) -> bool | None:
 
 
 @contextlib.contextmanager
-def _waiting_noticed(federation: Federation, run_id: str) -> Iterator[None]:
+def _noticing_a_wait(federation: Federation, run_id: str) -> Iterator[None]:
     """Say it, once, when a run waits to be started for long though no other goes on."""
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(WAITING_SECONDS):
             with contextlib.suppress(DeployError):
-                alone = waits_alone(runs(federation), run_id)
+                alone = waits_for_nobody(list_runs(federation), run_id)
                 if alone and not over.is_set():
                     _say(
                         f"run {run_id} has been waiting for {WAITING_SECONDS:.0f} s: nobody is there to run the "
@@ -338,11 +342,11 @@ def _stream(federation: Federation, run_id: str, skip: int) -> int:
     seen = 0
     with (
         environment(federation) as variables,
-        subprocess.Popen(  # noqa: S603 (Flower's own command)
+        subprocess.Popen(  # noqa: S603 (Flower's command)
             [flwr_command(), "log", run_id, CONNECTION],
             env=variables | {"PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # its own words about the connection; ours come from the status
+            stderr=subprocess.DEVNULL,  # what it says about the connection; we report that by the status
             text=True,
         ) as log,
     ):

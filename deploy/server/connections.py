@@ -1,7 +1,7 @@
 """Connections to the server's ports: how many there may be, and how long one may last that has shown no credential.
 
 Neither gRPC nor uvicorn closes a connection because nobody has shown a key on it, and behind one address there may be
-two hundred honest clients. So the process looks at its own sockets, and is told which of them have made a call with a
+two hundred honest clients. So the process looks at its sockets, and learns which of them have made a call with a
 good credential.
 """
 
@@ -20,7 +20,7 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from .refusals import Refusals
+from .refusals import RefusalLog
 
 MOST_DESCRIPTORS = 65_536
 """Most descriptors that this process asks the system for."""
@@ -71,7 +71,7 @@ class Connections:
         files and processes.
     """
 
-    def __init__(self, ports: Mapping[int, int], descriptors: int, refusals: Refusals) -> None:
+    def __init__(self, ports: Mapping[int, int], descriptors: int, refusals: RefusalLog) -> None:
         self._most_descriptors, self._refusals = descriptors, refusals
         self.most = descriptors // 2
         self._most_strangers = {port: min(most, descriptors // 5) for port, most in ports.items()}
@@ -91,7 +91,7 @@ class Connections:
             self._dismissed.add(_place(port, peer, peer_port))
 
     def watch(self) -> None:
-        """Look after the connections for ever."""
+        """Look after the connections until the process ends."""
         while True:
             time.sleep(LOOK_SECONDS)
             try:

@@ -12,12 +12,12 @@ from .supervisor import RUN_FOLDERS
 
 RECENT_RUNS, RECENT_REFUSALS = 5, 5
 REFUSED = "refused: "
-"""How the audit log's events begin that are about strangers and clients, as `Refusals` notes them."""
+"""How the audit log's events begin that are about strangers and clients, as `RefusalLog` notes them."""
 
 UNKNOWN = "its run folder is not known: the run has not begun, or its app is one that leaves none"
 
 
-def overview(state: Path) -> dict[str, Any]:
+def read_overview(state: Path) -> dict[str, Any]:
     """Return how far the latest runs are, who was turned away lately, and how much room there is.
 
     Parameters
@@ -30,16 +30,16 @@ def overview(state: Path) -> dict[str, Any]:
         noted = sorted(place.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
     except OSError:
         noted = []
-    runs = {file.name: run_progress(place, file.name) for file in noted[:RECENT_RUNS] if file.name.isdecimal()}
+    runs = {file.name: read_progress(place, file.name) for file in noted[:RECENT_RUNS] if file.name.isdecimal()}
     folders = [Path(run["folder"]) for run in runs.values() if "folder" in run]
     return {
         "runs": runs,
-        "turned-away": turned_away(state),
+        "turned-away": read_refusals(state),
         "disk": {"state-free-bytes": free_bytes(state), "runs-free-bytes": free_bytes(folders[0]) if folders else None},
     }
 
 
-def run_progress(place: Path, run_id: str) -> dict[str, Any]:
+def read_progress(place: Path, run_id: str) -> dict[str, Any]:
     """Return how far a run is, or as `unknown` why that is not known."""
     folder = announced(place, run_id)
     if folder is None:
@@ -50,10 +50,10 @@ def run_progress(place: Path, run_id: str) -> dict[str, Any]:
         return {"folder": str(folder), "unknown": str(error)}
 
 
-def turned_away(state: Path) -> list[dict[str, Any]]:
+def read_refusals(state: Path) -> list[dict[str, Any]]:
     """Return the attempts that were refused last, the latest first."""
     try:
-        entries = audit.latest(state, REFUSED, RECENT_REFUSALS)
+        entries = audit.latest_entries(state, REFUSED, RECENT_REFUSALS)
     except OSError:
         return []
     return [

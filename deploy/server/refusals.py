@@ -11,7 +11,7 @@ SECONDS = 60.0
 """Seconds between two notes of the same attempt; each note says how often it was made since the one before."""
 
 DIFFERENT = 1000
-"""How many different attempts are told apart; further ones are noted as one."""
+"""How many different attempts are distinguished; further ones are noted as one."""
 
 LONGEST = 200
 """How many characters of a value a note keeps."""
@@ -19,7 +19,7 @@ LONGEST = 200
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 
-class Refusals:
+class RefusalLog:
     """Notes refused attempts.
 
     Parameters
@@ -34,7 +34,7 @@ class Refusals:
         self._since: dict[tuple[str, ...], int] = {}
 
     def note(self, what: str, **about: str) -> bool:
-        """Note one attempt: what was tried, and by whom as far as that is known; return whether it was due."""
+        """Note one attempt: what was tried, and by whom as far as that is known; return whether a line was written."""
         about = {key: (_without_port(value) if key == "peer" else value)[:LONGEST] for key, value in about.items()}
         attempt = (what, *about.values())
         with self._lock:

@@ -7,38 +7,35 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
+import math
 import os
-import signal
 import socket
 import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http import HTTPStatus
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
+from fairbloom.system.lock import Lock, LockedError, exclusive_lock
+from fairbloom.system.supervise import LOOK_SECONDS, STOP_SECONDS, StopSignal, Supervised, become, supervise
 
 from .. import pki
-from ..arguments import EVERY_ADDRESS, address
+from ..arguments import EVERY_ADDRESS, parse_address
 from ..device.connectivity import tls_context
 from ..errors import DeployError
 from ..operator import audit
 from ..operator.federation import Federation
-from ..processes import ending
 
-FIRST_DELAY, LONGEST_DELAY, HELD_SECONDS = 1.0, 30.0, 60.0
-"""Shortest and longest pause before a part that ended is started again. The pause doubles each time, and is the
-shortest again once the part has run for HELD_SECONDS."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+"""Shortest and longest pause, in seconds, before a part that ended is started again."""
 
 READY_SECONDS = 120.0
-STOP_SECONDS = 15.0
-LOOK_SECONDS = 0.2
 PORT_SECONDS = 2.0
-"""How long to wait for a port that is taken: a SuperLink whose server was killed ends within a second."""
+"""How long to wait for a port that is taken: after its server was killed, a SuperLink ends within a second."""
 
 SECRETS = ("server.key", "runtime.secret", "metrics.token", "operators.toml")
 STARTED, SEEN = "superexec.started", "superexec.seen"
@@ -50,8 +47,8 @@ RUN_FOLDERS = "run-folders"
 NEEDED = ("ca.crt", "server.crt", *SECRETS)
 
 
-class Part:
-    """A process that is kept running.
+class ServerProcess(Supervised):
+    """A process of the server's side that is kept running.
 
     Parameters
     ----------
@@ -66,54 +63,27 @@ class Part:
     """
 
     def __init__(self, name: str, module: str, folder: Path, environment: dict[str, str]) -> None:
-        self.name = name
-        # The process is told whose it is: were this one killed at once, it could not find that out any more.
+        super().__init__(name, SHORTEST_PAUSE, LONGEST_PAUSE)
+        # The process gets the id of this one, which it could not find out any more were this one killed at once.
         code = f"from fairbloom.deploy.flower.server.{module} import main; main({os.getpid()})"
         self._command = [sys.executable, "-P", "-c", code, str(folder)]
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
-        self._started, self._due, self._delay = 0.0, 0.0, FIRST_DELAY
 
-    def look(self) -> None:
-        """Start it if it is due, and note its end."""
-        now = time.monotonic()
-        if self._process is None:
-            if now >= self._due:
-                self._start(now)
-            return
-        code = self._process.poll()
-        if code is None:
-            return
-        self._process = None
-        if now - self._started > HELD_SECONDS:
-            self._delay = FIRST_DELAY
-        self._wait(now, f"ended ({ending(code)})")
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the process."""
+        return subprocess.Popen(self._command, env=self._environment, start_new_session=True)  # noqa: S603 (ours)
 
-    def _start(self, now: float) -> None:
-        try:
-            self._process = subprocess.Popen(self._command, env=self._environment, start_new_session=True)  # noqa: S603 (ours)
-        except OSError as error:  # no memory, or too many processes
-            self._wait(now, f"cannot be started ({error.strerror})")
-        self._started = now
+    def report(self, fault: str, pause: float) -> None:
+        """Print what happened, each time."""
+        say(f"{fault}: it is started again in {pause:.0f} s")
 
-    def _wait(self, now: float, what: str) -> None:
-        say(f"the {self.name} {what}: it is started again in {self._delay:.0f} s")
-        self._due, self._delay = now + self._delay, min(2 * self._delay, LONGEST_DELAY)
-
-    def stop(self) -> None:
-        """End it in order, or kill it where it does not."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            say(f"the {self.name} did not end within {STOP_SECONDS:.0f} s: it is killed")
-            self._process.kill()
-            self._process.wait()
+    def end(self) -> None:
+        """End the process in order, or kill it where it does not end."""
+        if self.stop():
+            say(f"the {self.name} did not end within {STOP_SECONDS:.0f} s and was killed")
 
 
-class Server:
+class FederationServer:
     """The server's side of a federation: SuperLink and SuperExec, from their start to their end.
 
     Parameters
@@ -133,28 +103,26 @@ class Server:
         own |= {"PYTHONUNBUFFERED": "1", "FLWR_INTERNAL_GRPC_CONTROL_API": "0"}
         environment = defaults | dict(os.environ) | own
         folder = federation.path.absolute()
-        self._superlink = Part("SuperLink", "superlink", folder, environment)
-        self._superexec = Part("SuperExec", "superexec", folder, environment)
+        self._superlink = ServerProcess("SuperLink", "superlink", folder, environment)
+        self._superexec = ServerProcess("SuperExec", "superexec", folder, environment)
         self._started, self._seen = federation.state / STARTED, federation.state / SEEN
-        self._stopped = False
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
+        stopped = StopSignal()
+        both = [self._superlink, self._superexec]
         self._note("server started")
         self._seen.unlink(missing_ok=True)
         try:
-            self._until(self._superlink_answers, [self._superlink])
-            self._until(self._superexec_asks, [self._superlink, self._superexec])
-            if not self._stopped:
+            supervise([self._superlink], stopped, Readiness(self._superlink, self._superlink_answers))
+            supervise(both, stopped, Readiness(self._superexec, self._superexec_asks))
+            if not stopped.came:
                 place = self._federation
                 say(f"ready: clients reach it at {place.superlink}, the operator at {place.control}")
-            while not self._stopped:
-                self._look([self._superlink, self._superexec])
+            supervise(both, stopped)
         finally:
-            self._superexec.stop()  # first: what it runs says goodbye to the SuperLink
-            self._superlink.stop()
+            self._superexec.end()  # first: what it runs says goodbye to the SuperLink
+            self._superlink.end()
             self._note("server stopped")
             say("stopped")
 
@@ -164,24 +132,11 @@ class Server:
         except OSError as error:  # as on a full disk: the runs are worth more than the line
             say(f"the audit log in {self._federation.state} cannot be written: {error.strerror}")
 
-    def _until(self, is_ready: Callable[[], bool], parts: list[Part]) -> None:
-        """Keep parts running until all is ready; say so once where that takes long."""
-        started, said = time.monotonic(), False
-        while not self._stopped and not is_ready():
-            self._look(parts)
-            if not said and time.monotonic() - started > READY_SECONDS:
-                say(f"the {parts[-1].name} is not ready after {READY_SECONDS:.0f} s; it is waited for")
-                said = True
-
-    def _look(self, parts: list[Part]) -> None:
-        for part in parts:
-            part.look()
-        time.sleep(LOOK_SECONDS)
-
     def _superlink_answers(self) -> bool:
         # Not urllib.request, which would go by a proxy of the environment.
         with contextlib.suppress(OSError, HTTPException):
-            asked = HTTPSConnection(self._federation.control, timeout=2, context=self._tls())
+            context = tls_context(str(self._federation.authority))
+            asked = HTTPSConnection(self._federation.control, timeout=2, context=context)
             with contextlib.closing(asked):
                 asked.request("GET", "/health")
                 return asked.getresponse().status == HTTPStatus.OK and reachable(self._federation.listen)
@@ -190,15 +145,26 @@ class Server:
     def _superexec_asks(self) -> bool:
         return is_newer(self._seen, self._started)
 
-    def _tls(self) -> ssl.SSLContext:
-        return tls_context(str(self._federation.authority))
 
-    def _stop(self, number: int, frame: object) -> None:
-        self._stopped = True
+class Readiness:
+    """Whether a part is ready, as often as that is asked; says once where it takes long."""
+
+    def __init__(self, part: ServerProcess, is_ready: Callable[[], bool]) -> None:
+        self._part, self._is_ready = part, is_ready
+        self._late = time.monotonic() + READY_SECONDS
+
+    def __call__(self) -> bool:
+        """Return whether the part is ready."""
+        if self._is_ready():
+            return True
+        if time.monotonic() > self._late:
+            say(f"the {self._part.name} is not ready after {READY_SECONDS:.0f} s; it is waited for")
+            self._late = math.inf
+        return False
 
 
 def serve(federation: Federation) -> int:
-    """Run the server's side of a federation until it is told to stop; return the exit code.
+    """Run the server's side of a federation until a signal stops it; return the exit code.
 
     Raises
     ------
@@ -206,10 +172,10 @@ def serve(federation: Federation) -> int:
         When a file is missing or cannot be used, a port is taken, or the folder is served already.
     """
     check_files(federation)
-    with alone(federation):
+    with lock_folder(federation):
         for what, place in (("control", federation.control), ("listen", federation.listen)):
             check_port(federation, what, place)
-        Server(federation).run()
+        FederationServer(federation).run()
     return 0
 
 
@@ -238,35 +204,31 @@ def check_files(federation: Federation) -> None:
     except ssl.SSLError as error:
         remedy = f"fairbloom deploy renew --dir {federation.path}"
         raise DeployError(f"{pair[1]} is not the key of {pair[0]} ({error.reason}): {remedy}") from error
-    federation.keys()  # whose expiry the SuperLink goes by
+    federation.keys()  # raises where a client's file cannot be used
 
 
-@contextlib.contextmanager
-def alone(federation: Federation) -> Iterator[None]:
-    """Hold the folder while it is served; a killed server leaves no lock behind."""
+def lock_folder(federation: Federation) -> Lock:
+    """Return the lock of a folder that is served; a killed server leaves none behind.
+
+    Raises
+    ------
+    DeployError
+        When the folder is served already, or its state folder cannot be used.
+    """
     file = federation.state / "lock"
     try:
         federation.state.mkdir(mode=0o700, exist_ok=True)
-        opened = file.open("a+")
+        return exclusive_lock(file)
+    except LockedError as error:
+        raise DeployError(f"{federation.path} is served already, by {error.holder}") from None
     except OSError as error:
         raise DeployError(f"{file} cannot be opened: {error.strerror}") from error
-    with opened as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().strip()
-            raise DeployError(f"{federation.path} is served already, by {holder or 'another process'}") from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-        lock.flush()
-        yield
 
 
 def check_port(federation: Federation, what: str, given: str) -> None:
     """Raise DeployError when nothing can listen at an address of the federation."""
     file = federation.path / "federation.toml"
-    place = address(f"{what} in {file}:", given)
+    place = parse_address(f"{what} in {file}:", given)
     until = time.monotonic() + PORT_SECONDS
     while True:
         try:
@@ -309,8 +271,7 @@ def say(words: str) -> None:
 
 def replace_process(federation: Federation) -> None:
     """Go on as the server in a small process, without the libraries that the command line has loaded."""
-    command = [sys.executable, "-P", "-m", "fairbloom.deploy.server", str(federation.path)]
-    os.execv(sys.executable, command)  # noqa: S606 (our own Python)
+    become("fairbloom.deploy.server", str(federation.path))
 
 
 def main() -> int:

@@ -21,6 +21,7 @@ from fairbloom.server.checkpoint import load_last, load_model
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.flower import options_of
+from fairbloom.server.run_folder.lock import is_running
 from fairbloom.server.run_folder.recorder import (
     MODEL,
     SPLIT,
@@ -33,7 +34,6 @@ from fairbloom.server.run_folder.recorder import (
 from fairbloom.server.run_folder.tables import ABSENT, absent_in, read_rows
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method
-from fairbloom.system.lock import is_running
 from fairbloom.tasks import find_task
 
 from ..recipes.labels import label_of, title

@@ -19,10 +19,10 @@ from fairbloom.imports import check_seen
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.errors import check_place
+from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.run_folder.recorder import check_folder, check_same_data, is_finished, rounds_in
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.dispatch.processes import processors_here
-from fairbloom.system.lock import alone
 from fairbloom.tasks import check_data, digests
 
 RunKey = tuple[str, int]
@@ -65,7 +65,7 @@ def held(out: Path, plan: str = "") -> Iterator[None]:
     check_place(out)
     made = not out.exists()
     try:
-        with alone(out, wait=False):
+        with locked_folder(out, wait=False):
             yield
     finally:
         if made and not (out / "runs").exists():

@@ -18,12 +18,12 @@ from fairbloom.rounds.method import OPTIONS
 from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FairStrategy
-from fairbloom.system.lock import alone
 
 from ..checkpoint import load_model
 from ..observability import in_short
 from ..polling import PollingGrid
 from ..progress import announce
+from .lock import locked_folder
 from .recorder import MODEL, RunRecorder, TakeBack
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -93,7 +93,7 @@ class RunFolder:
             )
         announce(self.path)
         config = {"num-rounds": num_rounds, **options_of(strategy), **_prefixed("train", train_config)}
-        with alone(self.path, wait=self._wait):
+        with locked_folder(self.path, wait=self._wait):
             back = None if self.from_round is None else TakeBack(self.from_round, str(grid.run.run_id))
             records = RunRecorder(self.path, config, strategy, (self.score,), back=back)
             if records.finished:

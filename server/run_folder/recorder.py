@@ -26,7 +26,6 @@ from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
 from fairbloom.system.files import write_whole
-from fairbloom.system.lock import LOCK
 
 from ..checkpoint import (
     EARLIER,
@@ -46,6 +45,7 @@ from ..checkpoint import (
 )
 from ..settings import default_config, may_differ, may_grow
 from .errors import RunFolderError, check_place, explain_access_errors, explain_write_errors, write_link
+from .lock import LOCK
 from .tables import Row, TableWriter, client_columns, client_rows, furthest_round, last_step, round_columns, round_row
 
 log = logging.getLogger("flwr").getChild("fairbloom")

@@ -1,7 +1,6 @@
 """Forked processes that answer through a pipe: they end when this process does, however it ends, and say nothing."""
 
 import contextlib
-import ctypes
 import gc
 import mmap
 import os
@@ -19,9 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fairbloom.errors import FairbloomError
-
-PR_SET_PDEATHSIG = 1
-"""Linux's name for: send this process a signal when its parent ends."""
+from fairbloom.system.parents import end_with_parent
 
 KILLED_FIRST = "500"
 """By so much of 1000 the kernel prefers a forked process to this one where memory runs short: it can be replaced."""
@@ -128,7 +125,8 @@ def _live(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        _end_with(parent)
+        end_with_parent(parent)
+        _be_killed_first()
         gc.freeze()  # collections would write to pages that are shared as long as nobody does
         serve(pipe)
         status = 0
@@ -145,11 +143,7 @@ def _live(
         os._exit(status)
 
 
-def _end_with(parent: int) -> None:
-    """Let the system kill this process when its parent ends; where it cannot, the end of the pipe tells."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST)
-    if os.getppid() != parent:
-        raise EOFError  # it ended before
+def _be_killed_first() -> None:
+    """Let the kernel prefer this process to its parent where memory runs short, on systems that know of that."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST)

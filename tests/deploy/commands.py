@@ -100,7 +100,7 @@ class Machine:
 
 def noted(made: Path) -> list[dict[str, Any]]:
     """Return what the audit log says after init, without times and chains."""
-    lines = [json.loads(line) for line in audit.text(made / "state").splitlines()]
+    lines = [json.loads(line) for line in audit.read_text(made / "state").splitlines()]
     return [{key: value for key, value in line.items() if key not in ("time", "account", "chain")} for line in lines][
         1:
     ]
@@ -113,7 +113,7 @@ def keys(made: Path) -> list[ClientKey]:
 def request_of(folder: Path, name: str, pair: pki.KeyPair | None = None) -> Path:
     """Write what a device asks with; return the file."""
     file = folder / f"{name}.request"
-    file.write_text(f"{(pair or pki.new_node_key()).public.decode()} {name}\n")
+    file.write_text(f"{(pair or pki.make_node_key()).public.decode()} {name}\n")
     return file
 
 

@@ -9,6 +9,7 @@ import pytest
 from fairbloom.deploy import pki
 from fairbloom.deploy.flower.operator import commands as flower_commands
 from fairbloom.deploy.flower.operator import control_api
+from fairbloom.system.files import write_private
 from tests.experiments.helpers import fairbloom
 
 from .commands import Machine, answering
@@ -35,7 +36,7 @@ def made(machine: Machine, tmp_path: Path) -> Path:
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     pki.make_authority(tmp_path / "ca.crt", tmp_path / "ca.key")
-    pki.write_private(tmp_path / "key", pki.new_node_key().private)
+    write_private(tmp_path / "key", pki.make_node_key().private)
     settings = 'superlink = "localhost:1"\nca = "ca.crt"\nkey = "key"\npartition-id = 3\n'
     (tmp_path / "client.toml").write_text(settings)
     return tmp_path

@@ -69,7 +69,7 @@ def test_processes_that_write_at_once_tear_no_line(tmp_path: Path) -> None:
     entries = [json.loads(line) for line in lines(tmp_path)]
     for name in "abcd":
         assert [entry["number"] for entry in entries if entry["client"] == name] == list(range(40))
-    assert audit.broken(tmp_path) is None
+    assert audit.first_broken_line(tmp_path) is None
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -77,7 +77,7 @@ def test_a_line_that_was_changed_is_found(noted: Path, number: int) -> None:
     kept = lines(noted)
     kept[number] = kept[number].replace("site-", "evil-")
     rewrite(noted, kept)
-    assert audit.broken(noted) == number + 1
+    assert audit.first_broken_line(noted) == number + 1
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -85,7 +85,7 @@ def test_a_line_that_was_removed_is_found(noted: Path, number: int) -> None:
     kept = lines(noted)
     del kept[number]
     rewrite(noted, kept)
-    assert audit.broken(noted) == number + 1
+    assert audit.first_broken_line(noted) == number + 1
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_a_line_that_reads_the_same_or_not_at_all_is_found(noted: Path, other: o
     kept = lines(noted)
     kept[2] = other(kept[2])  # type: ignore[operator]
     rewrite(noted, kept)
-    assert audit.broken(noted) == 3
+    assert audit.first_broken_line(noted) == 3
 
 
 def test_lines_that_changed_places_are_found(noted: Path) -> None:
     first, second, *others = lines(noted)
     rewrite(noted, [second, first, *others])
-    assert audit.broken(noted) == 1
+    assert audit.first_broken_line(noted) == 1
 
 
 @pytest.mark.parametrize("cut", [1, 30, 150])
@@ -117,18 +117,18 @@ def test_after_a_torn_line_the_log_goes_on_and_vouches_for_what_is_left(noted: P
     whole = (noted / audit.FILE).read_bytes()
     (noted / audit.FILE).write_bytes(whole[:-cut])
     torn = cut > 1
-    assert audit.broken(noted) == (5 if torn else None)
+    assert audit.first_broken_line(noted) == (5 if torn else None)
     audit.note(noted, "revoke", client="site-1")
     audit.note(noted, "renew")
-    assert audit.broken(noted) is None
+    assert audit.first_broken_line(noted) is None
     assert json.loads(lines(noted)[-2])["event"] == "revoke"
     assert lines(noted)[:4] == whole.decode().splitlines()[:4]
     if torn:
         kept = lines(noted)
         rewrite(noted, [*kept[:4], kept[4][:-1], *kept[5:]])
-        assert audit.broken(noted) == 5
+        assert audit.first_broken_line(noted) == 5
         rewrite(noted, [*kept[:4], *kept[5:]])
-        assert audit.broken(noted) == 5
+        assert audit.first_broken_line(noted) == 5
 
 
 def test_a_full_disk_leaves_no_half_of_a_line(noted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_a_full_disk_leaves_no_half_of_a_line(noted: Path, monkeypatch: pytest.M
             audit.note(noted, "enroll", client="site-9")
     assert (noted / audit.FILE).read_bytes() == before
     audit.note(noted, "enroll", client="site-9")
-    assert audit.broken(noted) is None
+    assert audit.first_broken_line(noted) is None
 
 
 def test_what_a_stranger_sends_neither_fills_the_log_nor_begins_a_line(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_what_a_stranger_sends_neither_fills_the_log_nor_begins_a_line(tmp_path:
     audit.note(tmp_path, "renew")
     assert len(lines(tmp_path)) == 2
     assert (tmp_path / audit.FILE).stat().st_size < audit.TAIL_BYTES
-    assert audit.broken(tmp_path) is None
+    assert audit.first_broken_line(tmp_path) is None
 
 
 def test_a_link_in_the_logs_place_is_not_followed(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_a_table_of_the_log_cannot_steer_the_terminal(
 
 
 def test_no_log_is_no_broken_one(tmp_path: Path) -> None:
-    assert audit.broken(tmp_path) is None
-    assert audit.text(tmp_path) == ""
+    assert audit.first_broken_line(tmp_path) is None
+    assert audit.read_text(tmp_path) == ""
     (tmp_path / audit.FILE).touch()
     audit.note(tmp_path, "init")
-    assert audit.broken(tmp_path) is None
+    assert audit.first_broken_line(tmp_path) is None

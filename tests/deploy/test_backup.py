@@ -24,7 +24,7 @@ from fairbloom.deploy.operator import backup as backups
 from fairbloom.deploy.operator.backup import FILES, back_up, copy_database, restore
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.registry import EnrolledClient
-from fairbloom.deploy.server.supervisor import alone, check_files
+from fairbloom.deploy.server.supervisor import check_files, lock_folder
 from tests.deploy.state import SuperLinkState
 from tests.experiments.helpers import fairbloom
 
@@ -42,14 +42,14 @@ def federation(tmp_path: Path) -> Federation:
 
 
 def save(federation: Federation, name: str, node_id: str, **about: str) -> EnrolledClient:
-    public = pki.new_node_key().public.decode()
+    public = pki.make_node_key().public.decode()
     client = EnrolledClient(name=name, node_id=node_id, partition_id=0, public_key=public, enrolled=NOW, **about)
     federation.registry.save(client)
     return client
 
 
 def events(federation: Federation) -> list[str]:
-    return [json.loads(line)["event"] for line in audit.text(federation.state).splitlines()]
+    return [json.loads(line)["event"] for line in audit.read_text(federation.state).splitlines()]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -76,7 +76,7 @@ def test_a_restored_federation_is_the_one_that_was_backed_up(federation: Federat
         assert after.pop(name) == before.pop(name), name
     assert set(after) == set(before) - {"state/superlink.db-wal", "state/superlink.db-shm"}
     assert events(restored.federation) == ["init", "restore"]
-    assert audit.broken(restored.federation.state) is None
+    assert audit.first_broken_line(restored.federation.state) is None
     assert events(federation) == ["init", "backup"]
     assert runs(restored.federation) == 1
     check_files(restored.federation)
@@ -198,10 +198,13 @@ def test_a_folder_in_use_is_left_alone_unless_that_is_said(federation: Federatio
     back_up(federation, file)
     save(federation, "site-c", "9")
     before = content(federation.path)
-    with pytest.raises(DeployError, match="is not empty: choose another folder, or say --replace"):
+    with pytest.raises(DeployError, match="is not empty: choose another folder, or give --replace"):
         restore(file, federation.path)
     assert content(federation.path) == before
-    with alone(federation), pytest.raises(DeployError, match=f"is served, by process {os.getpid()} on .*: stop fairb"):
+    with (
+        lock_folder(federation),
+        pytest.raises(DeployError, match=f"is served, by process {os.getpid()} on .*: stop fairb"),
+    ):
         restore(file, federation.path, replaces=True)
     assert [client.name for client in Federation(federation.path).clients] == ["site-a", "site-b", "site-c"]
     restored = restore(file, federation.path, replaces=True)
@@ -214,7 +217,7 @@ def test_an_older_backup_lets_nobody_in_whom_the_folder_has_struck_off(
 ) -> None:
     file = tmp_path / "copy.tar.gz"
     back_up(federation, file)
-    client = federation.client("site-a")
+    client = federation.find_client("site-a")
     federation.registry.save(replace(client, revoked=NOW))
     assert fairbloom("deploy", "restore", file, "--dir", federation.path, "--replace") == 0
     said = capsys.readouterr().out
@@ -250,7 +253,7 @@ def test_another_host_is_in_certificate_and_settings_and_its_devices_owners_are_
     assert 'write superlink = "new.example.org:9443"' in capsys.readouterr().out
     moved = Federation(new)
     assert moved.superlink == "new.example.org:9443"
-    assert {"new.example.org", "10.0.0.9", "fl.example.org"} <= set(pki.hosts_of(moved.certificate))
+    assert {"new.example.org", "10.0.0.9", "fl.example.org"} <= set(pki.read_hosts(moved.certificate))
     assert moved.authority.read_bytes() == federation.authority.read_bytes()
     check_files(moved)
     assert events(moved) == ["init", "restore", "renew"]
@@ -295,15 +298,15 @@ def begun_with(text: bytes) -> Callable[[list[tuple[tarfile.TarInfo, bytes]]], N
         (added("/etc/fairbloom-outside"), "is not of a federation"),
         (added("clients/../../outside.toml"), "is not of a federation"),
         (added("clients/.hidden.toml"), "is not of a federation"),
-        (added("ca.key", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "'ca.key' is no plain file"),
-        (added("clients/x.toml", type=tarfile.LNKTYPE, linkname="ca.key"), "is no plain file"),
-        (added("state", type=tarfile.DIRTYPE), "is no plain file"),
+        (added("ca.key", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "'ca.key' is not a plain file"),
+        (added("clients/x.toml", type=tarfile.LNKTYPE, linkname="ca.key"), "is not a plain file"),
+        (added("state", type=tarfile.DIRTYPE), "is not a plain file"),
         (begun_with(b"format = 2\nversion = '9.9'"), "is of format 2, by fairbloom 9.9, .* upgrade fairbloom here"),
-        (begun_with(b"format = 'x'"), "no backup of fairbloom deploy backup"),
-        (begun_with(b"\xff"), "no backup of fairbloom deploy backup"),
+        (begun_with(b"format = 'x'"), "not a backup of fairbloom deploy backup"),
+        (begun_with(b"\xff"), "not a backup of fairbloom deploy backup"),
         (lambda entries: entries.pop(0), "it begins with 'federation.toml'"),
         (lambda entries: entries.clear(), "it is empty"),
-        (lambda entries: entries.pop(1), "is no federation's folder"),
+        (lambda entries: entries.pop(1), "is not a federation's folder"),
     ],
 )
 def test_what_is_no_backup_is_refused_and_leaves_nothing(
@@ -340,7 +343,7 @@ def test_a_file_that_was_cut_off_or_flipped_anywhere_is_refused(federation: Fede
     with pytest.raises(DeployError, match="CRC check failed"):
         restore(file, new)
     file.write_bytes(b"not packed at all")
-    with pytest.raises(DeployError, match="is no backup of fairbloom deploy backup"):
+    with pytest.raises(DeployError, match="is not a backup of fairbloom deploy backup"):
         restore(file, new)
     with pytest.raises(DeployError, match="No such file"):
         restore(tmp_path / "none", new)

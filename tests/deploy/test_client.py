@@ -4,7 +4,6 @@ import os
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from flwr.common.config import parse_config_args
 
 from fairbloom.deploy.device import supervisor
-from fairbloom.deploy.device.client import APP, Client
+from fairbloom.deploy.device.client import APP, ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
 from fairbloom.deploy.errors import ClientError
 
@@ -26,7 +25,7 @@ OWN = {"superlink": "a:1", "insecure": True, "app": "json.tool:main"}
 
 def test_paths_of_the_file_are_relative_to_it_and_options_win(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
-    client = Client.of({"partition-id": 5, "state-dir": "state", "name": None}, bundle / "client.toml")
+    client = ClientSettings.of({"partition-id": 5, "state-dir": "state", "name": None}, bundle / "client.toml")
     assert (client.ca, client.key) == (str(bundle / "ca.crt"), str(bundle / "key"))
     assert (client.partition_id, client.state_dir) == (5, "/state")
 
@@ -41,7 +40,7 @@ def test_paths_of_the_file_are_relative_to_it_and_options_win(bundle: Path, monk
         ({"superlink": "a:1", "insecure": True, "key": "k"}, "insecure = true with ca or key"),
         ({"superlink": "a:1", "insecure": True, "partition-id": -1}, "partition-id = -1: it is counted from 0"),
         ({"superlink": "a:1", "insecure": True, "partition-id": "0"}, "partition-id = '0': it must be of type int"),
-        ({"superlink": "a:1", "insecure": True, "bundles": "all"}, 'bundles = \'all\': "ours" or "any" would do'),
+        ({"superlink": "a:1", "insecure": True, "bundles": "all"}, 'bundles = \'all\': write "ours" or "any"'),
         ({"superlink": "a:1", "insecure": True, "colour": 1}, "unknown setting colour = 1: there are allow, app"),
         ({"superlink": "a:1", "insecure": True, "app": "client"}, "app = 'client': write it as module:attribute"),
         ({"superlink": "a:1", "insecure": True, "app": "nowhere.at:all"}, "there is no such module here; install it"),
@@ -60,22 +59,24 @@ def test_paths_of_the_file_are_relative_to_it_and_options_win(bundle: Path, monk
 )
 def test_what_cannot_be_is_named_with_its_value_and_what_would_do(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ClientError) as error:
-        Client.of(given)
+        ClientSettings.of(given)
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "words"), [(None, "cannot be read"), ("a = ", "is no TOML file")])
+@pytest.mark.parametrize(("text", "words"), [(None, "cannot be read"), ("a = ", "is not a TOML file")])
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str | None, words: str) -> None:
     file = tmp_path / "client.toml"
     if text is not None:
         file.write_text(text)
     with pytest.raises(ClientError, match=words) as error:
-        Client.of({}, file)
+        ClientSettings.of({}, file)
     assert str(file) in str(error.value)
 
 
 def test_the_command_is_flowers_own_with_our_beginning(bundle: Path) -> None:
-    client = Client.of({"data-dir": "/my data", "isolated": True, "bundles": "any", "port": 9}, bundle / "client.toml")
+    client = ClientSettings.of(
+        {"data-dir": "/my data", "isolated": True, "bundles": "any", "port": 9}, bundle / "client.toml"
+    )
     assert client.command() == [
         *(
             sys.executable,
@@ -93,10 +94,10 @@ def test_the_command_is_flowers_own_with_our_beginning(bundle: Path) -> None:
 
 
 def test_a_client_runs_the_installed_app_unless_it_is_told_to_run_any(bundle: Path) -> None:
-    command = Client.of({}, bundle / "client.toml").command()
+    command = ClientSettings.of({}, bundle / "client.toml").command()
     assert command[4 : command.index("--")] == [f"--app={APP}"]
     (bundle / "client.toml").write_text('superlink = "a:1"\ninsecure = true\napp = "json.tool:main"\nallow = ["x:y"]\n')
-    command = Client.of({}, bundle / "client.toml").command()
+    command = ClientSettings.of({}, bundle / "client.toml").command()
     assert command[4 : command.index("--")] == ["--app=json.tool:main", "--allow=x:y"]
 
 
@@ -105,7 +106,7 @@ def test_an_app_of_ones_own_finds_the_node_config_of_the_file_as_flower_reads_it
         file.write(
             'app = "json.tool:main"\nnode-config = { num-partitions = 2, path = "/my data", on = true, a = 0.5 }\n'
         )
-    command = Client.of({}, bundle / "client.toml").command()
+    command = ClientSettings.of({}, bundle / "client.toml").command()
     written = command[command.index("--node-config") + 1]
     expected = {"partition-id": 3, "num-partitions": 2, "path": "/my data", "on": True, "a": 0.5}
     assert parse_config_args([written]) == expected
@@ -113,8 +114,8 @@ def test_an_app_of_ones_own_finds_the_node_config_of_the_file_as_flower_reads_it
 
 def test_settings_reach_the_small_process_whole(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"allow": ["x:y"], "app": "json.tool:main", "node-config": {"num-partitions": 2}}
-    client, there = Client.of(given, bundle / "client.toml"), list[Client]()
-    monkeypatch.setattr(supervisor, "Supervisor", lambda settings: there.append(settings) or SimpleNamespace(run=int))
+    client, there = ClientSettings.of(given, bundle / "client.toml"), list[ClientSettings]()
+    monkeypatch.setattr(supervisor, "run", there.append)
     monkeypatch.setattr(os, "execv", lambda program, words: monkeypatch.setattr(sys, "argv", words[3:]))
     masks: list[int] = []
     monkeypatch.setattr(os, "umask", masks.append)
@@ -131,11 +132,11 @@ def test_settings_reach_the_small_process_whole(bundle: Path, monkeypatch: pytes
     "content", [b"", os.urandom(600), b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
 )
 def test_a_corrupt_authority_is_named(bundle: Path, content: bytes) -> None:
-    good = Client.of({}, bundle / "client.toml")
+    good = ClientSettings.of({}, bundle / "client.toml")
     (bundle / "ca.crt").write_bytes(content)
     words = f"ca = {bundle / 'ca.crt'}: it holds no certificate; take ca.crt from the client's bundle again"
     with pytest.raises(ClientError) as error:
-        Client.of({}, bundle / "client.toml")
+        ClientSettings.of({}, bundle / "client.toml")
     assert str(error.value) == words
     assert connection_fault(good) == words  # where it breaks later
 
@@ -148,15 +149,15 @@ def of_another_kind() -> bytes:
 @pytest.mark.parametrize("content", [b"", os.urandom(600), b"-----BEGIN OPENSSH PRIVATE KEY-----\n", of_another_kind()])
 def test_a_key_that_is_none_is_named_when_the_client_starts(bundle: Path, content: bytes) -> None:
     (bundle / "key").write_bytes(content)
-    with pytest.raises(ClientError, match=r"is no private key in OpenSSH format|is not a key of the kind") as error:
-        Client.of({}, bundle / "client.toml")
+    with pytest.raises(ClientError, match=r"is not a private key in OpenSSH format|is not a key of the kind") as error:
+        ClientSettings.of({}, bundle / "client.toml")
     assert str(error.value).startswith(f"key = {bundle / 'key'} is ")
 
 
 def test_a_missing_key_is_told_how_to_make_one(bundle: Path) -> None:
     (bundle / "key").unlink()
     with pytest.raises(ClientError) as error:
-        Client.of({}, bundle / "client.toml")
+        ClientSettings.of({}, bundle / "client.toml")
     assert f"key = {bundle / 'key'}: there is no such file" in str(error.value)
     assert f"fairbloom client keys NAME --out {bundle}" in str(error.value)
 
@@ -166,7 +167,7 @@ def test_a_missing_key_is_told_how_to_make_one(bundle: Path) -> None:
 
 def test_help_shows_both_commands(tmp_path: Path) -> None:
     printed = client_command("--help", folder=tmp_path).stdout
-    assert re.search(r"\brun\b.+Be a client", printed)
+    assert re.search(r"\brun\b.+Run a client", printed)
     assert re.search(r"\bkeys\b.+private key", printed)
 
 

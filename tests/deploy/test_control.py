@@ -46,7 +46,7 @@ from fairbloom.deploy.flower.server.run_state import RunState
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.long_poll import LongPoll
-from fairbloom.deploy.server.refusals import Refusals
+from fairbloom.deploy.server.refusals import RefusalLog
 from fairbloom.deploy.server.supervisor import STARTED
 from tests.deploy.state import submit
 
@@ -92,7 +92,7 @@ class Place:
         )
         with warnings.catch_warnings(action="ignore"):  # Alembic's
             self.app = create_app(config, SuperLinkLifespan)
-        refusals = Refusals(folder)
+        refusals = RefusalLog(folder)
         self.connections = Connections({8000: 100}, 1000, refusals)
         given = (folder, folder / "superlink.db", refusals, LongPoll(), self.connections)
         guard(self.app, Operators(self.operators), *given)
@@ -121,7 +121,7 @@ class Place:
         return self.call(path, request, signed)
 
     def log(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in audit.text(self.folder).splitlines()]
+        return [json.loads(line) for line in audit.read_text(self.folder).splitlines()]
 
 
 @pytest.fixture
@@ -463,7 +463,7 @@ def test_refused_calls_are_noted_once_a_minute_with_how_often(place: Place, monk
 
 
 def test_what_operators_change_is_noted_with_their_names(place: Place) -> None:
-    key = serialization.load_ssh_public_key(pki.new_node_key().public).public_bytes(
+    key = serialization.load_ssh_public_key(pki.make_node_key().public).public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     registered = place.call("/v1/control/register-node", RegisterNodeRequest(public_key=key, name="site-a"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.deploy import pki
-from fairbloom.deploy.errors import DeployError, RefusedError, UnreachableError
+from fairbloom.deploy.errors import DeployError, UnauthorizedError, UnreachableError
 from fairbloom.deploy.flower.operator.control_api import connected
 from fairbloom.deploy.operator.enrolment import Applicant, enroll_all, revoke
 from fairbloom.deploy.operator.federation import Federation
@@ -55,7 +55,7 @@ def test_runs_are_told_with_their_status(served: Served) -> None:
 
 def test_what_the_superlink_refuses_is_said_in_its_words(served: Served) -> None:
     with connected(served.federation) as api:
-        public = pki.new_node_key().public
+        public = pki.make_node_key().public
         api.register("twice", public)
         with pytest.raises(DeployError, match=r"the SuperLink does not register a client: \[code: \d+\] .*[Kk]ey"):
             api.register("twice", public)
@@ -67,7 +67,7 @@ def test_another_credential_is_refused(served: Served, tmp_path: Path) -> None:
     other = Federation.init(tmp_path / "other", ["localhost"], free_port(), served.federation.control, 10)
     for name in ("ca.crt", "ca.key"):
         (other.path / name).write_bytes((served.federation.path / name).read_bytes())
-    with connected(other) as api, pytest.raises(RefusedError, match="does not accept the credential in"):
+    with connected(other) as api, pytest.raises(UnauthorizedError, match="does not accept the credential in"):
         api.nodes()
 
 

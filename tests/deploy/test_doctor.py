@@ -12,19 +12,20 @@ from pathlib import Path
 import pytest
 
 from fairbloom.deploy import pki
-from fairbloom.deploy.errors import RefusedError
+from fairbloom.deploy.errors import UnauthorizedError
 from fairbloom.deploy.flower.operator import commands as flower_commands
 from fairbloom.deploy.operator.doctor import (
-    Finding,
-    client_keys,
-    device_key,
-    disk,
+    CheckResult,
+    ask_server,
+    check_client_keys,
+    check_clients,
+    check_device_key,
+    check_disk,
+    check_expiry,
+    check_folders,
+    check_secrets,
+    check_server,
     examine,
-    expiry,
-    known_clients,
-    open_folders,
-    open_secrets,
-    server_side,
 )
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.registry import EnrolledClient
@@ -58,9 +59,9 @@ def test_doctor_names_faults_and_exits_with_1(made: Path, capsys: pytest.Capture
 
 def test_doctor_warns_of_what_ends_soon(made: Path) -> None:
     fairbloom("deploy", "renew", "--days", "20")
-    assert expiry("x", made / "server.crt").verdict == "warning"
-    assert expiry("x", made / "none.crt").verdict == "fault"
-    assert disk(made / "not" / "yet").what == "disk"
+    assert check_expiry("x", made / "server.crt").verdict == "warning"
+    assert check_expiry("x", made / "none.crt").verdict == "fault"
+    assert check_disk(made / "not" / "yet").what == "disk"
 
 
 @pytest.mark.parametrize(
@@ -73,9 +74,9 @@ def test_doctor_warns_of_what_ends_soon(made: Path) -> None:
 def test_doctor_finds_each_secret_that_others_can_read(made: Path, name: str) -> None:
     assert fairbloom("deploy", "enroll", "a") == 0
     assert fairbloom("deploy", "enroll", "b", "--unpacked") == 0
-    assert open_secrets(Federation(made)).verdict == "ok"
+    assert check_secrets(Federation(made)).verdict == "ok"
     (made / name).chmod(0o604)
-    found = open_secrets(Federation(made))
+    found = check_secrets(Federation(made))
     assert found.verdict == "fault"
     assert found.words.endswith(f"chmod 600 {made / name}")
 
@@ -87,14 +88,14 @@ def test_doctor_finds_folders_of_runs_that_others_can_enter(made: Path, tmp_path
     place.mkdir()
     (place / "7").write_text(str(run))
     (place / "8").write_text(str(tmp_path / "gone"))
-    assert open_folders(Federation(made)).verdict == "ok"
+    assert check_folders(Federation(made)).verdict == "ok"
     run.chmod(0o755)
-    found = open_folders(Federation(made))
+    found = check_folders(Federation(made))
     assert found.verdict == "warning"
     assert found.words == f"others can enter {run}, where models are: chmod 700 {run}"
     run.chmod(0o700)  # as it says
     (made / "state").chmod(0o750)
-    assert f"others can enter {made / 'state'}" in open_folders(Federation(made)).words
+    assert f"others can enter {made / 'state'}" in check_folders(Federation(made)).words
 
 
 def test_doctor_finds_a_devices_state_that_others_can_enter(
@@ -115,14 +116,14 @@ def test_doctor_finds_a_devices_state_that_others_can_enter(
 
 def test_doctor_finds_a_folder_that_others_can_enter(made: Path) -> None:
     made.chmod(0o755)
-    assert open_secrets(Federation(made)).words == f"others can enter {made}: chmod 700 {made}"
+    assert check_secrets(Federation(made)).words == f"others can enter {made}: chmod 700 {made}"
 
 
 @pytest.mark.parametrize("content", [b"random", b""])
 def test_doctor_survives_a_damaged_authority(made: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     (made / "ca.crt").write_bytes(content)
     assert fairbloom("deploy", "doctor") == 1
-    assert "ca.crt is no certificate, or a damaged one" in capsys.readouterr().out
+    assert "ca.crt is not a certificate, or a damaged one" in capsys.readouterr().out
     assert fairbloom("deploy", "enroll", "a", "--unpacked") == 0
     device = made / "bundles" / "a" / "client.toml"
     assert fairbloom("deploy", "doctor", "--client", device) == 2
@@ -132,13 +133,13 @@ def test_doctor_survives_a_damaged_authority(made: Path, content: bytes, capsys:
 def test_doctor_looks_into_a_devices_key(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("deploy", "enroll", "a", "--unpacked") == 0
     key = made / "bundles" / "a" / "key"
-    assert device_key(key).verdict == "ok"
+    assert check_device_key(key).verdict == "ok"
     key.chmod(0o644)
-    assert device_key(key).words == f"others can read {key}: chmod 600 {key}"
+    assert check_device_key(key).words == f"others can read {key}: chmod 600 {key}"
     key.write_bytes(b"\x00random")
-    assert "is no private key in OpenSSH format" in device_key(key).words
+    assert "is not a private key in OpenSSH format" in check_device_key(key).words
     assert fairbloom("deploy", "doctor", "--client", key.with_name("client.toml")) == 2
-    assert "is no private key in OpenSSH format" in capsys.readouterr().err
+    assert "is not a private key in OpenSSH format" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("days", "verdict"), [(31, "ok"), (0, "ok"), (29, "warning"), (0.00001, "fault")])
@@ -148,7 +149,7 @@ def test_doctor_and_status_see_client_keys_that_run_out(
     assert fairbloom("deploy", "enroll", "fine") == 0
     assert fairbloom("deploy", "enroll", "a", "--days", days) == 0
     time.sleep(1.1)
-    found = client_keys(Federation(made))
+    found = check_client_keys(Federation(made))
     assert found.verdict == verdict
     assert ("a: fairbloom deploy rotate NAME" in found.words) == (verdict != "ok")
     machine.answers(list={"success": True, "nodes": [], "runs": []})
@@ -159,7 +160,7 @@ def test_doctor_and_status_see_client_keys_that_run_out(
 
 @pytest.mark.parametrize("content", ["", "operator = 3", "[operator]\nsha256 = 'other'", "[", "[operator]"])
 def test_doctor_sees_a_credential_that_the_server_cannot_know(made: Path, content: str) -> None:
-    def found() -> Finding:
+    def found() -> CheckResult:
         return next(finding for finding in examine(Federation(made)) if finding.what == "credential")
 
     assert found().verdict == "ok"
@@ -199,7 +200,7 @@ class ControlApi(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Federation, type[ControlApi]]]:
     federation = Federation.init(tmp_path / "served", ["localhost"], 9092, f"127.0.0.1:{free_port()}", 30)
-    answering = type("Answering", (ControlApi,), {"token": federation.token()})
+    answering = type("Answering", (ControlApi,), {"token": federation.read_token()})
     address = ("127.0.0.1", int(federation.control.rpartition(":")[2]))
     with http.server.ThreadingHTTPServer(address, answering) as server:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -242,7 +243,7 @@ def test_what_the_server_says_of_itself_is_a_finding(
 ) -> None:
     federation, api = served
     api.status, api.page = status, answer
-    found = server_side(federation)
+    found = check_server(federation, ask_server(federation))
     assert found.verdict == verdict
     assert words in found.words
 
@@ -253,21 +254,23 @@ def test_doctor_names_the_clients_that_the_superlink_does_not_know(
     """As after its database was deleted, which doctor took for ok, and status showed as unknown."""
     federation, api = served
     for number, name in enumerate(("site-a", "site-b")):
-        public = pki.new_node_key().public.decode()
+        public = pki.make_node_key().public.decode()
         federation.registry.save(
             EnrolledClient(name=name, node_id=str(7 + number), partition_id=number, public_key=public, enrolled="")
         )
     api.page = page(nodes={"7": VERSION, "8": ""})
-    assert known_clients(federation) == Finding("clients", "ok", "the SuperLink knows all 2 that are enrolled")
-    assert known_clients(federation) in list(examine(federation))
+    assert check_clients(federation, ask_server(federation)) == CheckResult(
+        "clients", "ok", "the SuperLink knows all 2 that are enrolled"
+    )
+    assert check_clients(federation, ask_server(federation)) in list(examine(federation))
     api.page = page(nodes={"8": "", "9": ""})
-    found = known_clients(federation)
+    found = check_clients(federation, ask_server(federation))
     assert found.verdict == "fault"
     assert "the SuperLink does not know site-a: start fairbloom server again" in found.words
     api.page = page(nodes=None)
-    assert known_clients(federation).verdict == "warning"
+    assert check_clients(federation, ask_server(federation)).verdict == "warning"
     api.status = 500
-    assert known_clients(federation).verdict == "warning"
+    assert check_clients(federation, ask_server(federation)).verdict == "warning"
 
 
 def test_a_credential_that_is_refused_is_a_finding_and_words_of_flowers_commands(
@@ -275,9 +278,12 @@ def test_a_credential_that_is_refused_is_a_finding_and_words_of_flowers_commands
 ) -> None:
     federation, api = served
     api.token = "another"
-    assert server_side(federation).verdict == "fault"
-    assert f"does not accept the credential in {federation.operator_token}" in server_side(federation).words
-    with pytest.raises(RefusedError, match="does not accept the credential in"):
+    assert check_server(federation, ask_server(federation)).verdict == "fault"
+    assert (
+        f"does not accept the credential in {federation.operator_token}"
+        in check_server(federation, ask_server(federation)).words
+    )
+    with pytest.raises(UnauthorizedError, match="does not accept the credential in"):
         flower_commands.flwr_json(federation, "list", "federation")
 
 

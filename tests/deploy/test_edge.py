@@ -340,14 +340,14 @@ def test_a_second_bundle_keeps_what_the_devices_owner_wrote_and_prints_what_chan
     assert done.stdout.splitlines() == [
         "install: client.toml: superlink = 'b:2', which was 'a:1'",
         "install: client.toml: name = 'site-a' is new",
-        "install: client.toml: kept as they were: data-dir, allow, node-config",
+        "install: client.toml: unchanged: data-dir, allow, node-config",
     ]
     renewed(tmp_path, "3.tar.gz", b'superlink = "b:2"\npartition-id = 2\nname = "site-a"\n')
     assert tomllib.loads(file.read_text()) == after
     third = renewed(tmp_path, "4.tar.gz", b'superlink = "b:2"\nname = "site-b"\n', **{"data-dir": str(tmp_path)})
     del after["partition-id"]
     assert tomllib.loads(file.read_text()) == {**after, "name": "site-b", "data-dir": str(tmp_path)}
-    assert "partition-id = 2 is gone" in third.stdout
+    assert "partition-id = 2 is removed" in third.stdout
     assert f"data-dir = '{tmp_path}', which was '/srv/images'" in third.stdout
 
 
@@ -355,7 +355,7 @@ def test_a_second_bundle_keeps_what_the_devices_owner_wrote_and_prints_what_chan
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        ("superlink = ", "is no TOML file"),
+        ("superlink = ", "is not a TOML file"),
         ('"superlink" = "a:1"\n', "is written in a way that is not understood: write superlink into it by hand"),
         ('app = """\nname = 3\n"""\n', "is written in a way that is not understood: write superlink into it by hand"),
     ],

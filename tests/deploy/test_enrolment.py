@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.deploy import pki
-from fairbloom.deploy.device.client import Client
+from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.operator import audit, device_bundle, enrolment
 from fairbloom.deploy.operator.federation import Federation
@@ -38,7 +38,7 @@ def test_enroll_registers_the_public_key_and_packs_the_private_one(
     with tarfile.open(bundle) as packed:
         assert packed.getmember("site-2/key").mode == 0o600
         packed.extractall(tmp_path, filter="data")
-    client = Client.of({}, tmp_path / "site-2" / "client.toml")
+    client = ClientSettings.of({}, tmp_path / "site-2" / "client.toml")
     assert (client.superlink, client.name, client.partition_id) == ("fl.example.org:9092", "site-2", 1)
     assert (tmp_path / "site-2" / "fairbloom-client.service").read_text().startswith("[Unit]")
     private = (tmp_path / "site-2" / "key").read_text()
@@ -49,7 +49,9 @@ def test_enroll_registers_the_public_key_and_packs_the_private_one(
 
 def test_an_unpacked_bundle_is_used_as_it_lies(made: Path) -> None:
     assert fairbloom("deploy", "enroll", "site-1", "--unpacked") == 0
-    assert Client.of({}, made / "bundles" / "site-1" / "client.toml").key == str(made / "bundles" / "site-1" / "key")
+    assert ClientSettings.of({}, made / "bundles" / "site-1" / "client.toml").key == str(
+        made / "bundles" / "site-1" / "key"
+    )
     assert stat.S_IMODE((made / "bundles" / "site-1" / "key").stat().st_mode) == 0o600
 
 
@@ -63,7 +65,7 @@ def test_the_partition_of_a_revoked_client_is_free_again(made: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("enroll", "a/b"), "client 'a/b': up to 63 letters"),
+        (("enroll", "a/b"), "client 'a/b': use up to 63 letters"),
         (("enroll", "there"), "client 'there' is enrolled already: revoke it first"),
         (("enroll", "There"), "client 'There' differs from client 'there', which is enrolled, in case alone"),
         (("enroll", "x", "y", "--partition-id", "3"), "--partition-id 3 is for one client, and 2 are named"),
@@ -92,7 +94,7 @@ def test_what_cannot_be_is_named(
 
 
 def test_a_list_enrols_its_clients_with_what_it_says_of_them(made: Path, machine: Machine, tmp_path: Path) -> None:
-    pair = pki.new_node_key()
+    pair = pki.make_node_key()
     request_of(tmp_path, "b", pair)
     Path("sites.csv").write_text(
         "client,examples,request,partition-id\n# the north\na,1200,,\n\nb,,b.request,7\n c , 5,,\n"
@@ -100,7 +102,7 @@ def test_a_list_enrols_its_clients_with_what_it_says_of_them(made: Path, machine
     assert fairbloom("deploy", "enroll", "--list", "sites.csv", "--examples", "9") == 0
     enrolled = [(client.name, client.examples, client.partition_id) for client in Federation(made).clients]
     assert enrolled == [("a", 1200, 0), ("b", 9, 7), ("c", 5, 1)]
-    assert Federation(made).client("b").public_key == pair.public.decode()
+    assert Federation(made).find_client("b").public_key == pair.public.decode()
 
 
 def test_a_list_may_be_names_alone_and_come_by_standard_input(
@@ -126,7 +128,7 @@ def test_a_list_may_be_names_alone_and_come_by_standard_input(
         ("client,examples\na,many\n", "line 2 of --list sites has examples = 'many': it must be a whole number"),
         ("a\nb\nA\n", "A, a: listed more than once"),
         ("a\nthere\nover\n", "there, over: enrolled already, so nobody was enrolled; --keep leaves them as they are"),
-        ("a\nb/c\n", "'b/c': up to 63 letters, digits"),
+        ("a\nb/c\n", "'b/c': use up to 63 letters, digits"),
     ],
 )
 def test_a_list_with_a_fault_enrols_nobody(
@@ -177,14 +179,14 @@ def test_enrol_says_when_a_partition_is_beyond_the_clients(made: Path, capsys: p
     assert fairbloom("deploy", "revoke", "d") == 0
     assert fairbloom("deploy", "enroll", "d") == 0  # as was said
     assert "partition" not in capsys.readouterr().err
-    assert Federation(made).client("d").partition_id == 1
+    assert Federation(made).find_client("d").partition_id == 1
 
 
 # Keys that are made on the device -----------------------------------------------------------------------------------
 
 
 def test_a_bundle_for_a_key_of_the_device_holds_nothing_secret(made: Path, machine: Machine, tmp_path: Path) -> None:
-    pair = pki.new_node_key()
+    pair = pki.make_node_key()
     request = request_of(tmp_path, "gate-7", pair)
     assert fairbloom("deploy", "enroll", "gate-7", "--request", request, "--examples", "1200") == 0
     assert (machine.folder / "registered.pub").read_bytes() == pair.public
@@ -214,7 +216,7 @@ def test_an_unpacked_bundle_for_a_key_of_the_device_has_no_key_of_before(made: P
 def test_a_request_that_cannot_be_is_refused_and_noted(
     made: Path, machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair = pki.new_node_key()
+    pair = pki.make_node_key()
     asked = request_of(tmp_path, "a", pair)
     (tmp_path / "private").write_bytes(pair.private)
     assert fairbloom("deploy", "enroll", "b", "--request", asked) == 2
@@ -227,14 +229,14 @@ def test_a_request_that_cannot_be_is_refused_and_noted(
         ("refused", "enroll", "a"),
     ]
     assert "has travelled" in noted(made)[1]["reason"]
-    assert pair.private.decode().splitlines()[1] not in audit.text(made / "state")
+    assert pair.private.decode().splitlines()[1] not in audit.read_text(made / "state")
 
 
 @pytest.mark.parametrize("then", [(), ("revoke",), ("rotate",), ("revoke", "enroll"), ("rotate", "revoke", "enroll")])
 def test_a_key_that_was_known_once_is_never_enrolled_again(
     made: Path, tmp_path: Path, then: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair = pki.new_node_key()
+    pair = pki.make_node_key()
     assert fairbloom("deploy", "enroll", "a", "--request", request_of(tmp_path, "a", pair)) == 0
     for command in then:
         assert fairbloom("deploy", command, "a") == 0
@@ -275,7 +277,7 @@ def test_of_two_that_enrol_a_name_at_once_one_does_and_the_others_key_is_taken_b
     registered = [words[-3] for words in machine.asked if words[1] == "register"]
     unregistered = [words for words in machine.asked if words[1] == "unregister"]
     assert len(unregistered) == len(registered) - 3
-    assert audit.broken(made / "state") is None
+    assert audit.first_broken_line(made / "state") is None
 
 
 def test_a_key_whose_bundle_cannot_be_written_is_taken_back(
@@ -285,7 +287,7 @@ def test_a_key_whose_bundle_cannot_be_written_is_taken_back(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(device_bundle, "_packed", full)
+        patch.setattr(device_bundle, "_pack", full)
         assert fairbloom("deploy", "enroll", "a") == 2
     assert "enroll: [Errno 28] No space left on device" in capsys.readouterr().err
     assert machine.asked[-1][:3] == ["supernode", "unregister", "77"]
@@ -300,11 +302,11 @@ def test_a_rotated_client_keeps_name_and_partition_and_both_keys_are_good(
     made: Path, machine: Machine, tmp_path: Path
 ) -> None:
     assert fairbloom("deploy", "enroll", "other", "a", "--examples", "5") == 0
-    old = Federation(made).client("a")
+    old = Federation(made).find_client("a")
     machine.answers(register={"success": True, "node-id": "78"})
-    pair = pki.new_node_key()
+    pair = pki.make_node_key()
     assert fairbloom("deploy", "rotate", "a", "--request", request_of(tmp_path, "a", pair)) == 0
-    new = Federation(made).client("a")
+    new = Federation(made).find_client("a")
     assert (new.partition_id, new.examples, new.enrolled) == (1, 5, old.enrolled)
     assert machine.asked[-1][3:6] == ["federation", "--name", "a"]
     assert [words[1] for words in machine.asked] == ["register"] * 3
@@ -320,9 +322,9 @@ def test_a_rotated_client_keeps_name_and_partition_and_both_keys_are_good(
 
 def test_an_old_key_is_not_good_for_longer_than_it_was(made: Path) -> None:
     assert fairbloom("deploy", "enroll", "a", "--days", "2") == 0
-    expires = Federation(made).client("a").expires
+    expires = Federation(made).find_client("a").expires
     assert fairbloom("deploy", "rotate", "a", "--overlap", "7") == 0
-    assert Federation(made).client("a").former[0].expires == expires
+    assert Federation(made).find_client("a").former[0].expires == expires
 
 
 def test_without_overlap_the_old_key_is_unregistered_at_once(made: Path, machine: Machine) -> None:
@@ -331,7 +333,7 @@ def test_without_overlap_the_old_key_is_unregistered_at_once(made: Path, machine
     assert fairbloom("deploy", "rotate", "a", "--overlap", "0") == 0
     assert machine.asked[-1] == ["supernode", "unregister", "77", "federation", "--format", "json"]
     assert [key.node_id for key in keys(made)] == ["78"]
-    assert Federation(made).client("a").former[0].unregistered
+    assert Federation(made).find_client("a").former[0].unregistered
 
 
 def test_a_later_command_unregisters_a_former_key_whose_time_is_over(
@@ -391,7 +393,7 @@ def test_a_revocation_that_was_cut_off_is_completed_by_the_same_command(made: Pa
     assert fairbloom("deploy", "enroll", "b") == 0
     machine.answers(unregister=refused, list={"success": True, "nodes": [{"node-id": "77", "status": "offline"}]})
     assert fairbloom("deploy", "revoke", "b") == 2
-    assert not Federation(made).client("b").revoked
+    assert not Federation(made).find_client("b").revoked
 
 
 def test_a_client_that_the_superlink_has_forgotten_is_revoked_all_the_same(made: Path, machine: Machine) -> None:
@@ -439,7 +441,7 @@ def test_a_bundle_is_exported_to_a_file(made: Path, tmp_path: Path, capsys: pyte
     assert stat.S_IMODE(Path("a.tar.gz").stat().st_mode) == 0o600
     with tarfile.open("a.tar.gz") as packed:
         packed.extractall(tmp_path / "device", filter="data")
-    assert Client.of({}, tmp_path / "device" / "a" / "client.toml").name == "a"
+    assert ClientSettings.of({}, tmp_path / "device" / "a" / "client.toml").name == "a"
     assert stat.S_IMODE((tmp_path / "device" / "a" / "key").stat().st_mode) == 0o600
     assert fairbloom("deploy", "export", "c", "--to", "c.tar.gz") == 0
     assert capsys.readouterr().err == ""
@@ -504,7 +506,7 @@ def test_status_goes_by_the_names_that_were_enrolled(
     machine.answers(list={"success": True, "nodes": nodes, "runs": [run]})
     capsys.readouterr()
     assert fairbloom("deploy", "status", "--json") == 0
-    expires = Federation(made).client("site-1").expires
+    expires = Federation(made).find_client("site-1").expires
     found = json.loads(capsys.readouterr().out)
     assert found["clients"] == [
         {

@@ -18,8 +18,8 @@ from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.flower.operator import commands as flower_commands
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.doctor import (
-    expiry,
-    open_secrets,
+    check_expiry,
+    check_secrets,
 )
 from fairbloom.deploy.operator.federation import Federation
 from tests.experiments.helpers import fairbloom
@@ -42,16 +42,16 @@ def test_init_makes_a_folder_that_only_its_owner_enters(made: Path) -> None:
     assert connection == {"address": "127.0.0.1:8000", "root-certificates": str(made / "ca.crt")}
     federation = Federation(made)
     assert (federation.superlink, federation.listen) == ("fl.example.org:9092", "0.0.0.0:9092")
-    assert open_secrets(federation).verdict == "ok"
+    assert check_secrets(federation).verdict == "ok"
 
 
 def test_the_server_knows_the_operators_credential_by_its_hash_alone(made: Path) -> None:
     federation = Federation(made)
     known = tomllib.loads(federation.operators.read_text())
-    assert known == {"operator": {"sha256": hashlib.sha256(federation.token().encode()).hexdigest()}}
+    assert known == {"operator": {"sha256": hashlib.sha256(federation.read_token().encode()).hexdigest()}}
     assert len(federation.runtime_secret.read_bytes()) == 32
-    assert federation.token() not in federation.operators.read_text()
-    assert len({federation.token(), federation.metrics_token.read_text()}) == 2
+    assert federation.read_token() not in federation.operators.read_text()
+    assert len({federation.read_token(), federation.metrics_token.read_text()}) == 2
 
 
 def test_flowers_own_commands_find_the_credential(made: Path) -> None:
@@ -60,7 +60,7 @@ def test_flowers_own_commands_find_the_credential(made: Path) -> None:
         for home in (Path(environment["FLWR_HOME"]), made / "flower"):
             store = FileCredentialStore(home / "credentials.yaml")
             assert store.get(AUTHN_TYPE_STORE_KEY % "127.0.0.1:8000") == b"oidc"
-            assert store.get(ACCESS_TOKEN_STORE_KEY % "127.0.0.1:8000") == federation.token().encode()
+            assert store.get(ACCESS_TOKEN_STORE_KEY % "127.0.0.1:8000") == federation.read_token().encode()
             assert store.get(REFRESH_TOKEN_STORE_KEY % "127.0.0.1:8000")
             assert stat.S_IMODE((home / "credentials.yaml").stat().st_mode) == 0o600
             assert stat.S_IMODE(home.stat().st_mode) == 0o700
@@ -136,7 +136,7 @@ def test_ports_may_be_equal_on_different_addresses(machine: Machine) -> None:
 def test_an_international_host_is_dialled_and_certified_in_its_ascii_form(machine: Machine) -> None:
     assert fairbloom("deploy", "init", "federation", "--host", "bücher.example") == 0
     assert Federation(Path("federation")).superlink == "xn--bcher-kva.example:9092"
-    assert pki.hosts_of(Path("federation/server.crt")) == ["xn--bcher-kva.example", "127.0.0.1", "localhost", "::1"]
+    assert pki.read_hosts(Path("federation/server.crt")) == ["xn--bcher-kva.example", "127.0.0.1", "localhost", "::1"]
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -185,7 +185,7 @@ def test_of_two_inits_at_once_one_makes_the_folder_and_the_other_leaves_it(machi
     (host,) = {"a.org", "b.org"} & set(done)
     assert Federation(Path("federation")).superlink == f"{host}:9092"
     Federation(Path("federation")).renew([], 100)  # authority and key belong together
-    assert audit.broken(Path("federation/state")) is None
+    assert audit.first_broken_line(Path("federation/state")) is None
     assert sorted(path.name for path in Path().iterdir()) == ["federation", "machine"]
 
 
@@ -194,13 +194,15 @@ def test_renew_keeps_the_authority_and_the_names(made: Path) -> None:
     assert fairbloom("deploy", "renew", "--days", "5") == 0
     assert (made / "ca.crt").read_bytes() == authority
     assert (made / "server.crt").read_bytes() != old
-    assert expiry("server certificate", made / "server.crt").words.startswith("server.crt holds for 5 more days: ")
+    assert check_expiry("server certificate", made / "server.crt").words.startswith(
+        "server.crt holds for 5 more days: "
+    )
 
 
 def test_the_control_apis_host_is_in_the_certificate(machine: Machine) -> None:
     assert fairbloom("deploy", "init", "federation", "--host", "a.org", "--control", "control:8000") == 0
     assert fairbloom("deploy", "renew", "--host", "b.org") == 0
-    assert pki.hosts_of(Path("federation/server.crt")) == ["b.org", "control", *pki.LOCAL]
+    assert pki.read_hosts(Path("federation/server.crt")) == ["b.org", "control", *pki.LOCAL]
 
 
 @pytest.mark.parametrize(
@@ -223,8 +225,8 @@ def test_renew_refuses_what_init_refuses(
     ("file", "content", "words", "message"),
     [
         ("ca.key", None, (), "the authority's key federation/ca.key cannot be read: No such file or directory"),
-        ("ca.key", b"random", (), "the authority's key federation/ca.key is no private key, or a damaged one"),
-        ("ca.crt", b"random", (), "federation/ca.crt is no certificate, or a damaged one"),
+        ("ca.key", b"random", (), "the authority's key federation/ca.key is not a private key, or a damaged one"),
+        ("ca.crt", b"random", (), "federation/ca.crt is not a certificate, or a damaged one"),
         ("server.crt", b"random", (), "say for which hosts the new one is, by --host"),
     ],
 )
@@ -246,16 +248,16 @@ def test_renew_names_the_file_that_it_cannot_use(
 
 def test_renew_makes_credentials_that_are_missing_and_leaves_the_others(made: Path) -> None:
     federation = Federation(made)
-    old, secret = federation.token(), federation.runtime_secret.read_bytes()
+    old, secret = federation.read_token(), federation.runtime_secret.read_bytes()
     federation.operator_token.unlink()
     federation.metrics_token.unlink()
     assert fairbloom("deploy", "renew") == 0
     known = tomllib.loads(federation.operators.read_text())["operator"]["sha256"]
-    assert known == hashlib.sha256(federation.token().encode()).hexdigest()
-    assert federation.token() != old
+    assert known == hashlib.sha256(federation.read_token().encode()).hexdigest()
+    assert federation.read_token() != old
     assert federation.runtime_secret.read_bytes() == secret
     stored = (made / "flower" / "credentials.yaml").read_text()
-    assert base64.b64encode(federation.token().encode()).decode() in stored
+    assert base64.b64encode(federation.read_token().encode()).decode() in stored
 
 
 @pytest.mark.parametrize(
@@ -286,4 +288,6 @@ def test_a_damaged_file_is_named_with_the_remedy(
 
 def test_a_folder_that_is_none_is_named(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("deploy", "status", "--dir", "nowhere") == 2
-    assert "nowhere is no federation's folder: make one with fairbloom deploy init nowhere" in capsys.readouterr().err
+    assert (
+        "nowhere is not a federation's folder: make one with fairbloom deploy init nowhere" in capsys.readouterr().err
+    )

@@ -23,12 +23,12 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 from fairbloom.deploy.flower.server import fleet
 from fairbloom.deploy.flower.server.control import Watched
 from fairbloom.deploy.flower.server.fleet import GuardedFleet, count
-from fairbloom.deploy.operator.audit import text
+from fairbloom.deploy.operator.audit import read_text
 from fairbloom.deploy.server import long_poll, members, rate_limit
 from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.members import EnrolledMembers
 from fairbloom.deploy.server.rate_limit import CallLimit, TooManyCallsError
-from fairbloom.deploy.server.refusals import Refusals
+from fairbloom.deploy.server.refusals import RefusalLog
 from tests.deploy.state import AbortedError, Call, SuperLinkState, confirm, content, head, part, parts, pull, reply_to
 
 
@@ -57,7 +57,7 @@ class Place:
     def start(self) -> None:
         self.link = SuperLinkState(self.folder / "superlink.db")
         self.long_poll = LongPoll()
-        given = {"members": self.members, "refusals": Refusals(self.folder), "long_poll": self.long_poll}
+        given = {"members": self.members, "refusals": RefusalLog(self.folder), "long_poll": self.long_poll}
         self.fleet = GuardedFleet(self.link.factory, self.link.objects, True, **given)
 
     def send(self, **size: int) -> Message:
@@ -77,7 +77,7 @@ class Place:
         return int(row["size"])
 
     def refused(self) -> list[str]:
-        lines = [json.loads(line) for line in text(self.folder).splitlines()]
+        lines = [json.loads(line) for line in read_text(self.folder).splitlines()]
         return [line["event"] for line in lines if line["event"].startswith("refused")]
 
 
@@ -732,7 +732,7 @@ def test_another_one_with_a_copy_of_its_key_is_refused_while_it_is_connected(pla
 def test_an_unregistered_key_is_noted(place: Place) -> None:
     with pytest.raises(FlowerError):
         place.fleet.ActivateNode(ActivateNodeRequest(public_key=b"key-c", heartbeat_interval=30), Call(b"key-c"))
-    (line,) = [json.loads(line) for line in text(place.folder).splitlines()]
+    (line,) = [json.loads(line) for line in read_text(place.folder).splitlines()]
     assert line["event"] == "refused: an unregistered key"
     assert line["peer"] == "192.0.2.7"
 

@@ -43,7 +43,7 @@ from fairbloom.deploy.processes import free_port
 from fairbloom.deploy.server import connections, long_poll
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.long_poll import LongPoll
-from fairbloom.deploy.server.refusals import Refusals
+from fairbloom.deploy.server.refusals import RefusalLog
 from tests.attacks.strangers import Http2, Stranger, descriptors
 from tests.deploy.state import SuperLinkState, parts
 from tests.deploy.test_fleet import Known
@@ -67,7 +67,7 @@ class Server:
 
     def __init__(self, shared: "Shared", folder: Path) -> None:
         self.folder, self.port, self.link = folder, free_port(), shared.link
-        self.authority, refusals = shared.authority, Refusals(folder)
+        self.authority, refusals = shared.authority, RefusalLog(folder)
         given: Any = {"members": Known(), "refusals": refusals, "long_poll": LongPoll()}
         self.fleet = GuardedFleet(self.link.factory, self.link.objects, True, **given)
         self.connections = Connections({self.port: connections.MOST_STRANGERS}, DESCRIPTORS, refusals)

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from fairbloom.deploy.device import keys
-from fairbloom.deploy.device.client import Client
+from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.errors import ClientError
 
 from .commands import client_command
@@ -31,7 +31,7 @@ def test_a_key_is_made_where_it_stays_and_only_the_request_is_printed(tmp_path: 
 def test_a_made_key_serves_the_bundle_that_is_unpacked_beside_it(bundle: Path) -> None:
     (bundle / "key").unlink()
     assert client_command("keys", "site-a", "--out", bundle, folder=bundle).returncode == 0
-    assert Client.of({}, bundle / "client.toml").key == str(bundle / "key")
+    assert ClientSettings.of({}, bundle / "client.toml").key == str(bundle / "key")
 
 
 def test_a_key_that_is_there_is_never_replaced(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_of_two_that_make_a_key_at_once_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "-a", "a\nb", "x" * 64])
 def test_a_name_that_is_none_makes_no_key(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ClientError, match="letters, digits, dots, dashes and underscores would do"):
+    with pytest.raises(ClientError, match="letters, digits, dots, dashes and underscores"):
         keys.make(tmp_path, name)
     assert not list(tmp_path.iterdir())
 

@@ -20,8 +20,8 @@ def test_every_command_that_changes_something_is_noted(made: Path, machine: Mach
     for words in (("enroll", "a"), ("rotate", "a"), ("export", "a", "--to", "a.tar.gz"), ("revoke", "a"), ("renew",)):
         assert fairbloom("deploy", *words) == 0
     assert [line["event"] for line in noted(made)] == ["enroll", "rotate", "export", "revoke", "renew"]
-    assert json.loads(audit.text(made / "state").splitlines()[0])["event"] == "init"
-    assert audit.broken(made / "state") is None
+    assert json.loads(audit.read_text(made / "state").splitlines()[0])["event"] == "init"
+    assert audit.first_broken_line(made / "state") is None
 
 
 def test_the_audit_log_is_shown_and_a_changed_line_is_exit_code_1(

@@ -2,7 +2,6 @@
 
 import ipaddress
 import ssl
-import threading
 from pathlib import Path
 
 import pytest
@@ -81,13 +80,13 @@ def test_a_server_certificate_signs_no_others(authority: tuple[Path, Path]) -> N
 
 def test_names_and_expiry_can_be_read_back(authority: tuple[Path, Path]) -> None:
     files = certificate(authority, "fl.example.org", "10.0.0.7", days=398)
-    assert pki.hosts_of(files[0]) == ["fl.example.org", "10.0.0.7", *pki.LOCAL]
+    assert pki.read_hosts(files[0]) == ["fl.example.org", "10.0.0.7", *pki.LOCAL]
     assert pki.days_left(files[0]) == pytest.approx(398.0, abs=0.01)
-    assert ipaddress.ip_address(pki.hosts_of(files[0])[1])
+    assert ipaddress.ip_address(pki.read_hosts(files[0])[1])
 
 
 def test_node_keys_are_openssh_p384_and_differ() -> None:
-    pair, other = pki.new_node_key(), pki.new_node_key()
+    pair, other = pki.make_node_key(), pki.make_node_key()
     private, public = load_ssh_private_key(pair.private, None), load_ssh_public_key(pair.public)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert isinstance(public, ec.EllipticCurvePublicKey)
@@ -100,39 +99,6 @@ def test_only_the_owner_reads_private_keys(authority: tuple[Path, Path]) -> None
     files = certificate(authority, "localhost")
     assert [path.stat().st_mode & 0o777 for path in (authority[1], files[1])] == [0o600, 0o600]
     assert [path.stat().st_mode & 0o777 for path in (authority[0], files[0])] == [0o644, 0o644]
-
-
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
-    path, old, new = tmp_path / "key", b"a" * 100_000, b"b" * 100_000
-    pki.write_private(path, old)
-    over, seen = threading.Event(), set[bytes]()
-
-    def look() -> None:
-        while not over.is_set():
-            seen.add(path.read_bytes())
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    for _ in range(20):
-        pki.write_private(path, new)
-        pki.write_private(path, old)
-    over.set()
-    looking.join()
-    assert seen <= {old, new}
-
-
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "key"
-    pki.write_private(path, b"old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        pki.write_private(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["key"]
 
 
 # Hosts --------------------------------------------------------------------------------------------------------------
@@ -151,7 +117,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_a_host_is_named_as_certificates_have_it(host: str, name: str) -> None:
-    assert pki.host_name(host) == name
+    assert pki.normalise_host(host) == name
 
 
 @pytest.mark.parametrize(
@@ -174,12 +140,12 @@ def test_a_host_is_named_as_certificates_have_it(host: str, name: str) -> None:
 )
 def test_what_is_no_host_is_refused(host: str) -> None:
     with pytest.raises(pki.PkiError, match="give a name or an address without port"):
-        pki.host_name(host)
+        pki.normalise_host(host)
 
 
 def test_a_host_that_is_another_by_newer_rules_is_refused() -> None:
     with pytest.raises(pki.PkiError, match="give it in its ASCII form"):
-        pki.host_name("straße.example")
+        pki.normalise_host("straße.example")
 
 
 def test_a_certificate_for_an_international_name_is_accepted_by_it(authority: tuple[Path, Path]) -> None:
@@ -212,14 +178,14 @@ def test_an_authority_that_cannot_sign_is_named_with_the_remedy(
 
 
 def test_a_request_is_a_key_and_a_name() -> None:
-    pair = pki.new_node_key()
+    pair = pki.make_node_key()
     request = pki.read_request(f"{pair.public.decode()} site-1\n", "site-1.pub")
     assert (request.public, request.name) == (pair.public, "site-1")
 
 
 def test_a_private_key_that_was_sent_by_mistake_must_be_replaced() -> None:
     with pytest.raises(pki.PkiError, match="which has travelled and must be replaced"):
-        pki.read_request(pki.new_node_key().private.decode(), "key")
+        pki.read_request(pki.make_node_key().private.decode(), "key")
 
 
 def public_key_of(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> str:
@@ -229,9 +195,9 @@ def public_key_of(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no request"),
-        (public_key_of(ec.generate_private_key(ec.SECP384R1())), "is no request, one line of key and name"),
-        (f"{public_key_of(ec.generate_private_key(ec.SECP384R1()))} a\n" * 2, "is no request"),
+        ("", "is not a request"),
+        (public_key_of(ec.generate_private_key(ec.SECP384R1())), "is not a request, which is one line of key and name"),
+        (f"{public_key_of(ec.generate_private_key(ec.SECP384R1()))} a\n" * 2, "is not a request"),
         (f"{public_key_of(ec.generate_private_key(ec.SECP256R1()))} a", "of the kind 'ecdsa-sha2-nistp256'"),
         (f"{public_key_of(ed25519.Ed25519PrivateKey.generate())} a", "of the kind 'ssh-ed25519'"),
         ("ecdsa-sha2-nistp384 AAAA a", "a damaged key"),
@@ -261,12 +227,12 @@ def test_a_fingerprint_is_the_one_that_ssh_prints() -> None:
     )  # ssh-keygen -l
 
 
-@pytest.mark.parametrize("content", [b"\x00random", b"", pki.new_node_key().public])
+@pytest.mark.parametrize("content", [b"\x00random", b"", pki.make_node_key().public])
 def test_a_device_key_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "key").write_bytes(content)
-    with pytest.raises(pki.PkiError, match="key is no private key in OpenSSH format"):
+    with pytest.raises(pki.PkiError, match="key is not a private key in OpenSSH format"):
         pki.check_node_key(tmp_path / "key")
     with pytest.raises(pki.PkiError, match="none cannot be read"):
         pki.check_node_key(tmp_path / "none")
-    (tmp_path / "key").write_bytes(pki.new_node_key().private)
+    (tmp_path / "key").write_bytes(pki.make_node_key().private)
     pki.check_node_key(tmp_path / "key")

@@ -30,6 +30,7 @@ from fairbloom.server.run_folder.recorder import taken_back_in
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
+from fairbloom.system.files import write_private
 from tests.simulation.helpers import assert_same_model, checkpoints_every
 
 pytestmark = pytest.mark.runtimes
@@ -333,7 +334,7 @@ def refused(there: Deployment, name: str, *words: str, options: tuple[str, ...] 
 def bundle_of_nobody(there: Deployment, name: str) -> Path:
     """Lay out a bundle that was never enrolled."""
     shutil.copytree(there.bundle(CLIENTS[0]), there.bundle(name))
-    pki.write_private(there.bundle(name) / "key", pki.new_node_key().private)
+    write_private(there.bundle(name) / "key", pki.make_node_key().private)
     return there.bundle(name)
 
 

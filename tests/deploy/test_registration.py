@@ -35,7 +35,7 @@ def federation(tmp_path: Path) -> Federation:
 
 
 def enrolled(federation: Federation, name: str, node_id: int) -> EnrolledClient:
-    public = pki.new_node_key().public.decode()
+    public = pki.make_node_key().public.decode()
     client = EnrolledClient(name=name, node_id=str(node_id), partition_id=0, public_key=public, enrolled=NOW)
     federation.registry.save(client)
     return client
@@ -54,7 +54,7 @@ def node_of(link: SuperLinkState, public_key: str) -> int | None:
 
 
 def noted(federation: Federation) -> list[tuple[str, str]]:
-    lines = [json.loads(line) for line in audit.text(federation.state).splitlines()]
+    lines = [json.loads(line) for line in audit.read_text(federation.state).splitlines()]
     return [(line["event"], line.get("client", "")) for line in lines if line["event"] != "init"]
 
 
@@ -83,7 +83,7 @@ def test_a_deleted_database_lets_no_revoked_client_back_in(federation: Federatio
     """Nor a key that ran out, nor one that a name had before it was enrolled again; one in its overlap is good."""
     revoked = enrolled(federation, "revoked", 1)
     federation.registry.save(replace(revoked, revoked=NOW))
-    old, ran_out, late = (pki.new_node_key().public.decode() for _ in range(3))
+    old, ran_out, late = (pki.make_node_key().public.decode() for _ in range(3))
     again = enrolled(federation, "again", 2)
     former = FormerKey(node_id="3", public_key=old, expires=NOW, unregistered=NOW)
     federation.registry.save(replace(again, former=(former,)))

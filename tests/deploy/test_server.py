@@ -2,13 +2,12 @@
 
 import errno
 import os
-import signal
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,13 +21,12 @@ from fairbloom.deploy.server import supervisor as server
 from fairbloom.deploy.server.supervisor import (
     NEEDED,
     SECRETS,
-    Part,
-    Server,
-    alone,
+    FederationServer,
+    Readiness,
     check_files,
     check_port,
-    ending,
     is_newer,
+    lock_folder,
 )
 
 
@@ -77,7 +75,7 @@ def test_a_secret_that_others_can_reach_is_named(federation: Federation, name: s
 def test_a_damaged_certificate_is_named(federation: Federation, name: str) -> None:
     file = federation.path / name
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(pki.PkiError, match=f"{name} is no certificate"):
+    with pytest.raises(pki.PkiError, match=f"{name} is not a certificate"):
         check_files(federation)
 
 
@@ -141,8 +139,8 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.deploy.server.supervisor import alone
-with alone(Federation(Path(sys.argv[1]))):
+from fairbloom.deploy.server.supervisor import lock_folder
+with lock_folder(Federation(Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -154,16 +152,16 @@ def test_a_folder_is_served_once_and_a_killed_server_leaves_no_lock(federation: 
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(DeployError, match=f"is served already, by process {holder.pid} on "), alone(federation):
+    with pytest.raises(DeployError, match=f"is served already, by process {holder.pid} on "), lock_folder(federation):
         pass
     holder.kill()
     holder.wait()
     holder.stdout.close()
-    with alone(federation):
+    with lock_folder(federation):
         assert str(os.getpid()) in (federation.state / "lock").read_text()
-        with pytest.raises(DeployError, match=f"by process {os.getpid()} "), alone(federation):
+        with pytest.raises(DeployError, match=f"by process {os.getpid()} "), lock_folder(federation):
             pass
-    with alone(federation):
+    with lock_folder(federation):
         pass
 
 
@@ -171,7 +169,7 @@ def test_a_state_folder_is_made_for_its_owner_alone(federation: Federation) -> N
     for file in federation.state.iterdir():
         file.unlink()
     federation.state.rmdir()
-    with alone(federation):
+    with lock_folder(federation):
         assert stat.S_IMODE(federation.state.stat().st_mode) == 0o700
 
 
@@ -180,117 +178,34 @@ def test_a_state_folder_that_cannot_be_used_is_named(federation: Federation) -> 
         file.unlink()
     federation.state.rmdir()
     federation.state.touch()
-    with pytest.raises(DeployError, match=r"state.*cannot be opened"), alone(federation):
+    with pytest.raises(DeployError, match=r"state.*cannot be opened"), lock_folder(federation):
         pass
 
 
 # Keeping processes running ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time as parts see it."""
-    now = [1000.0]
-    monkeypatch.setattr(server.time, "monotonic", lambda: now[0])
-    return now
-
-
-class Sleeper(Part):
-    """A part whose process does nothing, or what the code says."""
-
-    def __init__(self, code: str = "import time; time.sleep(600)") -> None:
-        super().__init__("SuperLink", "superlink", Path(), dict(os.environ))
-        self._command = [sys.executable, "-c", code]
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        assert self._process is not None
-        return self._process
-
-    def end(self, number: int = signal.SIGKILL) -> None:
-        """Let its process end, and the part see it."""
-        self.process.send_signal(number)
-        self.process.wait(10)
-        self.look()
-
-
-@pytest.fixture
-def part() -> Iterator[Sleeper]:
-    made = Sleeper()
-    yield made
-    made.stop()
-
-
-def delays(captured: str) -> list[str]:
-    return [line.rpartition("again in ")[2] for line in captured.splitlines()]
-
-
-def test_a_part_that_ends_is_started_again_after_pauses_that_grow_and_are_forgotten(
-    part: Sleeper, clock: list[float], capsys: pytest.CaptureFixture[str]
+def test_a_part_that_ends_is_said_each_time_with_the_pause(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    part.look()
-    for pause in (1, 2, 4, 8, 16, 30, 30):
-        part.end()
-        clock[0] += pause - 0.1
-        part.look()
-        assert part._process is None
-        clock[0] += 0.2
-        part.look()
-        assert part.process.poll() is None
-    clock[0] += server.HELD_SECONDS + 1
-    part.end()
-    said = capsys.readouterr().err
-    assert delays(said) == [f"{pause} s" for pause in (1, 2, 4, 8, 16, 30, 30, 1)]
-    assert "fairbloom server: the SuperLink ended (killed by SIGKILL): it is started again in 1 s" in said
+    monkeypatch.setattr(server, "SHORTEST_PAUSE", 0.05)
+    part = FederationServer(federation)._superlink
+    part._command = [sys.executable, "-c", "raise SystemExit(3)"]
+    lines: list[str] = []
+    while len(lines) < 3:
+        part.check()
+        lines += capsys.readouterr().err.splitlines()
+    assert lines == ["fairbloom server: the SuperLink ended (exit code 3): it is started again in 0 s"] * 3
 
 
-def test_a_part_that_cannot_be_started_is_tried_again(
-    part: Sleeper, clock: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_part_that_is_not_ready_for_long_is_said_once(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(*command: object, **given: object) -> None:
-        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(server.subprocess, "Popen", full)
-        part.look()
-        part.look()
-    assert "the SuperLink cannot be started (Resource temporarily unavailable)" in capsys.readouterr().err
-    clock[0] += 2
-    part.look()
-    assert part.process.poll() is None
-
-
-def test_a_part_that_does_not_end_in_order_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STOP_SECONDS", 0.5)
-    code = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
-    )
-    deaf = Sleeper(code)
-    read, write = os.pipe()
-    popen = subprocess.Popen
-    with monkeypatch.context() as patch:
-        patch.setattr(server.subprocess, "Popen", lambda *command, **given: popen(*command, stdout=write, **given))
-        deaf.look()
-    os.close(write)
-    with os.fdopen(read, "rb") as said:  # a line may come in pieces
-        assert said.readline() == b"deaf\n"
-    deaf.stop()
-    assert deaf.process.returncode == -signal.SIGKILL
-    Sleeper().stop()  # one that was never started
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (0, "exit code 0"),
-        (3, "exit code 3"),
-        (-9, "killed by SIGKILL"),
-        (-11, "killed by SIGSEGV"),
-        (-40, "killed by signal 40"),
-    ],
-)
-def test_how_a_process_ended_is_said(code: int, words: str) -> None:
-    assert ending(code) == words
+    monkeypatch.setattr(server, "READY_SECONDS", -1.0)
+    answers = iter([False, False, True])
+    is_ready = Readiness(FederationServer(federation)._superlink, lambda: next(answers))
+    assert [is_ready(), is_ready(), is_ready()] == [False, False, True]
+    assert capsys.readouterr().err.count("the SuperLink is not ready after") == 1
 
 
 def test_a_file_that_was_touched_later_is_newer(tmp_path: Path) -> None:
@@ -313,7 +228,7 @@ def test_the_processes_environment_opens_no_second_control_api(
 ) -> None:
     """Flower's switch for one that knows no credentials, wherever it came from."""
     monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
-    for part in (Server(federation)._superlink, Server(federation)._superexec):
+    for part in (FederationServer(federation)._superlink, FederationServer(federation)._superexec):
         assert part._environment["FLWR_INTERNAL_GRPC_CONTROL_API"] == "0"
         assert federation.operator_token.read_text() not in str(part._environment)
         assert federation.metrics_token.read_text() not in str(part._environment)
@@ -326,14 +241,8 @@ def test_a_full_disk_does_not_keep_the_server_from_starting(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(audit, "note", full)
-    made = Server(federation)
-    made._stopped = True
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        made.run()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    monkeypatch.setattr(server, "StopSignal", lambda: SimpleNamespace(came=True))
+    FederationServer(federation).run()
     assert "cannot be written: No space left on device" in capsys.readouterr().err
 
 

@@ -20,7 +20,7 @@ from fairbloom.deploy.flower.server.run_state import RunState
 from fairbloom.deploy.operator import status
 from fairbloom.deploy.operator.enrolment import Applicant, enroll_all
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.deploy.operator.status import PROGRESS, picture, survey
+from fairbloom.deploy.operator.status import PROGRESS, render, survey
 from fairbloom.deploy.processes import free_port
 from fairbloom.deploy.server.supervisor import RUN_FOLDERS
 from fairbloom.server.settings import Settings
@@ -62,7 +62,7 @@ def of_run(found: dict[str, Any], run: str) -> dict[str, Any]:
 def text_of(found: dict[str, Any], width: int = 160) -> str:
     console = Console(width=width, file=None, record=True, quiet=False, force_terminal=False)
     with console.capture() as capture:
-        console.print(picture(found))
+        console.print(render(found))
     return capture.get()
 
 
@@ -175,7 +175,7 @@ def test_watch_draws_on_a_terminal_and_leaves_it_as_it_was(served: Served) -> No
 
 def test_a_server_that_is_away_is_said_and_looked_for_again(tmp_path: Path) -> None:
     away = Federation.init(tmp_path / "away", ["localhost"], free_port(), f"127.0.0.1:{free_port()}", 10)
-    looks = status._surveys(away, 0.01)
+    looks = status._repeat_survey(away, 0.01)
     for _ in range(2):
         assert "cannot be reached: is fairbloom server up there?" in next(looks)["error"]
 
@@ -185,7 +185,7 @@ def test_what_was_seen_last_stays_below_the_error(served: Served) -> None:
     found = {"at": "2026-01-01T10:00:00+00:00", "error": "nobody [red]answers"}
     console = Console(width=160)
     with console.capture() as capture:
-        console.print(status._framed(found, last, 2.0))
+        console.print(status._frame(found, last, 2.0))
     shown = capture.get()
     assert shown.index("nobody [red]answers") < shown.index("as it was at ") < shown.index("site-a")
 
@@ -250,7 +250,7 @@ def test_status_looks_within_the_interval(tmp_path: Path, monkeypatch: pytest.Mo
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     monkeypatch.setattr(status, "survey", lambda federation: {"at": ""})
-    looks = status._surveys(Federation.init(tmp_path / "made", ["localhost"], 9092, "127.0.0.1:8000", 10), 5.0)
+    looks = status._repeat_survey(Federation.init(tmp_path / "made", ["localhost"], 9092, "127.0.0.1:8000", 10), 5.0)
     next(looks)
     next(looks)
     assert len(waited) == 1

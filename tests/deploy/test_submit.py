@@ -125,7 +125,7 @@ def test_sizes_that_clients_were_enrolled_with_go_along(made: Path, machine: Mac
         ("task=os:system", "task = 'os:system': os belongs to Python and holds no task, so no device allows it"),
         ("task=os.path:join", "task = 'os.path:join': os belongs to Python"),
         ("model=subprocess:run", "model = 'subprocess:run': subprocess belongs to Python and holds no model"),
-        ("device=/dev/sda", "device = '/dev/sda': devices take auto, cpu, cuda, cuda:1 or mps"),
+        ("device=/dev/sda", "device = '/dev/sda': devices accept auto, cpu, cuda, cuda:1 or mps"),
     ],
 )
 def test_what_no_device_takes_is_refused_before_it_is_sent(
@@ -143,8 +143,8 @@ def test_what_devices_must_allow_is_said(
     assert fairbloom("deploy", "submit", "--detach", "--set", f"task={own}:points", "--set", "learning-rate=0.2") == 0
     said = capsys.readouterr().err
     value = f"{own}:points"
-    assert f"task = '{value}' is taken by those devices alone whose owners allow it (allow = ['{value}'] in" in said
-    assert said.count("is taken by those devices alone") == 1
+    assert f"task = '{value}' is accepted only by devices with owners who allow it (allow = ['{value}'] in" in said
+    assert said.count("is accepted only by devices") == 1
     with pytest.raises(SettingRefusedError, match="allow, in client"):
         accepted_settings({"task": value})
     accepted_settings({"task": value, "learning-rate": 0.2}, allow=[value])  # as the remedy says
@@ -306,7 +306,7 @@ def test_a_project_in_the_current_directory_that_is_no_app_is_no_obstacle(made: 
 
 @pytest.fixture
 def ours() -> Iterator[Path]:
-    with run_bundle.made() as folder:
+    with run_bundle.temporary_app() as folder:
         yield folder
 
 
@@ -396,7 +396,7 @@ def test_settings_of_her_method_and_task_go_where_flower_takes_them(made: Path, 
 
 
 def test_her_own_settings_go_beside_words_of_own_settings(own: str) -> None:
-    packed = runs.packed({OWN_SETTINGS: "points.noise=0.3", "worsthalf.share": 0.5})
+    packed = runs.pack_own_settings({OWN_SETTINGS: "points.noise=0.3", "worsthalf.share": 0.5})
     assert packed == {OWN_SETTINGS: "points.noise=0.3 worsthalf.share=0.5"}
 
 
@@ -405,7 +405,7 @@ VALUES = st.booleans() | st.integers() | st.floats() | st.text()
 
 @given(st.dictionaries(st.sampled_from(["own.a", "own.b-c"]), VALUES))
 def test_any_value_of_her_own_setting_arrives(settings: dict[str, Value]) -> None:
-    arrived = spread(runs.packed(settings))
+    arrived = spread(runs.pack_own_settings(settings))
     assert {key: repr(value) for key, value in arrived.items()} == {key: repr(value) for key, value in settings.items()}
 
 
@@ -458,7 +458,7 @@ def test_a_run_that_nobody_starts_is_said_once_and_waited_for(
 )
 def test_a_run_waits_alone_while_no_other_goes_on(mine: str, other: str, alone: bool | None) -> None:
     listed = [{"run-id": "9", "status": mine}, {"run-id": "8", "status": other}]
-    assert runs.waits_alone(listed, "9") is alone
+    assert runs.waits_for_nobody(listed, "9") is alone
 
 
 UNAVAILABLE = {"success": False, "error-message": "Connection to the SuperLink is unavailable. Please check"}

@@ -302,7 +302,7 @@ def test_flower_has_every_name_that_is_replaced_or_used() -> None:
 def test_without_a_name_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "federation.toml").write_text('superlink = "a:1"\ncontrol = "127.0.0.1:2"\n')
     monkeypatch.setattr(superexec, "RELIED_ON", {"flwr.app:NoSuchThing": ()})
-    monkeypatch.setattr(superexec, "end_with", lambda parent: None)
+    monkeypatch.setattr(superexec, "end_with_parent", lambda parent: None)
     monkeypatch.setattr(sys, "argv", ["superexec", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"has no flwr\.app:NoSuchThing\(\): install the pinned version"):
         superexec.main(1)

@@ -361,7 +361,7 @@ def test_without_a_name_nothing_is_started(name: str, folder: Path, monkeypatch:
     """Flower's own SuperLink would be open to everybody."""
     started = list[bool]()
     monkeypatch.setattr(superlink, "RELIED_ON", {f"{name}s": ()})
-    monkeypatch.setattr(superlink, "end_with", lambda parent: None)
+    monkeypatch.setattr(superlink, "end_with_parent", lambda parent: None)
     monkeypatch.setattr(importlib.import_module(superlink.COMMAND), "flower_superlink", lambda: started.append(True))
     monkeypatch.setattr(sys, "argv", ["superlink", str(folder)])
     umask = os.umask(0o022)
@@ -375,7 +375,7 @@ def test_without_a_name_nothing_is_started(name: str, folder: Path, monkeypatch:
 
 def test_a_damaged_database_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "state" / "superlink.db").write_bytes(b"no database" * 1000)
-    monkeypatch.setattr(superlink, "end_with", lambda parent: None)
+    monkeypatch.setattr(superlink, "end_with_parent", lambda parent: None)
     monkeypatch.setattr(superlink, "put_in_place", lambda *given: None)
     monkeypatch.setattr(sys, "argv", ["superlink", str(folder)])
     umask = os.umask(0o022)

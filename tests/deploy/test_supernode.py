@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fairbloom.deploy.device.client import Client
+from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.supervisor import CONNECTED
 from fairbloom.deploy.flower.device import supernode as warm
 from fairbloom.deploy.flower.device.inbox import LOOP
@@ -49,7 +49,7 @@ def other_flower(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """A Flower that lacks a name; the arguments with which its own SuperNode was started."""
     started = list[list[str]]()
     monkeypatch.setattr(warm, "missing_names", lambda names: ["flwr.x:y()"])
-    monkeypatch.setattr(warm, "end_with", lambda parent: None)
+    monkeypatch.setattr(warm, "end_with_parent", lambda parent: None)
     monkeypatch.setattr(command, "flower_supernode", lambda: started.append(list(sys.argv)))
     monkeypatch.setattr(warm, "leave", sys.exit)
     return started
@@ -102,7 +102,7 @@ def test_a_node_serves_no_api_on_its_device(options: dict[str, Any], tmp_path: P
     """Whoever can connect to Flower's may take a message and answer it in the client's name."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        client = Client(superlink=address, insecure=True, state_dir=str(tmp_path), **options)
+        client = ClientSettings(superlink=address, insecure=True, state_dir=str(tmp_path), **options)
         node = subprocess.Popen(client.command(), env=client.environment(), stderr=subprocess.PIPE, text=True)
         assert node.stderr is not None
         try:

@@ -32,12 +32,12 @@ def services() -> dict[str, dict[str, Any]]:
 
 def test_clients_yaml_is_as_written_for_four() -> None:
     script = DOCKER / "clients.py"
-    code = f"import runpy; print(runpy.run_path({str(script)!r})['written'](4), end='')"
+    code = f"import runpy; print(runpy.run_path({str(script)!r})['render'](4), end='')"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == (DOCKER / "clients.yaml").read_text()
 
 
 def test_clients_are_named_as_the_tasks_name_them() -> None:
-    code = f"import runpy; print(runpy.run_path({str(DOCKER / 'clients.py')!r})['written'](12), end='')"
+    code = f"import runpy; print(runpy.run_path({str(DOCKER / 'clients.py')!r})['render'](12), end='')"
     written = yaml.safe_load(subprocess.check_output([sys.executable, "-c", code], text=True))
     names = [f"client-{i:02d}" for i in range(12)]
     assert written["services"]["experiment"]["environment"]["CLIENTS"].split() == names

@@ -36,7 +36,7 @@ ELSEWHERE = {
     "docs/deployment.md#Many clients": (
         "tests/deploy/test_enrolment.py::test_a_list_enrols_its_clients_with_what_it_says_of_them"
     ),
-    "docs/deployment.md#What a client tells, and whom one trusts": (
+    "docs/deployment.md#What a client reveals, and who must be trusted": (
         "tests/client/test_fair.py::test_the_recipe_for_differential_privacy_clips_and_every_client_evaluates"
     ),
     "docs/deployment.md#Edge devices": "tests/deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",

@@ -34,7 +34,7 @@ from flwr.serverapp import ServerApp
 from packaging.requirements import Requirement
 
 from fairbloom import cli
-from fairbloom.deploy.device.client import Client
+from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.simulation.grid import InProcessGrid
 
 from .pages import ROOT, Block, blocks
@@ -109,7 +109,7 @@ class Reader:
         for dependency in read.get("project", {}).get("dependencies", []):
             Requirement(dependency)
         if file.name == "client.toml":
-            Client.of({"superlink": "localhost:9092", "ca": "", "key": "", "insecure": True}, file)
+            ClientSettings.of({"superlink": "localhost:9092", "ca": "", "key": "", "insecure": True}, file)
 
     def text(self, block: Block) -> None:
         """Compare with what was printed."""

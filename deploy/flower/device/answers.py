@@ -13,9 +13,10 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fairbloom.errors import ReportableError, is_expected, reportable
+from fairbloom.system.parents import end_with_parent
+from fairbloom.system.supervise import exit_reason
 
 from ...device.bundles import BundleRefusedError, Bundles
-from ...processes import end_with, ending
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -129,7 +130,7 @@ class Isolated:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             child.join()
             raise CrashedError(
-                f"the client app's process ended without a reply: {ending(child.exitcode or 0)}"
+                f"the client app's process ended without a reply: {exit_reason(child.exitcode or 0)}"
             ) from None
         finally:
             ours.close()
@@ -145,7 +146,7 @@ def _tell_parent(pipe: Connection) -> None:
 
 
 def _answer_in_child(pipe: Connection, bundles: Bundles, fork_server: int) -> None:
-    end_with(fork_server)
+    end_with_parent(fork_server)
     outcome: Any
     try:
         import numpy as np

@@ -23,11 +23,12 @@ from typing import Any
 from grpc import RpcError
 
 from fairbloom.logs import colour_on_terminals_alone
+from fairbloom.system.parents import end_with_parent
 
 from ...device.bundles import Installed
 from ...device.client import APP
 from ...device.supervisor import say
-from ...processes import end_with, leave
+from ...processes import leave
 from ..relied_on import missing_names
 from ..retries import LONGEST_RETRY_SECONDS, Retries, retry_soon
 from .answers import Answer, Isolated, Resident
@@ -192,7 +193,7 @@ def connect_soon() -> None:
 
 def main(parent: int) -> None:
     """Run a SuperNode, warm where this version of Flower allows, as long as the parent lives."""
-    end_with(parent)
+    end_with_parent(parent)
     parser = argparse.ArgumentParser(prog="fairbloom.deploy.flower.device.supernode")
     parser.add_argument("--isolated", action="store_true")
     parser.add_argument("--any-bundle", action="store_true")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...errors import DeployError, RefusedError, UnreachableError
+from ...errors import DeployError, UnauthorizedError, UnreachableError
 from ...operator.federation import Federation
 
 COMMAND_SECONDS = 120.0
@@ -41,7 +41,7 @@ def flwr_json(federation: Federation, *command: str) -> dict[str, Any]:
     """
     with environment(federation) as variables:
         try:
-            done = subprocess.run(  # noqa: S603 (Flower's own command)
+            done = subprocess.run(  # noqa: S603 (Flower's command)
                 [flwr_command(), *command, "--format", "json"],
                 env=variables,
                 capture_output=True,
@@ -63,7 +63,7 @@ def flwr_json(federation: Federation, *command: str) -> dict[str, Any]:
             f"fairbloom deploy doctor --dir {federation.path} says what is in the way"
         )
     if any(words in reason for words in UNAUTHENTICATED):
-        raise RefusedError(
+        raise UnauthorizedError(
             f"the control API at {federation.control} does not accept the credential in {federation.operator_token}: "
             "is it the one that operators.toml on the server is for?"
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ...errors import DeployError, RefusedError, UnreachableError
+from ...errors import DeployError, UnauthorizedError, UnreachableError
 from ...operator.federation import Federation
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class ControlApi:
             return call()
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.UNAUTHORIZED:
-                raise RefusedError(
+                raise UnauthorizedError(
                     f"the control API at {federation.control} does not accept the credential in "
                     f"{federation.operator_token}: is it the one that operators.toml on the server is for?"
                 ) from None
@@ -126,7 +126,7 @@ def connected(federation: Federation) -> Iterator[ControlApi]:
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 
-    token = federation.token()
+    token = federation.read_token()
 
     def with_credential(context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
         context.request.headers["Authorization"] = f"Bearer {token}"

@@ -36,8 +36,8 @@ from fairbloom.protocol.version import PROTOCOL
 from ...operator import audit
 from ...server.connections import Connections
 from ...server.long_poll import LongPoll
-from ...server.overview import overview
-from ...server.refusals import Refusals
+from ...server.overview import read_overview
+from ...server.refusals import RefusalLog
 from ...server.supervisor import SEEN, STARTED, is_newer
 
 STATUS_PATH, HEALTH_PATH = "/fairbloom/server", "/health"
@@ -173,7 +173,7 @@ class FrontDoor:
         door: Door,
         secret: bytes,
         state_factory: Any,
-        refusals: Refusals,
+        refusals: RefusalLog,
         connections: Connections,
     ) -> None:
         self._app, self._door, self._state_factory, self._refusals = app, door, state_factory, refusals
@@ -314,7 +314,7 @@ def guard(
     operators: Operators,
     state_folder: Path,
     database: Path,
-    refusals: Refusals,
+    refusals: RefusalLog,
     long_poll: LongPoll,
     connections: Connections,
 ) -> None:
@@ -341,6 +341,6 @@ def guard(
         }
         nodes = app.state.linkstate_factory.state().versions()
         about |= {"protocol": PROTOCOL, "nodes": {str(node_id): found for node_id, found in nodes.items()}}
-        return about | overview(state_folder)
+        return about | read_overview(state_folder)
 
     app.add_api_route(STATUS_PATH, status, methods=["GET"])

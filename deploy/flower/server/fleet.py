@@ -38,7 +38,7 @@ from ...device.instance import HEADER
 from ...server.long_poll import LongPoll
 from ...server.members import Members
 from ...server.rate_limit import UNDER_WAY_AT_ONCE, CallLimit, TooManyCallsError
-from ...server.refusals import Refusals
+from ...server.refusals import RefusalLog
 from .run_state import HIDDEN, RunState
 
 LARGEST_CALL = 16 << 20
@@ -177,7 +177,7 @@ class GuardedFleet(FleetServicer):
         enable_supernode_auth: bool,
         *,
         members: Members,
-        refusals: Refusals,
+        refusals: RefusalLog,
         long_poll: LongPoll,
     ) -> None:
         super().__init__(state_factory, objectstore_factory, enable_supernode_auth)

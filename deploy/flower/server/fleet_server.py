@@ -17,7 +17,7 @@ from grpc import ServicerContext, StatusCode
 
 from ...server.connections import Connections
 from ...server.rate_limit import CallLimit, TooManyCallsError
-from ...server.refusals import Refusals
+from ...server.refusals import RefusalLog
 from .fleet import LARGEST_CALL, GuardedFleet
 
 CALLS_AT_ONCE = 1000
@@ -79,7 +79,7 @@ class KeyFirst(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no type
         Where calls that are turned away are noted.
     """
 
-    def __init__(self, fleet: GuardedFleet, port: int, connections: Connections, refusals: Refusals) -> None:
+    def __init__(self, fleet: GuardedFleet, port: int, connections: Connections, refusals: RefusalLog) -> None:
         self._fleet, self._port, self._connections, self._refusals = fleet, port, connections, refusals
         self._small, self._large = CallLimit(), CallLimit()
 
@@ -148,7 +148,7 @@ def fleet_server(
     interceptors: Sequence[grpc.ServerInterceptor],
     *,
     connections: Connections,
-    refusals: Refusals,
+    refusals: RefusalLog,
 ) -> grpc.Server:
     """Return a server of the fleet API, in place of Flower's, whose arguments it takes.
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from fairbloom.errors import is_expected
 from fairbloom.logs import colour_on_terminals_alone
+from fairbloom.system.parents import end_with_parent
 
 from ...operator.federation import Federation
-from ...processes import end_with
 from ...server.supervisor import STARTED
 from ..relied_on import missing_names
 from ..retries import Retries, retry_soon
@@ -128,7 +128,7 @@ def _start(spec: Any) -> subprocess.Popen[bytes]:
 
 def serverapp(parent: int) -> None:
     """Run the server's side of a run, with the token that comes by standard input, as long as the parent lives."""
-    end_with(parent)
+    end_with_parent(parent)
     token = sys.stdin.read()
     sys.argv = ["flwr-serverapp", *sys.argv[1:], "--token", token]  # of this process's memory, not of its command line
     app: Any = importlib.import_module(SERVERAPP)
@@ -182,7 +182,7 @@ def _is_final(error: Any) -> bool:
 
 def main(parent: int) -> None:
     """Run the SuperExec of the federation's folder that is named, as long as the parent lives."""
-    end_with(parent)
+    end_with_parent(parent)
     federation = Federation(Path(sys.argv[1]))
     missing = missing_names(RELIED_ON)
     if missing:

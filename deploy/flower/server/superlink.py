@@ -22,11 +22,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from fairbloom.logs import colour_on_terminals_alone
+from fairbloom.system.parents import end_with_parent
 
 from ...operator.federation import Federation
-from ...processes import end_with, leave
+from ...processes import leave
 from ...server.connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
-from ...server.refusals import Refusals
+from ...server.refusals import RefusalLog
 from ..relied_on import missing_names
 
 COMMAND = "flwr.superlink.cli.flower_superlink"
@@ -112,7 +113,7 @@ def put_in_place(federation: Federation, descriptors: int) -> Connections:
     from .registration import register_enrolled
     from .run_state import RunState, RunStore
 
-    refusals, long_poll = Refusals(federation.state), LongPoll()
+    refusals, long_poll = RefusalLog(federation.state), LongPoll()
     strangers = {federation.listen: MOST_STRANGERS, federation.control: MOST_STRANGERS_OVER_HTTP}
     ports = {int(place.rpartition(":")[2]): most for place, most in strangers.items()}
     connections = Connections(ports, descriptors, refusals)
@@ -256,7 +257,7 @@ def arguments(federation: Federation) -> list[str]:
 
 def main(parent: int) -> None:
     """Run the SuperLink of the federation's folder that is named, as long as the parent lives."""
-    end_with(parent)
+    end_with_parent(parent)
     os.umask(0o077)
     federation = Federation(Path(sys.argv[1]))
     missing = missing_names(RELIED_ON)

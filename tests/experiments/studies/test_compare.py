@@ -24,9 +24,9 @@ from fairbloom.experiments.api import compare
 from fairbloom.experiments.views.tables import sentence
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import summarize
+from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.settings import Settings, Value
 from fairbloom.simulation.run import simulate
-from fairbloom.system.lock import alone
 from tests.simulation.helpers import Outcome, table
 
 from ..helpers import compared_by_hand, fairbloom, start
@@ -243,7 +243,7 @@ def test_a_run_whose_process_is_killed_is_told_in_one_line(tmp_path: Path) -> No
 def is_free(folder: Path) -> bool:
     """Return whether no process holds the folder."""
     try:
-        with alone(folder, wait=False):
+        with locked_folder(folder, wait=False):
             return True
     except FairbloomError:
         return False

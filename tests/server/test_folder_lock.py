@@ -5,32 +5,24 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fairbloom.server.run_folder import lock as folder_lock
 from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.simulation.run import simulate
 from fairbloom.system import lock
-from fairbloom.system.lock import alone
-from tests.simulation.helpers import ROOT, Outcome, run, small
-
-HOLDER = """
-import sys
-from pathlib import Path
-from fairbloom.system.lock import alone
-with alone(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+from tests.simulation.helpers import Outcome, run, small
+from tests.system.helpers import held_elsewhere
 
 
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.2)
     monkeypatch.setattr(lock, "LOOK_SECONDS", 0.05)
 
 
@@ -42,12 +34,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that writes to the folder until its input ends."""
-    command = [sys.executable, "-c", HOLDER, str(folder)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+    folder.mkdir()
+    with held_elsewhere(folder / ".lock") as process:
         yield process
-        process.kill()
 
 
 def test_the_second_process_names_the_first_and_changes_nothing(
@@ -55,7 +44,7 @@ def test_the_second_process_names_the_first_and_changes_nothing(
 ) -> None:
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
-        with pytest.raises(RunFolderError) as refusal, alone(folder):
+        with pytest.raises(RunFolderError) as refusal, locked_folder(folder):
             pass
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
@@ -69,24 +58,13 @@ def test_the_second_process_names_the_first_and_changes_nothing(
 def test_the_second_process_goes_on_once_the_first_has_ended(
     folder: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 60.0)
     assert holder.stdin is not None
     threading.Timer(0.3, holder.stdin.close).start()
-    with alone(folder):
+    with locked_folder(folder):
         assert (folder / ".lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}"
     assert holder.wait() == 0
     assert list(folder.iterdir()) == []
-
-
-def test_a_process_that_does_not_wait_is_refused_at_its_first_look(
-    folder: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def sleep(seconds: float) -> None:
-        raise AssertionError("it waits")
-
-    monkeypatch.setattr(lock.time, "sleep", sleep)
-    with pytest.raises(RunFolderError, match=f"is written by process {holder.pid} on"), alone(folder, wait=False):
-        pass
 
 
 def test_a_killed_process_leaves_no_lock(folder: Path, holder: subprocess.Popen[str]) -> None:
@@ -95,48 +73,6 @@ def test_a_killed_process_leaves_no_lock(folder: Path, holder: subprocess.Popen[
     assert (folder / ".lock").exists()
     run(folder)
     assert not (folder / ".lock").exists()
-
-
-def test_of_many_who_wait_one_at_a_time_writes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is removed by each: who has opened it before must not take it for the lock."""
-    monkeypatch.setattr(lock, "WAIT_SECONDS", 60.0)
-    monkeypatch.setattr(lock, "LOOK_SECONDS", 0.0)
-    inside, together, rounds = 0, 0, 0
-
-    def work() -> None:
-        nonlocal inside, together, rounds
-        for _ in range(50):
-            with alone(folder):
-                inside += 1
-                together = max(together, inside)
-                rounds += 1
-                os.sched_yield()
-                inside -= 1
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (together, rounds) == (1, 200)
-
-
-def test_who_does_not_wait_is_refused_for_a_holder_alone_and_not_for_a_file_that_was_just_removed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first ends between the second's opening of the file and its lock."""
-    first, flock, ended = alone(folder), lock.fcntl.flock, []
-    first.__enter__()
-
-    def flock_late(descriptor: int, operation: int) -> None:
-        if not ended:
-            ended.append(first.__exit__(None, None, None))
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(lock.fcntl, "flock", flock_late)
-    with alone(folder, wait=False):
-        assert (folder / ".lock").read_text().startswith(f"process {os.getpid()} ")
-    assert ended
 
 
 def test_two_runs_at_once_in_one_process_do_not_write_together(folder: Path) -> None:
@@ -165,7 +101,7 @@ def test_a_run_that_fails_gives_the_folder_back(folder: Path) -> None:
 def test_a_finished_run_is_shown_though_its_folder_cannot_be_locked(folder: Path) -> None:
     run(folder, num_rounds=2)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    with alone(folder):
+    with locked_folder(folder):
         assert simulate(small(folder, num_rounds=2)) == folder
     assert {path: path.stat().st_mtime_ns for path in before if path.is_file()} == {
         path: time for path, time in before.items() if path.is_file()
@@ -179,19 +115,3 @@ def test_a_link_in_place_of_the_lock_is_not_followed(folder: Path, tmp_path: Pat
     with pytest.raises(RunFolderError, match=r"the file \.lock cannot be written"):
         run(folder)
     assert (tmp_path / "precious").read_text() == "precious"
-
-
-def test_a_file_system_without_locks_is_said_and_used(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def unsupported(descriptor: int, operation: int) -> None:
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(lock.fcntl, "flock", unsupported)
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
-        with alone(folder):
-            pass
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
-    assert f"{folder} cannot be locked (Operation not supported)" in caplog.records[0].getMessage()

@@ -1,0 +1,35 @@
+"""Processes that end with the one that started them: nobody would stop them otherwise."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+PR_SET_PDEATHSIG = 1
+"""Linux's name for: send this process a signal when its parent ends."""
+
+LOOK_SECONDS = 0.5
+
+
+def end_with_parent(parent: int) -> None:
+    """Let this process be killed when its parent ends, however that ends; by the kernel on Linux, else by a thread.
+
+    Parameters
+    ----------
+    parent
+        The parent's process id as the parent has passed it on: one that has ended already cannot be asked for it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True, name="watch-parent").start()
+    if os.getppid() != parent:  # it ended before
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)

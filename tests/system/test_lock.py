@@ -1,0 +1,178 @@
+"""Locks on files: one process at a time, whatever becomes of it, and nobody is left waiting for a dead one."""
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairbloom.system import lock
+from fairbloom.system.lock import LockedError, exclusive_lock, is_held, open_locked
+
+from .helpers import held_elsewhere
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "LOOK_SECONDS", 0.01)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "lock"
+
+
+@pytest.fixture
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock until its input ends."""
+    with held_elsewhere(path) as process:
+        yield process
+
+
+def test_a_lock_that_another_process_holds_is_refused_with_its_name_and_at_once(
+    path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr(lock.time, "sleep", sleep)
+    with pytest.raises(LockedError) as refusal:
+        exclusive_lock(path)
+    assert refusal.value.holder == f"process {holder.pid} on {socket.gethostname()}"
+    assert str(path) in str(refusal.value)
+    assert is_held(path)
+
+
+@pytest.mark.parametrize("seconds", [60.0, math.inf])
+def test_who_waits_gets_the_lock_when_the_other_process_ends(
+    path: Path, holder: subprocess.Popen[str], seconds: float
+) -> None:
+    waited_for: list[str] = []
+    assert holder.stdin is not None
+    threading.Timer(0.2, holder.stdin.close).start()
+    with exclusive_lock(path, seconds=seconds, on_wait=waited_for.append):
+        assert path.read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+    assert waited_for == [f"process {holder.pid} on {socket.gethostname()}"] * (seconds < math.inf)
+    assert not path.exists()
+    assert not is_held(path)
+
+
+def test_a_killed_process_holds_no_lock(path: Path, holder: subprocess.Popen[str]) -> None:
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert path.exists()
+    assert not is_held(path)
+    with exclusive_lock(path):
+        assert is_held(path)
+
+
+def test_a_lock_is_given_back_when_the_block_fails(path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), exclusive_lock(path):
+        raise ZeroDivisionError
+    with exclusive_lock(path):
+        pass
+
+
+@pytest.mark.parametrize("seconds", [60.0, math.inf])
+def test_of_many_who_wait_one_at_a_time_has_the_lock(path: Path, seconds: float) -> None:
+    """The file is removed by each: who has opened it before must not take it for the lock."""
+    inside, together, rounds = 0, 0, 0
+
+    def work() -> None:
+        nonlocal inside, together, rounds
+        for _ in range(50):
+            with exclusive_lock(path, seconds=seconds):
+                inside += 1
+                together = max(together, inside)
+                rounds += 1
+                os.sched_yield()
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (together, rounds) == (1, 200)
+
+
+def test_who_does_not_wait_is_refused_for_a_holder_alone_and_not_for_a_file_that_was_just_removed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ends between the second's opening of the file and its lock."""
+    flock, ended = lock.fcntl.flock, []
+    first = contextlib.ExitStack()
+    first.enter_context(exclusive_lock(path))
+
+    def flock_late(descriptor: int, operation: int) -> None:
+        if not ended:
+            ended.append(first.close())
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock_late)
+    with exclusive_lock(path):
+        assert path.read_text().startswith(f"process {os.getpid()} ")
+    assert ended
+
+
+def test_a_file_that_took_the_locks_place_is_left(path: Path) -> None:
+    """As when a folder is replaced by its backup while it is locked."""
+    with exclusive_lock(path):
+        path.unlink()
+        path.write_text("another")
+    assert path.read_text() == "another"
+
+
+def test_a_forked_process_does_not_hold_on_to_a_lock(path: Path) -> None:
+    read, write = os.pipe()
+    with exclusive_lock(path):
+        child = os.fork()
+        if child == 0:
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+    try:
+        with exclusive_lock(path):
+            pass
+    finally:
+        os.close(write)
+        os.close(read)
+        os.waitpid(child, 0)
+
+
+def test_a_link_in_the_files_place_is_not_followed(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    path.symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        exclusive_lock(path)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_file_system_without_locks_is_said_once_and_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unsupported(descriptor: int, operation: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(lock.fcntl, "flock", unsupported)
+    monkeypatch.setattr(lock.log.parent, "propagate", True)
+    for _ in range(2):
+        with exclusive_lock(path):
+            pass
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path.parent} cannot be locked (Operation not supported): let one process alone write there"
+    ]
+
+
+def test_an_open_file_is_locked_until_it_is_closed(path: Path) -> None:
+    first = open_locked(path)
+    with pytest.raises(BlockingIOError):
+        open_locked(path)
+    os.close(first)
+    os.close(open_locked(path))

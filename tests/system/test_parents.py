@@ -1,0 +1,72 @@
+"""A process that ends with its parent, killed or not."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.flower import ROOT, wait_until
+
+CHILD = """
+import os, sys, time
+from fairbloom.system.parents import end_with_parent
+if len(sys.argv) > 2:
+    time.sleep(float(sys.argv[2]))
+end_with_parent(int(sys.argv[1]))
+print("watching", flush=True)
+time.sleep(600)
+"""
+PARENT = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid()), *sys.argv[2:]], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def family(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A parent that does nothing, and the id of its child, which is to end with it."""
+    command = [sys.executable, "-c", PARENT, CHILD, *arguments]
+    parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        yield parent, child
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process is there that is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_child_ends_with_its_parent(number: int) -> None:
+    with family() as (parent, child):
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "watching\n"
+        assert runs(child)
+        parent.send_signal(number)
+        wait_until(lambda: not runs(child), 30, lambda: "the child lives on")
+
+
+def test_a_child_whose_parent_was_killed_before_it_looked_ends_too() -> None:
+    with family("1.0") as (parent, child):
+        parent.kill()
+        parent.wait()
+        assert runs(child)
+        wait_until(lambda: not runs(child), 30, lambda: "the child lives on")
