@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, Value
-from fairbloom.server.run_folder.recorder import scores_in
-from fairbloom.server.run_folder.tables import Row
+from fairbloom.server.run_folder.files import SCORES
+from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.tasks import forget_own_tasks
@@ -115,7 +115,7 @@ def run(
 
         @cache
         def run_score() -> Score:
-            return scores_in(folder)[0]  # which is there once a round is
+            return SCORES.read(folder)[0]  # which is there once a round is
 
         def on_row(row: Row) -> None:
             score = run_score()

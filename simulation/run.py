@@ -13,11 +13,10 @@ from fairbloom.protocol.names import AGREED
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.method import Method
 from fairbloom.server.app import federate, run_folder
-from fairbloom.server.run_folder.recorder import engine_in
-from fairbloom.server.run_folder.tables import Row
+from fairbloom.server.run_folder.files import ENGINE, PERSONAL
+from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import check_data, digests, load_task
-from fairbloom.tasks.split import Split
+from fairbloom.tasks import check_data
 
 from .choice import Choice, choose
 from .dispatch.processes import processors_here
@@ -52,27 +51,19 @@ def simulate(
     config, folder = settings.run_config(), run_folder(settings)
     check_data(config)
     if not settings.state_dir:
-        config["state-dir"] = str(folder / "clients")
+        config["state-dir"] = str(PERSONAL.path_in(folder))
     with one_thread(), ExitStack() as ending:
 
         def engine(method: Method, agreed: str) -> tuple[Clients, Mapping[str, object]]:
             own = {**config, AGREED: agreed, "fraction": method.fraction_train}
-            recorded = engine_in(folder)
+            recorded = ENGINE.read(folder)
             choice = Choice(**recorded) if recorded else choose(own, processors_here())
             usable = choice if processors is None else choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, own)))
             # A cluster's places are known now; when the run continues, the shards are to be the same.
             return clients, asdict(choice if choice.workers else replace(choice, workers=clients.processes))
 
-        task = load_task(config)
-        return federate(
-            settings,
-            lambda method: LoopClients(method, config),
-            on_row,
-            data=digests(config),
-            split=None if task.dealt is None else lambda: Split.of(task).to_bytes(),
-            engine=engine,
-        )
+        return federate(settings, lambda method: LoopClients(method, config), on_row, engine=engine)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from fairbloom.protocol.version import PROTOCOL
-from fairbloom.server.progress import announced
+from fairbloom.server.progress import find_announced
 
 from .. import pki
 from ..device.client import Client
@@ -159,7 +159,7 @@ def open_secrets(federation: Federation) -> Finding:
 def open_folders(federation: Federation) -> Finding:
     """Check that nobody else can read what runs have written: the server's state, and run folders that are here."""
     noted = sorted((federation.state / RUN_FOLDERS).glob("[0-9]*"))
-    runs = {announced(file.parent, file.name) for file in noted}
+    runs = {find_announced(file.parent, file.name) for file in noted}
     return private("folders", [federation.state, *sorted(folder for folder in runs if folder is not None)])
 
 

@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from fairbloom.server import app
-from fairbloom.server.run_folder import recorder as records
-from fairbloom.server.run_folder.tables import Row
+from fairbloom.server.run_folder import recorder
+from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 
@@ -40,7 +40,7 @@ def checkpoints_every(rounds: int) -> Iterator[None]:
     clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)), monotonic=time.monotonic, sleep=time.sleep)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "time", clock)
-        patch.setattr(records, "SHARED_SECONDS", float(rounds))
+        patch.setattr(recorder, "SHARED_SECONDS", float(rounds))
         yield
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import percent_improved, summarize
-from fairbloom.server.run_folder.tables import MEASURES, client_columns, round_columns
+from fairbloom.server.run_folder.rows import MEASURES, client_columns, round_columns
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 
