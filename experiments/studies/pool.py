@@ -18,6 +18,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError
+from fairbloom.server.run_folder.checks import check_folder, check_same_data
 from fairbloom.server.run_folder.errors import check_place
 from fairbloom.server.run_folder.files import CONFIG, is_finished
 from fairbloom.server.settings import Settings
