@@ -172,10 +172,10 @@ def agree(settings: Settings, clients: Clients, *, deployed: bool) -> str:
     info = find_task(settings.task)
     if not info.agree:
         return ""
-    told, refused = clients.about(sorted(clients.online(1)))
+    described, refused = clients.about(sorted(clients.online(1)))
     reasons = dict(refused)
-    if told and (deployed or not reasons):
-        text, unfit = info.agreement(dict(sorted(told.items())))
+    if described and (deployed or not reasons):
+        text, unfit = info.agreement(dict(sorted(described.items())))
         if not unfit:
             return text
         reasons |= unfit
@@ -184,7 +184,7 @@ def agree(settings: Settings, clients: Clients, *, deployed: bool) -> str:
                 log.warning("the data of client %s cannot be used: %s", name, reason, extra={"client": name})
             return text
     if not reasons:
-        raise FairbloomError("no client is online that could tell about its data: start clients, and run this again")
+        raise FairbloomError("no client is online that could describe its data: start clients, and run this again")
     (first, reason), *others = sorted(reasons.items())
     more = f" (the data of {', '.join(name for name, _ in others)} cannot be used either)" if others else ""
     raise FairbloomError(f"the data of client {first} cannot be used: {reason}{more}")

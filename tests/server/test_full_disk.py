@@ -162,10 +162,10 @@ def test_no_room_on_the_disk_is_told_and_leaves_whole_files_and_then_the_same_bi
             wrong.append(f"{pages} pages free, {ends[-1]}: {found}")
         shutil.rmtree(folder)
     assert not wrong, "\n".join(wrong)
-    told = [end for end in ends if end.startswith("RunFolderError: ") and "No space left" in end]
-    assert [end for end in ends if end not in told and end != "finished"] == []
+    explained = [end for end in ends if end.startswith("RunFolderError: ") and "No space left" in end]
+    assert [end for end in ends if end not in explained and end != "finished"] == []
     assert ends[-1] == "finished"
-    assert len(told) > 5
+    assert len(explained) > 5
 
 
 @pytest.mark.parametrize("clients", [10, 100, 300, 1000])

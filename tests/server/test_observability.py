@@ -1,4 +1,4 @@
-"""What a run tells the outside: metrics over HTTP, and log lines as JSON."""
+"""What a run shows while it goes on: metrics over HTTP, and log lines as JSON."""
 
 import http.client
 import json

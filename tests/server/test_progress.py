@@ -1,4 +1,4 @@
-"""How far a run is, as its folder tells those who look from outside."""
+"""How far a run is, as its folder shows the server's status."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The run folder: whose it is, and what is left in it after a crash."""
+"""The run folder: which run it belongs to, and what is left in it after a crash."""
 
 import itertools
 import logging
@@ -65,7 +65,7 @@ def rounds_in(path: Path) -> list[int]:
     return [int(row["round"]) for row in table(path)]
 
 
-# Whose folder it is -------------------------------------------------------------------------------------------------
+# Which run a folder belongs to ---------------------------------------------------------------------------------------
 
 
 def test_the_settings_are_written_as_used(tmp_path: Path) -> None:
@@ -558,7 +558,7 @@ def test_a_stopped_run_whose_clients_have_personal_models_goes_back_to_its_last_
 
 @pytest.fixture
 def errors(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], set[str]]]:
-    """Return what tells the errors that have been logged."""
+    """Return a function that returns the errors which have been logged."""
     logging.getLogger("flwr").addHandler(caplog.handler)
     yield lambda: {entry.getMessage() for entry in caplog.records if entry.levelno == logging.ERROR}
     logging.getLogger("flwr").removeHandler(caplog.handler)

@@ -156,8 +156,8 @@ def test_the_folder_says_that_it_was_taken_back_and_what_changed(finished: Path,
     folder = copied(finished, tmp_path / "run")
     run(folder, **PLAIN, training_clients=OTHERS, loss_limit=50.0, from_round=4)
     run(folder, **PLAIN, training_clients=OTHERS, loss_limit=60.0, from_round=6)
-    told = config_in(folder)
-    assert (told["training-clients"], told["loss-limit"], told["from-round"]) == (OTHERS, 60.0, -1)
+    config = config_in(folder)
+    assert (config["training-clients"], config["loss-limit"], config["from-round"]) == (OTHERS, 60.0, -1)
     assert [(entry["to"], entry["after"], entry["before"]) for entry in CONFIG.read(folder).taken_back] == [
         (4, ROUNDS, {"training-clients": "", "loss-limit": 1000.0}),
         (6, ROUNDS, {"loss-limit": 50.0}),
