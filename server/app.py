@@ -32,18 +32,11 @@ from .observability import Metrics, log_as_json, name_worst_served, summarize_ro
 from .polling import PollingGrid
 from .progress import announce
 from .run_folder.checks import check_folder, check_same_data
-from .run_folder.files import (
-    AGREED,
-    CONFIG,
-    KNOWN,
-    Beginning,
-    is_finished,
-    record_known,
-    write_first_files,
-)
+from .run_folder.files import AGREED, CONFIG, KNOWN, is_finished, record_known, write_first_files
 from .run_folder.recorder import RunRecorder
 from .run_folder.rows import Row
 from .run_folder.taking_back import TakeBack
+from .run_folder.values import Beginning
 from .settings import POOLED_IN_ONE_PROCESS, Settings, may_differ, may_grow
 
 log = logging.getLogger("flwr").getChild("fairbloom")

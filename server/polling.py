@@ -18,20 +18,20 @@ from flwr.supercore.run import Run
 from fairbloom.rounds.quorum import Quorum
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
-"""Shortest and longest pause between two looks for replies; in between, a twentieth of what they have taken so far."""
+"""Shortest and longest pause between two looks for replies; in between, a twentieth of the time taken so far."""
 
 BACKOFF_SECONDS = 0.05
 """Pause until a part of a reply is asked for again that is announced and still on its way; it doubles up to the longest
 pause. Flower waits 1 s to 10 s, 500 times: a reply that broke off would hold its round long past the deadline."""
 
 GRACE_SECONDS = 60.0
-"""How long a node may be offline before its reply is given up: a network that is away for a minute costs no reply. A node
-that returns gets this long again, or as long as the slowest other node took, whichever is longer."""
+"""How long a node may be offline before its reply is given up: a network that is away for a minute costs no reply. A
+node that returns gets this long again, or as long as the slowest other node took, whichever is longer."""
 
 GIVEN_UP = (ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back without this reply")
 
 LATE_SECONDS = 10.0
-"""How long a round waits, as it starts, for the parts of late replies: nobody uses them, so nobody shall wait for them."""
+"""How long a round waits, as it starts, for the parts of late replies, which nobody uses."""
 
 SHORT_LIFE_SECONDS = 2.0
 """A message is sent again, where the run waited for clients meanwhile, once it has no longer than this to live."""
@@ -289,8 +289,8 @@ def is_temporary(error: Exception) -> bool:
     """Return whether a call may succeed later, as when a SuperLink falls or its disk is full.
 
     Flower does not try again after a handshake that breaks off, a database that is busy or cannot be written, messages
-    that have outlived their time, and a part that is sent twice because its receipt was lost. An answer that refuses the request
-    (401 to another process's task, 403, 404) stays what it is.
+    that have outlived their time, and a part that is sent twice because its receipt was lost. An answer that refuses
+    the request (401 to another process's task, 403, 404) stays what it is.
     """
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR

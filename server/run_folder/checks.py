@@ -7,19 +7,8 @@ from fairbloom.protocol.settings import Mark, marked
 
 from ..settings import default_config, may_differ, may_grow
 from .errors import RunFolderError, check_place, explain_access_errors
-from .files import (
-    CHECKPOINTS,
-    CONFIG,
-    DATA,
-    ENVIRONMENT,
-    FORMAT,
-    LOCK,
-    MODEL,
-    SCORES,
-    Recorded,
-    is_finished,
-    is_run_folder,
-)
+from .files import CHECKPOINTS, CONFIG, DATA, ENVIRONMENT, LOCK, MODEL, SCORES, is_finished, is_run_folder
+from .values import FORMAT, Recorded
 
 FIRST_LAID = (
     *(entry.name for entry in (LOCK, CHECKPOINTS)),
@@ -27,10 +16,10 @@ FIRST_LAID = (
 )
 """What a folder may hold whose making was interrupted before its settings were written."""
 
-Settings = Mapping[str, object]
+Config = Mapping[str, object]
 
 
-def check_folder(path: Path, config: Settings, back_to: int | None = None) -> None:
+def check_folder(path: Path, config: Config, back_to: int | None = None) -> None:
     """Raise RunFolderError when a run with these settings cannot be, go on or be shown in `path`; nothing is changed.
 
     With `back_to`, the round that a run is taken back to, some settings may be others, and there must be a run.
@@ -70,12 +59,12 @@ def check_same_data(path: Path, digests: Mapping[str, str]) -> None:
         )
 
 
-def find_differing(there: Settings, config: Settings) -> set[str]:
+def find_differing(there: Config, config: Config) -> set[str]:
     """Return the keys of settings in which a folder and a run differ."""
     return {key for key in config.keys() | there.keys() if config.get(key) != there.get(key)}
 
 
-def find_grown(there: Settings, config: Settings) -> set[str]:
+def find_grown(there: Config, config: Config) -> set[str]:
     """Return the keys of settings, of those that may grow, that are larger than a folder's."""
     return {key for key in may_grow() if _is_larger(config.get(key), there.get(key))}
 
@@ -99,7 +88,7 @@ def _check_format(path: Path, number: int, *, finished: bool) -> None:
         )
 
 
-def _check_same_settings(path: Path, recorded: Recorded, config: Settings, *, finished: bool, taken_back: bool) -> None:
+def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, finished: bool, taken_back: bool) -> None:
     """Raise RunFolderError when settings differ that make a run what it is."""
     # A setting that is newer than the folder had its default.
     there = {key: value for key, value in default_config().items() if key in config} | {**recorded.settings}
@@ -111,7 +100,7 @@ def _check_same_settings(path: Path, recorded: Recorded, config: Settings, *, fi
         raise RunFolderError(_explain_differing(path, sorted(differing), there, config))
 
 
-def _explain_differing(path: Path, keys: Iterable[str], there: Settings, config: Settings) -> str:
+def _explain_differing(path: Path, keys: Iterable[str], there: Config, config: Config) -> str:
     shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in keys)
     way = " or take the run back to an earlier round (--from-round)" if {*keys} <= {*marked(Mark.RECONSIDERED)} else ""
     return f"{path} belongs to a run with other settings ({shown}): choose another folder (--out){way}"

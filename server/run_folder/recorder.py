@@ -43,13 +43,13 @@ from .files import (
     MODEL,
     ROUNDS,
     SCORES,
-    Recorded,
     is_finished,
     is_run_folder,
 )
 from .rows import Row, client_columns, format_clients, format_round, mean_column, round_columns
 from .tables import TableWriter, find_furthest_round, find_last_step
 from .taking_back import Kept, TakeBack, complete_taking_back, take_back
+from .values import Recorded
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 

@@ -12,7 +12,6 @@ from fairbloom.system.files import write_whole
 
 from ..checkpoint import KEPT
 from .errors import explain_read_errors
-from .rows import WORDS
 
 Cells = dict[str, str]
 """A row of a table as it is written: the text of each cell, by column."""
@@ -54,19 +53,6 @@ def _read_begun(path: Path) -> list[Cells]:
         if rows and not all(row.get("round", "").isdecimal() for row in rows):
             raise ValueError("it is no table of rounds")
         return rows
-
-
-def split_columns(rows: Sequence[Cells]) -> dict[str, list[str] | list[int] | list[float]]:
-    """Return rows of a run's tables as columns: words as they are, all else as numbers, NaN where a cell is empty."""
-    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-    return {name: cells if name in WORDS else _parse_numbers(cells) for name, cells in columns.items()}
-
-
-def _parse_numbers(cells: Sequence[str]) -> list[int] | list[float]:
-    try:
-        return [int(cell) for cell in cells]
-    except ValueError:
-        return [float(cell or "nan") for cell in cells]
 
 
 def format_csv(columns: tuple[str, ...], rows: Iterable[Mapping[str, object]], *, header: bool = False) -> str:

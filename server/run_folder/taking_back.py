@@ -15,18 +15,12 @@ from fairbloom.protocol.settings import Mark, marked
 from fairbloom.rounds.average import Average
 from fairbloom.system.files import write_whole
 
-from ..checkpoint import (
-    find_checkpoint,
-    format_rounds,
-    list_reachable,
-    load_checkpoint,
-    make_last,
-    path_of_best,
-)
+from ..checkpoint import find_checkpoint, format_rounds, list_reachable, load_checkpoint, make_last, path_of_best
 from .checks import find_differing
 from .errors import RunFolderError, explain_write_errors
-from .files import BEST, CHECKPOINTS, CONFIG, MODEL, Recorded
+from .files import BEST, CHECKPOINTS, CONFIG, MODEL
 from .tables import TableWriter
+from .values import Recorded
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 

@@ -13,7 +13,8 @@ from fairbloom.client.app import app
 from fairbloom.rounds.quorum import QuorumError
 from fairbloom.server.app import main, run_folder
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.files import KNOWN, Known
+from fairbloom.server.run_folder.files import KNOWN
+from fairbloom.server.run_folder.values import Known
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 

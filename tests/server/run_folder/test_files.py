@@ -1,7 +1,6 @@
 """The files of a run folder: each is declared once, read as it was written, and refused with a remedy where damaged."""
 
 import ast
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from fairbloom.server.run_folder.files import (
     AGREED,
     BEST,
     CHECKPOINTS,
-    CLIENTS,
     CONFIG,
     DATA,
     ENGINE,
@@ -26,20 +24,17 @@ from fairbloom.server.run_folder.files import (
     ENVIRONMENT,
     KNOWN,
     MODEL,
-    ROUNDS,
     SCORES,
     SPLIT,
     File,
-    Known,
-    Recorded,
     read_model,
     record_known,
 )
-from fairbloom.server.run_folder.tables import split_columns
+from fairbloom.server.run_folder.values import Beginning, Known, Recorded
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 from fairbloom.tasks.split import Split
-from tests.simulation.helpers import run, table
+from tests.simulation.helpers import run
 
 ROOT = Path(fairbloom.__file__).parents[1]
 
@@ -152,7 +147,7 @@ def test_a_file_that_is_added_is_written_by_each_run_from_its_declaration_alone(
 
 
 def test_what_a_file_held_when_the_run_began_is_kept(tmp_path: Path) -> None:
-    begun = files.Beginning(load_task(Settings.of({}).run_config()), "", {}, {"engine": "loop"}, deployed=True)
+    begun = Beginning(load_task(Settings.of({}).run_config()), "", {}, {"engine": "loop"}, deployed=True)
     files.write_first_files(tmp_path, begun)
     files.write_first_files(tmp_path, replace(begun, engine={"engine": "workers"}))
     assert ENGINE.read(tmp_path) == {"engine": "loop"}
@@ -178,18 +173,6 @@ def test_the_model_is_that_of_the_last_checkpoint_until_there_is_a_final_one(fin
         CHECKPOINTS.path_in(tmp_path).rename(CHECKPOINTS.path_in(finished))
     assert MODEL.read_checksum(finished) != BEST.read_checksum(finished)
     assert BEST.read_about(finished).keys() == {"round", "validation_accuracy_of_global_model_mean"}
-
-
-def test_columns_are_words_and_numbers(finished: Path) -> None:
-    columns = split_columns(ROUNDS.read(finished))
-    assert columns["round"] == [1, 2, 3]
-    assert columns["missing"] == ["", "", ""]
-    assert columns["seconds"] == [float(row["seconds"]) for row in table(ROUNDS.path_in(finished))]
-    coefficients = split_columns(CLIENTS.read(finished))["coefficient"]
-    absent = [math.isnan(float(each)) for each in coefficients]
-    assert any(absent)
-    assert absent == [not row["coefficient"] for row in table(CLIENTS.path_in(finished))]
-    assert split_columns([]) == {}
 
 
 # One place ----------------------------------------------------------------------------------------------------------
