@@ -50,7 +50,7 @@ def main(grid: Grid, context: Context) -> None:
     settings = Settings.of(context.run_config)
     if settings.pooled:
         raise SettingsError(POOLED_IN_ONE_PROCESS)
-    folder = run_folder(settings)
+    folder = choose_run_folder(settings)
     announce(folder)
     quorum = Quorum(settings.patience, words(settings.training_clients), drop_revoked(KNOWN.read(folder).known))
     patient = PollingGrid(grid, min_replies=settings.min_replies, quorum=quorum)
@@ -108,7 +108,7 @@ def federate(
         When the data cannot be used or split as asked, the run folder cannot be used, or the rounds learn nothing.
     """
     order, settings = TakeBack(settings.from_round, submission), settings.model_copy(update={"from_round": -1})
-    config, path = settings.run_config(), run_folder(settings)
+    config, path = settings.run_config(), choose_run_folder(settings)
     back = order if order.number >= 0 and order.is_new(path) else None
     data = {} if deployed else digests(config)
     check_folder(path, config, None if back is None else back.number)
@@ -229,7 +229,7 @@ def _run_rounds(
     recorder.finish(rounds.averaged(model))
 
 
-def run_folder(settings: Settings) -> Path:
+def choose_run_folder(settings: Settings) -> Path:
     """Return the absolute run folder: `out`, or a name under runs/ that the settings determine."""
     if settings.out:
         return Path(settings.out).absolute()

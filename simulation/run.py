@@ -12,7 +12,7 @@ from fairbloom.client.device import choose as choose_device
 from fairbloom.protocol.names import AGREED
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.method import Method
-from fairbloom.server.app import federate, run_folder
+from fairbloom.server.app import choose_run_folder, federate
 from fairbloom.server.run_folder.files import ENGINE, PERSONAL
 from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings
@@ -48,7 +48,7 @@ def simulate(
     """
     if settings.engine != "ray":
         choose_device(settings.device)
-    config, folder = settings.run_config(), run_folder(settings)
+    config, folder = settings.run_config(), choose_run_folder(settings)
     check_data(config)
     if not settings.state_dir:
         config["state-dir"] = str(PERSONAL.path_in(folder))

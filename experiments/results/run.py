@@ -30,7 +30,7 @@ from fairbloom.server.run_folder.files import (
     is_run_folder,
     read_model,
 )
-from fairbloom.server.run_folder.flower import options_of
+from fairbloom.server.run_folder.flower import collect_options
 from fairbloom.server.run_folder.rows import ABSENT, WORDS, parse_absent
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method
@@ -238,7 +238,7 @@ class Run:
                 usual |= {"model": setup.model, "clients": setup.clients, "partition": setup.partition}
                 usual["fraction"] = usual_fraction(int(self.settings.get("clients", 0)) or len(self.test_examples()))
             else:
-                usual = {**options_of(find_method(str(self.settings["method"]))()), "method": ""}
+                usual = {**collect_options(find_method(str(self.settings["method"]))()), "method": ""}
         return {key: value for key, value in self.settings.items() if key != "out" and value != usual.get(key)}
 
     def model(self) -> dict[str, NDArray[Any]]:

@@ -92,7 +92,7 @@ class RunFolder:
                 "one of fairbloom.strategies, which has FedAvg too"
             )
         announce(self.path)
-        config = {"num-rounds": num_rounds, **options_of(strategy), **_prefixed("train", train_config)}
+        config = {"num-rounds": num_rounds, **collect_options(strategy), **_prefixed("train", train_config)}
         with alone(self.path, wait=self._wait):
             back = None if self.from_round is None else TakeBack(self.from_round, str(grid.run.run_id))
             recorder = RunRecorder(self.path, config, strategy, (self.score,), back=back)
@@ -150,7 +150,7 @@ class RoundWriter:
             )
 
 
-def options_of(strategy: FairStrategy) -> dict[str, Value]:
+def collect_options(strategy: FairStrategy) -> dict[str, Value]:
     """Return what makes a strategy's run what it is: its class, its parameters and the common options."""
     plain = {
         name: value

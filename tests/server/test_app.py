@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 
 from fairbloom.client.app import app
 from fairbloom.rounds.quorum import QuorumError
-from fairbloom.server.app import main, run_folder
+from fairbloom.server.app import choose_run_folder, main
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import KNOWN
 from fairbloom.server.run_folder.values import Known
@@ -35,12 +35,12 @@ from fairbloom.simulation.grid import InProcessGrid
     ],
 )
 def test_what_may_change_while_a_run_goes_on_does_not_move_its_folder(config: dict[str, Any]) -> None:
-    assert run_folder(Settings.of(config)) == run_folder(Settings.of({}))
+    assert choose_run_folder(Settings.of(config)) == choose_run_folder(Settings.of({}))
 
 
 @pytest.mark.parametrize("config", [{"seed": 1}, {"method": "fedfv"}, {"learning-rate": 0.05}])
 def test_every_other_setting_does(config: dict[str, Any]) -> None:
-    assert run_folder(Settings.of(config)) != run_folder(Settings.of({}))
+    assert choose_run_folder(Settings.of(config)) != choose_run_folder(Settings.of({}))
 
 
 # Who was there ------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.method import Options
-from fairbloom.server.app import federate, run_folder
+from fairbloom.server.app import choose_run_folder, federate
 from fairbloom.server.checkpoint import Merit, list_checkpoints, list_reachable, select_kept
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import CONFIG, is_finished
@@ -289,7 +289,7 @@ def test_a_folder_without_a_run_is_refused_and_the_likely_one_is_named(
 ) -> None:
     """By default the folder's name is made of the settings, those of the clients that train among them."""
     monkeypatch.chdir(tmp_path)
-    there = run_folder(small("", **PLAIN))
+    there = choose_run_folder(small("", **PLAIN))
     run(there, **PLAIN)
     with pytest.raises(
         RunFolderError, match=r"no run that could be taken back to round 4: .* say \(--out\)"
