@@ -1,7 +1,7 @@
 """The files of a run folder. Each is declared once: its name, what it holds, and how it is written and read.
 
-A file that is added here, and to `ENTRIES`, has its row in docs/run-folder.md by `make settings`; one that says by
-`first` what it holds when a run begins is written by every run.
+A file that is added here has its row in docs/run-folder.md by `make settings`; one that says by `first` what it holds
+when a run begins is written by every run.
 """
 
 import json
@@ -317,11 +317,8 @@ PERSONAL = Entry(
 
 LOCK = Entry(name=LOCK_NAME, holds="which process writes to the folder; it is there while that process works")
 
-ENTRIES: tuple[Entry, ...] = (
-    *(CONFIG, ENVIRONMENT, SCORES, DATA, AGREED, SPLIT, ENGINE, KNOWN),
-    *(ROUNDS, CLIENTS, CHECKPOINTS, EARLIER, BEST, MODEL, PERSONAL, LOCK),
-)
-"""All that a run folder may hold."""
+ENTRIES = tuple(value for value in list(globals().values()) if isinstance(value, Entry))
+"""All that a run folder may hold: every file and folder that is declared above, in that order."""
 
 
 def is_run_folder(folder: Path) -> bool:
