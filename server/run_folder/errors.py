@@ -30,8 +30,13 @@ def explain_read_errors(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        fault = error.strerror or error if isinstance(error, OSError) else error
-        raise RunFolderError(f"{path} cannot be read: {fault}. {remedy}") from error
+        raise RunFolderError(f"{path} cannot be read: {_describe(error)}. {remedy}") from error
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 @contextmanager

@@ -101,12 +101,19 @@ def test_a_file_that_is_a_folder_is_refused_with_its_name_and_remedy(tmp_path: P
     assert str(refusal.value) == f"{tmp_path / file.name} cannot be read: Is a directory. {file.remedy}"
 
 
-@pytest.mark.parametrize("file", ONE_VALUE, ids=name_of)
+@pytest.mark.parametrize("file", [ENGINE, KNOWN], ids=name_of)
 def test_the_remedy_of_deleting_a_file_that_cannot_be_read_works(tmp_path: Path, file: File[Any]) -> None:
     file.path_in(tmp_path).write_bytes(b"\xff")
-    if "delete" in file.remedy:
-        file.path_in(tmp_path).unlink()
-        assert file.read(tmp_path) == file.absent
+    with pytest.raises(RunFolderError, match="or delete it"):
+        file.read(tmp_path)
+    file.path_in(tmp_path).unlink()
+    assert file.read(tmp_path) == file.absent
+
+
+def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
+    KNOWN.path_in(tmp_path).write_text('{"began": []}')
+    with pytest.raises(RunFolderError, match=r"known\.json cannot be read: it has no 'known'\. Restore it"):
+        KNOWN.read(tmp_path)
 
 
 @pytest.mark.parametrize("file", ONE_VALUE, ids=name_of)
