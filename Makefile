@@ -33,8 +33,9 @@ demo: setup ## compare four methods on 20 clients, three of them with a camera m
 	$(BIN)/fairbloom compare --task digits --methods fedavg,qfedavg,fedmgdaplus,fedfv --seeds 10 --rounds 50 \
 		--clients 20 --set partition=iid --set digits.rotated-clients=3 --set evaluate-every=10 --out $(DEMO)
 
-settings: setup ## write the run config's block in pyproject.toml: after a new setting, method or task
+settings: setup ## write what derives from the code, pyproject.toml's run config and a page's table: after a new setting, method, task or file
 	$(BIN)/python -m docs.run_config
+	$(BIN)/python -m docs.run_folder
 
 test: setup ## run the tests
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

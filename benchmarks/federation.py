@@ -1,7 +1,6 @@
 """A federation of real processes on loopback: server, clients, TLS, keys, credentials, and the operator's commands."""
 
 import contextlib
-import csv
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from fairbloom.deploy.device.supervisor import CONNECTED
 from fairbloom.deploy.processes import free_port
+from fairbloom.server.run_folder.files import ROUNDS
 
 from .flower import ROOT, SCRIPTS, Flower, wait_until
 from .processes import family
@@ -230,11 +230,7 @@ def cmdline(pid: int) -> bytes:
 
 
 def rounds(folder: Path) -> list[dict[str, str]]:
-    path = folder / "rounds.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return ROUNDS.read(folder)
 
 
 def wait_for_rounds(folder: Path, number: int, seconds: float = 120.0) -> None:

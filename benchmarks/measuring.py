@@ -18,8 +18,8 @@ from rich.table import Table
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.views.progress import quiet
-from fairbloom.server.run_folder.recorder import engine_in
-from fairbloom.server.run_folder.tables import Row
+from fairbloom.server.run_folder.files import ENGINE
+from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 
@@ -86,7 +86,7 @@ class InProcess:
             chosen = Settings.of({**settings.run_config(), "engine": self.engine, "out": f"{scratch}/run"})
             folder = simulate(chosen, on_row)
             ended = time.perf_counter()
-            self.choice = engine_in(folder) or {}
+            self.choice = ENGINE.read(folder) or {}
         return (ended - first[0]) / (settings.num_rounds - 1)
 
 

@@ -5,13 +5,13 @@ the 10 to 17 s in which Ray starts are left out. Ours and the plain loop's are t
 """
 
 import argparse
-import csv
 import statistics
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from fairbloom.protocol.settings import OWN_SETTINGS
+from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task
 
@@ -77,8 +77,7 @@ def under_ray(settings: Settings) -> float:
             status = runtime.run("local", {**submitted(settings), "out": str(folder)}, nodes)
         if status != "finished:completed":
             raise RuntimeError(f"flwr run ended as {status}")
-        with (folder / "rounds.csv").open(newline="") as file:
-            return statistics.mean(float(row["seconds"]) for row in list(csv.DictReader(file))[1:])
+        return statistics.mean(float(row["seconds"]) for row in ROUNDS.read(folder)[1:])
 
 
 def submitted(settings: Settings) -> Mapping[str, object]:

@@ -5,7 +5,6 @@ row on disk, the median milliseconds a round, and the largest resident memory of
 """
 
 import argparse
-import csv
 import os
 import statistics
 import subprocess
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fairbloom.protocol.streams import generator
+from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.tasks import Examples, Setup, Splits, Task
 
 ROOT = Path(__file__).parents[1]
@@ -110,11 +110,7 @@ def ended(pid: int) -> bool:
 
 def table_of(out: Path) -> list[dict[str, str]]:
     """Return the rounds of a run that are on disk."""
-    file = out / "rounds.csv"
-    if not file.exists():
-        return []
-    with file.open(newline="") as lines:
-        return list(csv.DictReader(lines))
+    return ROUNDS.read(out)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 picture, and that of README.md, into docs/images.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from fairbloom.experiments.results.run import Run
 from fairbloom.experiments.studies.reproduce import Reproduction, reproduce
+from fairbloom.server.run_folder.files import CLIENTS
 
 PICTURE, SMALL_PICTURE = (Path(__file__).parent / "images" / name for name in ("hospitals.png", "four-hospitals.png"))
 """The picture of the page, and that of README.md."""
@@ -123,8 +123,7 @@ def _of(name: str, evaluated: str, runs: Sequence[Run]) -> Served:
 
 def _losses(run: Run) -> list[float]:
     """Return the hospitals' test losses under the final model."""
-    with (run.folder / "clients.csv").open(newline="") as lines:
-        rows = [row for row in csv.DictReader(lines) if int(row["round"]) == run.rounds_done]
+    rows = [row for row in CLIENTS.read(run.folder) if int(row["round"]) == run.rounds_done]
     return [float(row["test_loss_of_global_model"]) for row in sorted(rows, key=lambda row: row["client"])]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, Value
-from fairbloom.server.run_folder.recorder import scores_in
-from fairbloom.server.run_folder.tables import Row
+from fairbloom.server.run_folder.files import SCORES
+from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.tasks import forget_own_tasks
@@ -95,7 +95,7 @@ def run(
     FairbloomError
         When a setting is unknown or impossible, data or run folder cannot be used, or the rounds learn nothing.
     """
-    from fairbloom.server.app import run_folder  # imported late, as PyTorch is with it
+    from fairbloom.server.app import choose_run_folder  # imported late, as PyTorch is with it
     from fairbloom.simulation.run import simulate
 
     options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
@@ -108,14 +108,14 @@ def run(
     config = merged(options, settings or {})
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
-    folder = run_folder(chosen)
+    folder = choose_run_folder(chosen)
     forget_own_tasks()  # a notebook's earlier run may have loaded them from files that have changed
     with progress_bar("mean [b]{task.fields[mean]}[/]  worst 10 % [b]{task.fields[worst]}[/]", shown=progress) as bar:
         shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, mean="–", worst="–")
 
         @cache
         def run_score() -> Score:
-            return scores_in(folder)[0]  # which is there once a round is
+            return SCORES.read(folder)[0]  # which is there once a round is
 
         def on_row(row: Row) -> None:
             score = run_score()

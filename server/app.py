@@ -11,7 +11,8 @@ from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import AGREED, LOSS_BEFORE, TRAIN_LOSS
+from fairbloom.protocol.names import AGREED as AGREEMENT
+from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, digest, words
 from fairbloom.protocol.version import PROTOCOL
@@ -22,26 +23,20 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
-from fairbloom.tasks import find_task, load_task
+from fairbloom.tasks import digests, find_task, load_task
 from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameters
 
-from .arrival import wait_for_clients, without_revoked
-from .observability import Metrics, in_short, log_as_json, worst_served
+from .arrival import drop_revoked, wait_for_clients
+from .observability import Metrics, log_as_json, name_worst_served, summarize_row
 from .polling import PollingGrid
 from .progress import announce
+from .run_folder.checks import check_folder, check_same_data
+from .run_folder.files import AGREED, CONFIG, KNOWN, is_finished, record_known, write_first_files
 from .run_folder.lock import locked_folder
-from .run_folder.recorder import (
-    RunRecorder,
-    TakeBack,
-    agreed_in,
-    check_folder,
-    check_same_data,
-    is_finished,
-    known_in,
-    rounds_in,
-    settings_there,
-)
-from .run_folder.tables import Row
+from .run_folder.recorder import RunRecorder
+from .run_folder.rows import Row
+from .run_folder.taking_back import TakeBack
+from .run_folder.values import Beginning
 from .settings import POOLED_IN_ONE_PROCESS, Settings, may_differ, may_grow
 
 log = logging.getLogger("flwr").getChild("fairbloom")
@@ -55,25 +50,25 @@ def main(grid: Grid, context: Context) -> None:
     settings = Settings.of(context.run_config)
     if settings.pooled:
         raise SettingsError(POOLED_IN_ONE_PROCESS)
-    folder = run_folder(settings)
+    folder = choose_run_folder(settings)
     announce(folder)
-    quorum = Quorum(settings.patience, words(settings.training_clients), without_revoked(known_in(folder).known))
+    quorum = Quorum(settings.patience, words(settings.training_clients), drop_revoked(KNOWN.read(folder).known))
     patient = PollingGrid(grid, min_replies=settings.min_replies, quorum=quorum)
 
-    def arrived(method: Method) -> FlowerClients:
+    def wait_for_them(method: Method) -> FlowerClients:
         clients = FlowerClients(method, patient, settings.round_timeout, quorum, protocol=PROTOCOL)
         wait_for_clients(
             clients,
             quorum,
             expected=settings.clients,
-            began=known_in(folder).began,
+            began=KNOWN.read(folder).began,
             min_clients=settings.min_clients,
             patience=settings.patience,
         )
         method.min_available_nodes = quorum.fewest
         return clients
 
-    federate(settings, arrived, deployed=True, submission=str(context.run_id))
+    federate(settings, wait_for_them, deployed=True, submission=str(context.run_id))
 
 
 def federate(
@@ -82,8 +77,6 @@ def federate(
     on_row: Callable[[Row], None] = lambda row: None,
     *,
     deployed: bool = False,
-    data: Mapping[str, str] | None = None,
-    split: Callable[[], bytes] | None = None,
     engine: Callable[[Method, str], tuple[Clients, Mapping[str, object]]] | None = None,
     submission: str = "",
 ) -> Path:
@@ -102,10 +95,6 @@ def federate(
         that is an error; and another process that writes the same folder is waited for, up to a minute, because a run
         whose process was lost is handed out again before the lost one may have noticed that. And each round has a
         checkpoint, where in one process those share one that are shorter than half a second.
-    data
-        Checksums of the files that the clients read in this process; a run is not continued with others.
-    split
-        Returns the file that says who has which examples of a data set, if one is dealt to clients in this process.
     engine
         Returns, for a method and what the clients have agreed on, who trains and evaluates in place of those that were
         asked; and how, in plain values, which is recorded when the run begins.
@@ -119,45 +108,47 @@ def federate(
         When the data cannot be used or split as asked, the run folder cannot be used, or the rounds learn nothing.
     """
     order, settings = TakeBack(settings.from_round, submission), settings.model_copy(update={"from_round": -1})
-    config, path = settings.run_config(), run_folder(settings)
+    config, path = settings.run_config(), choose_run_folder(settings)
     back = order if order.number >= 0 and order.is_new(path) else None
-    check_folder(path, config, back)
-    check_same_data(path, data or {})
-    if back is not None or not is_finished(path) or rounds_in(path) < settings.num_rounds:
-        method = settings.strategy()
-        clients = clients_of(method)
-        agreed = agreed_in(path) or agree(settings, clients, deployed=deployed)
-        settings = settings.decide_fraction(clients.online(1), settings_there(path))
-        config, method.fraction_train = settings.run_config(), settings.fraction_train
-        choice: Mapping[str, object] = {}
-        if engine is not None:
-            clients, choice = engine(method, agreed)
-        task = load_task(settings.model_copy(update={AGREED: agreed}))
-        module = task.model()
-        with locked_folder(path, wait=deployed):
-            records = RunRecorder(
-                path,
-                config,
-                method,
-                tuple(task.scores),
-                shared=not deployed,
-                keep=clients.keep,
-                validated=settings.validation_share > 0.0,
-                back=back,
-            )
-            if not records.finished:  # by the process that was waited for
-                records.keep_agreed(agreed)
-                records.keep_data(data or {})
-                if split is not None:
-                    records.keep_split(split)
-                if choice:
-                    records.keep_engine(choice)
-                check_arrays(module)
-                method.buffers, method.shared = float_buffers(module), shared_parameters(module)
-                known = records.keep_known(clients.online(1)).known if deployed else ()
-                rounds = Rounds(method, clients, settings.num_rounds, agreed, without_revoked(known))
-                _federate(settings, module, task.score, records, method, rounds, on_row, deployed=deployed)
-                return path
+    data = {} if deployed else digests(config)
+    check_folder(path, config, None if back is None else back.number)
+    check_same_data(path, data)
+    if back is None and is_finished(path) and CONFIG.read(path).num_rounds >= settings.num_rounds:
+        return _leave_finished(path)
+    method = settings.strategy()
+    clients = clients_of(method)
+    agreed = AGREED.read(path) or agree(settings, clients, deployed=deployed)
+    settings = settings.decide_fraction(clients.online(1), CONFIG.read(path).settings)
+    config, method.fraction_train = settings.run_config(), settings.fraction_train
+    choice: Mapping[str, object] = {}
+    if engine is not None:
+        clients, choice = engine(method, agreed)
+    task = load_task({**config, AGREEMENT: agreed})
+    module = task.model()
+    with locked_folder(path, wait=deployed):
+        recorder = RunRecorder(
+            path,
+            config,
+            method,
+            tuple(task.scores),
+            shared=not deployed,
+            keep=clients.keep,
+            validated=settings.validation_share > 0.0,
+            back=back,
+        )
+        if recorder.finished:  # by the process that was waited for
+            return _leave_finished(path)
+        write_first_files(path, Beginning(task, agreed, data, choice, deployed))
+        check_arrays(module)
+        method.buffers, method.shared = float_buffers(module), shared_parameters(module)
+        known = record_known(path, clients.online(1)).known if deployed else ()
+        rounds = Rounds(method, clients, settings.num_rounds, agreed, drop_revoked(known))
+        _run_rounds(settings, module, task.score, recorder, method, rounds, on_row, deployed=deployed)
+    return path
+
+
+def _leave_finished(path: Path) -> Path:
+    """Say that a run is finished, and return its folder."""
     finished = "%s is finished; nothing to run: more num-rounds extend it, and another folder (out) begins a new run"
     log.info(finished, path)
     return path
@@ -174,10 +165,10 @@ def agree(settings: Settings, clients: Clients, *, deployed: bool) -> str:
     info = find_task(settings.task)
     if not info.agree:
         return ""
-    told, refused = clients.about(sorted(clients.online(1)))
+    described, refused = clients.about(sorted(clients.online(1)))
     reasons = dict(refused)
-    if told and (deployed or not reasons):
-        text, unfit = info.agreement(dict(sorted(told.items())))
+    if described and (deployed or not reasons):
+        text, unfit = info.agreement(dict(sorted(described.items())))
         if not unfit:
             return text
         reasons |= unfit
@@ -186,31 +177,31 @@ def agree(settings: Settings, clients: Clients, *, deployed: bool) -> str:
                 log.warning("the data of client %s cannot be used: %s", name, reason, extra={"client": name})
             return text
     if not reasons:
-        raise FairbloomError("no client is online that could tell about its data: start clients, and run this again")
+        raise FairbloomError("no client is online that could describe its data: start clients, and run this again")
     (first, reason), *others = sorted(reasons.items())
     more = f" (the data of {', '.join(name for name, _ in others)} cannot be used either)" if others else ""
     raise FairbloomError(f"the data of client {first} cannot be used: {reason}{more}")
 
 
-def _federate(
+def _run_rounds(
     settings: Settings,
     module: Module,
     score: Score,
-    records: RunRecorder,
+    recorder: RunRecorder,
     method: FairStrategy,
     rounds: Rounds,
     on_row: Callable[[Row], None],
     *,
     deployed: bool,
 ) -> None:
-    log.info("run folder: %s", records.path)
-    continued = records.resume()
+    log.info("run folder: %s", recorder.path)
+    continued = recorder.resume()
     model: Model = {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
     if continued is not None:
         model, state = continued
         method.load_state_dict(state)
     if settings.log_format == "json":
-        log_as_json(records.path.name)
+        log_as_json(recorder.path.name)
     method.summary()
 
     def measure(number: int) -> list[str]:
@@ -218,27 +209,27 @@ def _federate(
         return [LOSS_BEFORE] if rounds.evaluates(number) else []
 
     page = closing(Metrics(settings.metrics_port, score)) if settings.metrics_port else nullcontext()
-    with page as metrics, records.naming_the_way_back(), records.all_written():
+    with page as metrics, recorder.suggest_taking_back(), recorder.write_at_end():
         started = time.perf_counter()
         for finished in rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS]):
             if deployed:
-                records.keep_known(rounds.known)
-            row = records.record(finished, seconds=time.perf_counter() - started)
+                record_known(recorder.path, rounds.known)
+            row = recorder.record(finished, seconds=time.perf_counter() - started)
             last = finished.number == settings.num_rounds
-            if last or records.saved == finished.number:  # rounds that share a checkpoint share the line of its last
-                summary = in_short(row, score)
+            if last or recorder.saved == finished.number:  # rounds that share a checkpoint share the line of its last
+                summary = summarize_row(row, score)
                 log.info("round %d is finished%s", finished.number, summary, extra={"round": finished.number})
             if last and finished.evaluations:
-                log.info("worst served: %s", worst_served(finished, score))
+                log.info("worst served: %s", name_worst_served(finished, score))
             if metrics is not None:
                 metrics.observe(finished, row, connected=len(rounds.online))
             on_row(row)
             model = finished.arrays
             started = time.perf_counter()
-    records.finish(rounds.averaged(model))
+    recorder.finish(rounds.averaged(model))
 
 
-def run_folder(settings: Settings) -> Path:
+def choose_run_folder(settings: Settings) -> Path:
     """Return the absolute run folder: `out`, or a name under runs/ that the settings determine."""
     if settings.out:
         return Path(settings.out).absolute()

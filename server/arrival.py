@@ -50,8 +50,8 @@ def wait_for_clients(
     QuorumError
         When the patience is at an end and too few clients are online.
     """
-    roll = enrolled()
-    awaited = without_revoked(sorted(began))
+    registry = read_registry()
+    awaited = drop_revoked(sorted(began))
     wanted = len(awaited) or expected
     enough = min_clients or (quorum_of(len(quorum.counted(awaited))) if awaited else quorum.of(expected))
     wait, newest, seen = Wait(patience), time.monotonic(), 0
@@ -61,7 +61,7 @@ def wait_for_clients(
             seen, newest = len(online), time.monotonic()
             log.info("waiting for clients: %d of %s are online", seen, wanted or "as many as come")
         late = [name for name in awaited if name not in online]
-        named = late if awaited else [name for name, gone in roll.items() if not gone and name not in online]
+        named = late if awaited else [name for name, gone in registry.items() if not gone and name not in online]
         there = len(quorum.counted(online))
         if there >= enough and not late and len(online) >= wanted:
             if wanted:
@@ -88,23 +88,23 @@ def _remedy(there: int, enough: int, *, new: bool) -> str:
     return f"{words}; clients = {max(1, there)} begins a run of those who are there" if new else words
 
 
-def enrolled() -> dict[str, bool]:
+def read_registry() -> dict[str, bool]:
     """Return whom the operator of this federation has enrolled, by name and in order, and whether each is revoked.
 
     It is empty where no federation is named.
     """
     folder = os.environ.get(CLIENTS_FOLDER)
-    roll: dict[str, bool] = {}
+    registry: dict[str, bool] = {}
     for file in sorted(Path(folder).glob("*.toml")) if folder else ():
         try:
             client = tomllib.loads(file.read_text())
         except (OSError, ValueError):  # a file that is just being replaced, or damaged: nothing is known of that client
             continue
-        roll[str(client.get("name", file.stem))] = bool(client.get("revoked"))
-    return roll
+        registry[str(client.get("name", file.stem))] = bool(client.get("revoked"))
+    return registry
 
 
-def without_revoked(names: Iterable[str]) -> list[str]:
+def drop_revoked(names: Iterable[str]) -> list[str]:
     """Return those of the clients that the operator of this federation has not revoked."""
-    roll = enrolled()
-    return [name for name in names if not roll.get(name)]
+    registry = read_registry()
+    return [name for name in names if not registry.get(name)]

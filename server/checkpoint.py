@@ -205,7 +205,7 @@ def read_checksum(path: Path) -> str:
 
 
 def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return the arrays that `save_model` wrote, and what it was told about them.
+    """Return the arrays that `save_model` wrote, and what was written about them.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a run tells the outside while it goes on: log lines, as JSON where asked, and a metrics page for Prometheus."""
+"""What a run shows while it goes on: log lines, as JSON where asked, and a metrics page for Prometheus."""
 
 import hmac
 import json
@@ -59,26 +59,26 @@ def log_as_json(run: str) -> None:
         handler.setFormatter(JsonLines(run))
 
 
-def in_short(row: Mapping[str, object], score: Score) -> str:
-    """Return what a log line tells of a round's row: the scores of an evaluated round, nothing of another."""
+def summarize_row(row: Mapping[str, object], score: Score) -> str:
+    """Return what a log line says of a round's row: the scores of an evaluated round, nothing of another."""
     mean, worst = (row.get(f"{score.column()}_{over}") for over in ("mean", "worst_10"))
     if not isinstance(mean, float) or not isinstance(worst, float):
         return ""
     return f": test {score.name} {score.written(mean)}, of the worst 10 % of clients {score.written(worst)}"
 
 
-def worst_served(finished: Round, score: Score) -> str:
+def name_worst_served(finished: Round, score: Score) -> str:
     """Return the clients with the worst scores after a round, and the one with the best, in words."""
     measured = {name: score.shown(m[score.name]) for name, m in finished.evaluations.items() if score.name in m}
     if not measured:
-        return f"no client told its {score.name}"
+        return f"no client reported its {score.name}"
     *others, best = sorted(measured, key=lambda name: (score.better(measured[name], 0.0), name))
     shown = ", ".join(f"{name} {score.written(measured[name])}" for name in others[:SHOWN] or [best])
     return f"{shown}; best: {best} {score.written(measured[best])}"
 
 
 class Server(ThreadingMixIn, WSGIServer):
-    """Serves each request in a thread of its own, at an IPv4 or an IPv6 address."""
+    """Serves each request in a separate thread, at an IPv4 or an IPv6 address."""
 
     daemon_threads = True
 
@@ -87,7 +87,7 @@ class Server(ThreadingMixIn, WSGIServer):
         super().__init__(address, handler)
 
 
-class Quiet(WSGIRequestHandler):
+class QuietHandler(WSGIRequestHandler):
     """Answers a request without a log line, and ends a connection that says nothing for `timeout` seconds."""
 
     timeout = 10
@@ -141,9 +141,9 @@ class Metrics:
         gauge = f"fairbloom_test_{score.name.replace('-', '_')}{unit}"
         self._score = Gauge(gauge, f"Test {score.name} of the global model", ["over"], registry=registry)
         self._column = score.column()
-        host, app = os.environ.get(HOST, "127.0.0.1"), guarded(make_wsgi_app(registry), token())
+        host, app = os.environ.get(HOST, "127.0.0.1"), require_token(make_wsgi_app(registry), read_token())
         try:
-            self._server = make_server(host, port, app, Server, Quiet)
+            self._server = make_server(host, port, app, Server, QuietHandler)
         except OSError as error:
             raise MetricsError(
                 f"metrics-port = {port} cannot be served on {host}: {error.strerror}; choose another port, or another "
@@ -173,7 +173,7 @@ class Metrics:
         self._server.server_close()
 
 
-def token() -> str | None:
+def read_token() -> str | None:
     """Return the credential of the metrics page, None where no file is named.
 
     Raises
@@ -187,28 +187,28 @@ def token() -> str | None:
         content = Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise MetricsError(
-            f"{TOKEN_FILE} = {path} cannot be read: {error}; mend it, or leave the variable out"
+            f"{TOKEN_FILE} = {path} cannot be read: {error}; correct that, or leave the variable out"
         ) from error
     if not content:
         raise MetricsError(f"{TOKEN_FILE} = {path} is empty: write the credential of the metrics page into it")
     return content
 
 
-def guarded(page: WSGIApplication, token: str | None) -> WSGIApplication:
+def require_token(page: WSGIApplication, token: str | None) -> WSGIApplication:
     """Return an app that shows `page` at /metrics and nothing elsewhere; where there is a token, to those with it."""
 
     def app(request: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        given, needed = request.get("HTTP_AUTHORIZATION", ""), f"Bearer {token}"
-        if token is not None and not hmac.compare_digest(given.encode(), needed.encode()):
-            return _nothing(start_response, HTTPStatus.UNAUTHORIZED, [("WWW-Authenticate", "Bearer")])
+        sent, needed = request.get("HTTP_AUTHORIZATION", ""), f"Bearer {token}"
+        if token is not None and not hmac.compare_digest(sent.encode(), needed.encode()):
+            return _answer_empty(start_response, HTTPStatus.UNAUTHORIZED, [("WWW-Authenticate", "Bearer")])
         if request["PATH_INFO"] != "/metrics":
-            return _nothing(start_response, HTTPStatus.NOT_FOUND, [])
+            return _answer_empty(start_response, HTTPStatus.NOT_FOUND, [])
         return page(request, start_response)
 
     return app
 
 
-def _nothing(start_response: StartResponse, status: HTTPStatus, headers: list[tuple[str, str]]) -> Iterable[bytes]:
+def _answer_empty(start_response: StartResponse, status: HTTPStatus, headers: list[tuple[str, str]]) -> Iterable[bytes]:
     """Answer a request with a status and an empty body."""
     start_response(f"{status.value} {status.phrase}", [*headers, ("Content-Length", "0")])
     return [b""]

@@ -18,26 +18,26 @@ from flwr.supercore.run import Run
 from fairbloom.rounds.quorum import Quorum
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
-"""Between two looks; in between, a twentieth of what the messages have taken so far."""
+"""Shortest and longest pause between two looks for replies; in between, a twentieth of the time taken so far."""
 
 BACKOFF_SECONDS = 0.05
-"""Until a part of a reply is asked for again that is announced and still on its way, doubling up to the longest wait.
-Flower's own is 1 s to 10 s, 500 times: a reply that broke off would hold its round long past the deadline."""
+"""Pause until a part of a reply is asked for again that is announced and still on its way; it doubles up to the longest
+pause. Flower waits 1 s to 10 s, 500 times: a reply that broke off would hold its round long past the deadline."""
 
 GRACE_SECONDS = 60.0
-"""From when a node is seen offline until its reply is given up: a network that is away for a minute costs no reply. One
-that is back has so long again, or as long as the slowest of the others took."""
+"""How long a node may be offline before its reply is given up: a network that is away for a minute costs no reply. A
+node that returns gets this long again, or as long as the slowest other node took, whichever is longer."""
 
 GIVEN_UP = (ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back without this reply")
 
 LATE_SECONDS = 10.0
-"""For the parts of all late replies that a round asks for as it starts: nobody uses them, so nobody shall wait."""
+"""How long a round waits, as it starts, for the parts of late replies, which nobody uses."""
 
 SHORT_LIFE_SECONDS = 2.0
-"""A message that the run has waited with is sent again once it lives no longer than so, before it is dead."""
+"""A message is sent again, where the run waited for clients meanwhile, once it has no longer than this to live."""
 
 PATIENCE_SECONDS = 600.0
-"""From the first fault of a call until the run gives up: a disk can be cleared in that time, or a SuperLink mended."""
+"""How long a call may fail before the run gives up: long enough to clear a disk, or to restart a SuperLink."""
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -45,9 +45,9 @@ T = TypeVar("T")
 
 
 class Absences:
-    """Which nodes were offline while their replies were due, and since when they are gone or back.
+    """Which nodes were offline while their replies were awaited, and since when they are gone or back.
 
-    A node that is back may have its reply still, or have been restarted without: nothing tells which.
+    A node that is back may still have its reply, or may have been restarted without it: we cannot tell which.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Absences:
         self._gone: dict[int, float] = {}
         self._back: dict[int, float] = {}
 
-    def late(self, nodes: set[int], online: set[int], now: float) -> set[int]:
+    def find_late(self, nodes: set[int], online: set[int], now: float) -> set[int]:
         """Return which of `nodes` are not to be waited for any longer at second `now`."""
         for node in nodes & online & self._gone.keys():
             del self._gone[node]
@@ -76,16 +76,16 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds, self.stood = 0.0, False
-        self._looked = time.monotonic()
+        self._measured = time.monotonic()
 
-    def look(self, *, runs: bool) -> float:
-        """Return the seconds that count; those since the last look do where it `runs`."""
+    def measure(self, *, counts: bool) -> float:
+        """Return the seconds that count; those since the last call do where `counts` says so."""
         now = time.monotonic()
-        if runs:
-            self.seconds += now - self._looked
+        if counts:
+            self.seconds += now - self._measured
         else:
             self.stood = True
-        self._looked = now
+        self._measured = now
         return self.seconds
 
 
@@ -123,11 +123,11 @@ class PollingGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the nodes online."""
-        return _insist(self._grid.get_node_ids)
+        return _retry(self._grid.get_node_ids)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return the nodes online."""
-        return _insist(self._grid.get_nodes)
+        return _retry(self._grid.get_nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; return their ids.
@@ -145,7 +145,7 @@ class PollingGrid(Grid):
                     message.metadata.ttl = age + lifetime
             return self._grid.push_messages(messages)
 
-        return _insist(push)
+        return _retry(push)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to these messages that have come; one that broke off is waited for a few seconds."""
@@ -153,7 +153,7 @@ class PollingGrid(Grid):
         return self._pull(message_ids)
 
     def _pull(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return _insist(lambda: self._grid.pull_messages(message_ids))
+        return _retry(lambda: self._grid.pull_messages(message_ids))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages; return the replies once enough are here, or those that are here `timeout` seconds later.
@@ -168,77 +168,79 @@ class PollingGrid(Grid):
         messages = list(messages)
         kinds = {message.metadata.message_type for message in messages}
         training, working = kinds == {MessageType.TRAIN}, MessageType.QUERY not in kinds
-        due = self._sent(messages)
+        pending = self._send(messages)
         watch, left = Stopwatch(), math.inf if timeout is None else timeout
         absences, extended = Absences(), False
         replies: list[Message] = []
-        while due:
+        while pending:
             online = set(self.get_node_ids())
             enough = not working or self._quorum is None or self._quorum.holds_by_nodes(online)
-            elapsed = watch.look(runs=enough)
+            elapsed = watch.measure(counts=enough)
             if enough and watch.stood:
-                self._send_again(due, left)
+                self._send_again(pending, left)
             _wait_for_parts(left)
-            came = self._collect(due, online, absences, elapsed) if enough else []
+            came = self._collect(pending, online, absences, elapsed) if enough else []
             replies += came
             for reply in came:
-                due.pop(reply.metadata.reply_to_message_id, None)
+                pending.pop(reply.metadata.reply_to_message_id, None)
             if enough and training and 0 < self._min_replies <= sum(reply.has_content() for reply in replies):
                 break
-            elapsed = watch.look(runs=enough)
+            elapsed = watch.measure(counts=enough)
             if any(reply.has_content() for reply in came):
                 absences.patience = max(GRACE_SECONDS, elapsed)
             if timeout is not None and (left := timeout - elapsed) <= 0:
-                if extended or not working or not self._may_be_gone(due, online):
+                if extended or not working or not self._may_be_offline(pending, online):
                     break
                 extended, timeout, left = True, timeout + GRACE_SECONDS, GRACE_SECONDS
                 watch.stood = True  # what was sent dies with the deadline
-            if due:
+            if pending:
                 time.sleep(min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)))
         return replies
 
-    def _sent(self, messages: Sequence[Message]) -> dict[str, Message]:
+    def _send(self, messages: Sequence[Message]) -> dict[str, Message]:
         """Send messages; return those that were taken, by their ids."""
         ids = self.push_messages(messages)
         return {sent: message for sent, message in zip(ids, messages, strict=True) if sent}
 
-    def _may_be_gone(self, due: Mapping[str, Message], online: set[int]) -> bool:
+    def _may_be_offline(self, pending: Mapping[str, Message], online: set[int]) -> bool:
         """Return whether those who are silent may be offline, unseen for a minute, and the others be too few."""
-        silent = {message.metadata.dst_node_id for message in due.values()}
+        silent = {message.metadata.dst_node_id for message in pending.values()}
         return self._quorum is not None and not self._quorum.would_hold(online - silent)
 
-    def _send_again(self, due: dict[str, Message], left: float) -> None:
+    def _send_again(self, pending: dict[str, Message], left: float) -> None:
         """Send again those messages whose time has run out while the run waited for clients; they live `left` more."""
         now = time.time()
         dying = {
             sent: message
-            for sent, message in due.items()
+            for sent, message in pending.items()
             if message.metadata.created_at + message.metadata.ttl - now < min(SHORT_LIFE_SECONDS, left)
         }
         for sent, message in dying.items():
             message.metadata.__dict__["_created_at"] = now
             message.metadata.ttl = left if left < math.inf else message.metadata.ttl
-            del due[sent]
+            del pending[sent]
         if dying:
-            due.update(self._sent([*dying.values()]))
+            pending.update(self._send([*dying.values()]))
 
-    def _collect(self, due: Mapping[str, Message], online: set[int], absences: Absences, now: float) -> list[Message]:
+    def _collect(
+        self, pending: Mapping[str, Message], online: set[int], absences: Absences, now: float
+    ) -> list[Message]:
         """Return the replies that have come, with an error for each that is given up.
 
         Of nodes that are offline none is asked for: the SuperLink would give up the message and refuse its reply.
         """
-        waiting = {sent: message.metadata.dst_node_id for sent, message in due.items()}
-        late = absences.late(set(waiting.values()), online, now)
+        waiting = {sent: message.metadata.dst_node_id for sent, message in pending.items()}
+        late = absences.find_late(set(waiting.values()), online, now)
         came = list(self._pull([sent for sent, node in waiting.items() if node in online | late]))
         answered = {reply.metadata.reply_to_message_id for reply in came}
         given_up = [sent for sent, node in waiting.items() if node in late and sent not in answered]
-        return came + [Message(Error(*GIVEN_UP), reply_to=due[sent]) for sent in given_up]
+        return came + [Message(Error(*GIVEN_UP), reply_to=pending[sent]) for sent in given_up]
 
 
 class Deadline(float):
-    """A moment of the monotonic clock, for Flower to compare with the seconds that it has spent on one reply.
+    """A time of the monotonic clock, for Flower to compare with the seconds that it has spent on one reply.
 
-    A call may pull several replies, one after the other; each would have the whole time that is left if it were told
+    A call may pull several replies, one after the other; each would have the whole time that is left if it were given
     the seconds.
     """
 
@@ -250,7 +252,7 @@ class Deadline(float):
 def _wait_for_parts(seconds: float) -> None:
     """Let Flower wait for the parts of replies no longer than until so many seconds from now.
 
-    No argument of Flower's reaches these; where one is gone, its own waits stay.
+    No argument of Flower's reaches these; where Flower drops one, Flower's waits stay.
     """
     waits: dict[str, Any] = {
         "initial_backoff": BACKOFF_SECONDS,
@@ -262,15 +264,15 @@ def _wait_for_parts(seconds: float) -> None:
     defaults.update({name: value for name, value in waits.items() if name in defaults})
 
 
-def _insist(call: Callable[[], T]) -> T:
-    """Call until it works, fails in a way that time does not cure, or has failed for `PATIENCE_SECONDS`."""
+def _retry(call: Callable[[], T]) -> T:
+    """Call until that succeeds, fails in a way that time does not cure, or has failed for `PATIENCE_SECONDS`."""
     since = math.inf
     while True:
         try:
             result = call()
         except Exception as error:
             now = time.monotonic()
-            if not passes(error) or now - since >= PATIENCE_SECONDS:
+            if not is_temporary(error) or now - since >= PATIENCE_SECONDS:
                 raise
             if since == math.inf:
                 since = now
@@ -283,12 +285,12 @@ def _insist(call: Callable[[], T]) -> T:
         time.sleep(LONGEST_SECONDS)
 
 
-def passes(error: Exception) -> bool:
-    """Return whether what went wrong may be over at a later try, as when a SuperLink falls or its disk is full.
+def is_temporary(error: Exception) -> bool:
+    """Return whether a call may succeed later, as when a SuperLink falls or its disk is full.
 
-    Beyond Flower's own patience are a handshake that breaks off, a database that is busy or cannot be written, messages
-    that have outlived their time, and a part sent twice since its receipt was lost. An answer that refuses the request
-    (401 to another process's task, 403, 404) stays what it is.
+    Flower does not try again after a handshake that breaks off, a database that is busy or cannot be written, messages
+    that have outlived their time, and a part that is sent twice because its receipt was lost. An answer that refuses
+    the request (401 to another process's task, 403, 404) stays what it is.
     """
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR

@@ -1,4 +1,4 @@
-"""How far a deployed run is: which folder it writes to, and what that tells to those who look from outside."""
+"""How far a deployed run is: which folder it writes to, and what that folder shows the server's status."""
 
 import logging
 import os
@@ -10,9 +10,9 @@ from typing import Any
 from fairbloom.system.files import write_whole
 
 from .run_folder.errors import RunFolderError
+from .run_folder.files import CONFIG, ROUNDS, is_finished
 from .run_folder.lock import is_running
-from .run_folder.recorder import is_finished, settings_there
-from .run_folder.tables import read_rows, refusals_in
+from .run_folder.rows import parse_refusals
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -26,9 +26,9 @@ MOST_REFUSALS = 5
 
 
 def announce(folder: Path) -> None:
-    """Leave word of where this run writes, for the server's status; where nobody asked for that, do nothing.
+    """Write down which folder this run writes to, for the server's status; where nobody asked for that, do nothing.
 
-    A run goes on without: a disk that does not take the word is said, and its rounds are not shown.
+    A disk that refuses ends no run: a warning says that its rounds are not shown.
     """
     place = os.environ.get(FOLDERS)
     if not place:
@@ -44,15 +44,15 @@ def announce(folder: Path) -> None:
         )
 
 
-def announced(place: Path, run_id: str) -> Path | None:
-    """Return the folder that a run writes to, None where it has left no word."""
+def find_announced(place: Path, run_id: str) -> Path | None:
+    """Return the folder that a run writes to, None where it has announced none."""
     try:
         return Path(os.fsdecode((place / run_id).read_bytes()))
     except OSError:
         return None
 
 
-def progress(folder: Path) -> dict[str, Any]:
+def describe_progress(folder: Path) -> dict[str, Any]:
     """Return how far the run in a folder is.
 
     Raises
@@ -61,12 +61,11 @@ def progress(folder: Path) -> dict[str, Any]:
         When the folder holds no run, or cannot be read.
     """
     try:
-        settings = settings_there(folder)
+        settings = CONFIG.read(folder).settings
         if not settings:
             raise RunFolderError(f"{folder} holds no run yet: it waits for its clients, or the folder was moved away")
-        table, finished = folder / "rounds.csv", is_finished(folder)
-        rows = read_rows(table, ("round",), finished=finished)
-        changed = table.stat().st_mtime if rows else None
+        finished, rows = is_finished(folder), ROUNDS.read(folder)
+        changed = ROUNDS.path_in(folder).stat().st_mtime if rows else None
     except OSError as error:
         raise RunFolderError(f"{folder} cannot be read: {error.strerror}") from error
     latest = rows[-LAST_ROUNDS:]
@@ -74,7 +73,7 @@ def progress(folder: Path) -> dict[str, Any]:
     refused = [
         {"round": int(row["round"]), "client": name, "reason": reason}
         for row in reversed(latest)
-        for name, reason in refusals_in(row.get("refused", ""))
+        for name, reason in parse_refusals(row.get("refused", ""))
     ]
     last = rows[-1] if rows else {}
     return {

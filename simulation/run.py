@@ -12,12 +12,11 @@ from fairbloom.client.device import choose_device
 from fairbloom.protocol.names import AGREED
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.method import Method
-from fairbloom.server.app import federate, run_folder
-from fairbloom.server.run_folder.recorder import engine_in
-from fairbloom.server.run_folder.tables import Row
+from fairbloom.server.app import choose_run_folder, federate
+from fairbloom.server.run_folder.files import ENGINE, PERSONAL
+from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import check_data, digests, load_task
-from fairbloom.tasks.split import Split
+from fairbloom.tasks import check_data
 
 from .choice import Choice, choose, ray_clients
 from .dispatch.processes import processors_here
@@ -51,30 +50,22 @@ def simulate(
         ray_clients()  # an error, where it is not installed, before data are read
     else:
         choose_device(settings.device)
-    config, folder = settings.run_config(), run_folder(settings)
+    config, folder = settings.run_config(), choose_run_folder(settings)
     check_data(config)
     if not settings.state_dir:
-        config["state-dir"] = str(folder / "clients")
+        config["state-dir"] = str(PERSONAL.path_in(folder))
     with one_thread(), ExitStack() as ending:
 
         def engine(method: Method, agreed: str) -> tuple[Clients, Mapping[str, object]]:
             agreed_config = {**config, AGREED: agreed, "fraction": method.fraction_train}
-            recorded = engine_in(folder)
+            recorded = ENGINE.read(folder)
             choice = Choice(**recorded) if recorded else choose(agreed_config, processors_here())
             usable = choice if processors is None else choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, agreed_config)))
             # A cluster's places are known now; when the run continues, the shards are to be the same.
             return clients, asdict(choice if choice.workers else replace(choice, workers=clients.processes))
 
-        task = load_task(config)
-        return federate(
-            settings,
-            lambda method: LoopClients(method, config),
-            on_row,
-            data=digests(config),
-            split=None if task.dealt is None else lambda: Split.of(task).to_bytes(),
-            engine=engine,
-        )
+        return federate(settings, lambda method: LoopClients(method, config), on_row, engine=engine)
 
 
 @contextmanager

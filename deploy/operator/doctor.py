@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from fairbloom.protocol.version import PROTOCOL
-from fairbloom.server.progress import announced
+from fairbloom.server.progress import find_announced
 
 from .. import pki
 from ..device.client import ClientSettings
@@ -193,7 +193,7 @@ def check_secrets(federation: Federation) -> CheckResult:
 def check_folders(federation: Federation) -> CheckResult:
     """Check that nobody else can read what runs have written: the server's state, and run folders that are here."""
     noted = sorted((federation.state / RUN_FOLDERS).glob("[0-9]*"))
-    runs = {announced(file.parent, file.name) for file in noted}
+    runs = {find_announced(file.parent, file.name) for file in noted}
     return check_private("folders", [federation.state, *sorted(folder for folder in runs if folder is not None)])
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fairbloom.errors import FairbloomError
-from fairbloom.server.progress import announced, progress
+from fairbloom.server.progress import describe_progress, find_announced
 
 from ..operator import audit
 from .supervisor import RUN_FOLDERS
@@ -41,11 +41,11 @@ def read_overview(state: Path) -> dict[str, Any]:
 
 def read_progress(place: Path, run_id: str) -> dict[str, Any]:
     """Return how far a run is, or as `unknown` why that is not known."""
-    folder = announced(place, run_id)
+    folder = find_announced(place, run_id)
     if folder is None:
         return {"unknown": UNKNOWN}
     try:
-        return progress(folder)
+        return describe_progress(folder)
     except (FairbloomError, ValueError, OSError) as error:
         return {"folder": str(folder), "unknown": str(error)}
 

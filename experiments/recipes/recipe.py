@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.settings import Value
-from fairbloom.server.run_folder.tables import MEASURES
+from fairbloom.server.run_folder.rows import MEASURES
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies import METHODS, canonical, find_method
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from fairbloom.server.checkpoint import read_checksum
-from fairbloom.server.run_folder.recorder import MODEL
+from fairbloom.server.run_folder.files import MODEL
 
 from .run import Run
 
@@ -38,7 +37,7 @@ def same_models(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     """Return the labels of methods whose final global models are the same with every seed, group by group."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for label, by_seed in runs.items():
-        groups.setdefault(tuple(read_checksum(run.folder / MODEL) for run in by_seed), []).append(label)
+        groups.setdefault(tuple(MODEL.read_checksum(run.folder) for run in by_seed), []).append(label)
     return [labels for labels in groups.values() if len(labels) > 1]
 
 

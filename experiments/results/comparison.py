@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
-from fairbloom.server.run_folder.recorder import is_finished
-from fairbloom.server.run_folder.tables import as_csv
+from fairbloom.server.run_folder.files import CLIENTS, ROUNDS, is_finished
+from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.system.files import write_whole
 
 from .caveats import caveats_of_comparison
@@ -156,8 +156,8 @@ def _check_same_clients(
                 name = plan.runs[label][i] if label in plan.runs else label
                 raise RunFolderError(
                     f"{label} with seed {seed} has no test {score.name} of {', '.join(lacking)} after the last round, "
-                    f"as other methods have: see what was refused or missing in {folder / name}/rounds.csv, or leave "
-                    "the method out"
+                    f"as other methods have: see what was refused or missing in {ROUNDS.path_in(folder / name)}, or "
+                    "leave the method out"
                 )
 
 
@@ -275,8 +275,8 @@ class Comparison:
     def write_tables(self) -> None:
         """Write comparison.csv and clients.csv into the folder."""
         with explain_write_errors("the comparison", self.folder):
-            for name, rows in (("comparison.csv", self.rows()), ("clients.csv", self.client_rows())):
-                write_whole(self.folder / name, as_csv(tuple(rows[0]), rows, header=True).encode())
+            for name, rows in (("comparison.csv", self.rows()), (CLIENTS.name, self.client_rows())):
+                write_whole(self.folder / name, format_csv(tuple(rows[0]), rows, header=True).encode())
 
     def figure(self) -> "Figure":
         """Return a figure of the clients under each method, from the worst served to the best."""

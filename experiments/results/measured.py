@@ -9,7 +9,8 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError
 from fairbloom.server.fairness import against_baseline
-from fairbloom.server.run_folder.tables import MEASURES
+from fairbloom.server.run_folder.files import CLIENTS
+from fairbloom.server.run_folder.rows import MEASURES
 
 from ..recipes.recipe import AGAINST, CLIENT, PERCENTILES, Case
 from .run import Run, final_of, measures
@@ -107,7 +108,9 @@ def selection(run: Run, evaluated: str) -> float:
     has_validation = float(run.settings.get("validation-share", 0.0)) > 0.0 and evaluated == "global"
     values = run.final(split="validation") if has_validation else scores_of(run, evaluated)
     if not values:
-        raise FairbloomError(f"{run.folder}/clients.csv has no validation {run.score.name}: set validation-share = 0")
+        raise FairbloomError(
+            f"{CLIENTS.path_in(run.folder)} has no validation {run.score.name}: set validation-share = 0"
+        )
     return run.score.better(statistics.fmean(values.values()), 0.0)
 
 

@@ -17,21 +17,22 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import Value
 from fairbloom.rounds.roster import usual_fraction
-from fairbloom.server.checkpoint import load_last, load_model
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.flower import options_of
-from fairbloom.server.run_folder.lock import is_running
-from fairbloom.server.run_folder.recorder import (
-    MODEL,
+from fairbloom.server.run_folder.files import (
+    CLIENTS,
+    CONFIG,
+    ENGINE,
+    ROUNDS,
+    SCORES,
     SPLIT,
-    engine_in,
     is_finished,
-    recorded_settings,
-    scores_in,
-    taken_back_in,
+    is_run_folder,
+    read_model,
 )
-from fairbloom.server.run_folder.tables import ABSENT, absent_in, read_rows
+from fairbloom.server.run_folder.flower import collect_options
+from fairbloom.server.run_folder.lock import is_running
+from fairbloom.server.run_folder.rows import ABSENT, WORDS, parse_absent
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method
 from fairbloom.tasks import find_task
@@ -45,10 +46,10 @@ if TYPE_CHECKING:
 
     from fairbloom.tasks.split import Split
 
-CONFIG, COMPARISON = "config.toml", "comparison.json"
-"""The files that make a folder that of a run, and that of a comparison."""
+COMPARISON = "comparison.json"
+"""The file that makes a folder that of a comparison."""
 
-TEXTS = ("client", "refused", "missing", "offline", "decided_by", "clipped", "method", "score")
+TEXTS = (*WORDS, "method", "score")
 """The columns of tables that hold words, however much they look like numbers."""
 
 Rows = list[dict[str, str]]
@@ -70,7 +71,7 @@ def load(folder: str | os.PathLike[str]) -> "Run":
     path = Path(folder).absolute()
     if (path / COMPARISON).exists():
         raise RunFolderError(f"{path} holds a comparison: load it with fairbloom.load_comparison, or one of its runs/")
-    return Run(path, settings_in(path), tuple(scores_in(path)))
+    return Run(path, settings_in(path), tuple(SCORES.read(path)))
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,9 @@ class Run:
         return label_of(name, own if "task" in self.settings else {})
 
     @property
-    def taken_back(self) -> list[dict[str, Any]]:
+    def taken_back(self) -> Sequence[Mapping[str, Any]]:
         """When the run was taken back to an earlier round: `to` and `after` which one, and the settings `before`."""
-        return taken_back_in(self.folder)
+        return CONFIG.read(self.folder).taken_back
 
     @property
     def finished(self) -> bool:
@@ -129,7 +130,7 @@ class Run:
 
         It is None where the clients are other machines.
         """
-        return engine_in(self.folder)
+        return ENGINE.read(self.folder)
 
     @property
     def num_rounds(self) -> int:
@@ -185,7 +186,7 @@ class Run:
             "test", or "validation" for the examples that a validation share sets apart.
         """
         score = score or self.score
-        column, path = score.column(model, split), self.folder / "clients.csv"
+        column, path = score.column(model, split), CLIENTS.path_in(self.folder)
         rows = self._last_rows
         if rows and column not in rows[0] and split == "test" and (self.finished or model == "global"):
             raise RunFolderError(f"{path} cannot be read: it has no column {column}. Restore it from a copy")
@@ -203,7 +204,11 @@ class Run:
             last = {row["round"] for row in self._last_rows}
             names |= {row["client"] for row in self._clients}
             names |= {
-                name for row in self._rounds if row["round"] in last for kind in ABSENT for name in absent_in(row, kind)
+                name
+                for row in self._rounds
+                if row["round"] in last
+                for kind in ABSENT
+                for name in parse_absent(row, kind)
             }
         return tuple(sorted(names.difference(self.final())))
 
@@ -213,14 +218,14 @@ class Run:
 
     def over_rounds(self, client: str, model: str = "global") -> dict[int, float]:
         """Return the score of one client after each round that was evaluated."""
-        column, path = self.score.column(model), self.folder / "clients.csv"
+        column, path = self.score.column(model), CLIENTS.path_in(self.folder)
         rows = [row for row in self._clients if row["client"] == client and row.get(column)]
         return {int(row["round"]): _number(row[column], self.score, path) for row in rows}
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
         """Return who was refused, missing, offline, each with the number of rounds, the most frequent first."""
         return {
-            kind: Counter(name for row in self._rounds for name in absent_in(row, kind)).most_common()
+            kind: Counter(name for row in self._rounds for name in parse_absent(row, kind)).most_common()
             for kind in ABSENT
         }
 
@@ -233,7 +238,7 @@ class Run:
                 usual |= {"model": setup.model, "clients": setup.clients, "partition": setup.partition}
                 usual["fraction"] = usual_fraction(int(self.settings.get("clients", 0)) or len(self.test_examples()))
             else:
-                usual = {**options_of(find_method(str(self.settings["method"]))()), "method": ""}
+                usual = {**collect_options(find_method(str(self.settings["method"]))()), "method": ""}
         return {key: value for key, value in self.settings.items() if key != "out" and value != usual.get(key)}
 
     def model(self) -> dict[str, NDArray[Any]]:
@@ -244,12 +249,10 @@ class Run:
         FairbloomError
             When no round is finished yet, or the model is damaged.
         """
-        if self.finished:
-            return load_model(self.folder / MODEL)[0]
-        last = load_last(self.folder / "checkpoint")
-        if last is None:
+        model = read_model(self.folder)
+        if model is None:
             raise RunFolderError(f"{self.folder} has no model yet: no round is finished")
-        return last[0]
+        return model
 
     def split(self) -> "Split":
         """Return who had which examples of a data set that was dealt to clients on one machine.
@@ -259,15 +262,12 @@ class Run:
         FairbloomError
             When the folder has no split, or its file is damaged.
         """
-        from fairbloom.tasks.split import Split
-
-        file = self.folder / SPLIT
-        if not file.exists():
-            raise RunFolderError(f"{self.folder} has no {SPLIT}: its data were not dealt to clients on this machine")
-        try:
-            return Split.from_bytes(file.read_bytes())
-        except (OSError, ValueError) as error:
-            raise RunFolderError(f"{file} cannot be read: {error}. Restore it from a copy") from error
+        split = SPLIT.read(self.folder)
+        if split is None:
+            raise RunFolderError(
+                f"{self.folder} has no {SPLIT.name}: its data were not dealt to clients on this machine"
+            )
+        return split
 
     def figure(self) -> "Figure":
         """Return a figure of the score over the rounds."""
@@ -303,11 +303,11 @@ class Run:
 
     @cached_property
     def _rounds(self) -> Rows:
-        return read_rows(self.folder / "rounds.csv", ("round",), finished=self.finished)
+        return ROUNDS.read(self.folder)
 
     @cached_property
     def _clients(self) -> Rows:
-        return read_rows(self.folder / "clients.csv", ("round", "client"), finished=self.finished)
+        return CLIENTS.read(self.folder)
 
     @cached_property
     def _last_rows(self) -> Rows:
@@ -328,8 +328,8 @@ def final_of(run: Run) -> dict[str, float]:
     final = run.final()
     if not final:
         raise RunFolderError(
-            f"{run.folder}/clients.csv has no test {run.score.name} after the last round: {run.folder}/rounds.csv says "
-            "in its columns refused and missing what became of the clients' replies"
+            f"{CLIENTS.path_in(run.folder)} has no test {run.score.name} after the last round: "
+            f"{ROUNDS.path_in(run.folder)} says in its columns refused and missing what became of the clients' replies"
         )
     return final
 
@@ -347,9 +347,9 @@ def settings_in(folder: Path) -> dict[str, Any]:
     RunFolderError
         When there is no run, or its settings cannot be read.
     """
-    if not (folder / CONFIG).exists():
-        raise RunFolderError(f"{folder} is no run folder: it has no {CONFIG}; fairbloom list names those there")
-    return recorded_settings(folder)
+    if not is_run_folder(folder):
+        raise RunFolderError(f"{folder} is no run folder: it has no {CONFIG.name}; fairbloom list names those there")
+    return dict(CONFIG.read(folder).settings)
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":

@@ -18,9 +18,10 @@ from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError
+from fairbloom.server.run_folder.checks import check_folder, check_same_data
 from fairbloom.server.run_folder.errors import check_place
+from fairbloom.server.run_folder.files import CONFIG, is_finished
 from fairbloom.server.run_folder.lock import locked_folder
-from fairbloom.server.run_folder.recorder import check_folder, check_same_data, is_finished, rounds_in
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.tasks import check_data, digests
@@ -139,7 +140,7 @@ def run_all(
 def is_done(run: Settings) -> bool:
     """Return whether a run is finished, with as many rounds as it is to have."""
     folder = Path(run.out)
-    return is_finished(folder) and rounds_in(folder) == run.num_rounds
+    return is_finished(folder) and CONFIG.read(folder).num_rounds == run.num_rounds
 
 
 @contextlib.contextmanager

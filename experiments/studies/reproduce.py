@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.errors import explain_write_errors
-from fairbloom.server.run_folder.tables import as_csv
+from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.system.files import write_whole
 
@@ -201,7 +201,7 @@ class Reproduction:
         with explain_write_errors("the table", self.folder):
             for name, rows in tables.items():
                 if rows:
-                    write_whole(self.folder / name, as_csv(tuple(rows[0]), rows, header=True).encode())
+                    write_whole(self.folder / name, format_csv(tuple(rows[0]), rows, header=True).encode())
         write_figure(self.figure(), self.folder / "figure")
 
     def show(self) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fairbloom.errors import FairbloomError
+from fairbloom.server.run_folder.files import CHECKPOINTS, CONFIG, MODEL, ROUNDS
 
-from ..results.run import CONFIG, load
+from ..results.run import load
 
 DEPTH = 4
 """How many folders below each other are looked at: those of a comparison lie in runs/NAME/runs/."""
@@ -44,7 +45,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
         inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError:
         return
-    if (folder / CONFIG).exists() and (folder / "checkpoint").is_dir():
+    if CONFIG.exists_in(folder) and CHECKPOINTS.path_in(folder).is_dir():
         yield folder
     elif depth:
         for path in inside:
@@ -53,7 +54,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 def _about(path: Path, folder: Path) -> dict[str, Any]:
     """Return what is known of a run."""
-    files = [file for name in ("rounds.csv", "model.safetensors", CONFIG) if (file := path / name).exists()]
+    files = [file for entry in (ROUNDS, MODEL, CONFIG) if (file := entry.path_in(path)).exists()]
     changed = max((file.stat().st_mtime for file in files), default=0.0)
     name = str(path.relative_to(folder)) if path != folder else str(path)
     about: dict[str, Any] = {"name": name, "folder": str(path.absolute())}

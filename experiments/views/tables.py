@@ -18,6 +18,7 @@ from rich.text import Text
 from fairbloom.protocol.parameters import Parameter, Value
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SETTINGS
+from fairbloom.server.run_folder.files import CLIENTS
 from fairbloom.server.settings import parameters
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.task import Described
@@ -316,7 +317,7 @@ def client_grid(comparison: Comparison) -> Grid:
         for client in shown
     }
     title = f"Client by client, first seed: test {escape(score.title)}"
-    told = f"{hidden} clients between these are in clients.csv" if hidden else ""
+    told = f"{hidden} clients between these are in {CLIENTS.name}" if hidden else ""
     methods = [escape(method) for method in first]
     if len(methods) > len(shown):
         by_method = [[escape(method), *(cells[client, method] for client in shown)] for method in first]

@@ -1,24 +1,15 @@
-"""The files of a run folder: what a disk refuses is said in one line."""
+"""Errors of a run folder: what a disk refuses, or a file does not hold, is said in one line with its remedy."""
 
+import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
-from fairbloom.system.files import write_whole
 
 
 class RunFolderError(FairbloomError):
     """A run folder that cannot be used, or a file in it that cannot be read or written."""
-
-
-def write_link(path: Path, to: Path) -> None:
-    """Give a file another name, for as long as the first one stays what it is; where links cannot be had, a copy."""
-    try:
-        path.unlink(missing_ok=True)
-        path.hardlink_to(to)
-    except OSError:
-        write_whole(path, to.read_bytes())
 
 
 @contextmanager
@@ -29,8 +20,23 @@ def explain_write_errors(what: str, folder: Path) -> Iterator[None]:
     except OSError as error:
         raise RunFolderError(
             f"{what} cannot be written to {folder}: {error.strerror}. What was written before is intact: make room "
-            "there, or mend its permissions, and run the same command again; or choose another folder (--out)"
+            "there, or correct its permissions, and run the same command again; or choose another folder (--out)"
         ) from error
+
+
+@contextmanager
+def explain_read_errors(path: Path, remedy: str) -> Iterator[None]:
+    """Turn whatever is wrong with the content of a file into a RunFolderError that ends with the remedy."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise RunFolderError(f"{path} cannot be read: {_describe(error)}. {remedy}") from error
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 @contextmanager

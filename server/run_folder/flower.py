@@ -1,4 +1,4 @@
-"""The run folder for a ServerApp of one's own: any fair strategy leaves records there, and continues from them."""
+"""The run folder for a user's ServerApp: any fair strategy records its rounds there, and continues from them."""
 
 import logging
 import time
@@ -19,12 +19,13 @@ from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FairStrategy
 
-from ..checkpoint import load_model
-from ..observability import in_short
+from ..observability import summarize_row
 from ..polling import PollingGrid
 from ..progress import announce
+from .files import MODEL
 from .lock import locked_folder
-from .recorder import MODEL, RunRecorder, TakeBack
+from .recorder import RunRecorder
+from .taking_back import TakeBack
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -49,7 +50,7 @@ class RunFolder:
         Whether to wait, for up to a minute, for another process that writes the same folder.
     from_round
         The round that the run is taken back to before it continues, with other `training_clients` say; 0 begins it
-        anew. A process that Flower starts in place of a lost one does not take it back again. None: it goes on.
+        again. A process that Flower starts in place of a lost one does not take it back again. None: it goes on.
     """
 
     def __init__(
@@ -88,22 +89,22 @@ class RunFolder:
         """
         if not isinstance(strategy, FairStrategy):
             raise FairbloomError(
-                f"strategy is Flower's {type(strategy).__name__}, which tells nothing of single clients: take the one "
-                "of fairbloom.strategies, which has FedAvg too"
+                f"strategy is Flower's {type(strategy).__name__}, which reports nothing of single clients: take the "
+                "one of fairbloom.strategies, which has FedAvg too"
             )
         announce(self.path)
-        config = {"num-rounds": num_rounds, **options_of(strategy), **_prefixed("train", train_config)}
+        config = {"num-rounds": num_rounds, **collect_options(strategy), **_prefixed("train", train_config)}
         with locked_folder(self.path, wait=self._wait):
             back = None if self.from_round is None else TakeBack(self.from_round, str(grid.run.run_id))
-            records = RunRecorder(self.path, config, strategy, (self.score,), back=back)
-            if records.finished:
+            recorder = RunRecorder(self.path, config, strategy, (self.score,), back=back)
+            if recorder.finished:
                 log.info("%s is finished; nothing to run", self.path)
-                return Result(arrays=record_of(load_model(self.path / MODEL)[0]))
+                return Result(arrays=record_of(MODEL.read(self.path)))
             log.info("run folder: %s", self.path)
-            continued = records.resume()
+            continued = recorder.resume()
             arrays, state = (initial_arrays, None) if continued is None else (record_of(continued[0]), continued[1])
-            recorder = RoundWriter(records, self.score, on_round)
-            with records.naming_the_way_back():
+            writer = RoundWriter(recorder, self.score, on_round)
+            with recorder.suggest_taking_back():
                 result = strategy.start(
                     PollingGrid(grid),
                     arrays,
@@ -112,18 +113,18 @@ class RunFolder:
                     train_config,
                     evaluate_config,
                     evaluate_fn,
-                    on_round=recorder,
+                    on_round=writer,
                     resume=state,
                 )
-            records.finish({name: array.numpy() for name, array in result.arrays.items()})
+            recorder.finish({name: array.numpy() for name, array in result.arrays.items()})
             return result
 
 
 class RoundWriter:
     """Writes each finished round into a run folder, then hands it on."""
 
-    def __init__(self, records: RunRecorder, score: Score, on_round: Callable[[Round], None] | None) -> None:
-        self._records, self._score, self._on_round = records, score, on_round
+    def __init__(self, recorder: RunRecorder, score: Score, on_round: Callable[[Round], None] | None) -> None:
+        self._recorder, self._score, self._on_round = recorder, score, on_round
         self._started = time.perf_counter()
 
     def __call__(self, finished: Round) -> None:
@@ -132,26 +133,26 @@ class RoundWriter:
         Raises
         ------
         FairbloomError
-            When clients have evaluated and none has told the score.
+            When clients have evaluated and none has reported the score.
         """
-        self._check_told(finished)
-        row = self._records.record(finished, seconds=time.perf_counter() - self._started)
-        log.info("round %d is recorded%s", finished.number, in_short(row, self._score))
+        self._check_reported(finished)
+        row = self._recorder.record(finished, seconds=time.perf_counter() - self._started)
+        log.info("round %d is recorded%s", finished.number, summarize_row(row, self._score))
         if self._on_round is not None:
             self._on_round(finished)
         self._started = time.perf_counter()
 
-    def _check_told(self, finished: Round) -> None:
-        told = sorted({metric for metrics in finished.evaluations.values() for metric in metrics})
-        if told and self._score.name not in told:
+    def _check_reported(self, finished: Round) -> None:
+        reported = sorted({metric for metrics in finished.evaluations.values() for metric in metrics})
+        if reported and self._score.name not in reported:
             raise FairbloomError(
-                f"clients that evaluate reply {', '.join(told)}, and not {self._score.name!r}, in which fairness is to "
-                "be measured: name one of those, as in RunFolder(path, score=Score('eval_acc', percent=True))"
+                f"clients that evaluate reply {', '.join(reported)}, and not {self._score.name!r}, in which fairness "
+                "is to be measured: name one of those, as in RunFolder(path, score=Score('eval_acc', percent=True))"
             )
 
 
-def options_of(strategy: FairStrategy) -> dict[str, Value]:
-    """Return what makes a strategy's run what it is: its class, its own parameters and the common options."""
+def collect_options(strategy: FairStrategy) -> dict[str, Value]:
+    """Return what makes a strategy's run what it is: its class, its parameters and the common options."""
     plain = {
         name: value
         for name, value in vars(strategy).items()

@@ -26,7 +26,7 @@ from fairbloom.deploy.processes import free_port
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_last
-from fairbloom.server.run_folder.recorder import taken_back_in
+from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
@@ -200,7 +200,7 @@ def test_a_run_is_taken_back_once_though_its_process_is_killed_and_another_takes
     wait_for_rounds(out, 6)
     there.kill_serverapps()
     assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
-    (entry,) = taken_back_in(out)
+    (entry,) = CONFIG.read(out).taken_back
     assert (entry["to"], entry["after"], entry["submission"]) == (4, ROUNDS, there.submitted_run())
     with checkpoints_every(1):
         expected = simulate(Settings.of({**SETTINGS, "out": str(tmp_path / "expected")}))

@@ -240,7 +240,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "clients.csv has 'many' for accuracy in percent",
     ),
     "a torn model": (lambda run: cut(run / "model.safetensors"), "model.safetensors is damaged: it is no whole file"),
-    "torn settings": (lambda run: cut(run / "config.toml", 20), "config.toml is no valid TOML: "),
+    "torn settings": (lambda run: cut(run / "config.toml", 20), "config.toml cannot be read: it is no valid TOML: "),
 }
 
 

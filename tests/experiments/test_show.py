@@ -206,8 +206,8 @@ def test_an_interrupted_run_and_one_that_is_running_are_told_apart(
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "torn settings": (lambda run: (run / "config.toml").write_text("task = "), "config.toml is no valid TOML"),
-    "settings of words": (lambda run: (run / "config.toml").write_bytes(b"\xff\xfe"), "config.toml is no valid TOML"),
+    "torn settings": (lambda run: (run / "config.toml").write_text("task = "), "is no valid TOML"),
+    "settings of words": (lambda run: (run / "config.toml").write_bytes(b"\xff\xfe"), "is no valid TOML"),
     "a table of words": (lambda run: (run / "rounds.csv").write_text("round\nmany\n"), "rounds.csv cannot be read"),
     "no clients": (lambda run: (run / "clients.csv").unlink(), "clients.csv cannot be read"),
     "no scores": (lambda run: (run / "scores.json").write_text("{"), "scores.json cannot be read"),

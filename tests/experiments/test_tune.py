@@ -9,7 +9,7 @@ import torch
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.views.tables import show_tuned
-from fairbloom.server.run_folder.recorder import engine_in
+from fairbloom.server.run_folder.files import ENGINE
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.choice import Choice
 from fairbloom.simulation.run import simulate
@@ -80,7 +80,7 @@ def test_auto_is_what_a_run_of_these_settings_chooses(tmp_path: Path) -> None:
     settings = small(model="cnn", num_rounds=1)
     folder = simulate(settings.model_copy(update={"out": str(tmp_path / "a")}))
     auto = tune(settings, ["loop"], seconds=0.0).auto
-    assert Choice(**engine_in(folder) or {}) == auto
+    assert Choice(**ENGINE.read(folder) or {}) == auto
 
 
 def test_files_on_which_clients_must_agree_are_measured_too(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from flwr.app import Context, RecordDict
 
 from fairbloom.client.app import app
 from fairbloom.rounds.quorum import QuorumError
-from fairbloom.server.app import main, run_folder
-from fairbloom.server.run_folder.recorder import Known, RunFolderError, known_in
+from fairbloom.server.app import choose_run_folder, main
+from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.files import KNOWN
+from fairbloom.server.run_folder.values import Known
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 
@@ -33,12 +35,12 @@ from fairbloom.simulation.grid import InProcessGrid
     ],
 )
 def test_what_may_change_while_a_run_goes_on_does_not_move_its_folder(config: dict[str, Any]) -> None:
-    assert run_folder(Settings.of(config)) == run_folder(Settings.of({}))
+    assert choose_run_folder(Settings.of(config)) == choose_run_folder(Settings.of({}))
 
 
 @pytest.mark.parametrize("config", [{"seed": 1}, {"method": "fedfv"}, {"learning-rate": 0.05}])
 def test_every_other_setting_does(config: dict[str, Any]) -> None:
-    assert run_folder(Settings.of(config)) != run_folder(Settings.of({}))
+    assert choose_run_folder(Settings.of(config)) != choose_run_folder(Settings.of({}))
 
 
 # Who was there ------------------------------------------------------------------------------------------------------
@@ -69,7 +71,7 @@ def deployed(out: Path, online: Mapping[int, int], **changes: Any) -> list[dict[
 
 def test_a_run_records_whom_it_began_with_and_each_round_who_was_offline(tmp_path: Path) -> None:
     rows = deployed(tmp_path / "run", {0: 4, 12: 3})
-    assert known_in(tmp_path / "run").began == ("client-0", "client-1", "client-2", "client-3")
+    assert KNOWN.read(tmp_path / "run").began == ("client-0", "client-1", "client-2", "client-3")
     offline = [row["offline"] for row in rows]
     assert offline[0] == ""
     assert offline[-1] == "client-3"
@@ -78,7 +80,7 @@ def test_a_run_records_whom_it_began_with_and_each_round_who_was_offline(tmp_pat
 
 def test_a_newcomer_is_known_from_when_it_comes_and_is_none_of_those_the_run_began_with(tmp_path: Path) -> None:
     rows = deployed(tmp_path / "run", {0: 3, 12: 4, 24: 3}, patience=0.0, **{"num-rounds": 6})
-    known = known_in(tmp_path / "run")
+    known = KNOWN.read(tmp_path / "run")
     assert (len(known.began), len(known.known)) == (3, 4)
     assert [rows[0]["offline"], rows[-1]["offline"]] == ["", "client-3"]
 
@@ -111,8 +113,8 @@ def test_a_finished_run_waits_for_nobody(tmp_path: Path) -> None:
 def test_a_damaged_record_of_who_was_there_is_refused_with_a_remedy(tmp_path: Path, text: str) -> None:
     (tmp_path / "known.json").write_text(text)
     with pytest.raises(RunFolderError, match=r"known\.json cannot be read: .*or delete it"):
-        known_in(tmp_path)
+        KNOWN.read(tmp_path)
     (tmp_path / "known.json").write_text(json.dumps({"began": ["a"], "known": ["a", "b"]}))
-    assert known_in(tmp_path) == Known(("a",), ("a", "b"))
+    assert KNOWN.read(tmp_path) == Known(("a",), ("a", "b"))
     (tmp_path / "known.json").unlink()
-    assert known_in(tmp_path) == Known()
+    assert KNOWN.read(tmp_path) == Known()

@@ -12,7 +12,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError
 from fairbloom.server import arrival
-from fairbloom.server.arrival import enrolled, wait_for_clients
+from fairbloom.server.arrival import read_registry, wait_for_clients
 from fairbloom.strategies import FedAvg
 from tests.rounds.test_quorum import Away, Clock
 
@@ -175,7 +175,7 @@ def test_it_does_not_wait_for_revoked_ones_who_do_not_count_either(
 ) -> None:
     enroll(tmp_path, monkeypatch, dict.fromkeys(NAMES, True) | {NAMES[0]: False})
     (tmp_path / "torn.toml").write_text("revoked = ")
-    assert enrolled() == dict.fromkeys(NAMES, True) | {NAMES[0]: False}
+    assert read_registry() == dict.fromkeys(NAMES, True) | {NAMES[0]: False}
     quorum = arrive(clock, dict.fromkeys(NAMES[1:], NEVER), expected=4, began=NAMES)
     assert clock.now == 0.0
     assert quorum.fewest == 1
@@ -183,7 +183,7 @@ def test_it_does_not_wait_for_revoked_ones_who_do_not_count_either(
 
 def test_without_a_federation_nobody_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(arrival.CLIENTS_FOLDER, raising=False)
-    assert enrolled() == {}
+    assert read_registry() == {}
 
 
 def test_after_the_patience_it_goes_on_without_the_late_ones_named(clock: Clock, said: list[str]) -> None:

@@ -106,9 +106,9 @@ def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_same_bits(
     assert_same_bits(continued, whole)
     assert [row["round"] for row in table(folder / "rounds.csv")] == [str(number) for number in range(1, ROUNDS + 1)]
     assert not drafts(folder)
-    told = {record.getMessage() for record in caplog.records if record.levelno == logging.WARNING}
+    warnings = {record.getMessage() for record in caplog.records if record.levelno == logging.WARNING}
     if damage is not DAMAGES["missing"]:  # which is as if the run had been killed before it was written
-        assert any(f"{last} is damaged" in words and words.endswith(before.name) for words in told)
+        assert any(f"{last} is damaged" in words and words.endswith(before.name) for words in warnings)
 
 
 def test_a_run_killed_before_a_checkpoint_whose_one_before_is_damaged_ends_with_the_same_bits(

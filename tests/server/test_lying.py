@@ -38,13 +38,13 @@ class LyingGrid(InProcessGrid):
         return reply
 
 
-def telling(since: int = 1, **numbers: Any) -> Lie:
-    """A lie that is told from a round on."""
+def reporting(since: int = 1, **numbers: Any) -> Lie:
+    """A lie that clients report from a round on."""
 
     def lie(message: Message, reply: Message) -> Message:
         if int(str(message.content.config_records["config"]["server-round"])) >= since:
-            told = {key.replace("_", "-"): value for key, value in numbers.items()}
-            reply.content["metrics"] = MetricRecord({**reply.content.metric_records["metrics"], **told})
+            reported = {key.replace("_", "-"): value for key, value in numbers.items()}
+            reply.content["metrics"] = MetricRecord({**reply.content.metric_records["metrics"], **reported})
         return reply
 
     return lie
@@ -74,7 +74,7 @@ def run(out: Path, lie: Lie, **changes: Any) -> tuple[dict[str, bytes], list[dic
 @pytest.mark.parametrize("method", ["qfedavg", "term", "afl", "fedfv"])
 @pytest.mark.parametrize("loss", [1e300, -1e300])
 def test_a_loss_beyond_any_models_takes_no_weight(tmp_path: Path, method: str, loss: float) -> None:
-    lying, rows = run(tmp_path / "lying", telling(loss_before=loss), method=method)
+    lying, rows = run(tmp_path / "lying", reporting(loss_before=loss), method=method)
     assert lying == run(tmp_path / "without", failing(), method=method)[0]
     assert all(row["replies_used"] == "3" for row in rows)
     assert all(row["refused"].startswith(f"{LIAR}: metric 'loss-before' is {loss:g}, beyond") for row in rows)
@@ -82,7 +82,7 @@ def test_a_loss_beyond_any_models_takes_no_weight(tmp_path: Path, method: str, l
 
 
 def test_without_a_limit_such_a_loss_takes_all_weight_and_the_record_says_so(tmp_path: Path) -> None:
-    rows = run(tmp_path / "run", telling(loss_before=1e300), method="term", **{"loss-limit": float("inf")})[1]
+    rows = run(tmp_path / "run", reporting(loss_before=1e300), method="term", **{"loss-limit": float("inf")})[1]
     assert [row["decided_by"] for row in rows] == [LIAR] * 3
 
 
@@ -91,7 +91,7 @@ def test_without_a_limit_such_a_loss_takes_all_weight_and_the_record_says_so(tmp
 def test_a_false_loss_within_the_limit_names_the_liar(tmp_path: Path, method: str, partition: str) -> None:
     """Be the step that follows from it taken or too long: no honest client is named."""
     free = {"unused-rounds": 0, "partition": partition}
-    rows = run(tmp_path / "run", telling(loss_before=999.0), method=method, **free)[1]
+    rows = run(tmp_path / "run", reporting(loss_before=999.0), method=method, **free)[1]
     assert [row["decided_by"] for row in rows] == [LIAR] * 3
     assert [row["refused"] for row in rows] == [""] * 3
 
@@ -99,7 +99,7 @@ def test_a_false_loss_within_the_limit_names_the_liar(tmp_path: Path, method: st
 def test_a_run_that_a_false_loss_ends_says_whose_it_is(tmp_path: Path) -> None:
     words = r"beyond 100 times \(update_limit\) .*; client client-1 has 49% of the step"
     with pytest.raises(NothingLearnedError, match=words):
-        run(tmp_path / "run", telling(loss_before=999.0), method="semivred")
+        run(tmp_path / "run", reporting(loss_before=999.0), method="semivred")
 
 
 def weights(change: Callable[[Any], Any], since: int = 1) -> Lie:
@@ -130,25 +130,25 @@ def test_the_table_has_a_column_for_shortened_updates_where_some_may_be(tmp_path
     rows = run(tmp_path / "run", weights(lambda array: 2.0 * array), **{"clip-updates": 0.5, "evaluate-every": 0})[1]
     assert all(LIAR in row["clipped"].split() for row in rows)
     assert [LIAR in names for names in fairbloom.load(tmp_path / "run").rounds["clipped"]] == [True] * 3
-    assert "clipped" not in run(tmp_path / "plain", telling())[1][0]
+    assert "clipped" not in run(tmp_path / "plain", reporting())[1][0]
 
 
 def test_a_number_of_examples_that_jumps_takes_no_weight(tmp_path: Path) -> None:
-    lying, rows = run(tmp_path / "lying", telling(since=2, num_examples=10**6))
+    lying, rows = run(tmp_path / "lying", reporting(since=2, num_examples=10**6))
     assert lying == run(tmp_path / "without", failing(since=2))[0]
     assert ["max_growth" in row["refused"] for row in rows] == [False, True, True]
 
 
 def test_a_number_of_examples_beyond_the_enrolled_takes_no_weight_from_the_first_round(tmp_path: Path) -> None:
     sizes = {"enrolled-sizes": f"{LIAR}=2000"}
-    lying, rows = run(tmp_path / "lying", telling(num_examples=10**6), **sizes)
+    lying, rows = run(tmp_path / "lying", reporting(num_examples=10**6), **sizes)
     assert lying == run(tmp_path / "without", failing(), **sizes)[0]
     expected = f"{LIAR}: num-examples 1000000 is more than the 2000 examples that it was enrolled with"
     assert [row["refused"] for row in rows] == [expected] * 3
 
 
 def test_a_jump_after_a_restart_of_the_server_is_still_one(tmp_path: Path) -> None:
-    whole, rows = run(tmp_path / "whole", telling(since=3, num_examples=10**6))
+    whole, rows = run(tmp_path / "whole", reporting(since=3, num_examples=10**6))
 
     def interrupted(message: Message, reply: Message) -> Message:
         if message.content.config_records["config"]["server-round"] == 3:
@@ -157,7 +157,7 @@ def test_a_jump_after_a_restart_of_the_server_is_still_one(tmp_path: Path) -> No
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", interrupted)
-    continued, after = run(tmp_path / "run", telling(since=3, num_examples=10**6))
+    continued, after = run(tmp_path / "run", reporting(since=3, num_examples=10**6))
     assert continued == whole
     assert [row["refused"] for row in after] == [row["refused"] for row in rows]
     assert "max_growth" in after[2]["refused"]

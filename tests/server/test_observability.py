@@ -1,4 +1,4 @@
-"""What a run tells the outside: metrics over HTTP, and log lines as JSON."""
+"""What a run shows while it goes on: metrics over HTTP, and log lines as JSON."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ from fairbloom.deploy.processes import free_port
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.rounds.screening import Refusals
 from fairbloom.server.observability import JsonLines, Metrics, MetricsError
-from fairbloom.server.run_folder.tables import Row
+from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import checkpoints_every

@@ -259,7 +259,7 @@ def test_nobody_is_given_up_who_is_back_before_anybody_has_answered(slow: Slow) 
 def test_a_node_that_goes_again_has_its_minute_again(slow: Slow) -> None:
     absences, minute = polling.Absences(), polling.GRACE_SECONDS
     for now, online, late in ((0.0, {1}, set()), (50.0, {1, 2}, set()), (90.0, {1}, set()), (90.0 + minute, {1}, {2})):
-        assert absences.late({1, 2}, online, now) == late
+        assert absences.find_late({1, 2}, online, now) == late
 
 
 # While too few clients are online -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How far a run is, as its folder tells those who look from outside."""
+"""How far a run is, as its folder shows the server's status."""
 
 import os
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
-from fairbloom.server.progress import FOLDERS, announce, announced, progress
+from fairbloom.server.progress import FOLDERS, announce, describe_progress, find_announced
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.tables import refusals_in
+from fairbloom.server.run_folder.rows import parse_refusals
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 
@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_finished_run_tells_its_rounds(run: Path) -> None:
-    found = progress(run)
+    found = describe_progress(run)
     assert (found["task"], found["method"], found["state"]) == ("digits", "fedfv", "finished")
     assert (found["round"], found["of-rounds"]) == (3, 3)
     assert found["seconds-a-round"] > 0
@@ -41,7 +41,7 @@ def test_an_unfinished_run_tells_who_was_refused_the_latest_first(run: Path, tmp
         "5,2,2,,si",  # is being written
     ]
     (tmp_path / "rounds.csv").write_text(HEADER + "".join(rows))
-    found = progress(tmp_path)
+    found = describe_progress(tmp_path)
     assert (found["round"], found["state"], found["seconds-a-round"]) == (4, "interrupted", 3.5)
     assert (found["missing"], found["decided-by"]) == ("site-c", "site-a")
     assert found["refused"] == [
@@ -53,18 +53,18 @@ def test_an_unfinished_run_tells_who_was_refused_the_latest_first(run: Path, tmp
 
 def test_a_run_that_has_no_round_yet_is_at_none(run: Path, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes((run / "config.toml").read_bytes())
-    found = progress(tmp_path)
+    found = describe_progress(tmp_path)
     assert (found["round"], found["seconds-a-round"], found["seconds-since-round"]) == (0, None, None)
 
 
 def test_a_folder_that_holds_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="none holds no run yet: it waits for its clients"):
-        progress(tmp_path / "none")
+        describe_progress(tmp_path / "none")
 
 
 @pytest.mark.parametrize(("cell", "found"), [("", []), ("no colon", []), ("a: b: c", [("a", "b: c")])])
 def test_a_cell_of_refusals_is_read_as_it_is_written(cell: str, found: list[tuple[str, str]]) -> None:
-    assert refusals_in(cell) == found
+    assert parse_refusals(cell) == found
 
 
 def test_a_run_goes_on_where_its_word_cannot_be_left(
@@ -88,6 +88,6 @@ def test_a_run_leaves_word_of_its_folder_where_the_server_asks_for_it(
         announce(tmp_path / "run é")
     finally:
         os.umask(before)
-    assert announced(tmp_path / "folders", "7") == tmp_path / "run é"
-    assert announced(tmp_path / "folders", "8") is None
+    assert find_announced(tmp_path / "folders", "7") == tmp_path / "run é"
+    assert find_announced(tmp_path / "folders", "8") is None
     assert (tmp_path / "folders").stat().st_mode & 0o077 == 0

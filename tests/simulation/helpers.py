@@ -18,8 +18,8 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Clients, Replies, Trained
 from fairbloom.rounds.updates import Model
 from fairbloom.server import app
-from fairbloom.server.run_folder import recorder as records
-from fairbloom.server.run_folder.tables import Row
+from fairbloom.server.run_folder import recorder
+from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
@@ -45,7 +45,7 @@ def checkpoints_every(rounds: int) -> Iterator[None]:
     clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)), monotonic=time.monotonic, sleep=time.sleep)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "time", clock)
-        patch.setattr(records, "SHARED_SECONDS", float(rounds))
+        patch.setattr(recorder, "SHARED_SECONDS", float(rounds))
         yield
 
 

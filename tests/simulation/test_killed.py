@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.server.checkpoint import load_last
-from fairbloom.server.run_folder import recorder as records
+from fairbloom.server.run_folder import recorder
 from fairbloom.simulation.run import simulate
 
 from .disturbed import SHORT
@@ -69,7 +69,7 @@ def test_a_run_killed_at_any_touch_of_a_file_ends_with_the_same_bits(killed: Kil
 
 def slowly(folder: str) -> None:
     """Run with a pause after each round, in which the process may be met."""
-    records.SHARED_SECONDS = SHARED
+    recorder.SHARED_SECONDS = SHARED
     simulate(small(folder, num_rounds=ROUNDS), lambda row: time.sleep(0.005))
 
 

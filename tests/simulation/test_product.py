@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fairbloom.server.run_folder.tables import Row
+from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings, SettingsError
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS

@@ -13,11 +13,11 @@ from safetensors.numpy import load_file
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import percent_improved, summarize
-from fairbloom.server.run_folder.tables import MEASURES, client_columns, round_columns
+from fairbloom.server.run_folder.rows import MEASURES, client_columns, round_columns
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 
-from .helpers import Outcome, assert_whole, drafts, rounds, rows_seen, run, small, table
+from .helpers import Outcome, assert_whole, checkpoints_every, drafts, rounds, rows_seen, run, small, table
 
 OF_PARTICIPANTS = ("coefficient", "train_loss_before_round", "train_loss_of_global_model")
 
@@ -64,7 +64,9 @@ def test_training_lifts_the_mean_accuracy(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("finished") / "run")
+    """A run whose rounds share one checkpoint, on however busy a machine."""
+    with checkpoints_every(100):
+        return run(tmp_path_factory.mktemp("finished") / "run")
 
 
 def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> None:

@@ -18,8 +18,8 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.server.app import main
 from fairbloom.server.checkpoint import list_checkpoints, load_last
-from fairbloom.server.run_folder import recorder as records
-from fairbloom.server.run_folder.tables import Row
+from fairbloom.server.run_folder import recorder
+from fairbloom.server.run_folder.rows import Row
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from tests.experiments.helpers import fairbloom
@@ -155,7 +155,7 @@ def tell_rounds(folder: str, method: str, shared: str) -> None:
         print(row["round"], flush=True)
         time.sleep(0.01)
 
-    records.SHARED_SECONDS = float(shared)
+    recorder.SHARED_SECONDS = float(shared)
     simulate(small(folder, method=method, num_rounds=ROUNDS), tell)
 
 

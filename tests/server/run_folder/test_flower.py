@@ -1,4 +1,4 @@
-"""The run folder of somebody's own ServerApp."""
+"""The run folder of a user's ServerApp."""
 
 import csv
 import json

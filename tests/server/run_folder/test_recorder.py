@@ -1,4 +1,4 @@
-"""The run folder: whose it is, and what is left in it after a crash."""
+"""The run folder: which run it belongs to, and what is left in it after a crash."""
 
 import itertools
 import logging
@@ -6,6 +6,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from flwr.app import Array, ArrayRecord
 
 from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.recorder import FORMAT, RunRecorder, engine_in, is_finished
-from fairbloom.server.run_folder.tables import client_columns, round_columns
+from fairbloom.server.run_folder.files import ENGINE, is_finished, write_first_files
+from fairbloom.server.run_folder.recorder import RunRecorder
+from fairbloom.server.run_folder.rows import client_columns, round_columns
+from fairbloom.server.run_folder.values import FORMAT, Beginning
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import Round
+from fairbloom.tasks import load_task
 from tests.simulation.helpers import Outcome, assert_whole, run, small, table
 
 from ..test_checkpoint import full_disk
@@ -62,7 +66,7 @@ def rounds_in(path: Path) -> list[int]:
     return [int(row["round"]) for row in table(path)]
 
 
-# Whose folder it is -------------------------------------------------------------------------------------------------
+# Which run a folder belongs to ---------------------------------------------------------------------------------------
 
 
 def test_the_settings_are_written_as_used(tmp_path: Path) -> None:
@@ -205,7 +209,9 @@ def test_settings_that_cannot_be_read_are_refused_with_file_line_and_remedy(
 ) -> None:
     records(tmp_path, settings())
     (tmp_path / "config.toml").write_bytes(content)
-    with pytest.raises(RunFolderError, match=f"config.toml {fault}.*: mend it, restore it from a copy, or") as refusal:
+    with pytest.raises(
+        RunFolderError, match=f"config.toml cannot be read: it {fault}.*estore it from a copy, or"
+    ) as refusal:
         records(tmp_path, settings())
     assert str(refusal.value).startswith(f"{tmp_path}/config.toml ")
     assert "\n" not in str(refusal.value)
@@ -213,7 +219,7 @@ def test_settings_that_cannot_be_read_are_refused_with_file_line_and_remedy(
 
 def test_settings_that_are_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.toml").mkdir()
-    with pytest.raises(RunFolderError, match=r"config.toml cannot be read: Is a directory: mend it"):
+    with pytest.raises(RunFolderError, match=r"config.toml cannot be read: Is a directory. .*restore it from a copy"):
         records(tmp_path, settings())
 
 
@@ -510,7 +516,7 @@ class StoppedError(Exception):
 
 def record_until(stop: type[BaseException] | None, folder: RunRecorder, rounds: int, seconds: float) -> None:
     """Record rounds until the run is stopped, in the midst of remembering the next one."""
-    with folder.all_written():
+    with folder.write_at_end():
         for number in range(1, rounds + 1):
             record(folder, number, seconds)
         folder.method.memory["seen"].append("b")
@@ -553,7 +559,7 @@ def test_a_stopped_run_whose_clients_have_personal_models_goes_back_to_its_last_
 
 @pytest.fixture
 def errors(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], set[str]]]:
-    """Return what tells the errors that have been logged."""
+    """Return a function that returns the errors which have been logged."""
     logging.getLogger("flwr").addHandler(caplog.handler)
     yield lambda: {entry.getMessage() for entry in caplog.records if entry.levelno == logging.ERROR}
     logging.getLogger("flwr").removeHandler(caplog.handler)
@@ -603,7 +609,7 @@ def test_ctrl_c_at_any_touch_of_a_file_leaves_all_finished_rounds_on_disk(tmp_pa
         folder = shared(path, *[0.25] * 5)
         interrupts.append((str(path), iter([*[0] * moment, 1])))
         try:
-            with folder.all_written():
+            with folder.write_at_end():
                 record(folder, 6)
         except KeyboardInterrupt:
             for name in ("rounds.csv", "clients.csv", "model-best.safetensors", "checkpoint/6.safetensors"):
@@ -656,15 +662,16 @@ def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(tmp_path: Path, 
 
 
 def test_the_engine_of_a_run_is_kept_as_it_began(tmp_path: Path) -> None:
-    assert engine_in(tmp_path) is None
-    folder = records(tmp_path, settings())
-    folder.keep_engine({"engine": "workers", "workers": 2})
-    records(tmp_path, settings()).keep_engine({"engine": "loop"})
-    assert engine_in(tmp_path) == {"engine": "workers", "workers": 2}
+    assert ENGINE.read(tmp_path) is None
+    task = load_task(settings().run_config())
+    begun = Beginning(task, agreed="", data={}, engine={"engine": "workers", "workers": 2}, deployed=True)
+    write_first_files(tmp_path, begun)
+    write_first_files(tmp_path, replace(begun, engine={"engine": "loop"}))
+    assert ENGINE.read(tmp_path) == {"engine": "workers", "workers": 2}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"loop"', b"\xff\xfe"])
 def test_a_damaged_record_of_the_engine_is_refused_with_its_file_and_a_remedy(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "engine.json").write_bytes(content)
     with pytest.raises(RunFolderError, match=r"engine\.json cannot be read: .*Restore it from a copy, or delete it"):
-        engine_in(tmp_path)
+        ENGINE.read(tmp_path)

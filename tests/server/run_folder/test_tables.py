@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.tables import as_csv, client_columns, names_in, read_table, refusals_in, round_row
+from fairbloom.server.run_folder.rows import client_columns, format_round, parse_names, parse_refusals
+from fairbloom.server.run_folder.tables import format_csv, read_table
 
 from .test_recorder import a_round
 
@@ -28,8 +29,8 @@ DAMAGED = {
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    (tmp_path / "clients.csv").write_text(as_csv(client_columns(), ROWS, header=True))
-    read = read_table(tmp_path / "clients.csv", client_columns())
+    (tmp_path / "clients.csv").write_text(format_csv(client_columns(), ROWS, header=True))
+    read = read_table(tmp_path / "clients.csv", client_columns(), finished=True)
     assert [(row["round"], row["client"]) for row in read] == [(str(row["round"]), row["client"]) for row in ROWS]
 
 
@@ -38,7 +39,7 @@ def test_a_damaged_table_is_refused_with_its_fault_and_a_remedy(tmp_path: Path, 
     path = tmp_path / "clients.csv"
     path.write_bytes(content)
     with pytest.raises(RunFolderError) as refusal:
-        read_table(path, ("client",))
+        read_table(path, ("client",), finished=True)
     assert str(refusal.value).startswith(f"{path} cannot be read: ")
     assert fault in str(refusal.value)
     assert str(refusal.value).endswith(". Restore it from a copy, or run again with another folder (--out)")
@@ -46,7 +47,7 @@ def test_a_damaged_table_is_refused_with_its_fault_and_a_remedy(tmp_path: Path, 
 
 def test_a_missing_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"clients.csv cannot be read: No such file or directory\. Restore it"):
-        read_table(tmp_path / "clients.csv", ())
+        read_table(tmp_path / "clients.csv", (), finished=True)
 
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"], include_characters=" '|:"), min_size=1)
@@ -56,19 +57,19 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"], incl
 def test_no_name_of_those_who_were_absent_is_lost(names: list[str], reason: str) -> None:
     """Whatever a client calls itself, or writes as the reason of its error."""
     finished = a_round(1, missing=names, offline=names[:1], refused=dict.fromkeys(names, reason))
-    row = round_row(finished, 0.0)
-    assert names_in(str(row["missing"])) == names
-    assert names_in(str(row["offline"])) == names[:1]
-    assert [name for name, _ in refusals_in(str(row["refused"]))] == names
+    row = format_round(finished, 0.0)
+    assert parse_names(str(row["missing"])) == names
+    assert parse_names(str(row["offline"])) == names[:1]
+    assert [name for name, _ in parse_refusals(str(row["refused"]))] == names
 
 
 def test_a_reason_can_not_name_another_client() -> None:
-    row = round_row(a_round(1, refused={"Site A": "no | honest: NaN", "b": "x"}), 0.0)
+    row = format_round(a_round(1, refused={"Site A": "no | honest: NaN", "b": "x"}), 0.0)
     assert row["refused"] == "'Site A': no / honest: NaN | b: x"
-    assert [name for name, _ in refusals_in(str(row["refused"]))] == ["Site A", "b"]
+    assert [name for name, _ in parse_refusals(str(row["refused"]))] == ["Site A", "b"]
 
 
 def test_names_without_spaces_stand_as_they_are_and_those_of_an_older_version_are_read() -> None:
-    assert round_row(a_round(1, missing=("site-a", "site_b.c")), 0.0)["missing"] == "site-a site_b.c"
-    assert names_in("O'Brien b") == ["O'Brien", "b"]
-    assert [name for name, _ in refusals_in("O'Brien: late | b: late")] == ["O'Brien", "b"]
+    assert format_round(a_round(1, missing=("site-a", "site_b.c")), 0.0)["missing"] == "site-a site_b.c"
+    assert parse_names("O'Brien b") == ["O'Brien", "b"]
+    assert [name for name, _ in parse_refusals("O'Brien: late | b: late")] == ["O'Brien", "b"]

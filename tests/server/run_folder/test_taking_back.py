@@ -18,11 +18,12 @@ from flwr.serverapp.strategy import Result
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.method import Options
-from fairbloom.server.app import federate, run_folder
+from fairbloom.server.app import choose_run_folder, federate
 from fairbloom.server.checkpoint import Merit, list_checkpoints, list_reachable, select_kept
 from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.files import CONFIG, is_finished
 from fairbloom.server.run_folder.flower import RunFolder
-from fairbloom.server.run_folder.recorder import TakeBack, is_finished, taken_back_in
+from fairbloom.server.run_folder.taking_back import TakeBack
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.run import simulate
@@ -155,9 +156,9 @@ def test_the_folder_says_that_it_was_taken_back_and_what_changed(finished: Path,
     folder = copied(finished, tmp_path / "run")
     run(folder, **PLAIN, training_clients=OTHERS, loss_limit=50.0, from_round=4)
     run(folder, **PLAIN, training_clients=OTHERS, loss_limit=60.0, from_round=6)
-    told = config_in(folder)
-    assert (told["training-clients"], told["loss-limit"], told["from-round"]) == (OTHERS, 60.0, -1)
-    assert [(entry["to"], entry["after"], entry["before"]) for entry in taken_back_in(folder)] == [
+    config = config_in(folder)
+    assert (config["training-clients"], config["loss-limit"], config["from-round"]) == (OTHERS, 60.0, -1)
+    assert [(entry["to"], entry["after"], entry["before"]) for entry in CONFIG.read(folder).taken_back] == [
         (4, ROUNDS, {"training-clients": "", "loss-limit": 1000.0}),
         (6, ROUNDS, {"loss-limit": 50.0}),
     ]
@@ -171,7 +172,7 @@ def test_the_same_command_without_the_round_continues_what_was_taken_back(finish
     assert [row["round"] for row in rows] == [7, 8]
     assert not Outcome.of(folder).differences(Outcome.of(with_others_from(4, tmp_path / "expected")))
     run_up_to(folder, 7, **PLAIN, training_clients=OTHERS, from_round=6)
-    assert len(taken_back_in(folder)) == 2
+    assert len(CONFIG.read(folder).taken_back) == 2
 
 
 def test_a_run_is_taken_back_and_extended_at_once(finished: Path, tmp_path: Path) -> None:
@@ -194,7 +195,7 @@ def test_killed_at_any_moment_it_goes_on_as_the_old_run_or_as_the_new_one(finish
         records(folder, small(folder, **PLAIN, training_clients=OTHERS), back=TakeBack(4))
     assert len(looks) >= 8
     old, new = Outcome.of(finished), Outcome.of(with_others_from(4, tmp_path / "expected"))
-    begun = [bool(taken_back_in(each)) for each in looks]
+    begun = [bool(CONFIG.read(each).taken_back) for each in looks]
     assert begun == sorted(begun)
     assert {*begun} == {False, True}
     for each, is_begun in zip(looks, begun, strict=True):
@@ -230,7 +231,7 @@ def test_a_process_that_takes_the_place_of_a_lost_one_does_not_take_the_run_back
     process("18", 0)
     process("18", 0)
     assert seen == [5, 6, 7, 5, 6, 7, 8]
-    assert [entry["submission"] for entry in taken_back_in(folder)] == ["17", "18"]
+    assert [entry["submission"] for entry in CONFIG.read(folder).taken_back] == ["17", "18"]
     assert not Outcome.of(folder).differences(Outcome.of(with_others_from(4, tmp_path / "expected")))
 
 
@@ -288,7 +289,7 @@ def test_a_folder_without_a_run_is_refused_and_the_likely_one_is_named(
 ) -> None:
     """By default the folder's name is made of the settings, those of the clients that train among them."""
     monkeypatch.chdir(tmp_path)
-    there = run_folder(small("", **PLAIN))
+    there = choose_run_folder(small("", **PLAIN))
     run(there, **PLAIN)
     with pytest.raises(
         RunFolderError, match=r"no run that could be taken back to round 4: .* say \(--out\)"
@@ -306,7 +307,7 @@ def test_personal_models_reach_back_over_the_last_two_rounds(tmp_path: Path) -> 
         run(folder, **personal, from_round=6)
     run(folder, **personal, from_round=7)
     assert not Outcome.of(folder).differences(whole)
-    with pytest.raises(RunFolderError, match=r"with another training-clients: .* begin anew by --from-round 0"):
+    with pytest.raises(RunFolderError, match=r"with another training-clients: .*.* --from-round 0"):
         run(folder, **personal, training_clients=OTHERS, from_round=7)
     run(folder, **personal, training_clients=OTHERS, from_round=0)
     assert not Outcome.of(folder).differences(Outcome.of(run(tmp_path / "b", **personal, training_clients=OTHERS)))

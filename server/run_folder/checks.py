@@ -1,0 +1,116 @@
+"""Whether a run may begin in a folder, go on there or be shown: same settings, same format, same data, whole model."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from fairbloom.protocol.settings import Mark, marked
+
+from ..settings import default_config, may_differ, may_grow
+from .errors import RunFolderError, check_place, explain_access_errors
+from .files import CHECKPOINTS, CONFIG, DATA, ENVIRONMENT, LOCK, MODEL, SCORES, is_finished, is_run_folder
+from .values import FORMAT, Recorded
+
+FIRST_LAID = (
+    *(entry.name for entry in (LOCK, CHECKPOINTS)),
+    *(name for file in (ENVIRONMENT, SCORES, CONFIG) for name in (file.name, f".{file.name}.draft")),
+)
+"""What a folder may hold whose making was interrupted before its settings were written."""
+
+Config = Mapping[str, object]
+
+
+def check_folder(path: Path, config: Config, back_to: int | None = None) -> None:
+    """Raise RunFolderError when a run with these settings cannot be, go on or be shown in `path`; nothing is changed.
+
+    With `back_to`, the round that a run is taken back to, some settings may be others, and there must be a run.
+
+    It cannot where the place holds something else: a file, another program's files, a run with other settings, one of
+    another version, or a finished one whose model is damaged.
+    """
+    check_place(path)
+    with explain_access_errors(path):
+        begun = is_run_folder(path)
+        entries = [entry.name for entry in path.iterdir()] if path.exists() else []
+    if begun:
+        recorded, finished = CONFIG.read(path), is_finished(path)
+        _check_format(path, recorded.format, finished=finished)
+        _check_same_settings(path, recorded, config, finished=finished, taken_back=back_to is not None)
+        if finished and back_to is None:
+            _check_model(path)
+    elif back_to is not None:
+        others = sorted(each.parent for each in path.parent.glob(f"{path.name.rpartition('-')[0]}*/{CONFIG.name}"))
+        there = f", {', '.join(map(str, others[:5]))} say" if others else ""
+        raise RunFolderError(
+            f"{path} holds no run that could be taken back to round {back_to}: name the run's folder{there} (--out)"
+        )
+    elif any(name not in FIRST_LAID for name in entries):
+        raise RunFolderError(f"{path} is there already and is no run folder: choose another folder (--out)")
+
+
+def check_same_data(path: Path, digests: Mapping[str, str]) -> None:
+    """Raise RunFolderError when the run in a folder was begun with other data than those with these checksums."""
+    there = DATA.read(path) if digests else {}
+    if there and there != digests:
+        changed = sorted(name for name in {*there, *digests} if there.get(name) != digests.get(name))
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        raise RunFolderError(
+            f"the data have changed since the run in {path} was begun ({', '.join(changed[:5])}{more}): put them back, "
+            "or choose another folder (--out) for a run with the new data"
+        )
+
+
+def find_differing(there: Config, config: Config) -> set[str]:
+    """Return the keys of settings in which a folder and a run differ."""
+    return {key for key in config.keys() | there.keys() if config.get(key) != there.get(key)}
+
+
+def find_grown(there: Config, config: Config) -> set[str]:
+    """Return the keys of settings, of those that may grow, that are larger than a folder's."""
+    return {key for key in may_grow() if _is_larger(config.get(key), there.get(key))}
+
+
+def _is_larger(now: object, before: object) -> bool:
+    return isinstance(before, int) and isinstance(now, int) and now > before
+
+
+def _check_format(path: Path, number: int, *, finished: bool) -> None:
+    """Raise RunFolderError when a folder is of another format than this version's."""
+    if number > FORMAT:
+        raise RunFolderError(
+            f"{path} was written by a newer version (run-folder-format = {number}, this version knows {FORMAT}): "
+            "upgrade fairbloom or choose another folder (--out)"
+        )
+    if number < FORMAT:
+        remedy = "read its tables and models as they are" if finished else "continue it with that version"
+        raise RunFolderError(
+            f"{path} was written by an older version (run-folder-format = {number}, this version knows {FORMAT}): "
+            f"{remedy}, or choose another folder (--out) for a new run"
+        )
+
+
+def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, finished: bool, taken_back: bool) -> None:
+    """Raise RunFolderError when settings differ that make a run what it is."""
+    # A setting that is newer than the folder had its default.
+    there = {key: value for key, value in default_config().items() if key in config} | {**recorded.settings}
+    grown = find_grown(there, config)
+    free = {*may_differ(finished=finished and not grown, taken_back=taken_back), *grown}
+    if config.get("fraction") == 0.0:  # a run that goes on keeps the one that was decided when it began
+        free |= {"fraction"}
+    if differing := find_differing(there, config) - free:
+        raise RunFolderError(_explain_differing(path, sorted(differing), there, config))
+
+
+def _explain_differing(path: Path, keys: Iterable[str], there: Config, config: Config) -> str:
+    shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in keys)
+    way = " or take the run back to an earlier round (--from-round)" if {*keys} <= {*marked(Mark.RECONSIDERED)} else ""
+    return f"{path} belongs to a run with other settings ({shown}): choose another folder (--out){way}"
+
+
+def _check_model(path: Path) -> None:
+    """Raise RunFolderError when the final model is not as it was written."""
+    try:
+        MODEL.read(path)
+    except RunFolderError as error:
+        raise RunFolderError(
+            f"{error}. Delete that file and run the same command again, which writes it again from the last checkpoint"
+        ) from error

@@ -1,0 +1,361 @@
+"""The files of a run folder. Each is declared once: its name, what it holds, and how it is written and read.
+
+A file that is added here has its row in docs/run-folder.md by `make settings`; one that says by `first` what it holds
+when a run begins is written by every run.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from numpy.typing import NDArray
+
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.system.files import write_whole
+
+from ..checkpoint import EARLIER as EARLIER_CHECKPOINTS
+from ..checkpoint import Arrays, load_last, load_model, read_checksum, save_model
+from .errors import explain_read_errors, explain_write_errors
+from .lock import LOCK as LOCK_NAME
+from .tables import Cells, read_table
+from .values import Beginning, Known, Recorded
+
+if TYPE_CHECKING:
+    from fairbloom.tasks.split import Split
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Entry:
+    """A file or a folder in a run folder.
+
+    Attributes
+    ----------
+    name
+        Its name there.
+    holds
+        What is in it, in Markdown, for docs/run-folder.md.
+    shown
+        The name that docs/run-folder.md has, where that is an example.
+    """
+
+    name: str
+    holds: str
+    shown: str = ""
+
+    def path_in(self, folder: Path) -> Path:
+        """Return where it lies in a run folder, or would."""
+        return folder / self.name
+
+    def exists_in(self, folder: Path) -> bool:
+        """Return whether a run folder has it."""
+        return self.path_in(folder).exists()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class File(Entry, Generic[T]):
+    """A file of one value, which is written whole or not at all.
+
+    Attributes
+    ----------
+    encode, decode
+        Turn the value into the file's bytes and back; `decode` raises ValueError, KeyError or TypeError for any others.
+    absent
+        The value of a folder that lacks the file.
+    remedy
+        What can be done about a file that cannot be read.
+    first
+        Returns what the file holds when a run begins, None where such a run has no such file.
+    """
+
+    encode: Callable[[T], bytes]
+    decode: Callable[[bytes], T]
+    absent: T
+    remedy: str = "Restore it from a copy"
+    first: Callable[[Beginning], T | None] = lambda beginning: None
+
+    def read(self, folder: Path) -> T:
+        """Return the value in a run folder, `absent` where the file is not there.
+
+        Raises
+        ------
+        RunFolderError
+            When the file is not as `write` leaves it.
+        """
+        path = self.path_in(folder)
+        with explain_read_errors(path, self.remedy):
+            return self.decode(path.read_bytes()) if path.exists() else self.absent
+
+    def write(self, folder: Path, value: T) -> None:
+        """Write the value; raise RunFolderError when the disk does not take it."""
+        with explain_write_errors(self.name, folder):
+            write_whole(self.path_in(folder), self.encode(value))
+
+    def write_first(self, folder: Path, beginning: Beginning) -> None:
+        """Write what the file holds when a run begins, unless the file has a content already."""
+        path = self.path_in(folder)
+        if not (path.exists() and path.stat().st_size) and (value := self.first(beginning)) is not None:
+            self.write(folder, value)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TableFile(Entry):
+    """A table, to which a `TableWriter` adds rows.
+
+    Attributes
+    ----------
+    needed
+        The columns without which it is no such table.
+    """
+
+    needed: tuple[str, ...]
+
+    def read(self, folder: Path) -> list[Cells]:
+        """Return the rows; of an unfinished run the last line may be torn, or the file not there yet.
+
+        Raises
+        ------
+        RunFolderError
+            When the file cannot be read, or is something else.
+        """
+        return read_table(self.path_in(folder), self.needed, finished=is_finished(folder))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelFile(Entry):
+    """A model: arrays by name, with a few words about them and a checksum of all."""
+
+    def read(self, folder: Path) -> dict[str, NDArray[Any]]:
+        """Return the arrays; raise RunFolderError when the file is not as it was written."""
+        return load_model(self.path_in(folder))[0]
+
+    def read_about(self, folder: Path) -> dict[str, Any]:
+        """Return what was written about the arrays; raise RunFolderError when the file is not as it was written."""
+        return load_model(self.path_in(folder))[1]
+
+    def read_checksum(self, folder: Path) -> str:
+        """Return the checksum, without reading the arrays; raise RunFolderError when there is none."""
+        return read_checksum(self.path_in(folder))
+
+    def write(self, folder: Path, arrays: Arrays, about: Mapping[str, Any]) -> None:
+        """Write the model; an OSError is the caller's to explain."""
+        save_model(self.path_in(folder), arrays, about)
+
+
+# How values are written ----------------------------------------------------------------------------------------------
+
+
+def _encode_json(value: Any) -> bytes:
+    return json.dumps(value, indent=2).encode()
+
+
+def _decode_object(content: bytes) -> dict[str, Any]:
+    value = json.loads(content)
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return value
+
+
+def _encode_scores(scores: Sequence[Score]) -> bytes:
+    return _encode_json([{"column": score.column(), **asdict(score)} for score in scores])
+
+
+def _decode_scores(content: bytes) -> tuple[Score, ...]:
+    return tuple(Score(each["name"], each["higher_is_better"], each["percent"]) for each in json.loads(content))
+
+
+def _decode_known(content: bytes) -> Known:
+    there = json.loads(content)
+    return Known(*(tuple(map(str, there[key])) for key in ("began", "known")))
+
+
+def _decode_split(content: bytes) -> "Split":
+    from fairbloom.tasks.split import Split  # imported late, as PyTorch is with it
+
+    return Split.from_bytes(content)
+
+
+def _split_of(beginning: Beginning) -> "Split | None":
+    from fairbloom.tasks.split import Split
+
+    return None if beginning.deployed or beginning.task.dealt is None else Split.of(beginning.task)
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+CONFIG = File[Recorded](
+    name="config.toml",
+    holds="every setting as used",
+    encode=Recorded.encode,
+    decode=Recorded.decode,
+    absent=Recorded(),
+    remedy="Correct it, restore it from a copy, or choose another folder (--out)",
+)
+
+ENVIRONMENT = File[Mapping[str, Any]](
+    name="env.json", holds="versions and machine", encode=_encode_json, decode=_decode_object, absent={}
+)
+
+SCORES = File[Sequence[Score]](
+    name="scores.json",
+    holds=(
+        "what clients measured on their test sets: name, column, whether higher is better, whether in percent; "
+        "fairness is measured in the first"
+    ),
+    encode=_encode_scores,
+    decode=_decode_scores,
+    absent=(ACCURACY,),
+)
+
+DATA = File[Mapping[str, str]](
+    name="data.json",
+    holds=(
+        "checksums of the files that the clients read, where all of them are in one process; with changed files "
+        "the run is refused"
+    ),
+    encode=_encode_json,
+    decode=_decode_object,
+    absent={},
+    first=lambda beginning: beginning.data or None,
+)
+
+AGREED = File[str](
+    name="agreed.json",
+    holds="what the clients agreed on about their data (columns, categories, classes), with tasks that need it",
+    encode=str.encode,
+    decode=bytes.decode,
+    absent="",
+    remedy="Restore it from a copy, or choose another folder (--out)",
+    first=lambda beginning: beginning.agreed or None,
+)
+
+SPLIT = File["Split | None"](
+    name="split.npz",
+    holds=(
+        "who has which examples of a data set that is dealt to clients in one process: `clients` (names), and for "
+        "each example `client`, `part`, `row` and `label`; `fairbloom show RUN --split PATH` draws it"
+    ),
+    encode=lambda split: b"" if split is None else split.to_bytes(),
+    decode=_decode_split,
+    absent=None,
+    first=_split_of,
+)
+
+ENGINE = File["Mapping[str, Any] | None"](
+    name="engine.json",
+    holds=(
+        "how the clients are [computed](simulation.md), where all of them are on one machine: the engine, the "
+        "reason of its choice, how many processes with how many threads, how many clients are stacked at most; a "
+        "run that is continued keeps it"
+    ),
+    encode=_encode_json,
+    decode=_decode_object,
+    absent=None,
+    remedy="Restore it from a copy, or delete it",
+    first=lambda beginning: beginning.engine or None,
+)
+
+KNOWN = File[Known](
+    name="known.json",
+    holds=(
+        "on deployed clients: the names of those that the run began with (`began`), and of all that it has known "
+        "up to now (`known`)"
+    ),
+    encode=lambda known: _encode_json(asdict(known)),
+    decode=_decode_known,
+    absent=Known(),
+    remedy="Restore it from a copy, or delete it",
+)
+
+ROUNDS = TableFile(
+    name="rounds.csv",
+    holds="a row a round: who was refused, missing or offline, measures of fairness, bytes, seconds",
+    needed=("round",),
+)
+
+CLIENTS = TableFile(name="clients.csv", holds="a row per client and evaluated round", needed=("round", "client"))
+
+CHECKPOINTS = Entry(
+    name="checkpoint",
+    shown="checkpoint/12.safetensors",
+    holds=(
+        "model, the method's memory, the lengths of the last updates and the best round so far, after round 12; "
+        "the last two checkpoints are kept"
+    ),
+)
+
+EARLIER = Entry(
+    name=f"{CHECKPOINTS.name}/{EARLIER_CHECKPOINTS}",
+    shown=f"{CHECKPOINTS.name}/{EARLIER_CHECKPOINTS}/",
+    holds=(
+        "up to four earlier checkpoints, to which the run [can be taken back](#a-run-can-be-taken-back), and the "
+        "best models up to them where these are of other rounds"
+    ),
+)
+
+BEST = ModelFile(
+    name="model-best.safetensors",
+    holds=(
+        "the model with the best mean score, on validation examples where there are some; its metadata name the "
+        "round and which score that was"
+    ),
+)
+
+MODEL = ModelFile(name="model.safetensors", holds="the final model; it is there once the run is finished")
+
+PERSONAL = Entry(
+    name="clients",
+    shown="clients/",
+    holds=(
+        "the [personal models](flower.md#personal-models) of the clients, where the method has them and all "
+        "clients are on one machine; `state-dir` names another folder"
+    ),
+)
+
+LOCK = Entry(name=LOCK_NAME, holds="which process writes to the folder; it is there while that process works")
+
+ENTRIES = tuple(value for value in list(globals().values()) if isinstance(value, Entry))
+"""All that a run folder may hold: every file and folder that is declared above, in that order."""
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Return whether a run has begun in a folder."""
+    return CONFIG.exists_in(folder)
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether the run in a folder is over."""
+    return MODEL.exists_in(folder)
+
+
+def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
+    """Return the model after the last finished round, None where there is none yet.
+
+    Raises
+    ------
+    RunFolderError
+        When the model, or all checkpoints of an unfinished run, are damaged.
+    """
+    if is_finished(folder):
+        return MODEL.read(folder)
+    last = load_last(CHECKPOINTS.path_in(folder))
+    return None if last is None else last[0]
+
+
+def write_first_files(folder: Path, beginning: Beginning) -> None:
+    """Write what the files of a run hold when it begins, those that are not there yet."""
+    for entry in ENTRIES:
+        if isinstance(entry, File):
+            entry.write_first(folder, beginning)
+
+
+def record_known(folder: Path, names: Iterable[str]) -> Known:
+    """Write which clients the run knows, where some of these are new, and return them all."""
+    before = KNOWN.read(folder)
+    known = before.joined_by(names)
+    if known != before:
+        KNOWN.write(folder, known)
+    return known

@@ -1,0 +1,169 @@
+"""The rows of a run folder's tables: which columns rounds.csv and clients.csv have, and what a round writes there."""
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+
+from fairbloom.protocol import names
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.round import Round
+
+from ..fairness import percent_improved, summarize
+
+SEPARATOR = " | "
+"""What is between the refused replies of a round. It does not occur in a reason, which a client may have written."""
+
+REFUSED = re.compile(r"""((?:'[^']*'|"'")+|[^\s'"]\S*?): """)
+"""The name at the beginning of a refused reply, in quotation marks where it has spaces."""
+
+ABSENT = ("refused", "missing", "offline")
+"""The columns of rounds.csv that name clients whose replies a round did without."""
+
+WORDS = ("client", *ABSENT, "decided_by", "clipped")
+"""The columns of both tables that hold words, however much they look like numbers."""
+
+MEASURES = tuple(summarize({"anyone": 1.0}))
+"""The measures of fairness that rounds.csv has of the score."""
+
+Row = Mapping[str, object]
+
+
+def client_columns(scores: Iterable[Score] = (ACCURACY,), *, validated: bool = False) -> tuple[str, ...]:
+    """Return the columns of clients.csv; `validated` says whether clients have validation examples."""
+    scores = tuple(scores)
+    on_validation = *(score.column(split="validation") for score in scores), "validation_loss_of_global_model"
+    return (
+        *("round", "client", "participated", "coefficient", "test_examples"),
+        *(score.column(model) for score in scores for model in ("global", "personal")),
+        *("test_loss_of_global_model", "train_loss_before_round", "train_loss_of_global_model"),
+        *(on_validation if validated else ()),
+    )
+
+
+def round_columns(method: Method, score: Score = ACCURACY, *, validated: bool = False) -> tuple[str, ...]:
+    """Return the columns of rounds.csv.
+
+    Those of personal models, of validation examples and of the method itself are there only where there are any.
+    """
+    models = ("global",) if method.terms(1).personal_lambda is None else ("global", "personal")
+    return (
+        *("round", "participants", "replies_used", "refused", "missing", "offline", "decided_by"),
+        *(("clipped",) if method.clip_updates else ()),
+        "percent_of_participants_improved",
+        *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
+        *((mean_column(score, validated=True),) if validated else ()),
+        *(report.replace("-", "_") for report in method.reports),
+        *("bytes_sent", "bytes_received", "seconds"),
+    )
+
+
+def mean_column(score: Score, *, validated: bool) -> str:
+    """Return the column of rounds.csv with the mean score, on validation examples or on test examples."""
+    return f"{score.column(split='validation' if validated else 'test')}_mean"
+
+
+def format_round(
+    finished: Round, seconds: float, reports: Iterable[str] = (), score: Score = ACCURACY
+) -> dict[str, object]:
+    """Return a round's row of rounds.csv; `reports` are the metrics that the method itself reports."""
+    return {
+        "round": finished.number,
+        "participants": len(finished.participants),
+        "replies_used": len(finished.coefficients),
+        "refused": SEPARATOR.join(
+            f"{shlex.quote(name)}: {reason.replace(SEPARATOR, ' / ')}" for name, reason in finished.refused.items()
+        ),
+        "missing": shlex.join(finished.missing),
+        "offline": shlex.join(finished.offline),
+        "decided_by": finished.decided_by,
+        **({"clipped": shlex.join(finished.clipped)} if finished.clipped else {}),
+        "bytes_sent": finished.bytes_sent,
+        "bytes_received": finished.bytes_received,
+        "seconds": round(seconds, 6),
+        **_measure_improvement(finished),
+        **_measure_scores(finished, score),
+        **{report.replace("-", "_"): finished.metrics.get(report) for report in reports},
+    }
+
+
+def _measure_improvement(finished: Round) -> dict[str, object]:
+    """Return the share of participants whose training loss did not rise, where participants evaluated the model."""
+    before = {name: m[names.LOSS_BEFORE] for name, m in finished.train_metrics.items() if names.LOSS_BEFORE in m}
+    measured = finished.evaluations.items()
+    after = {name: m[names.TRAIN_LOSS] for name, m in measured if name in before and names.TRAIN_LOSS in m}
+    if not after:
+        return {}
+    return {"percent_of_participants_improved": percent_improved({name: before[name] for name in after}, after)}
+
+
+def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
+    """Return the measures of fairness of the score under each kind of model, and its mean on validation examples."""
+    measures: dict[str, object] = {}
+    for model, metric in (("global", score.name), ("personal", f"{score.name}-{names.PERSONAL}")):
+        if values := _shown_by_client(finished, score, metric):
+            spread = summarize(values, lower_is_better=not score.higher_is_better)
+            measures |= {f"{score.column(model)}_{measure}": value for measure, value in spread.items()}
+    if values := _shown_by_client(finished, score, f"{score.name}-{names.VALIDATION}"):
+        measures[mean_column(score, validated=True)] = summarize(values)["mean"]
+    return measures
+
+
+def _shown_by_client(finished: Round, score: Score, metric: str) -> dict[str, float]:
+    """Return a metric of the clients that reported it, in the unit of the tables."""
+    return {name: score.shown(m[metric]) for name, m in finished.evaluations.items() if metric in m}
+
+
+def format_clients(
+    finished: Round, scores: Iterable[Score] = (ACCURACY,), *, validated: bool = False
+) -> list[tuple[object, ...]]:
+    """Return the cells of `client_columns` for each client that evaluated the round's model."""
+    scores = tuple(scores)
+    validation = [(score, f"{score.name}-{names.VALIDATION}") for score in scores] if validated else []
+    shown = [(score, metric) for score in scores for metric in (score.name, f"{score.name}-{names.PERSONAL}")]
+    number, coefficients, trained = finished.number, finished.coefficients, finished.train_metrics
+    nothing: Mapping[str, float] = {}
+    return [
+        (
+            number,
+            name,
+            1 if name in coefficients else 0,
+            coefficients.get(name),
+            int(measured[names.NUM_EXAMPLES]),
+            *[score.shown(measured[metric]) if metric in measured else None for score, metric in shown],
+            measured.get(names.LOSS),
+            trained.get(name, nothing).get(names.LOSS_BEFORE),
+            measured.get(names.TRAIN_LOSS),
+            *[score.shown(measured[metric]) if metric in measured else None for score, metric in validation],
+            *([measured.get(f"{names.LOSS}-{names.VALIDATION}")] if validated else []),
+        )
+        for name, measured in sorted(finished.evaluations.items())
+    ]
+
+
+def parse_names(cell: str) -> list[str]:
+    """Return the names of a cell of the columns missing and offline."""
+    try:
+        return shlex.split(cell)
+    except ValueError:  # an older version wrote names with quotation marks as they are
+        return cell.split()
+
+
+def parse_refusals(cell: str) -> list[tuple[str, str]]:
+    """Return the clients and reasons of a cell of the column `refused`, as `format_round` writes it."""
+    found: list[tuple[str, str]] = []
+    for part in cell.split(SEPARATOR):
+        name, colon, reason = part.partition(": ")
+        if quoted := REFUSED.match(part):
+            found.append((parse_names(quoted[1])[0], part[quoted.end() :]))
+        elif colon:  # a name with spaces, as an older version wrote it
+            found.append((name, reason))
+        elif found:  # a reason that has the separator in it, as an older version wrote it
+            found[-1] = (found[-1][0], f"{found[-1][1]}{SEPARATOR}{part}")
+    return found
+
+
+def parse_absent(row: Mapping[str, str], kind: str) -> list[str]:
+    """Return the clients that a row of rounds.csv names as refused, missing or offline, which `kind` says."""
+    cell = row.get(kind, "")
+    return [name for name, _ in parse_refusals(cell)] if kind == "refused" else parse_names(cell)

@@ -1,0 +1,95 @@
+"""The values of a run folder's files, and what is known of a run when it begins."""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import tomli_w
+
+if TYPE_CHECKING:
+    from fairbloom.tasks.task import Task
+
+FORMAT = 3
+"""The number of the run folder's format; it is raised when a folder of before can no longer be continued."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What is known when a run begins.
+
+    Attributes
+    ----------
+    task
+        What is learned.
+    agreed
+        What the clients have agreed on about their data, "" where the task needs no agreement.
+    data
+        Checksums of the files that clients in this process read.
+    engine
+        How clients in this process are computed; empty where that was not chosen.
+    deployed
+        Whether the clients are others' machines.
+    """
+
+    task: "Task"
+    agreed: str
+    data: Mapping[str, str]
+    engine: Mapping[str, object]
+    deployed: bool
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What config.toml says of a run.
+
+    Attributes
+    ----------
+    settings
+        Every setting as last used; empty where no run has begun.
+    taken_back
+        When the run was taken back to an earlier round, in order: `to` which round, `after` which one, the settings
+        `before` that are others since, and by which `submission`. The last entry may be `under-way`.
+    format
+        The number of the folder's format.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    taken_back: Sequence[Mapping[str, Any]] = ()
+    format: int = FORMAT
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds that the settings ask for."""
+        return int(self.settings.get("num-rounds", 0))
+
+    def encode(self) -> bytes:
+        """Return the content of config.toml."""
+        about = {"run-folder-format": self.format, **self.settings}
+        return tomli_w.dumps(about | ({"taken-back": self.taken_back} if self.taken_back else {})).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        """Return what `encode` was called on; raise ValueError when the content is something else."""
+        try:
+            settings = tomllib.loads(content.decode())
+        except ValueError as error:
+            raise ValueError(f"it is no valid TOML: {error}") from error
+        number = settings.pop("run-folder-format", None)
+        if not isinstance(number, int):
+            raise ValueError(f"it has run-folder-format = {number!r}, which is no format's number")
+        taken_back = settings.pop("taken-back", [])
+        return cls(settings, taken_back, number)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The deployed clients that a run knows, by name and in order: those that it began with, and all up to now."""
+
+    began: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+
+    def joined_by(self, names: Iterable[str]) -> "Known":
+        """Return them with these clients; those that come first are the ones that the run began with."""
+        names = sorted(names)
+        return Known(self.began or tuple(names), tuple(sorted({*self.known, *names})))

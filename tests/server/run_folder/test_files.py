@@ -1,0 +1,213 @@
+"""The files of a run folder: each is declared once, read as it was written, and refused with a remedy where damaged."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fairbloom
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.server.run_folder import files
+from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.files import (
+    AGREED,
+    BEST,
+    CHECKPOINTS,
+    CONFIG,
+    DATA,
+    ENGINE,
+    ENTRIES,
+    ENVIRONMENT,
+    KNOWN,
+    MODEL,
+    SCORES,
+    SPLIT,
+    File,
+    read_model,
+    record_known,
+)
+from fairbloom.server.run_folder.values import Beginning, Known, Recorded
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import load_task
+from fairbloom.tasks.split import Split
+from tests.simulation.helpers import run
+
+ROOT = Path(fairbloom.__file__).parents[1]
+
+VALUES: dict[File[Any], Any] = {
+    CONFIG: Recorded({"seed": 1, "task": "digits", "num-rounds": 3}, [{"to": 1, "before": {"seed": 0}}]),
+    ENVIRONMENT: {"python": "3.11"},
+    SCORES: (ACCURACY, Score("mae", higher_is_better=False, percent=False)),
+    DATA: {"images": "0123"},
+    AGREED: '{"columns": ["é"]}',
+    SPLIT: Split.of(load_task(Settings.of({"clients": 3}).run_config())),
+    ENGINE: {"engine": "workers", "workers": 2},
+    KNOWN: Known(("a", "b"), ("a", "b", "c")),
+}
+"""A value of each file."""
+
+ONE_VALUE = [entry for entry in ENTRIES if isinstance(entry, File)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    return run(folder, num_rounds=3, method="ditto", validation_share=0.2)
+
+
+def name_of(entry: files.Entry) -> str:
+    return entry.name
+
+
+def test_every_file_of_one_value_has_a_value_here() -> None:
+    assert VALUES.keys() == set(ONE_VALUE)
+
+
+@pytest.mark.parametrize("file", ONE_VALUE, ids=name_of)
+def test_what_is_written_is_read(tmp_path: Path, file: File[Any]) -> None:
+    assert not file.exists_in(tmp_path)
+    file.write(tmp_path, VALUES[file])
+    read = file.read(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    if file is SPLIT:
+        assert read.clients == VALUES[SPLIT].clients
+        np.testing.assert_array_equal(read.row, VALUES[SPLIT].row)
+    else:
+        assert read == VALUES[file]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"{", b"7", b"[1, 2]"], ids=["no text", "torn", "7", "a list"])
+@pytest.mark.parametrize("file", [file for file in ONE_VALUE if file is not AGREED], ids=name_of)
+def test_a_file_of_something_else_is_refused_with_its_name_and_remedy(
+    tmp_path: Path, file: File[Any], content: bytes
+) -> None:
+    file.path_in(tmp_path).write_bytes(content)
+    with pytest.raises(RunFolderError) as refusal:
+        file.read(tmp_path)
+    assert str(refusal.value).startswith(f"{tmp_path / file.name} cannot be read: ")
+    assert str(refusal.value).endswith(file.remedy)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("file", ONE_VALUE, ids=name_of)
+def test_a_file_that_is_a_folder_is_refused_with_its_name_and_remedy(tmp_path: Path, file: File[Any]) -> None:
+    file.path_in(tmp_path).mkdir()
+    with pytest.raises(RunFolderError) as refusal:
+        file.read(tmp_path)
+    assert str(refusal.value) == f"{tmp_path / file.name} cannot be read: Is a directory. {file.remedy}"
+
+
+@pytest.mark.parametrize("file", [ENGINE, KNOWN], ids=name_of)
+def test_the_remedy_of_deleting_a_file_that_cannot_be_read_works(tmp_path: Path, file: File[Any]) -> None:
+    file.path_in(tmp_path).write_bytes(b"\xff")
+    with pytest.raises(RunFolderError, match="or delete it"):
+        file.read(tmp_path)
+    file.path_in(tmp_path).unlink()
+    assert file.read(tmp_path) == file.absent
+
+
+def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
+    KNOWN.path_in(tmp_path).write_text('{"began": []}')
+    with pytest.raises(RunFolderError, match=r"known\.json cannot be read: it has no 'known'\. Restore it"):
+        KNOWN.read(tmp_path)
+
+
+@pytest.mark.parametrize("file", ONE_VALUE, ids=name_of)
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, file: File[Any]) -> None:
+    with pytest.raises(RunFolderError) as refusal:
+        file.write(tmp_path / "gone", VALUES[file])
+    assert str(refusal.value).startswith(f"{file.name} cannot be written to {tmp_path / 'gone'}: No such file")
+    assert "(--out)" in str(refusal.value)
+
+
+def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_is_there(finished: Path) -> None:
+    declared = {entry.name for entry in ENTRIES}
+    there = {str(path.relative_to(finished)) for path in finished.iterdir()}
+    assert there <= declared
+    assert declared - there == {"data.json", "agreed.json", "known.json", ".lock", "checkpoint/earlier"}
+
+
+def test_a_file_that_is_added_is_written_by_each_run_from_its_declaration_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As whoever adds one does it: this is the only place that says anything of the file."""
+    sizes = File[dict[str, int]](
+        name="sizes.json",
+        holds="how many training examples each client has",
+        encode=files._encode_json,
+        decode=files._decode_object,
+        absent={},
+        first=lambda beginning: {name: len(beginning.task.splits(name).train) for name in beginning.task.clients},
+    )
+    monkeypatch.setattr(files, "ENTRIES", (*ENTRIES, sizes))
+    folder = run(tmp_path / "run", num_rounds=1)
+    split = SPLIT.read(folder)
+    assert split is not None
+    assert list(sizes.read(folder).values()) == [int(((split.client == i) & (split.part == 0)).sum()) for i in range(5)]
+    before = sizes.path_in(folder).read_bytes()
+    run(folder, num_rounds=2)
+    assert sizes.path_in(folder).read_bytes() == before
+
+
+def test_what_a_file_held_when_the_run_began_is_kept(tmp_path: Path) -> None:
+    begun = Beginning(load_task(Settings.of({}).run_config()), "", {}, {"engine": "loop"}, deployed=True)
+    files.write_first_files(tmp_path, begun)
+    files.write_first_files(tmp_path, replace(begun, engine={"engine": "workers"}))
+    assert ENGINE.read(tmp_path) == {"engine": "loop"}
+    assert not SPLIT.exists_in(tmp_path)  # of a deployed run, nobody on this machine knows it
+
+
+def test_who_came_first_is_whom_a_run_began_with(tmp_path: Path) -> None:
+    assert record_known(tmp_path, ["b", "a"]) == Known(("a", "b"), ("a", "b"))
+    assert record_known(tmp_path, ["c", "a"]) == KNOWN.read(tmp_path) == Known(("a", "b"), ("a", "b", "c"))
+
+
+def test_the_model_is_that_of_the_last_checkpoint_until_there_is_a_final_one(finished: Path, tmp_path: Path) -> None:
+    assert read_model(tmp_path) is None
+    final = MODEL.read(finished)
+    again = {name: array.tobytes() for name, array in (read_model(finished) or {}).items()}
+    assert again == {name: array.tobytes() for name, array in final.items()}
+    CHECKPOINTS.path_in(finished).rename(CHECKPOINTS.path_in(tmp_path))
+    try:
+        model = read_model(tmp_path)
+        assert model is not None
+        assert {name: array.tobytes() for name, array in model.items()} == again
+    finally:
+        CHECKPOINTS.path_in(tmp_path).rename(CHECKPOINTS.path_in(finished))
+    assert MODEL.read_checksum(finished) != BEST.read_checksum(finished)
+    assert BEST.read_about(finished).keys() == {"round", "validation_accuracy_of_global_model_mean"}
+
+
+# One place ----------------------------------------------------------------------------------------------------------
+
+FLOWERS = {("deploy/operator/folder.py", "config.toml"), ("benchmarks/flower.py", "config.toml")}
+"""Where a text is the name of a file of Flower's."""
+
+
+def texts(path: Path) -> Iterator[str]:
+    """Yield the texts in a module that are neither docstrings nor parts of them."""
+    tree = ast.parse(path.read_text())
+    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
+            yield node.value
+
+
+def test_the_name_of_a_file_is_written_in_one_place() -> None:
+    names = {entry.name for entry in ENTRIES if "." in entry.name[1:]}
+    assert {"config.toml", "clients.csv", "model.safetensors"} <= names
+    packages = [path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"]
+    found = [
+        (str(path.relative_to(ROOT)), name)
+        for package in packages
+        for path in package.rglob("*.py")
+        if path != Path(files.__file__).resolve() and "template" not in path.parts
+        for text in texts(path)
+        for name in names
+        if name in text
+    ]
+    assert sorted({*found} - FLOWERS) == []
