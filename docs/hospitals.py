@@ -15,8 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fairbloom.experiments.results.run import Run
-from fairbloom.experiments.studies.reproduce import Reproduction, reproduce
+from fairbloom import Reproduction, Run, reproduce
 
 PICTURE, SMALL_PICTURE = (Path(__file__).parent / "images" / name for name in ("hospitals.png", "four-hospitals.png"))
 """The picture of the page, and that of README.md."""

@@ -15,10 +15,15 @@ from fairbloom.tasks import forget_own_tasks
 
 from .recipes.labels import title
 from .recipes.variants import baseline_of, variants
-from .results.comparison import Comparison
+from .results.comparison import Comparison, load_comparison
+from .results.reproduction import Reproduction
 from .results.run import Run, load
-from .studies.compare import compare_all
+from .studies.compare import compare_variants
+from .studies.reproduce import reproduce
+from .views import presenters as presenters  # which registers the views of runs, comparisons and reproductions
 from .views.progress import progress as progress_bar
+
+__all__ = ["Comparison", "Reproduction", "Run", "compare", "load", "load_comparison", "reproduce", "run"]
 
 METHODS = "fedavg,qfedavg,fedmgdaplus,fedfv"
 """The methods that are compared where none are named."""
@@ -197,7 +202,7 @@ def compare(
     at_a_time = jobs or processors_here()
     with progress_bar("runs done", shown=progress) as bar:
         shown = bar.add_task("comparing", total=len(among) * seeds)
-        return compare_all(
+        return compare_variants(
             config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, lambda: bar.advance(shown)
         )
 

@@ -272,9 +272,7 @@ def reproduce(
         return
     if name is None:
         raise SettingsError("no recipe is named: fairbloom reproduce --list names them")
-    from fairbloom.experiments.studies.reproduce import reproduce as reproduced
-
-    done = reproduced(
+    done = api.reproduce(
         name,
         seeds=seeds,
         quick=quick,

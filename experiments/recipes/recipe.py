@@ -93,6 +93,10 @@ Numbers = list[str]
 """Printed numbers, in the order of the recipe's measures."""
 
 
+Point = Mapping[str, Value]
+"""The values of the settings that a row's grid tries."""
+
+
 class Part(BaseModel):
     """A part of a recipe; its keys are the names with hyphens."""
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.run_folder.recorder import is_finished
-from fairbloom.server.run_folder.tables import as_csv
 from fairbloom.system.files import write_whole
 
 from .caveats import caveats_of_comparison
+from .presentation import draw, render_html, show
 from .run import COMPARISON, Run, final_of, frame, load, measures
 
 if TYPE_CHECKING:
@@ -272,23 +272,13 @@ class Comparison:
                     rows.append({"method": method, "seed": seed, "client": client, **told})
         return rows
 
-    def write_tables(self) -> None:
-        """Write comparison.csv and clients.csv into the folder."""
-        with explain_write_errors("the comparison", self.folder):
-            for name, rows in (("comparison.csv", self.rows()), ("clients.csv", self.client_rows())):
-                write_whole(self.folder / name, as_csv(tuple(rows[0]), rows, header=True).encode())
-
     def figure(self) -> "Figure":
         """Return a figure of the clients under each method, from the worst served to the best."""
-        from ..views.figures import sorted_clients
-
-        return sorted_clients(self)
+        return draw(self)
 
     def show(self) -> None:
         """Print the tables as the command line does."""
-        from ..views.tables import show_comparison
-
-        show_comparison(self)
+        show(self)
 
     def __repr__(self) -> str:
         """Return the comparison in a line."""
@@ -297,9 +287,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        from ..views.notebook import html_of_comparison
-
-        return html_of_comparison(self)
+        return render_html(self)
 
 
 def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:

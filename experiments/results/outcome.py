@@ -10,8 +10,7 @@ from typing import Any
 from fairbloom.protocol.settings import Value
 
 from ..recipes.labels import format_value
-from ..recipes.recipe import Case, Printed, Recipe
-from ..studies.study import Point
+from ..recipes.recipe import Case, Point, Printed, Recipe
 from .comparison import mean_and_deviation
 from .measured import curve, measures_of, unit_of
 from .run import Run

@@ -38,6 +38,7 @@ from fairbloom.tasks import find_task
 
 from ..recipes.labels import label_of, title
 from ..recipes.variants import COMMON
+from .presentation import draw, render_html, show
 
 if TYPE_CHECKING:
     import pandas
@@ -271,15 +272,11 @@ class Run:
 
     def figure(self) -> "Figure":
         """Return a figure of the score over the rounds."""
-        from ..views.figures import over_rounds
-
-        return over_rounds(self)
+        return draw(self)
 
     def show(self) -> None:
         """Print the run as the command line does."""
-        from ..views.tables import show_run
-
-        show_run(self)
+        show(self)
 
     def __repr__(self) -> str:
         """Return the run in a line."""
@@ -293,9 +290,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        from ..views.notebook import html_of_run
-
-        return html_of_run(self)
+        return render_html(self)
 
     def rows_of_rounds(self) -> Rows:
         """Return the rows of rounds.csv as they are written."""

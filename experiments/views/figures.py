@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from ..results.comparison import Comparison, Values
     from ..results.outcome import Outcome
+    from ..results.reproduction import Reproduction
     from ..results.run import Run
-    from ..studies.reproduce import Reproduction
 
 BASELINE = "#666666"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
@@ -46,13 +46,13 @@ MANY = 40
 """From so many clients on, single ones are not marked."""
 
 
-def sorted_clients(comparison: "Comparison") -> Figure:
+def draw_sorted_clients(comparison: "Comparison") -> Figure:
     """Return each method's clients from the worst served to the best: mean and range of their score over the seeds."""
     with matplotlib.rc_context({"font.size": 9}):
         return _together(comparison) if len(comparison.methods) <= TOGETHER else _apart(comparison)
 
 
-def over_rounds(run: "Run") -> Figure:
+def draw_rounds(run: "Run") -> Figure:
     """Return the score of a run after each evaluated round: of the worst tenth of clients, their mean, the best."""
     score, lines = run.score, (("best_10", "best 10 %"), ("mean", "mean"), ("worst_10", "worst 10 %"))
     rows = [row for row in run.rows_of_rounds() if row.get(f"{score.column()}_mean")]
@@ -71,7 +71,7 @@ def over_rounds(run: "Run") -> Figure:
     return figure
 
 
-def reproduced(done: "Reproduction") -> Figure:
+def draw_reproduction(done: "Reproduction") -> Figure:
     """Return the figure of a reproduction, a panel a measure.
 
     A table becomes dots with error bars, printed and measured, a line a row; a figure is drawn over what its recipe has
@@ -84,7 +84,7 @@ def reproduced(done: "Reproduction") -> Figure:
         return _curves(done) if drawing.x == ROUND else _against(done, drawing.x)
 
 
-def split_picture(split: "Split") -> Figure:
+def draw_split(split: "Split") -> Figure:
     """Return a picture of who has how many examples of each class: a row a client, a column a class."""
     counts = split.counts()
     with matplotlib.rc_context({"font.size": 9}):

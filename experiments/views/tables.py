@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ..recipes.recipe import Recipe
     from ..results.outcome import Outcome
-    from ..studies.reproduce import Reproduction
+    from ..results.reproduction import Reproduction
 
 NEGLECTED, SERVED = 6, 3
 """Number of clients that are shown of those that the baseline serves worst, and best."""
@@ -369,7 +369,7 @@ def show_reproduction(done: "Reproduction") -> None:
     notes = [f"[b]{escape(o.case.name)}[/]: {escape(o.case.row.note)}" for o in done.outcomes if o.case.row.note]
     for told in dict.fromkeys([*sorted(faults), *notes, *map(escape, recipe.notes)]):
         console.print(told, soft_wrap=True)
-    written = done.experiment.whole and (done.folder / "results.csv").exists()
+    written = done.whole and (done.folder / "results.csv").exists()
     console.print(f"{'table, figure and runs' if written else 'runs'}: {escape(str(done.folder))}", soft_wrap=True)
 
 
@@ -377,7 +377,7 @@ def reproduced_grid(done: "Reproduction", variant: str) -> Grid:
     """Return the table of a variant: two lines a row, what was printed and what was measured."""
     recipe = done.recipe
     outcomes = [outcome for outcome in done.outcomes if outcome.case.variant == variant]
-    seeds = len(done.experiment.seeds)
+    seeds = len(done.seeds)
     lines = [line for outcome in outcomes for line in _lines(outcome, seeds)]
     title = f"{escape(variant)}: {escape(recipe.variants[variant].what)}" if variant else ""
     at_most = "at most " if any(outcome.unfinished for outcome in outcomes) else ""
@@ -434,8 +434,8 @@ def _progress(done: "Reproduction") -> str:
 
 def _agreement(done: "Reproduction") -> str:
     """Return how many of the finished rows agree, or why none can."""
-    if not done.experiment.comparable:
-        cut = "cut short by --quick" if done.experiment.quick else "made with other settings than the recipe's"
+    if not done.comparable:
+        cut = "cut short by --quick" if done.quick else "made with other settings than the recipe's"
         return f"These runs are {cut}: the numbers cannot be compared with the printed ones."
     if not any(outcome.case.published for outcome in done.outcomes):
         return "No number of these was printed."
