@@ -344,9 +344,9 @@ def show_compared(folder: Path, figure: Path | None, as_json: bool) -> None:
 
 def draw_split(split: "Split", path: Path, as_json: bool) -> None:
     """Write the picture of a split."""
-    from fairbloom.experiments.views.figures import split_picture  # imported late: it takes a second
+    from fairbloom.experiments.views import figures  # imported late: it takes a second
 
-    draw(split_picture(split), path, as_json)
+    draw(figures.draw_split(split), path, as_json)
 
 
 def draw(figure: "Figure", path: Path, as_json: bool) -> None:

@@ -178,7 +178,9 @@ def forget_own_tasks() -> None:
 
 @lru_cache(maxsize=4)
 def _loaded_own(info: TaskInfo, setup: Setup, own: tuple[tuple[str, Value], ...], stamps: Stamps) -> Task:
-    return info.load(setup, dict(own))
+    from .checks import checked  # imported late, as PyTorch is with it
+
+    return checked(info.loader, info.load(setup, dict(own)))
 
 
 @lru_cache(maxsize=4)
