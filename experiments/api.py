@@ -84,7 +84,7 @@ def run(
     out
         The run folder; by default one under runs/ that the settings name.
     from_round
-        The round that the run is taken back to before it continues, with other training-clients say; 0 begins it anew.
+        The round that the run is taken back to before it continues, with other training-clients say; 0 starts over.
     settings
         Any other settings by their names on the command line: {"learning-rate": 0.05, "fedfv.alpha": 0.2}.
     progress
@@ -110,7 +110,7 @@ def run(
         "out": None if out is None else os.fspath(out),
         "from-round": from_round,
     }
-    config = merged(options, settings or {})
+    config = merge_settings(options, settings or {})
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
     folder = run_folder(chosen)
@@ -165,7 +165,7 @@ def compare(
     task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory
         As in `run`; all runs share them.
     methods
-        The methods, with parameters of their own in parentheses: "fedavg,qfedavg(q=1),my_module:Mine(share=0.3)", or a
+        The methods, with their parameters in parentheses: "fedavg,qfedavg(q=1),my_module:Mine(share=0.3)", or a
         list of such.
     baseline
         The one that the others are compared with; by default FedAvg, or the first.
@@ -194,7 +194,7 @@ def compare(
         When a setting is unknown, impossible or unused, a folder cannot be used, or a run fails.
     """
     options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
-    config = merged(options, settings or {})
+    config = merge_settings(options, settings or {})
     among = variants(methods, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
@@ -207,7 +207,7 @@ def compare(
         )
 
 
-def merged(options: Mapping[str, Value | None], settings: Mapping[str, Value]) -> dict[str, Value]:
+def merge_settings(options: Mapping[str, Value | None], settings: Mapping[str, Value]) -> dict[str, Value]:
     """Return the settings of the options that were given and of the other settings.
 
     Raises

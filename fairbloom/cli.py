@@ -18,12 +18,12 @@ from fairbloom.deploy import cli as deployment
 from fairbloom.deploy.cli import FromRoundOption
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
-from fairbloom.experiments.recipes.recipe import shipped
+from fairbloom.experiments.recipes.recipe import load_shipped
 from fairbloom.experiments.results.comparison import Plan, load_comparison
 from fairbloom.experiments.results.run import COMPARISON, load
 from fairbloom.experiments.views import progress
 from fairbloom.experiments.views.catalogue import describe
-from fairbloom.experiments.views.listing import listed, rows_of
+from fairbloom.experiments.views.listing import find_runs, table_rows
 from fairbloom.experiments.views.tables import (
     console,
     show_data,
@@ -264,7 +264,7 @@ def reproduce(
     The same command continues what was interrupted.
     """
     if as_list:
-        recipes = list(shipped())
+        recipes = list(load_shipped())
         if as_json:
             print(json.dumps([recipe.summary for recipe in recipes], indent=2))
         else:
@@ -324,11 +324,11 @@ def show_compared(folder: Path, figure: Path | None, as_json: bool) -> None:
     plan = Plan.read(folder)
     unfinished = plan.unfinished(folder)
     if unfinished:
-        runs = listed(folder)
+        runs = find_runs(folder)
         if as_json:
             print(json.dumps({"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs}, indent=2))
         else:
-            show_runs(rows_of(runs), folder)
+            show_runs(table_rows(runs), folder)
             done = f"{plan.count - len(unfinished)} of {plan.count} runs of this comparison are finished"
             console.print(f"{done}: the same fairbloom compare continues", soft_wrap=True)
         return
@@ -364,11 +364,11 @@ def list_runs(
     as_json: JsonOption = False,
 ) -> None:
     """List the runs in a folder: what each is, how far it is, and how its model serves the clients."""
-    runs = listed(folder)
+    runs = find_runs(folder)
     if as_json:
         print(json.dumps(runs, indent=2))
     else:
-        show_runs(rows_of(runs), folder)
+        show_runs(table_rows(runs), folder)
 
 
 NamesArgument = Annotated[
@@ -430,7 +430,7 @@ def data(
         return
     options: dict[str, Value | None] = {"task": task, "data-dir": folder, "clients": clients, "partition": partition}
     named = {} if data_dir is None else {"data-dir": data_dir}
-    config = api.merged(options | {"seed": seed}, api.merged(named, settings_of(settings)))
+    config = api.merge_settings(options | {"seed": seed}, api.merge_settings(named, settings_of(settings)))
     check_used(config, ["fedavg"], task)
     run_config = Settings.of(config).run_config()
     described = describe_data(run_config)
@@ -454,7 +454,7 @@ def show_leaving(task: str, place: str | None, settings: dict[str, Value], as_js
     from fairbloom.simulation.rehearsal import rehearse
 
     device = Client.of({}, Path(place)) if place and place.endswith(".toml") else None
-    config = api.merged({"task": task, "data-dir": device.data_dir if device else place}, settings)
+    config = api.merge_settings({"task": task, "data-dir": device.data_dir if device else place}, settings)
     chosen = Settings.of(config)
     check_used(config, [chosen.method], task)
     allow = device.allow if device else [value for value in config.values() if isinstance(value, str)]
@@ -508,12 +508,12 @@ def tune(
 
     options: dict[str, Value | None] = {"task": task, "data-dir": data_dir, "method": method, "model": model}
     options |= {"clients": clients, "partition": partition, "fraction": fraction, "device": device}
-    config = api.merged(options, settings_of(settings))
+    config = api.merge_settings(options, settings_of(settings))
     if "engine" in config:
         raise SettingsError(f"engine = {config['engine']!r}: fairbloom tune measures all engines: leave it out")
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
-    with progress.quiet(), errors.status("measuring rounds"):
+    with progress.quiet_log(), errors.status("measuring rounds"):
         tuned = measured(chosen, ("loop", "stacked", "workers", *(("ray",) if ray else ())), seconds)
     if as_json:
         engines = [{**asdict(timing), "times_as_fast_as_loop": tuned.speed(timing)} for timing in tuned.timings]
@@ -556,7 +556,7 @@ def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
     """
     config: dict[str, Value] = {}
     for assignment in assignments:
-        config = api.merged(config, assigned([assignment]))
+        config = api.merge_settings(config, assigned([assignment]))
     return config
 
 

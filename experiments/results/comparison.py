@@ -74,7 +74,7 @@ class Plan:
             raise RunFolderError(f"{folder} holds no comparison: it has no {COMPARISON}") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunFolderError(
-                f"{file} cannot be read: {error}. Run the same fairbloom compare again, which writes it anew"
+                f"{file} cannot be read: {error}. Run the same fairbloom compare again, which writes it again"
             ) from error
         return plan
 
@@ -118,10 +118,10 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
         for run in by_seed:
             final_of(run)  # at the latest here it is noticed that nobody evaluated
         finals[label] = [_finals(run, scores) for run in by_seed]
-        own = [_finals(run, scores, "personal") for run in by_seed]
-        if all(each[scores[0].name] for each in own):
+        of_personal = [_finals(run, scores, "personal") for run in by_seed]
+        if all(each[scores[0].name] for each in of_personal):
             name = f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
-            finals[name] = own
+            finals[name] = of_personal
             personal.append(name)
     left_out = [
         sorted(
@@ -169,7 +169,7 @@ class Comparison:
     ----------
     finals
         By method, one entry a seed: each score's name, and by it the score of each client under the final model. The
-        personal models of a method are a method of their own, `Ditto (personal)`.
+        personal models of a method count as another method, `Ditto (personal)`.
     baseline
         The method that the others are compared with.
     scores
@@ -221,13 +221,13 @@ class Comparison:
     def gain(self, method: str, measure: str) -> tuple[float, float]:
         """Return mean and deviation over the seeds of how much better a measure is than the baseline's."""
         pairs = zip(self.measures(method), self.measures(self.baseline), strict=True)
-        return mean_and_deviation([self.score.better(own[measure], base[measure]) for own, base in pairs])
+        return mean_and_deviation([self.score.better(values[measure], base[measure]) for values, base in pairs])
 
     def percent_better(self, method: str) -> tuple[float, float]:
         """Return mean and deviation over the seeds of the percentage of clients better off than under the baseline."""
         pairs = zip(self.values[method], self.values[self.baseline], strict=True)
         return mean_and_deviation(
-            [100.0 * sum(self.score.better(own[c], base[c]) > 0.0 for c in base) / len(base) for own, base in pairs]
+            [100.0 * sum(self.score.better(mine[c], base[c]) > 0.0 for c in base) / len(base) for mine, base in pairs]
         )
 
     @property
@@ -268,8 +268,8 @@ class Comparison:
         for method, by_seed in self.finals.items():
             for seed, final, left_out in zip(self.seeds, by_seed, self.left_out or ((),) * len(by_seed), strict=True):
                 for client in sorted({*final[self.score.name], *left_out}):
-                    told = {score.name: final[score.name].get(client, "") for score in self.scores}
-                    rows.append({"method": method, "seed": seed, "client": client, **told})
+                    scores = {score.name: final[score.name].get(client, "") for score in self.scores}
+                    rows.append({"method": method, "seed": seed, "client": client, **scores})
         return rows
 
     def figure(self) -> "Figure":

@@ -61,7 +61,7 @@ def load(folder: str | os.PathLike[str]) -> "Run":
     Parameters
     ----------
     folder
-        The run folder, of `fairbloom run`, of a comparison, of a deployed run, or of a ServerApp of one's own.
+        The run folder, of `fairbloom run`, of a comparison, of a deployed run, or of a user's ServerApp.
 
     Raises
     ------
@@ -102,12 +102,12 @@ class Run:
         """The method with those of its parameters that are not at their defaults: `QFedAvg (q=1)`."""
         name = title(str(self.settings.get("method", "?")))
         defaults = default_config()
-        own = {
+        parameters = {
             key: value
             for key, value in self.settings.items()
             if (key.startswith(f"{name.lower()}.") or key in COMMON) and value not in ("", defaults.get(key, ""))
         }
-        return label_of(name, own if "task" in self.settings else {})
+        return label_of(name, parameters if "task" in self.settings else {})
 
     @property
     def taken_back(self) -> list[dict[str, Any]]:
@@ -226,7 +226,7 @@ class Run:
         }
 
     def differing(self) -> dict[str, Value]:
-        """Return the settings that are not at their defaults: a task's own choice is one, and so is a strategy's."""
+        """Return the settings that are not at their defaults: what a task or a strategy chooses is a default too."""
         usual = dict(default_config())
         with contextlib.suppress(FairbloomError, TypeError):  # what cannot be imported from here, or has no defaults
             if "task" in self.settings:
@@ -318,7 +318,7 @@ def final_of(run: Run) -> dict[str, float]:
     Raises
     ------
     RunFolderError
-        When nobody has told one.
+        When no client has one.
     """
     final = run.final()
     if not final:

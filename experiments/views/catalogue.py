@@ -18,7 +18,7 @@ LABELS = ("Source", "Reductions", "Departures", "Objective", "Good for", "Hurts 
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ParameterDoc:
     """A parameter of a method as its docstring has it; `default` is "required" where there is none."""
 
     key: str
@@ -28,7 +28,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodDoc:
     """A method as its docstring describes it.
 
     `explanation` is all that comes before the source, with formulas in reStructuredText.
@@ -42,7 +42,7 @@ class Method:
     source: str
     needs: tuple[str, ...]
     weighting: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[ParameterDoc, ...]
     reductions: str
     departures: str
     objective: str
@@ -52,7 +52,7 @@ class Method:
     cost: str
 
 
-def describe(name: str) -> Method:
+def describe(name: str) -> MethodDoc:
     """Return what the docstring of a method says; "torchjd" stands for all of TorchJD's weightings.
 
     Raises
@@ -62,7 +62,7 @@ def describe(name: str) -> Method:
     """
     method = FromTorchJD if name == "torchjd" else find_method(name)
     text = inspect.getdoc(method) or ""
-    return Method(
+    return MethodDoc(
         name=canonical(name),
         title=method.__name__,
         summary=_one_line(text.partition("\n\n")[0]),
@@ -82,20 +82,20 @@ def describe(name: str) -> Method:
     )
 
 
-def _declared(method: type[FairStrategy]) -> list[Parameter]:
+def _declared(method: type[FairStrategy]) -> list[ParameterDoc]:
     """Return the parameters that a class declares by its signature; its docstring need not describe them."""
     return [
-        Parameter(
+        ParameterDoc(
             each.key, each.range, format_value(each.default) if each.default is not None else REQUIRED, each.description
         )
         for each in parameters_of(method.__name__.lower(), method)
     ]
 
 
-def _documented(name: str, text: str) -> list[Parameter]:
+def _documented(name: str, text: str) -> list[ParameterDoc]:
     """Return the entries of the docstring's Parameters section, written `name : range, default value`."""
     return [
-        Parameter(
+        ParameterDoc(
             key=f"{name}.{key_of(argument)}",
             range=what.partition(", default ")[0],
             default=what.partition(", default ")[2] or REQUIRED,

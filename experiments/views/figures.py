@@ -150,9 +150,9 @@ def _curves(done: "Reproduction") -> Figure:
         for outcome, (colour, kind) in zip(done.outcomes, _styles(), strict=False):
             if not outcome.measured:
                 continue
-            told = outcome.curve(measure)
-            rounds, mean = [*told], np.array([mean for mean, _ in told.values()])
-            away = np.array([deviation for _, deviation in told.values()])
+            curve = outcome.curve(measure)
+            rounds, mean = [*curve], np.array([mean for mean, _ in curve.values()])
+            away = np.array([deviation for _, deviation in curve.values()])
             axes.fill_between(rounds, mean - away, mean + away, color=colour, alpha=0.15, linewidth=0.0)
             axes.plot(rounds, mean, label=outcome.full_name, linewidth=1.3, color=colour, linestyle=kind)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
@@ -174,8 +174,8 @@ def _against(done: "Reproduction", setting: str) -> Figure:
             points = [(float(row.case.config[setting]), row) for row in rows if setting in row.case.config]
             if points:
                 ascending = sorted(points, key=lambda point: point[0])
-                x, told = [x for x, _ in ascending], [row.measured[measure] for _, row in ascending]
-                means, spreads = [mean for mean, _ in told], [spread for _, spread in told]
+                x, measured = [x for x, _ in ascending], [row.measured[measure] for _, row in ascending]
+                means, spreads = [mean for mean, _ in measured], [spread for _, spread in measured]
                 axes.errorbar(
                     x, means, spreads, label=label, color=colour, linestyle=kind, marker="o", markersize=4, capsize=2
                 )
@@ -347,12 +347,12 @@ def _apart_from_each_other(wanted: list[float], heights: list[float], low: float
     for place, height in zip(wanted, heights, strict=True):
         blocks.append(([place], [height]))
         while len(blocks) > 1 and _bottom(*blocks[-1], low, high) < sum(_span(*blocks[-2], low, high)):
-            places, own = blocks.pop()
-            blocks[-1] = (blocks[-1][0] + places, blocks[-1][1] + own)
+            places, block_heights = blocks.pop()
+            blocks[-1] = (blocks[-1][0] + places, blocks[-1][1] + block_heights)
     found = []
-    for places, own in blocks:
-        floor = _bottom(places, own, low, high)
-        for height in own:
+    for places, block_heights in blocks:
+        floor = _bottom(places, block_heights, low, high)
+        for height in block_heights:
             found.append(floor + height / 2)
             floor += height
     return found

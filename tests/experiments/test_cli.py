@@ -19,7 +19,7 @@ import typer
 
 from fairbloom import __version__
 from fairbloom.cli import app, settings_of
-from fairbloom.experiments.api import merged
+from fairbloom.experiments.api import merge_settings
 from fairbloom.protocol.settings import Value, parsed
 from fairbloom.server.checkpoint import list_checkpoints
 from fairbloom.server.settings import Settings, SettingsError, default_config, parameters
@@ -149,7 +149,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["compare", "--methods", "fedavg", "--set", "fedfv.alpha=0.2"], ("fedfv.alpha has no effect",)),
     (["compare", "--set", "learning-rte=0.1"], ("did you mean learning-rate?",)),
     (["compare", "--seeds", "0"], ("seeds",)),
-    (["compare", "--methods", "fedavg,qfedavg(r=1)"], ("qfedavg(r=1): QFedAvg has no parameter r; there are q, lip",)),
+    (["compare", "--methods", "fedavg,qfedavg(r=1)"], ("qfedavg(r=1): QFedAvg has no parameter r: it has q, lip",)),
     (["compare", "--methods", "qfedavg(q=many)"], ("qfedavg.q = 'many'", "of type float")),
     (["compare", "--methods", "fedfv(alpha=2)"], ("fedfv.alpha = 2", "[0, 1]")),
     (["compare", "--methods", "fedavg,qfedavg(q=1"], ("a parenthesis or quote is open",)),
@@ -485,7 +485,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_options_and_assignments_that_agree_are_one_setting() -> None:
     given = settings_of(["clients = 5", "fedfv.alpha=0.2", "fedfv.alpha=0.20"])
-    assert merged({"clients": 5, "seed": None}, given) == {
+    assert merge_settings({"clients": 5, "seed": None}, given) == {
         "clients": 5,
         "fedfv.alpha": 0.2,
     }
@@ -502,4 +502,4 @@ def test_options_and_assignments_that_agree_are_one_setting() -> None:
 )
 def test_two_values_of_a_setting_are_refused(options: dict[str, Value], assignments: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(message)):
-        merged(options, settings_of(assignments))
+        merge_settings(options, settings_of(assignments))
