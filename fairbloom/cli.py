@@ -39,7 +39,7 @@ from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError, Value, assigned
 from fairbloom.scaffold.new import new
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.settings import Settings, check_used, default_config, parameters
+from fairbloom.server.settings import Settings, check_used, default_config
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.strategies import METHODS, find_method
 from fairbloom.tasks import TASKS, describe_data, find_task, load_task
@@ -531,11 +531,11 @@ def check(
 
     The exit code is 1 where something is.
     """
-    from fairbloom.experiments.battery.check import check as tried
-    from fairbloom.experiments.battery.check import show_report
+    from fairbloom.experiments.battery import check as battery  # imported late, as PyTorch is with it
 
-    report = tried(find_method(method), arguments_of(method, settings_of(settings)))
-    show_report(report, console)
+    cls = find_method(method)
+    report = battery.check(cls, battery.arguments_of(cls, settings_of(settings)))
+    battery.show_report(report, console)
     if not report.passed:
         raise typer.Exit(1)
 
@@ -558,22 +558,6 @@ def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
     for assignment in assignments:
         config = api.merge_settings(config, assigned([assignment]))
     return config
-
-
-def arguments_of(method: str, config: dict[str, Value]) -> dict[str, Value]:
-    """Return settings of a method as the keyword arguments of its class.
-
-    Raises
-    ------
-    FairbloomError
-        When one is none of the method's.
-    """
-    owner = find_method(method).__name__.lower()
-    known = {key: each for key, each in parameters(methods=[method]).items() if each.owner == owner}
-    for key, value in config.items():
-        if key not in known:
-            raise SettingsError(f"{key} = {value!r}: {method} has {', '.join(known) or 'no parameters'}")
-    return {known[key].argument: known[key].checked(value) for key, value in config.items()}
 
 
 class Interrupted(BaseException):

@@ -169,10 +169,8 @@ def _key(name: str, text: str, method: str, known: Mapping[str, Parameter]) -> s
             return key
     if key_of(name) in COMMON:
         return key_of(name)
-    there = ", ".join(map(short_key, known)) or "none"
-    raise SettingsError(
-        f"{text}: {method} has no parameter {name}: it has {there}, and every method has {', '.join(COMMON)}"
-    )
+    there = ", ".join(map(short_key, known)) or "none of its own"
+    raise SettingsError(f"{text}: {method} has no parameter {name}; there are {there}, and for all {', '.join(COMMON)}")
 
 
 def _checked(key: str, value: Value, known: Mapping[str, Parameter]) -> Value:

@@ -149,7 +149,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["compare", "--methods", "fedavg", "--set", "fedfv.alpha=0.2"], ("fedfv.alpha has no effect",)),
     (["compare", "--set", "learning-rte=0.1"], ("did you mean learning-rate?",)),
     (["compare", "--seeds", "0"], ("seeds",)),
-    (["compare", "--methods", "fedavg,qfedavg(r=1)"], ("qfedavg(r=1): QFedAvg has no parameter r: it has q, lip",)),
+    (["compare", "--methods", "fedavg,qfedavg(r=1)"], ("qfedavg(r=1): QFedAvg has no parameter r; there are q, lip",)),
     (["compare", "--methods", "qfedavg(q=many)"], ("qfedavg.q = 'many'", "of type float")),
     (["compare", "--methods", "fedfv(alpha=2)"], ("fedfv.alpha = 2", "[0, 1]")),
     (["compare", "--methods", "fedavg,qfedavg(q=1"], ("a parenthesis or quote is open",)),
