@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from io import StringIO
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import at_least
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import by_name
+from tests.strategies.helpers import CASES
 
 
 def failed(report: CheckReport) -> dict[str, str]:
@@ -50,18 +51,39 @@ KNOWN_REMARKS: dict[str, dict[str, str]] = {
 
 TORCHJD = ("alignedmtl", "cagrad", "dualproj", "fairgrad", "gradvac", "imtlg", "krum", "mgda", "pcgrad", "upgrad")
 
+NORMALISED = ("fedavgn", "fedmgdaplus", "mgdaprox")
+"""The methods whose step does not depend on the length of all updates."""
 
-@pytest.mark.parametrize("name", [*METHODS, *(f"torchjd:{name}" for name in TORCHJD)])
-def test_the_methods_that_come_along_pass_with_true_remarks(name: str) -> None:
-    if name.startswith("torchjd:"):
-        pytest.importorskip("torchjd")
-    report = check(partial(by_name, name.removeprefix("torchjd:")) if ":" in name else METHODS[name])
+
+@pytest.mark.parametrize(("name", "arguments"), CASES)
+def test_our_methods_pass_with_true_remarks(name: str, arguments: dict[str, Any]) -> None:
+    report = check(METHODS[name], arguments)
     assert failed(report) == {}
     assert report.passed
-    expected = KNOWN_REMARKS.get(name, {})
+    expected = KNOWN_REMARKS.get(name, {}) | (DRAWN if arguments.get("order") == "random" else {})
+    assert_remarks(report, expected)
+    if name == "local":
+        assert report["scaling"].verdict is Verdict.NOT_APPLICABLE
+    elif name in NORMALISED:
+        assert "The step has the same length however long the updates are" in report["scaling"].message
+    elif name in ("qfedavg", "qfedsgd") and arguments["q"]:
+        assert "a parameter has their unit" in report["scaling"].message
+    else:
+        assert "the step is s times as long, as FedAvg's" in report["scaling"].message
+
+
+@pytest.mark.parametrize("name", TORCHJD)
+def test_methods_of_torchjd_pass_with_true_remarks(name: str) -> None:
+    pytest.importorskip("torchjd")
+    report = check(partial(by_name, name))
+    assert failed(report) == {}
+    assert_remarks(report, KNOWN_REMARKS.get(f"torchjd:{name}", {}))
+
+
+def assert_remarks(report: CheckReport, expected: Mapping[str, str]) -> None:
     assert remarks(report).keys() == expected.keys()
-    for result, words in expected.items():
-        assert words in report[result].message
+    for name, words in expected.items():
+        assert words in report[name].message
 
 
 def test_a_method_that_favours_the_first_name_is_told_so() -> None:
@@ -70,28 +92,6 @@ def test_a_method_that_favours_the_first_name_is_told_so() -> None:
     words = failed(check(partial(by_name, "pcd")))
     assert words.keys() == {"permutation"}
     assert "Nobody should count for a name" in words["permutation"]
-
-
-def test_a_method_that_draws_by_its_seed_is_remarked_upon_and_not_failed() -> None:
-    report = check(METHODS["fedfv"], {"order": "random"})
-    assert failed(report) == {}
-    assert "draws from the seed" in remarks(report)["permutation"]
-
-
-def test_a_method_that_says_that_it_goes_by_the_end_of_the_run_passes() -> None:
-    assert failed(check(METHODS["fedavgn"], {"decay": 0.1})) == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("fedavg", "the step is s times as long, as FedAvg's"),
-        ("fedavgn", "The step has the same length however long the updates are"),
-        ("qfedavg", "a parameter has their unit"),
-    ],
-)
-def test_scaling_says_what_becomes_of_the_step(name: str, words: str) -> None:
-    assert words in check(METHODS[name])["scaling"].message
 
 
 def test_kept_rows_are_tried() -> None:
@@ -338,9 +338,9 @@ class Centred(Broken):
 
 WRONG: list[tuple[type[FairStrategy], str, str]] = [
     (TakesAnything, "parameters", "share = nan is taken"),
-    (NamesNothing, "parameters", "name share in it"),
+    (NamesNothing, "parameters", "name share in"),
     (Unannotated, "parameters", "must be annotated: int, float, bool or str"),
-    (TakesNoOptions, "parameters", "seed=5 is not taken"),
+    (TakesNoOptions, "parameters", "seed=5 is not accepted"),
     (DropsOptions, "parameters", "seed=5 was given, and the method has seed = 0"),
     (MakesNothing, "parameters", "does not call super().__init__(**options)"),
     (NeedsAnother, "needs", "'loss-before' is meant?"),
