@@ -252,7 +252,7 @@ class Recipe(Section):
         """Raise ValueError where two rows of a variant have one name, or the baseline is not exactly one of them."""
         names = [case.name for case in cases]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"rows: {twice[0]!r} is there twice: tell the two apart by their label")
+            raise ValueError(f"rows: {twice[0]!r} is there twice: give the two different labels")
         if self.baseline and [case.row.label for case in cases].count(self.baseline) != 1:
             raise ValueError(f"baseline: exactly one row must have the label {self.baseline!r}")
 
