@@ -99,7 +99,7 @@ def run_pool(
                     ) from error
                 on_run()
         except BaseException:
-            held_open.close()  # which ends these workers, and no other process of the caller's
+            held_open.send_bytes(b"end")  # to these workers, and to no other process of the caller's
             pool.shutdown(cancel_futures=True)
             raise
 
@@ -122,7 +122,7 @@ def hide_main() -> Iterator[None]:
 
 
 def end_with_driver(ended: Connection) -> None:
-    """Let Ctrl-C end a worker at once and in silence, and let it end when its driver closes a pipe, or is killed.
+    """Let Ctrl-C end a worker at once and in silence, and let it end when its driver says so by a pipe, or is killed.
 
     The driver says what there is to say. Without it the worker would wait for another run for ever.
     """
@@ -131,7 +131,7 @@ def end_with_driver(ended: Connection) -> None:
 
 
 def _end_with_pipe(ended: Connection) -> None:
-    ended.poll(None)  # nothing is ever sent: it returns when the other end is closed
+    ended.poll(None)  # nobody reads what is sent, so all workers see it; it returns when the other end is closed, too
     os._exit(1)  # a run that is cut off continues with the same command
 
 

@@ -1,6 +1,8 @@
 """The one driver: rows, each with a grid, are run with several seeds, whatever is made of them."""
 
+import multiprocessing
 import statistics
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import load
 from fairbloom.experiments.studies.driver import Failures, run_study
+from fairbloom.experiments.studies.pool import is_done
 from fairbloom.experiments.studies.study import Candidate, Study, StudyRow
 from fairbloom.protocol.settings import Value
 
@@ -47,3 +50,20 @@ def test_a_study_that_is_to_stop_at_a_failure_names_the_run(tmp_path: Path) -> N
     study = Study([StudyRow([at("fedprox", 1e300)])], range(1), tmp_path)
     with pytest.raises(FairbloomError, match=r"fedprox at 1e\+300 with seed 0: "):
         run_study(study, 1, lambda: None, lambda failures: failures, stop_at_failure=True)
+
+
+def test_a_failure_ends_the_other_runs_though_the_caller_has_forked_a_process_meanwhile(tmp_path: Path) -> None:
+    """Such a process has a copy of all that the caller holds open, and lives on."""
+    config: dict[str, Value] = {**SMALL, "method": "fedavg", "num-rounds": 1}
+    short = Candidate("short", config, "short")
+    long = Candidate("long", config | {"num-rounds": 4000, "evaluate-every": 4000}, "long")
+    study = Study([StudyRow([each]) for each in (short, long, at("fedprox", 1e300))], range(1), tmp_path)
+    other = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    try:
+        with pytest.raises(FairbloomError, match="fedprox"):
+            run_study(study, 2, other.start, lambda failures: failures, stop_at_failure=True)
+        assert other.is_alive()
+        assert [is_done(settings) for settings in study.first_runs().values()] == [True, False, False]
+    finally:
+        other.kill()
+        other.join()
