@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.views.progress import quiet
+from fairbloom.experiments.views.progress import quiet_log
 from fairbloom.server.run_folder.files import ENGINE
 from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings
@@ -82,7 +82,7 @@ class InProcess:
         def on_row(row: Row) -> None:
             first.append(time.perf_counter())
 
-        with tempfile.TemporaryDirectory() as scratch, quiet():
+        with tempfile.TemporaryDirectory() as scratch, quiet_log():
             chosen = Settings.of({**settings.run_config(), "engine": self.engine, "out": f"{scratch}/run"})
             folder = simulate(chosen, on_row)
             ended = time.perf_counter()

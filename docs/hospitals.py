@@ -14,8 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fairbloom.experiments.results.run import Run
-from fairbloom.experiments.studies.reproduce import Reproduction, reproduce
+from fairbloom import Reproduction, Run, reproduce
 from fairbloom.server.run_folder.files import CLIENTS
 
 PICTURE, SMALL_PICTURE = (Path(__file__).parent / "images" / name for name in ("hospitals.png", "four-hospitals.png"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchjd import aggregation
 
-from fairbloom.experiments.views.catalogue import Method, default_of, describe
+from fairbloom.experiments.views.catalogue import MethodDoc, default_of, describe
 from fairbloom.protocol.names import ACCURACY_AFTER, LEARNING_RATE, LOSS_BEFORE
 from fairbloom.protocol.parameters import Parameter, Value
 from fairbloom.strategies import METHODS, FairStrategy
@@ -168,7 +168,7 @@ def write(folder: Path) -> None:
             file.write_bytes(content)
 
 
-def page(method: Method) -> str:
+def page(method: MethodDoc) -> str:
     """Return the page of one method."""
     notes = {"": method.source, "**Reductions**: ": method.reductions, "**Departures**: ": method.departures}
     return PAGE.format(
@@ -185,7 +185,7 @@ def page(method: Method) -> str:
     )
 
 
-def index(methods: Iterable[Method]) -> str:
+def index(methods: Iterable[MethodDoc]) -> str:
     """Return the page that compares all methods."""
     methods, torchjd = list(methods), describe("torchjd")
     names = sorted(
@@ -213,7 +213,7 @@ def index(methods: Iterable[Method]) -> str:
 # Parts of a page ----------------------------------------------------------------------------------------------------
 
 
-def explanation(method: Method) -> str:
+def explanation(method: MethodDoc) -> str:
     """Return the part of the docstring before the source, with its formulas as MyST writes them."""
     parts = re.split(r"\.\. math::((?:.+\n|\n(?= ))+)", method.explanation + "\n")
     return "".join(formula(part) if number % 2 else scripts(part) for number, part in enumerate(parts)).strip()
@@ -224,7 +224,7 @@ def formula(text: str) -> str:
     return "\n".join(["```{math}", *(line.strip() for line in text.strip().splitlines()), "```\n"])
 
 
-def facts(method: Method) -> str:
+def facts(method: MethodDoc) -> str:
     """Return the table of what a reader asks first: objective, use, cost and prior."""
     rows = {
         "Objective": method.objective,
@@ -238,7 +238,7 @@ def facts(method: Method) -> str:
     return "\n".join(["```{list-table}", ":stub-columns: 1", ":widths: 20 80", "", *lines, "```"])
 
 
-def example(method: Method) -> dict[Parameter, Value]:
+def example(method: MethodDoc) -> dict[Parameter, Value]:
     """Return the method's parameters with their defaults, or else with the values that they have in the figure.
 
     Words that choose a variant are left out.
@@ -267,14 +267,14 @@ def call(title: str, arguments: dict[Parameter, Value]) -> str:
     return f"{title}({', '.join(given)})"
 
 
-def command(method: Method) -> str:
+def command(method: MethodDoc) -> str:
     """Return the command that runs the method."""
     words = [f"fairbloom run --method {method.name}"]
     words += [f"--set {parameter.key}={value}" for parameter, value in example(method).items()]
     return (" " if len(words) <= 3 else " \\\n    ").join(words)
 
 
-def parameters(method: Method) -> str:
+def parameters(method: MethodDoc) -> str:
     """Return the table of the method's parameters, and a sentence on its prior."""
     prior = f"`weighting` is `{method.weighting}` if nothing else is said."
     prior = "It has no prior and refuses a `weighting`." if method.weighting == "no prior" else prior
@@ -286,13 +286,13 @@ def parameters(method: Method) -> str:
     return f"{own}\n\nThe [common options](../api/methods.md) of all methods come on top. {prior}"
 
 
-def needed(method: Method) -> list[str]:
+def needed(method: MethodDoc) -> list[str]:
     """Return the keys of what the method asks of clients: metrics, and what is told beside them."""
     told = toy.strategy(method.name).terms(1).to_config() if method.name in METHODS else {}
     return [key for key in NEEDS if key in method.needs or key in told]
 
 
-def needs(method: Method) -> str:
+def needs(method: MethodDoc) -> str:
     """Return what the method asks of clients, as a list."""
     if not needed(method):
         return "A trained model and `num-examples`, no more: clients written for Flower's own FedAvg will do."
@@ -301,7 +301,7 @@ def needs(method: Method) -> str:
     )
 
 
-def compared(method: Method) -> tuple[str, ...]:
+def compared(method: MethodDoc) -> tuple[str, ...]:
     """Return the method's row in the comparison, without its name."""
     asked = ", ".join(NEEDS[key][0] for key in needed(method)) or "nothing"
     return tuple(map(scripts, (method.objective, asked, method.memory, method.cost)))

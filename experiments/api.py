@@ -15,10 +15,15 @@ from fairbloom.tasks import forget_own_tasks
 
 from .recipes.labels import title
 from .recipes.variants import baseline_of, variants
-from .results.comparison import Comparison
+from .results.comparison import Comparison, load_comparison
+from .results.reproduction import Reproduction
 from .results.run import Run, load
-from .studies.compare import compare_all
+from .studies.compare import compare_variants
+from .studies.reproduce import reproduce
+from .views import presenters as presenters  # which registers the views of runs, comparisons and reproductions
 from .views.progress import progress as progress_bar
+
+__all__ = ["Comparison", "Reproduction", "Run", "compare", "load", "load_comparison", "reproduce", "run"]
 
 METHODS = "fedavg,qfedavg,fedmgdaplus,fedfv"
 """The methods that are compared where none are named."""
@@ -79,7 +84,7 @@ def run(
     out
         The run folder; by default one under runs/ that the settings name.
     from_round
-        The round that the run is taken back to before it continues, with other training-clients say; 0 begins it anew.
+        The round that the run is taken back to before it continues, with other training-clients say; 0 starts over.
     settings
         Any other settings by their names on the command line: {"learning-rate": 0.05, "fedfv.alpha": 0.2}.
     progress
@@ -105,7 +110,7 @@ def run(
         "out": None if out is None else os.fspath(out),
         "from-round": from_round,
     }
-    config = merged(options, settings or {})
+    config = merge_settings(options, settings or {})
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
     folder = choose_run_folder(chosen)
@@ -160,7 +165,7 @@ def compare(
     task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory
         As in `run`; all runs share them.
     methods
-        The methods, with parameters of their own in parentheses: "fedavg,qfedavg(q=1),my_module:Mine(share=0.3)", or a
+        The methods, with their parameters in parentheses: "fedavg,qfedavg(q=1),my_module:Mine(share=0.3)", or a
         list of such.
     baseline
         The one that the others are compared with; by default FedAvg, or the first.
@@ -189,7 +194,7 @@ def compare(
         When a setting is unknown, impossible or unused, a folder cannot be used, or a run fails.
     """
     options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
-    config = merged(options, settings or {})
+    config = merge_settings(options, settings or {})
     among = variants(methods, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
@@ -197,12 +202,12 @@ def compare(
     at_a_time = jobs or processors_here()
     with progress_bar("runs done", shown=progress) as bar:
         shown = bar.add_task("comparing", total=len(among) * seeds)
-        return compare_all(
+        return compare_variants(
             config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, lambda: bar.advance(shown)
         )
 
 
-def merged(options: Mapping[str, Value | None], settings: Mapping[str, Value]) -> dict[str, Value]:
+def merge_settings(options: Mapping[str, Value | None], settings: Mapping[str, Value]) -> dict[str, Value]:
     """Return the settings of the options that were given and of the other settings.
 
     Raises

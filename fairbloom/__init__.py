@@ -22,26 +22,28 @@ except PackageNotFoundError:  # a checkout on the path that nobody installed
 
 if TYPE_CHECKING:
     from fairbloom.errors import FairbloomError
-    from fairbloom.experiments.api import compare, run
-    from fairbloom.experiments.results.comparison import Comparison, load_comparison
-    from fairbloom.experiments.results.run import Run, load
-    from fairbloom.experiments.studies.reproduce import Reproduction, reproduce
+    from fairbloom.experiments.api import (
+        Comparison,
+        Reproduction,
+        Run,
+        compare,
+        load,
+        load_comparison,
+        reproduce,
+        run,
+    )
     from fairbloom.protocol.scores import Score
     from fairbloom.server.run_folder.flower import RunFolder
 else:
     _PLACES = {
-        "Comparison": "fairbloom.experiments.results.comparison",
         "FairbloomError": "fairbloom.errors",
-        "Reproduction": "fairbloom.experiments.studies.reproduce",
-        "Run": "fairbloom.experiments.results.run",
         "RunFolder": "fairbloom.server.run_folder.flower",
         "Score": "fairbloom.protocol.scores",
-        "compare": "fairbloom.experiments.api",
-        "load": "fairbloom.experiments.results.run",
-        "load_comparison": "fairbloom.experiments.results.comparison",
-        "reproduce": "fairbloom.experiments.studies.reproduce",
-        "run": "fairbloom.experiments.api",
     }
+    _PLACES |= dict.fromkeys(
+        ("Comparison", "Reproduction", "Run", "compare", "load", "load_comparison", "reproduce", "run"),
+        "fairbloom.experiments.api",
+    )
 
     def __getattr__(name: str) -> Any:
         """Return what is exported, from where it lies."""

@@ -18,12 +18,12 @@ from fairbloom.deploy import cli as deployment
 from fairbloom.deploy.cli import FromRoundOption
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
-from fairbloom.experiments.recipes.recipe import shipped
+from fairbloom.experiments.recipes.recipe import load_shipped
 from fairbloom.experiments.results.comparison import Plan, load_comparison
 from fairbloom.experiments.results.run import COMPARISON, load
 from fairbloom.experiments.views import progress
 from fairbloom.experiments.views.catalogue import about, describe
-from fairbloom.experiments.views.listing import listed, rows_of
+from fairbloom.experiments.views.listing import find_runs, table_rows
 from fairbloom.experiments.views.tables import (
     console,
     show_data,
@@ -39,7 +39,7 @@ from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError, Value, assigned
 from fairbloom.scaffold.new import new
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.settings import Settings, check_used, default_config, parameters
+from fairbloom.server.settings import Settings, check_used, default_config
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.strategies import METHODS, find_method
 from fairbloom.tasks import TASKS, describe_data, find_task, load_task
@@ -266,7 +266,7 @@ def reproduce(
     The same command continues what was interrupted.
     """
     if as_list:
-        recipes = list(shipped())
+        recipes = list(load_shipped())
         if as_json:
             print(json.dumps([recipe.summary for recipe in recipes], indent=2))
         else:
@@ -274,9 +274,7 @@ def reproduce(
         return
     if name is None:
         raise SettingsError("no recipe is named: fairbloom reproduce --list names them")
-    from fairbloom.experiments.studies.reproduce import reproduce as reproduced
-
-    done = reproduced(
+    done = api.reproduce(
         name,
         seeds=seeds,
         quick=quick,
@@ -328,11 +326,11 @@ def show_compared(folder: Path, figure: Path | None, as_json: bool) -> None:
     plan = Plan.read(folder)
     unfinished = plan.unfinished(folder)
     if unfinished:
-        runs = listed(folder)
+        runs = find_runs(folder)
         if as_json:
             print(json.dumps({"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs}, indent=2))
         else:
-            show_runs(rows_of(runs), folder)
+            show_runs(table_rows(runs), folder)
             done = f"{plan.count - len(unfinished)} of {plan.count} runs of this comparison are finished"
             console.print(f"{done}: the same fairbloom compare continues", soft_wrap=True)
         return
@@ -348,9 +346,9 @@ def show_compared(folder: Path, figure: Path | None, as_json: bool) -> None:
 
 def draw_split(split: "Split", path: Path, as_json: bool) -> None:
     """Write the picture of a split."""
-    from fairbloom.experiments.views.figures import split_picture  # imported late: it takes a second
+    from fairbloom.experiments.views import figures  # imported late: it takes a second
 
-    draw(split_picture(split), path, as_json)
+    draw(figures.draw_split(split), path, as_json)
 
 
 def draw(figure: "Figure", path: Path, as_json: bool) -> None:
@@ -368,11 +366,11 @@ def list_runs(
     as_json: JsonOption = False,
 ) -> None:
     """List the runs in a folder: what each is, how far it is, and how its model serves the clients."""
-    runs = listed(folder)
+    runs = find_runs(folder)
     if as_json:
         print(json.dumps(runs, indent=2))
     else:
-        show_runs(rows_of(runs), folder)
+        show_runs(table_rows(runs), folder)
 
 
 NamesArgument = Annotated[
@@ -438,7 +436,7 @@ def data(
         return
     options: dict[str, Value | None] = {"task": task, "data-dir": folder, "clients": clients, "partition": partition}
     named = {} if data_dir is None else {"data-dir": data_dir}
-    config = api.merged(options | {"seed": seed}, api.merged(named, settings_of(settings)))
+    config = api.merge_settings(options | {"seed": seed}, api.merge_settings(named, settings_of(settings)))
     check_used(config, ["fedavg"], task)
     chosen = Settings.of(config)
     described = describe_data(chosen)
@@ -462,7 +460,7 @@ def show_leaving(task: str, place: str | None, settings: dict[str, Value], as_js
     from fairbloom.simulation.rehearsal import rehearse
 
     device = ClientSettings.of({}, Path(place)) if place and place.endswith(".toml") else None
-    config = api.merged({"task": task, "data-dir": device.data_dir if device else place}, settings)
+    config = api.merge_settings({"task": task, "data-dir": device.data_dir if device else place}, settings)
     chosen = Settings.of(config)
     check_used(config, [chosen.method], task)
     allow = device.allow if device else [value for value in config.values() if isinstance(value, str)]
@@ -516,12 +514,12 @@ def tune(
 
     options: dict[str, Value | None] = {"task": task, "data-dir": data_dir, "method": method, "model": model}
     options |= {"clients": clients, "partition": partition, "fraction": fraction, "device": device}
-    config = api.merged(options, settings_of(settings))
+    config = api.merge_settings(options, settings_of(settings))
     if "engine" in config:
         raise SettingsError(f"engine = {config['engine']!r}: fairbloom tune measures all engines: leave it out")
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
-    with progress.quiet(), errors.status("measuring rounds"):
+    with progress.quiet_log(), errors.status("measuring rounds"):
         tuned = measured(chosen, ("loop", "stacked", "workers", *(("ray",) if ray else ())), seconds)
     if as_json:
         engines = [{**asdict(timing), "times_as_fast_as_loop": tuned.speed(timing)} for timing in tuned.timings]
@@ -539,11 +537,11 @@ def check(
 
     The exit code is 1 where something is.
     """
-    from fairbloom.experiments.battery.check import check as tried
-    from fairbloom.experiments.battery.check import show_report
+    from fairbloom.experiments.battery import check as battery  # imported late, as PyTorch is with it
 
-    report = tried(find_method(method), arguments_of(method, settings_of(settings)))
-    show_report(report, console)
+    cls = find_method(method)
+    report = battery.check(cls, battery.arguments_of(cls, settings_of(settings)))
+    battery.show_report(report, console)
     if not report.passed:
         raise typer.Exit(1)
 
@@ -564,24 +562,8 @@ def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
     """
     config: dict[str, Value] = {}
     for assignment in assignments:
-        config = api.merged(config, assigned([assignment]))
+        config = api.merge_settings(config, assigned([assignment]))
     return config
-
-
-def arguments_of(method: str, config: dict[str, Value]) -> dict[str, Value]:
-    """Return settings of a method as the keyword arguments of its class.
-
-    Raises
-    ------
-    FairbloomError
-        When one is none of the method's.
-    """
-    owner = find_method(method).__name__.lower()
-    known = {key: each for key, each in parameters(methods=[method]).items() if each.owner == owner}
-    for key, value in config.items():
-        if key not in known:
-            raise SettingsError(f"{key} = {value!r}: {method} has {', '.join(known) or 'no parameters'}")
-    return {known[key].argument: known[key].checked(value) for key, value in config.items()}
 
 
 class Interrupted(BaseException):

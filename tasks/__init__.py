@@ -181,7 +181,9 @@ def forget_own_tasks() -> None:
 def _loaded_user_defined(
     info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value], ...], stamps: Stamps
 ) -> Task:
-    return info.load(setup, dict(parameters))
+    from .checks import checked  # imported late, as PyTorch is with it
+
+    return checked(info.loader, info.load(setup, dict(parameters)))
 
 
 @lru_cache(maxsize=4)

@@ -243,10 +243,6 @@ class TaskInfo:
         """Return the task; a folder is looked for when a client's data are asked for, since a server has none."""
         names = {each.key: each.argument for each in self.settings}
         task = Task.of(imported("task", self.loader)(setup, **{names[key]: value for key, value in parameters.items()}))
-        if self.is_own:
-            from .checks import checked
-
-            return checked(self.loader, task)
         if not self.reads_folder:
             return task
 

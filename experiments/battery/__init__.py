@@ -1,1 +1,1 @@
-"""A battery of tests for a method of somebody's own: what it does that no method may, in words."""
+"""A battery of checks for a method: what every federated method must keep to, and what is wrong where it does not."""

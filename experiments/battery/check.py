@@ -1,4 +1,4 @@
-"""A battery for methods: what a federated method must keep to, tried one by one, with what is wrong in words."""
+"""Checks every property of a method, one by one, and explains what is wrong."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -15,11 +15,11 @@ from fairbloom.protocol.settings import Value
 from fairbloom.strategies import FairStrategy
 
 from .properties import PROPERTIES, Answer, Verdict
-from .trial import Trial, Untried, Wrong, alone
+from .subject import Failure, NotApplicable, Subject, silence
 
 
 @dataclass(frozen=True)
-class Finding:
+class PropertyResult:
     """What became of one property.
 
     Attributes
@@ -28,7 +28,7 @@ class Finding:
         The property.
     verdict
         REMARK where the method may be right as it is and its author should know.
-    words
+    message
         What was given, what came, why that matters and what to do; or what was found.
     seconds
         How long it took.
@@ -36,28 +36,28 @@ class Finding:
 
     name: str
     verdict: Verdict
-    words: str
+    message: str
     seconds: float
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """What was found of a method, in the order of PROPERTIES."""
 
     method: str
-    findings: tuple[Finding, ...]
+    results: tuple[PropertyResult, ...]
 
     @property
     def passed(self) -> bool:
         """Whether no property failed."""
-        return all(finding.verdict is not Verdict.FAILED for finding in self.findings)
+        return all(result.verdict is not Verdict.FAILED for result in self.results)
 
-    def __getitem__(self, name: str) -> Finding:
-        """Return the finding of a property."""
-        return next(finding for finding in self.findings if finding.name == name)
+    def __getitem__(self, name: str) -> PropertyResult:
+        """Return the result of a property."""
+        return next(result for result in self.results if result.name == name)
 
 
-def check(method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None) -> Report:
+def check(method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None) -> CheckReport:
     """Try every property of a method; takes some seconds.
 
     Parameters
@@ -65,21 +65,21 @@ def check(method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | 
     method
         The method's class, or another function that makes it of keyword arguments.
     arguments
-        Its own parameters; those that are left out have their defaults.
+        The values of its parameters; those that are left out have their defaults.
     """
-    trial = Trial(method, arguments or {})
-    with alone():
-        outcomes = {name: _outcome(name, examine, trial) for name, examine in PROPERTIES.items()}
-    own_faults = {
-        name for name, (finding, homes) in outcomes.items() if finding.verdict is Verdict.FAILED and name in homes
+    subject = Subject(method, arguments or {})
+    with silence():
+        outcomes = {name: _outcome(name, check_property, subject) for name, check_property in PROPERTIES.items()}
+    failed = {
+        name for name, (result, reporters) in outcomes.items() if result.verdict is Verdict.FAILED and name in reporters
     }
-    findings = []
-    for name, (finding, homes) in outcomes.items():
-        elsewhere = [home for home in homes if home in own_faults and name not in homes]
-        words = f"It cannot be told before {' and '.join(elsewhere)} is mended."
-        findings.append(replace(finding, verdict=Verdict.NOT_APPLICABLE, words=words) if elsewhere else finding)
-    own = ", ".join(f"{name}={value!r}" for name, value in trial.arguments.items())
-    return Report(f"{_name(method)}({own})", tuple(findings))
+    results = []
+    for name, (result, reporters) in outcomes.items():
+        others = [other for other in reporters if other in failed and name not in reporters]
+        message = f"It cannot be checked yet: correct {' and '.join(others)} first."
+        results.append(replace(result, verdict=Verdict.NOT_APPLICABLE, message=message) if others else result)
+    given = ", ".join(f"{name}={value!r}" for name, value in subject.arguments.items())
+    return CheckReport(f"{_name(method)}({given})", tuple(results))
 
 
 def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> dict[str, Value]:
@@ -90,7 +90,7 @@ def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> d
     FairbloomError
         When the method has no such parameter, or it is of another type.
     """
-    known = {own.key: own for own in parameters_of(method.__name__.lower(), method)} if settings else {}
+    known = {each.key: each for each in parameters_of(method.__name__.lower(), method)} if settings else {}
     for key in settings:
         if key not in known:
             there = ", ".join(known) or "none"
@@ -100,7 +100,7 @@ def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> d
     return {known[key].argument: known[key].checked(value) for key, value in settings.items()}
 
 
-def show_report(report: Report, console: Console) -> None:
+def show_report(report: CheckReport, console: Console) -> None:
     """Print what was found of a method, a property a row, on a console."""
     signs = {
         Verdict.PASSED: "[green]✓[/]",
@@ -112,25 +112,27 @@ def show_report(report: Report, console: Console) -> None:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for finding in report.findings:
-        table.add_row(signs[finding.verdict], finding.name, escape(finding.words))
+    for result in report.results:
+        table.add_row(signs[result.verdict], result.name, escape(result.message))
     console.print(table)
-    count = {verdict: sum(finding.verdict is verdict for finding in report.findings) for verdict in Verdict}
+    count = {verdict: sum(result.verdict is verdict for result in report.results) for verdict in Verdict}
     counted = ", ".join(f"{number} {verdict.value}" for verdict, number in count.items() if number)
-    console.print(f"{counted}; {sum(finding.seconds for finding in report.findings):.1f} seconds", soft_wrap=True)
+    console.print(f"{counted}; {sum(result.seconds for result in report.results):.1f} seconds", soft_wrap=True)
 
 
-def _outcome(name: str, examine: Callable[[Trial], Answer], trial: Trial) -> tuple[Finding, Collection[str]]:
-    """Return the finding of a property, and the properties of which one tells of it where it is a fault."""
+def _outcome(
+    name: str, check_property: Callable[[Subject], Answer], subject: Subject
+) -> tuple[PropertyResult, Collection[str]]:
+    """Return the result of a property, and the properties of which one reports it if it failed."""
     begin = time.perf_counter()
-    homes: tuple[str, ...] = (name,)
+    reporters: tuple[str, ...] = (name,)
     try:
-        verdict, words = examine(trial)
-    except Wrong as wrong:
-        verdict, words, homes = Verdict.FAILED, str(wrong), wrong.belongs or homes
-    except Untried as reason:
-        verdict, words = Verdict.NOT_APPLICABLE, str(reason)
-    return Finding(name, verdict, words, time.perf_counter() - begin), homes
+        verdict, message = check_property(subject)
+    except Failure as failure:
+        verdict, message, reporters = Verdict.FAILED, str(failure), failure.reporters or reporters
+    except NotApplicable as reason:
+        verdict, message = Verdict.NOT_APPLICABLE, str(reason)
+    return PropertyResult(name, verdict, message, time.perf_counter() - begin), reporters
 
 
 def _name(method: Callable[..., FairStrategy]) -> str:

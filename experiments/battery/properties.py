@@ -1,4 +1,4 @@
-"""What a method must keep to: each property is a function that tries it and says what it found."""
+"""What a method must keep to: each property has a function that checks it and says what it found."""
 
 import difflib
 import inspect
@@ -23,17 +23,17 @@ from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy
 
-from .trial import (
+from .subject import (
     EVALUATED,
     MEASURED,
     ROUNDS,
     TAKING_PART,
+    Failure,
     Situation,
-    Trial,
-    Wrong,
-    elsewhere,
+    Subject,
     initial_model,
-    ordinary,
+    ordinary_situation,
+    other_generators,
     run_config,
     unknown_metrics,
 )
@@ -67,108 +67,108 @@ class Verdict(Enum):
 
 
 Answer = tuple[Verdict, str]
-"""A verdict and its words; what fails raises Wrong instead."""
+"""A verdict and its message; a property that fails raises Failure instead."""
 
 
 # Parameters ---------------------------------------------------------------------------------------------------------
 
 
-def parameters(trial: Trial) -> Answer:
+def check_parameters(subject: Subject) -> Answer:
     """The method takes its parameters and the common options, and refuses what it cannot work with."""
-    own = _own_parameters(trial)
-    for parameter in own:
-        if parameter.default is None and parameter.argument not in trial.arguments:
-            raise Wrong(f"{parameter.argument} has no default: give it by --set {parameter.key}=…, or give it one.")
-    trial.new()
-    _check_options(trial)
-    remarks = [words for parameter in own for words in _taken(trial, parameter)]
+    declared = _parameters(subject)
+    for parameter in declared:
+        if parameter.default is None and parameter.argument not in subject.arguments:
+            raise Failure(f"{parameter.argument} has no default: give it by --set {parameter.key}=…, or give it one.")
+    subject.create()
+    _check_options(subject)
+    remarks = [remark for parameter in declared for remark in _try_values(subject, parameter)]
     if remarks:
         return Verdict.REMARK, " ".join(remarks)
-    names = ", ".join(parameter.argument for parameter in own)
-    return Verdict.PASSED, f"{names}: what makes no sense is refused by name." if own else "It has none of its own."
+    names = ", ".join(parameter.argument for parameter in declared)
+    return Verdict.PASSED, f"{names}: impossible values are refused by name." if declared else "It has no parameters."
 
 
-def _own_parameters(trial: Trial) -> tuple[Parameter, ...]:
-    declared = trial.make
-    if not inspect.isclass(trial.make):
+def _parameters(subject: Subject) -> tuple[Parameter, ...]:
+    declared = subject.factory
+    if not inspect.isclass(subject.factory):
         return ()
     try:
         return parameters_of(declared.__name__.lower(), declared)
     except (FairbloomError, NameError) as error:
-        raise Wrong(f"{error}. Only so can a setting of a run carry it.") from error
+        raise Failure(f"{error}. Only so can a setting of a run carry it.") from error
 
 
-def _check_options(trial: Trial) -> None:
-    """Raise Wrong where the common options do not reach FairStrategy."""
+def _check_options(subject: Subject) -> None:
+    """Raise Failure where the common options do not reach FairStrategy."""
     remedy = (
         "write def __init__(self, *, share: float = 0.5, **options: Unpack[Options]) and begin it with "
         "super().__init__(**options)"
     )
     try:
-        seed = trial.new(seed=5).seed
-    except Wrong as wrong:
-        raise Wrong(
-            f"The common option seed=5 is not taken, and runs give it. {wrong} The remedy: {remedy}."
+        seed = subject.create(seed=5).seed
+    except Failure as wrong:
+        raise Failure(
+            f"The common option seed=5 is not accepted, and runs give it. {wrong} The remedy: {remedy}."
         ) from wrong
     if seed != 5:
-        raise Wrong(f"The common option seed=5 was given, and the method has seed = {seed!r}: {remedy}.")
+        raise Failure(f"The common option seed=5 was given, and the method has seed = {seed!r}: {remedy}.")
 
 
-def _taken(trial: Trial, parameter: Parameter) -> Iterator[str]:
-    """Yield what is to be told of values that a parameter takes; raise Wrong where it takes an impossible one."""
+def _try_values(subject: Subject, parameter: Parameter) -> Iterator[str]:
+    """Yield remarks on the values that a parameter takes; raise Failure where it takes an impossible one."""
     name = parameter.argument
     helper = f"annotate it with its range, as in {name}: Annotated[float, Range('(0, 1]')] = 0.5"
     if parameter.kind in (float, int):
         unbounded = "inf" in parameter.range
         impossible = [math.nan, "many", *([] if unbounded else [math.inf]), *([0.5] if parameter.kind is int else [])]
         for value in impossible:
-            if _takes(trial, name, value):
-                raise Wrong(
-                    f"{name} = {value!r} is taken, and a run with it would end in the middle or learn nonsense: refuse "
+            if _accepts(subject, name, value):
+                raise Failure(
+                    f"{name} = {value!r} is taken, and a run with it would fail later or learn nothing: refuse "
                     f"it by a ValueError that names {name}; {helper}."
                 )
-        if _takes(trial, name, parameter.kind(-1)) and not parameter.description:
+        if _accepts(subject, name, parameter.kind(-1)) and not parameter.description:
             yield f"{name} = -1 is taken: if that makes no sense, {helper}."
-    if parameter.kind is str and _takes(trial, name, "no such word"):
+    if parameter.kind is str and _accepts(subject, name, "no such word"):
         yield f"{name} takes any word: where there are choices, annotate them: Annotated[str, Choices('this', 'that')]."
 
 
-def _takes(trial: Trial, name: str, value: object) -> bool:
+def _accepts(subject: Subject, name: str, value: object) -> bool:
     """Return whether the method takes a value of one of its parameters; a number may also be refused by TypeError."""
     try:
-        trial.make(**{**trial.arguments, name: value})
+        subject.factory(**{**subject.arguments, name: value})
     except ValueError as error:
         if name not in str(error):
-            raise Wrong(
-                f"{name} = {value!r} is refused by {error!s}: name {name} in it, who else is to know?"
+            raise Failure(
+                f"{name} = {value!r} is refused by {error!s}: name {name} in the message, so that it can be corrected."
             ) from error
         return False
     except TypeError:
         return False
     except Exception as error:
-        raise Wrong(f"{name} = {value!r} raised {error!r}: refuse it by a ValueError that names {name}.") from error
+        raise Failure(f"{name} = {value!r} raised {error!r}: refuse it by a ValueError that names {name}.") from error
     return True
 
 
 # What clients are asked for -----------------------------------------------------------------------------------------
 
 
-def needs(trial: Trial) -> Answer:
+def check_needs(subject: Subject) -> Answer:
     """The method asks its clients for what they report, and for all that it reads."""
-    method = trial.new()
+    method = subject.create()
     if isinstance(method.needs, str) or not all(isinstance(metric, str) for metric in method.needs):
-        raise Wrong(f"needs = {method.needs!r} is no set of names: write needs = frozenset({{'loss-before'}}).")
+        raise Failure(f"needs = {method.needs!r} is no set of names: write needs = frozenset({{'loss-before'}}).")
     unknown = unknown_metrics(method)
     for metric in unknown:
         close = difflib.get_close_matches(metric, MEASURED, n=1, cutoff=0.8)
         if metric in EVALUATED:
-            raise Wrong(
+            raise Failure(
                 f"needs asks for {metric!r}, which clients report when they evaluate, and not when they train: choose "
                 f"among {', '.join(MEASURED)}."
             )
         if close:
-            raise Wrong(f"needs asks for {metric!r}, which no client reports: {close[0]!r} is meant?")
-    _check_terms(trial, method)
+            raise Failure(f"needs asks for {metric!r}, which no client reports: {close[0]!r} is meant?")
+    _check_terms(subject, method)
     if unknown:
         return Verdict.REMARK, (
             f"Fairbloom's clients do not report {', '.join(unknown)} for every task: a run whose clients lack it stops."
@@ -177,29 +177,29 @@ def needs(trial: Trial) -> Answer:
     return Verdict.PASSED, f"It asks for {asked}, and reads no other."
 
 
-def _check_terms(trial: Trial, method: FairStrategy) -> None:
-    """Raise Wrong where the terms of the clients' work are none, or do not go with the probe."""
-    with trial.in_words("In round 7, "):
+def _check_terms(subject: Subject, method: FairStrategy) -> None:
+    """Raise Failure where the terms of the clients' work are none, or do not go with the probe."""
+    with subject.explain_errors("In round 7, "):
         terms: object = method.terms(7)
     if not isinstance(terms, Terms) or terms.server_round != 7:
-        raise Wrong(
+        raise Failure(
             f"terms(7) returned {terms!r}: it must return the terms of round 7, as in "
             "dataclasses.replace(super().terms(server_round), local_steps=5)."
         )
-    situation = ordinary(4)
-    cohort, _ = trial.cohort(method, situation)
-    coefficients = trial.weighed(method, cohort, situation.words)
-    with trial.in_words(f"Given {situation.words}, ", method=method):
+    situation = ordinary_situation(4)
+    cohort, _ = subject.make_cohort(method, situation)
+    coefficients = subject.weigh(method, cohort, situation.description)
+    with subject.explain_errors(f"Given {situation.description}, ", method=method):
         mix = method.probe(cohort, coefficients)
     if method.snapshots and terms.snapshot_step is None:
-        raise Wrong(
+        raise Failure(
             "snapshots = True awaits each client's model in the midst of its work, and terms do not ask for it: set "
             "snapshot_step and local_steps there."
         )
     if mix is not None and not method.snapshots:
-        raise Wrong("probe returns a mix of the clients' snapshots, and there are none: set snapshots = True.")
+        raise Failure("probe returns a mix of the clients' snapshots, and there are none: set snapshots = True.")
     if mix is not None and np.shape(mix) != (cohort.size,):
-        raise Wrong(
+        raise Failure(
             f"probe returned shape {np.shape(mix)} for 4 clients: it must return a number for each, shape (4,)."
         )
 
@@ -207,81 +207,83 @@ def _check_terms(trial: Trial, method: FairStrategy) -> None:
 # Coefficients -------------------------------------------------------------------------------------------------------
 
 
-def shape(trial: Trial) -> Answer:
+def check_shape(subject: Subject) -> Answer:
     """Weigh returns one finite number for each update and for each kept row."""
     for m in SIZES:
-        situation, method = ordinary(m), trial.new()
-        cohort, _ = trial.cohort(method, situation)
-        trial.weighed(method, cohort, situation.words)
-    kept = max(len(cohort.memory) for cohort, _ in trial.steps(trial.new(), len(TAKING_PART)))
+        situation, method = ordinary_situation(m), subject.create()
+        cohort, _ = subject.make_cohort(method, situation)
+        subject.weigh(method, cohort, situation.description)
+    kept = max(len(cohort.memory) for cohort, _ in subject.iterate_rounds(subject.create(), len(TAKING_PART)))
     rows = f"; with {kept} kept rows" if kept else ""
     return Verdict.PASSED, f"One finite number per client, with {', '.join(map(str, SIZES))} of them{rows}."
 
 
-def finiteness(trial: Trial) -> Answer:
+def check_finiteness(subject: Subject) -> Answer:
     """Coefficients and step are finite in every situation that a run may come to."""
     situations = list(_extremes())
     for situation in situations:
-        method = trial.new()
-        cohort, _ = trial.cohort(method, situation)
-        coefficients = trial.weighed(method, cohort, situation.words)
+        method = subject.create()
+        cohort, _ = subject.make_cohort(method, situation)
+        coefficients = subject.weigh(method, cohort, situation.description)
         step = coefficients @ situation.updates
         if not np.isfinite(step).all():
-            raise Wrong(
-                f"Given {situation.words}, the coefficients are up to {np.abs(coefficients).max():.0e} and the step is "
-                "beyond all numbers. Such a round is skipped: bound what you divide by."
+            raise Failure(
+                f"Given {situation.description}, the coefficients are up to {np.abs(coefficients).max():.0e} and the "
+                "step is beyond all numbers. Such a round is skipped: bound what you divide by."
             )
     return Verdict.PASSED, f"In {len(situations)} extreme situations, as zero updates, zero losses and huge ones."
 
 
 def _extremes() -> Iterator[Situation]:
-    usual, one = ordinary(4), ordinary(1)
+    usual, one = ordinary_situation(4), ordinary_situation(1)
     U, losses = usual.updates, usual.losses
     still = np.array([1.0, 0.0, 1.0, 1.0])
-    yield replace(usual, words="4 clients that did not move (zero updates)", updates=0.0 * U)
-    yield replace(usual, words="4 clients of which one did not move (a zero update)", updates=still[:, None] * U)
-    yield replace(usual, words="4 clients with equal losses", losses=np.ones(4))
-    yield replace(usual, words="4 clients with zero losses", losses=np.zeros(4))
-    yield replace(usual, words="4 clients of which one has a zero loss", losses=still * losses)
-    yield replace(usual, words="4 clients with losses below zero, as that of a density may be", losses=-losses)
+    yield replace(usual, description="4 clients that did not move (zero updates)", updates=0.0 * U)
+    yield replace(usual, description="4 clients of which one did not move (a zero update)", updates=still[:, None] * U)
+    yield replace(usual, description="4 clients with equal losses", losses=np.ones(4))
+    yield replace(usual, description="4 clients with zero losses", losses=np.zeros(4))
+    yield replace(usual, description="4 clients of which one has a zero loss", losses=still * losses)
+    yield replace(usual, description="4 clients with losses below zero, as that of a density may be", losses=-losses)
     for scale in (1e-12, 1e12):
-        yield replace(usual, words=f"4 clients with losses around {scale:.0e}", losses=scale * losses)
-        yield replace(usual, words=f"4 clients with updates around {scale:.0e}", updates=scale * U)
+        yield replace(usual, description=f"4 clients with losses around {scale:.0e}", losses=scale * losses)
+        yield replace(usual, description=f"4 clients with updates around {scale:.0e}", updates=scale * U)
         one_off = np.array([1.0, scale, 1.0, 1.0])[:, None]
-        yield replace(usual, words=f"4 clients of which one has an update around {scale:.0e}", updates=one_off * U)
-    yield replace(usual, words="4 clients with the same update", updates=np.tile(U[0], (4, 1)))
-    yield replace(usual, words="4 clients with opposed updates", updates=np.outer([1.0, -1.0, 1.0, -1.0], U[0]))
-    yield replace(usual, words="4 clients with orthogonal updates", updates=np.eye(*U.shape))
+        yield replace(
+            usual, description=f"4 clients of which one has an update around {scale:.0e}", updates=one_off * U
+        )
+    yield replace(usual, description="4 clients with the same update", updates=np.tile(U[0], (4, 1)))
+    yield replace(usual, description="4 clients with opposed updates", updates=np.outer([1.0, -1.0, 1.0, -1.0], U[0]))
+    yield replace(usual, description="4 clients with orthogonal updates", updates=np.eye(*U.shape))
     for accuracy in (0.0, 1.0):
-        yield replace(usual, words=f"4 clients with accuracy {accuracy:g}", accuracies=np.full(4, accuracy))
-    yield replace(usual, words="4 clients with 1 to 1,000,000 examples", counts=np.array([1.0, 10.0, 1e3, 1e6]))
-    yield replace(usual, words="4 clients of which one was drawn 3 times", draws=np.array([1.0, 3.0, 1.0, 1.0]))
+        yield replace(usual, description=f"4 clients with accuracy {accuracy:g}", accuracies=np.full(4, accuracy))
+    yield replace(usual, description="4 clients with 1 to 1,000,000 examples", counts=np.array([1.0, 10.0, 1e3, 1e6]))
+    yield replace(usual, description="4 clients of which one was drawn 3 times", draws=np.array([1.0, 3.0, 1.0, 1.0]))
     yield replace(
-        one, words="a single client that did not move, with loss 0", updates=0.0 * one.updates, losses=np.zeros(1)
+        one, description="a single client that did not move, with loss 0", updates=0.0 * one.updates, losses=np.zeros(1)
     )
 
 
-def permutation(trial: Trial) -> Answer:
+def check_permutation(subject: Subject) -> Answer:
     """A coefficient goes with what a client replied, whatever the client is called."""
     for m, common in ((3, 1.0), (5, 0.0), (8, 0.3)):
-        situation, order = ordinary(m, seed=1, common=common), np.random.default_rng(m).permutation(m)[::-1]
-        before = trial.coefficients(situation)[:m]
-        after = trial.coefficients(situation.taken(order))[:m]
-        if _same(after, before[order]):
+        situation, order = ordinary_situation(m, seed=1, common=common), np.random.default_rng(m).permutation(m)[::-1]
+        before = subject.weigh_fresh(situation)[:m]
+        after = subject.weigh_fresh(situation.select(order))[:m]
+        if _is_same(after, before[order]):
             continue
-        if _same(after @ situation.updates[order], before @ situation.updates):
+        if _is_same(after @ situation.updates[order], before @ situation.updates):
             return Verdict.REMARK, (
                 "When clients change their names, they get other coefficients, and the step is the same: several "
                 "coefficients give it, and the order of names decides which."
             )
-        if any(not _same(trial.coefficients(situation, seed=seed)[:m], before) for seed in range(1, 9)):
+        if any(not _is_same(subject.weigh_fresh(situation, seed=seed)[:m], before) for seed in range(1, 9)):
             return Verdict.REMARK, (
                 "The method draws from the seed, and what is drawn goes to clients in the order of their names: with "
                 "other names the step is another draw."
             )
         k = int(np.argmax(np.abs(after - before[order])))
-        raise Wrong(
-            f"Given {situation.words}, the client with loss {situation.losses[order][k]:.2g} got the coefficient "
+        raise Failure(
+            f"Given {situation.description}, the client with loss {situation.losses[order][k]:.2g} got the coefficient "
             f"{before[order][k]:.3g}; with other names, and so in another order, the same replies got it "
             f"{after[k]:.3g}, and the step is another one. Nobody should count for a name: go by what clients reply, "
             "not by their place in cohort.names."
@@ -289,24 +291,24 @@ def permutation(trial: Trial) -> Answer:
     return Verdict.PASSED, "Clients that are called otherwise, and so come in another order, count as before."
 
 
-def scaling(trial: Trial) -> Answer:
+def check_scaling(subject: Subject) -> Answer:
     """What becomes of the step where all updates are so many times as long."""
-    situation = ordinary(5, seed=2)
-    step = trial.coefficients(situation)[:5] @ situation.updates
+    situation = ordinary_situation(5, seed=2)
+    step = subject.weigh_fresh(situation)[:5] @ situation.updates
     length = float(np.linalg.norm(step))
     if length == 0.0:
         return Verdict.NOT_APPLICABLE, "There is no step among ordinary clients."
     powers = []
     for scale in SCALES:
-        longer = replace(situation, words=f"updates {scale:g} times as long", updates=scale * situation.updates)
-        scaled = trial.coefficients(longer)[:5] @ longer.updates
+        longer = replace(situation, description=f"updates {scale:g} times as long", updates=scale * situation.updates)
+        scaled = subject.weigh_fresh(longer)[:5] @ longer.updates
         if not scaled.any():
             return Verdict.REMARK, (
                 f"With updates {scale:g} times as long there is no step any more: compare with what other updates "
                 "measure, not with a fixed number, as updates get short towards the end of a run."
             )
         if scaled @ step < -TOLERANCE * length * np.linalg.norm(scaled):
-            raise Wrong(
+            raise Failure(
                 f"With updates {scale:g} times as long, the step points the other way. The unit of a model's numbers "
                 "should not decide between up and down: divide by a length that the updates have themselves."
             )
@@ -325,33 +327,33 @@ def scaling(trial: Trial) -> Answer:
     return Verdict.PASSED, words[power]
 
 
-def duplicates(trial: Trial) -> Answer:
+def check_duplicates(subject: Subject) -> Answer:
     """Two clients that replied the same count the same."""
-    usual = ordinary(4, seed=3)
+    usual = ordinary_situation(4, seed=3)
     remark = ""
     for k in range(4):
-        twins = replace(usual.taken([0, 1, 2, 3, k]), words="5 clients of which two replied the same")
-        c = trial.coefficients(twins)[:5]
-        if _same(c[[k]], c[[4]], of=c):
+        twins = replace(usual.select([0, 1, 2, 3, k]), description="5 clients of which two replied the same")
+        c = subject.weigh_fresh(twins)[:5]
+        if _is_same(c[[k]], c[[4]], of=c):
             continue
         nudge = np.ones(5)
         nudge[[k, 4]] += 1e-9, -1e-9
         near = replace(
             twins,
-            words="5 clients of which two replied nearly the same",
+            description="5 clients of which two replied nearly the same",
             updates=nudge[:, None] * twins.updates,
             losses=nudge * twins.losses,
             accuracies=nudge * twins.accuracies,
         )
-        told = f"Of two clients that replied the same, one got {c[k]:.3g} and the other {c[4]:.3g}"
-        if not _same(trial.coefficients(near)[:5] @ near.updates, c @ twins.updates, within=10 * TOLERANCE):
-            raise Wrong(
-                f"{told}, and the step is another one than that of two that replied nearly the same. So a client that "
+        found = f"Of two clients that replied the same, one got {c[k]:.3g} and the other {c[4]:.3g}"
+        if not _is_same(subject.weigh_fresh(near)[:5] @ near.updates, c @ twins.updates, within=10 * TOLERANCE):
+            raise Failure(
+                f"{found}, and the step is another one than that of two that replied nearly the same. So a client that "
                 "is like another one loses its say, or gets too much of it: do not look clients up by their loss."
             )
         remark = (
-            f"{told}, for the order of names or a draw decides between them. The step is what it would be; the records "
-            "will tell two clients apart that are alike."
+            f"{found}, for the order of names or a draw decides between them. The step is what it would be; the "
+            "records will show different numbers for two clients that are alike."
         )
     if remark:
         return Verdict.REMARK, remark
@@ -361,15 +363,16 @@ def duplicates(trial: Trial) -> Answer:
 # State --------------------------------------------------------------------------------------------------------------
 
 
-def memory(trial: Trial) -> Answer:
+def check_memory(subject: Subject) -> Answer:
     """Weigh changes nothing; what is remembered can be written down, and does not grow for ever."""
-    _check_weigh_changes_nothing(trial, trial.new(), number=1)
-    method = trial.new()
+    _check_weigh_changes_nothing(subject, subject.create(), number=1)
+    method = subject.create()
     sizes = {}
-    for number, _ in enumerate(trial.steps(method, ROUNDS + 1)):
+    for number, _ in enumerate(subject.iterate_rounds(method, ROUNDS + 1)):
         _check_savable(method)
-        sizes[number] = _size(method)
-    _check_weigh_changes_nothing(trial, method, number=ROUNDS + 2)
+        if number in (ROUNDS // 2, ROUNDS):  # a file takes milliseconds to reach the disk
+            sizes[number] = _size(method)
+    _check_weigh_changes_nothing(subject, method, number=ROUNDS + 2)
     (bytes_then, rows_then), (bytes_now, rows_now) = sizes[ROUNDS // 2], sizes[ROUNDS]
     if rows_now > rows_then:
         return Verdict.REMARK, (
@@ -387,29 +390,29 @@ def memory(trial: Trial) -> Answer:
     return Verdict.PASSED, f"weigh changes nothing. {what}"
 
 
-def _check_weigh_changes_nothing(trial: Trial, method: FairStrategy, number: int) -> None:
-    cohort, _ = trial.cohort(method, ordinary(5), number)
+def _check_weigh_changes_nothing(subject: Subject, method: FairStrategy, number: int) -> None:
+    cohort, _ = subject.make_cohort(method, ordinary_situation(5), number)
     arrays = {f"cohort.{name}": getattr(cohort, name) for name in ("counts", "prior", "draws", "gram", "squared_norms")}
     arrays |= {f"cohort.metrics[{metric!r}]": values for metric, values in cohort.metrics.items()}
-    before, had = _noted(arrays), _noted(vars(method))
-    trial.weighed(method, cohort, "5 ordinary clients")
-    now, has = _noted(arrays), _noted(vars(method))
+    before, had = _snapshot(arrays), _snapshot(vars(method))
+    subject.weigh(method, cohort, "5 ordinary clients")
+    now, has = _snapshot(arrays), _snapshot(vars(method))
     for name in now:
         if now[name] != before[name]:
-            raise Wrong(
+            raise Failure(
                 f"weigh changes {name} in place, and the step and the records read it afterwards: work on a copy, "
                 f"{name}.copy()."
             )
     for name in has:
         if name not in had or has[name] != had[name]:
-            raise Wrong(
+            raise Failure(
                 f"weigh changes self.{name}. It may be asked for a round whose step is not taken then: change "
                 "self.memory in remember, which comes after the step."
             )
 
 
-def _noted(values: Mapping[str, object]) -> dict[str, object]:
-    """Return what tells whether values have changed; of objects of other kinds, whether it is the same object."""
+def _snapshot(values: Mapping[str, object]) -> dict[str, object]:
+    """Return values in a form that shows whether they have changed; of other objects, which object it is."""
     return {name: _bits(value) for name, value in values.items()}
 
 
@@ -427,7 +430,7 @@ def _bits(value: object) -> object:
 def _check_savable(method: FairStrategy) -> None:
     fault = _unsavable(method.memory, "self.memory")
     if not isinstance(method.memory, dict) or fault:
-        raise Wrong(
+        raise Failure(
             f"{fault or f'self.memory is a {type(method.memory).__name__}'}. A checkpoint keeps dicts by str, lists, "
             "str, int, float, bool, None and NumPy arrays of numbers, and gives nothing else back as it was: turn it "
             "into one of these.",
@@ -457,65 +460,69 @@ def _size(method: FairStrategy) -> tuple[int, int]:
         return file.stat().st_size, len(method.progress.kept)
 
 
-def resume(trial: Trial) -> Answer:
+def check_resume(subject: Subject) -> Answer:
     """A run that is killed and continued from its checkpoint ends as one that is not."""
-    whole = trial.new(fraction_train=0.5)
-    rounds = trial.run(whole, 6)
-    stopped = trial.new(fraction_train=0.5)
-    before = trial.run(stopped, 3)
+    whole = subject.create(fraction_train=0.5)
+    rounds = subject.run_rounds(whole, 6)
+    stopped = subject.create(fraction_train=0.5)
+    before = subject.run_rounds(stopped, 3)
     _check_savable(stopped)
-    continued = trial.new(fraction_train=0.5)
+    continued = subject.create(fraction_train=0.5)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "3.safetensors"
         save_checkpoint(file, before[-1].arrays, stopped.state_dict())
         model, state = load_checkpoint(file)
-    with trial.in_words("Continued from a checkpoint after round 3, "):
+    with subject.explain_errors("Continued from a checkpoint after round 3, "):
         continued.load_state_dict(state)
-    after = trial.run(continued, 3, model)
+    after = subject.run_rounds(continued, 3, model)
     for one, other in zip(rounds, [*before, *after], strict=True):
-        if _told(one) == _told(other):
+        if _round_bits(one) == _round_bits(other):
             continue
-        if list(map(_told, trial.run(trial.new(fraction_train=0.5), 6))) != list(map(_told, rounds)):
-            raise Wrong("The same rounds differ when they are run again.", "determinism")
-        had, has = _noted(vars(trial.new(fraction_train=0.5))), _noted(vars(whole))
-        changed = [f"self.{name}" for name in has if name not in OURS and has[name] != had.get(name)]
+        if list(map(_round_bits, subject.run_rounds(subject.create(fraction_train=0.5), 6))) != list(
+            map(_round_bits, rounds)
+        ):
+            raise Failure("The same rounds differ when they are run again.", "determinism")
+        had, has = _snapshot(vars(subject.create(fraction_train=0.5))), _snapshot(vars(whole))
+        changed = [f"self.{name}" for name in has if name not in FRAMEWORK_ATTRIBUTES and has[name] != had.get(name)]
         found = (
             f"{' and '.join(changed)} changed in these rounds and is not part of it: keep it in self.memory."
             if changed
             else "What weigh uses of earlier rounds must be in self.memory, or in the rows that remember returns."
         )
-        raise Wrong(
+        raise Failure(
             f"A run was stopped after round 3 and continued from its checkpoint; in round {one.number} it differs from "
             f"one that was not stopped. A checkpoint holds self.memory and the kept rows. {found}"
         )
-    _check_paced(trial)
+    _check_paced(subject)
     return Verdict.PASSED, "Continued from a checkpoint after round 3, rounds 4 to 6 are the same to the bit."
 
 
-def _check_paced(trial: Trial) -> None:
-    """Raise Wrong where a run of more rounds would have taken other steps, and the method does not say so."""
-    method, situation = trial.new(), ordinary(5)
-    cohort, _ = trial.cohort(method, situation, ROUNDS // 2)
+def _check_paced(subject: Subject) -> None:
+    """Raise Failure where a run of more rounds would have taken other steps, and the method does not say so."""
+    method, situation = subject.create(), ordinary_situation(5)
+    cohort, _ = subject.make_cohort(method, situation, ROUNDS // 2)
     longer = replace(cohort, num_rounds=2 * ROUNDS)
-    same = _same(trial.weighed(method, cohort, situation.words), trial.weighed(method, longer, situation.words))
+    same = _is_same(
+        subject.weigh(method, cohort, situation.description), subject.weigh(method, longer, situation.description)
+    )
     if not same and not method.paced:
-        raise Wrong(
+        raise Failure(
             f"In round {ROUNDS // 2} the coefficients of a run of {ROUNDS} rounds are others than those of one of "
             f"{2 * ROUNDS}. A finished run that is extended by more rounds would then be neither: say so by a property "
             "paced that returns True, and such a run is refused in words."
         )
 
 
-def determinism(trial: Trial) -> Answer:
+def check_determinism(subject: Subject) -> Answer:
     """The same cohort gets the same coefficients, whatever else the process has done."""
-    situation, method = ordinary(5, seed=4), trial.new()
-    cohort, _ = trial.cohort(method, situation)
-    first = trial.weighed(method, cohort, situation.words)
-    with elsewhere(seed=1):
-        others = {"asked once more": trial.weighed(method, cohort, situation.words)}
-    with elsewhere(seed=2):
-        fresh = trial.new()
-        others["made afresh"] = trial.weighed(fresh, trial.cohort(fresh, situation)[0], situation.words)
+    situation, method = ordinary_situation(5, seed=4), subject.create()
+    cohort, _ = subject.make_cohort(method, situation)
+    first = subject.weigh(method, cohort, situation.description)
+    with other_generators(seed=1):
+        others = {"asked once more": subject.weigh(method, cohort, situation.description)}
+    with other_generators(seed=2):
+        fresh = subject.create()
+        others["made afresh"] = subject.weigh(fresh, subject.make_cohort(fresh, situation)[0], situation.description)
     remedy = (
         "Resumed runs and repeated ones then differ: draw from "
         "fairbloom.protocol.streams.generator(self.seed, 'what for', cohort.round), and read no clock."
@@ -523,68 +530,70 @@ def determinism(trial: Trial) -> Answer:
     for what, again in others.items():
         if again.tobytes() != first.tobytes():
             k = int(np.argmax(again != first))
-            raise Wrong(
-                f"Given the same {situation.words}, {cohort.names[k]} got {first[k]:.6g} and, when the method was "
-                f"{what}, {again[k]:.6g}. {remedy}"
+            raise Failure(
+                f"Given the same {situation.description}, {cohort.names[k]} got {first[k]:.6g} and, when the method "
+                f"was {what}, {again[k]:.6g}. {remedy}"
             )
     if not unknown_metrics(method):
-        with elsewhere(seed=3):
-            rounds = trial.run(trial.new(fraction_train=0.5), 3)
-        with elsewhere(seed=4):
-            again_rounds = trial.run(trial.new(fraction_train=0.5), 3)
+        with other_generators(seed=3):
+            rounds = subject.run_rounds(subject.create(fraction_train=0.5), 3)
+        with other_generators(seed=4):
+            again_rounds = subject.run_rounds(subject.create(fraction_train=0.5), 3)
         for one, other in zip(rounds, again_rounds, strict=True):
-            if _told(one) != _told(other):
-                raise Wrong(f"The same run, begun twice, differs in round {one.number}. {remedy}")
+            if _round_bits(one) != _round_bits(other):
+                raise Failure(f"The same run, begun twice, differs in round {one.number}. {remedy}")
     return Verdict.PASSED, "The same replies get the same coefficients to the bit, also in a fresh method."
 
 
-OURS = ("memory", "progress", "_flower", "_loop")
+FRAMEWORK_ATTRIBUTES = ("memory", "progress", "_flower", "_loop")
 """Attributes of a method that are FairStrategy's to keep."""
 
 
-def _told(finished: Round) -> object:
-    """Return what two rounds that are the same have in common."""
-    return finished.participants, dict(finished.coefficients), _noted(finished.arrays)
+def _round_bits(finished: Round) -> object:
+    """Return what is equal of two rounds that are the same to the bit."""
+    return finished.participants, dict(finished.coefficients), _snapshot(finished.arrays)
 
 
 # What it is good for ------------------------------------------------------------------------------------------------
 
 
-def reports(trial: Trial) -> Answer:
-    """Its own metrics are finite numbers, and those that `reports` names."""
-    method = trial.new()
-    cohort, coefficients = next(trial.steps(method, 1))
-    with trial.in_words("Given 6 ordinary clients, ", method=method):
+def check_reports(subject: Subject) -> Answer:
+    """The metrics of the method are finite numbers, and those that `reports` names."""
+    method = subject.create()
+    cohort, coefficients = next(subject.iterate_rounds(method, 1))
+    with subject.explain_errors("Given 6 ordinary clients, ", method=method):
         metrics = method.own_metrics(cohort, coefficients)
     if not metrics and not method.reports:
-        return Verdict.NOT_APPLICABLE, "It has no metrics of its own."
+        return Verdict.NOT_APPLICABLE, "It records no metrics."
     missing = [name for name in method.reports if name not in metrics]
     if missing:
-        raise Wrong(f"reports names {missing[0]!r}, which own_metrics does not return: its column would be empty.")
+        raise Failure(f"reports names {missing[0]!r}, which own_metrics does not return: its column would be empty.")
     for name, value in metrics.items():
         if not isinstance(value, int | float) or not math.isfinite(value):
-            raise Wrong(f"own_metrics returned {name} = {value!r}: it must be a finite number, as float(…) makes one.")
+            raise Failure(
+                f"own_metrics returned {name} = {value!r}: it must be a finite number, as float(…) makes one."
+            )
         if name not in method.reports:
-            raise Wrong(f"own_metrics returned {name!r}: name it in reports = ({name!r},), and it gets a column.")
+            raise Failure(f"own_metrics returned {name!r}: name it in reports = ({name!r},), and it gets a column.")
     return Verdict.PASSED, f"Each round records {', '.join(metrics)}."
 
 
-def cost(trial: Trial) -> Answer:
+def check_cost(subject: Subject) -> Answer:
     """How long weigh takes, beside the products of updates that every round or this method needs."""
-    taken: dict[int, float] = {}
+    seconds_with: dict[int, float] = {}
     asks_for_products = False
     for m in (10, 100, 1000):
-        if taken and max(taken.values()) > PATIENCE:
+        if seconds_with and max(seconds_with.values()) > PATIENCE:
             break
-        method = trial.new()
-        cohort, _ = trial.cohort(method, ordinary(m))
+        method = subject.create()
+        cohort, _ = subject.make_cohort(method, ordinary_situation(m))
         begin = time.perf_counter()
-        trial.weighed(method, cohort, f"{m} ordinary clients")
-        taken[m] = time.perf_counter() - begin
+        subject.weigh(method, cohort, f"{m} ordinary clients")
+        seconds_with[m] = time.perf_counter() - begin
         asks_for_products = "gram" in vars(cohort)
     summed, multiplied = _seconds_of_products()
-    weigh = ", ".join(f"{1e3 * seconds:.2g} ms with {m}" for m, seconds in taken.items())
-    left = "" if len(taken) == 3 else f" (with {10 * max(taken)} it would take too long to try)"
+    weigh = ", ".join(f"{1e3 * seconds:.2g} ms with {m}" for m, seconds in seconds_with.items())
+    left = "" if len(seconds_with) == 3 else f" (with {10 * max(seconds_with)} it would take too long to try)"
     beside = f"the weighted sum takes {1e3 * summed:.0f} ms"
     beside += f" and the Gram matrix, which it asks for, {1e3 * multiplied:.0f} ms" if asks_for_products else ""
     return Verdict.PASSED, f"weigh takes {weigh} clients{left}. Of {SEVERAL} updates of a million numbers, {beside}."
@@ -601,12 +610,12 @@ def _seconds_of_products() -> tuple[float, float]:
     return middle - begin, time.perf_counter() - middle
 
 
-def learns(trial: Trial) -> Answer:
+def check_learns(subject: Subject) -> Answer:
     """Some rounds with real clients lower their mean loss."""
-    method = trial.new(fraction_evaluate=0.0)
-    situation = ordinary(5)
-    sums = [trial.coefficients(situation)[:5]]
-    rounds = trial.run(method, LEARNED_ROUNDS, batch_size=10, learning_rate=0.1)
+    method = subject.create(fraction_evaluate=0.0)
+    situation = ordinary_situation(5)
+    sums = [subject.weigh_fresh(situation)[:5]]
+    rounds = subject.run_rounds(method, LEARNED_ROUNDS, batch_size=10, learning_rate=0.1)
     sums += [np.array(list(finished.coefficients.values())) for finished in rounds]
     signs = {_sign(c) for c in sums}
     if not any(c.any() for c in sums):
@@ -616,20 +625,20 @@ def learns(trial: Trial) -> Answer:
         )
     before = _losses(method, initial_model())
     after = _losses(method, rounds[-1].arrays)
-    told = (
+    losses = (
         f"In {LEARNED_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from {before.mean():.3g} "
         f"to {after.mean():.3g}, and that of the worst served from {before.max():.3g} to {after.max():.3g}"
     )
     if max(signs) <= 0:
         what = "are negative" if min(signs) < 0 else "sum to about 0"
-        raise Wrong(
+        raise Failure(
             f"The coefficients {what}: the step goes {'uphill' if min(signs) < 0 else 'nowhere where clients agree'}. "
-            f"{told}. An update is u_k = w - w_k and the new model w - sum of c_k u_k, so coefficients that sum to 1 "
+            f"{losses}. An update is u_k = w - w_k and the new model w - sum of c_k u_k, so coefficients that sum to 1 "
             "average the clients' models."
         )
     if not after.mean() < before.mean():
-        return Verdict.REMARK, f"{told}: the step is too long for them, or goes for something else than their mean."
-    return Verdict.PASSED, f"{told}."
+        return Verdict.REMARK, f"{losses}: the step is too long for them, or goes for something else than their mean."
+    return Verdict.PASSED, f"{losses}."
 
 
 def _sign(coefficients: FloatArray) -> int:
@@ -646,19 +655,25 @@ def _losses(method: FairStrategy, model: Model) -> FloatArray:
     return np.array([report[LOSS] for report in replies.metrics.values()])
 
 
-def _same(one: FloatArray, other: FloatArray, *, of: FloatArray | None = None, within: float = TOLERANCE) -> bool:
+def _is_same(one: FloatArray, other: FloatArray, *, of: FloatArray | None = None, within: float = TOLERANCE) -> bool:
     """Return whether two arrays are the same to a share of the largest of them, or of those in `of`."""
     largest = max(np.abs(one).max(), np.abs(other).max()) if of is None else np.abs(of).max()
     return bool(np.abs(one - other).max() <= within * largest)
 
 
-PROPERTIES: Mapping[str, Callable[[Trial], Answer]] = {
-    examine.__name__: examine
-    for examine in (
-        *(parameters, needs, shape, finiteness),
-        *(permutation, scaling, duplicates),
-        *(memory, resume, determinism),
-        *(reports, cost, learns),
-    )
+PROPERTIES: Mapping[str, Callable[[Subject], Answer]] = {
+    "parameters": check_parameters,
+    "needs": check_needs,
+    "shape": check_shape,
+    "finiteness": check_finiteness,
+    "permutation": check_permutation,
+    "scaling": check_scaling,
+    "duplicates": check_duplicates,
+    "memory": check_memory,
+    "resume": check_resume,
+    "determinism": check_determinism,
+    "reports": check_reports,
+    "cost": check_cost,
+    "learns": check_learns,
 }
-"""Every property by its name, in the order in which a report has them."""
+"""The check of every property by the property's name, in the order in which a report has them."""

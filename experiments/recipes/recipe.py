@@ -65,7 +65,7 @@ class Printed:
         return None if mean is None else cls(float(mean), None if spread is None else float(spread))
 
 
-def _flat(settings: object) -> object:
+def _flatten(settings: object) -> object:
     """Return settings by their keys; TOML reads a dotted key as a table within the table."""
     if not isinstance(settings, dict):
         return settings
@@ -78,23 +78,27 @@ def _flat(settings: object) -> object:
     }
 
 
-def _several(grid: object) -> object:
+def _list_grids(grid: object) -> object:
     """Return a list of grids; TOML has a table where there is one alone."""
     return [grid] if isinstance(grid, dict) else grid
 
 
-Config = Annotated[dict[str, Value], BeforeValidator(_flat)]
+Config = Annotated[dict[str, Value], BeforeValidator(_flatten)]
 """Settings of a run by their keys."""
 
-Axes = Annotated[dict[str, Annotated[list[Value], Field(min_length=1)]], BeforeValidator(_flat)]
+Axes = Annotated[dict[str, Annotated[list[Value], Field(min_length=1)]], BeforeValidator(_flatten)]
 """The values of settings that are tried in every combination."""
 
 Numbers = list[str]
 """Printed numbers, in the order of the recipe's measures."""
 
 
-class Part(BaseModel):
-    """A part of a recipe; its keys are the names with hyphens."""
+Point = Mapping[str, Value]
+"""The values of the settings that a row's grid tries."""
+
+
+class Section(BaseModel):
+    """A section of a recipe's file; its keys are the names with hyphens."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -105,7 +109,7 @@ class Part(BaseModel):
     )
 
 
-class Row(Part):
+class Row(Section):
     """A row of the table: a method with its settings, and what was printed.
 
     Its grid replaces the axes of the recipe's that it names, and is crossed with the others. It may be several grids,
@@ -117,7 +121,7 @@ class Row(Part):
     published: Numbers | dict[str, Numbers] = Field(default_factory=list)
     note: str = ""
     variants: list[str] = Field(default_factory=list)
-    grid: Annotated[list[Axes], BeforeValidator(_several)] = Field(default_factory=list)
+    grid: Annotated[list[Axes], BeforeValidator(_list_grids)] = Field(default_factory=list)
     evaluated: Literal["global", "personal"] = "global"
 
     def published_in(self, variant: str) -> Numbers:
@@ -125,21 +129,21 @@ class Row(Part):
         return self.published.get(variant, []) if isinstance(self.published, dict) else self.published
 
 
-class Version(Part):
+class RecipeVariant(Section):
     """A variant of the experiment, in which all rows are run."""
 
     what: str = Field(min_length=1)
     settings: Config = Field(default_factory=dict)
 
 
-class Drawing(Part):
+class Drawing(Section):
     """What a figure draws: curves over the rounds, or the final measures against a setting."""
 
     x: str = ROUND
     window: int = Field(1, ge=1)
 
 
-class Recipe(Part):
+class Recipe(Section):
     """A published table or figure, and how it is run.
 
     Attributes
@@ -187,7 +191,7 @@ class Recipe(Part):
     settings: Config = Field(default_factory=dict)
     grid: Axes = Field(default_factory=dict)
     grid_seeds: int = Field(0, ge=0)
-    variants: dict[str, Version] = Field(default_factory=dict)
+    variants: dict[str, RecipeVariant] = Field(default_factory=dict)
     rows: list[Row] = Field(min_length=1)
     figure: Drawing | None = None
 
@@ -220,12 +224,12 @@ class Recipe(Part):
 
     def _check_reserved(self) -> None:
         """Raise ValueError where some settings have one that a reproduction sets itself."""
-        settings = [self.settings, *(version.settings for version in self.variants.values())]
+        settings = [self.settings, *(variant.settings for variant in self.variants.values())]
         settings += [row.settings for row in self.rows]
         grids = [self.grid, *(grid for row in self.rows for grid in row.grid)]
         given = {*itertools.chain(*settings), *itertools.chain(*grids)}
         if mistaken := [key for key in RESERVED if key in given]:
-            raise ValueError(f"settings: leave {mistaken[0]} out: each run has its own")
+            raise ValueError(f"settings: leave {mistaken[0]} out: it is set for each run")
 
     def _check_row(self, row: Row) -> None:
         """Raise ValueError where a row names a method or variant that is not there, or prints other than measures."""
@@ -248,7 +252,7 @@ class Recipe(Part):
         """Raise ValueError where two rows of a variant have one name, or the baseline is not exactly one of them."""
         names = [case.name for case in cases]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"rows: {twice[0]!r} is there twice: tell the two apart by their label")
+            raise ValueError(f"rows: {twice[0]!r} is there twice: give the two different labels")
         if self.baseline and [case.row.label for case in cases].count(self.baseline) != 1:
             raise ValueError(f"baseline: exactly one row must have the label {self.baseline!r}")
 
@@ -268,12 +272,12 @@ class Recipe(Part):
 
     @cached_property
     def owners(self) -> frozenset[str]:
-        """What the keys of methods' own parameters begin with: of all methods, and of a user's own in the rows."""
+        """What the keys of methods' parameters begin with: of all methods, and of user-defined ones in the rows."""
         return frozenset({*METHODS, *(owner_of(case.method) for case in self.cases())})
 
     @property
     def runs(self) -> int:
-        """How many runs it takes with its own number of seeds."""
+        """How many runs it takes with the recipe's number of seeds."""
         searched = self.grid_seeds or self.seeds
         counts = [len(case.points()) for case in self.cases()]
         return sum(count * searched + self.seeds - searched if count > 1 else self.seeds for count in counts)
@@ -287,7 +291,7 @@ class Recipe(Part):
     def check(self) -> None:
         """Raise FairbloomError where a run of the recipe would have an unknown, impossible or unused setting."""
         methods = [case.method for case in self.cases()]
-        for settings in (self.settings, *(version.settings for version in self.variants.values())):
+        for settings in (self.settings, *(variant.settings for variant in self.variants.values())):
             for task in self.tasks:
                 check_used(settings, methods, task)
         for case in self.cases():
@@ -319,7 +323,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Its label, with the settings that the row has of its own: `FedMGDA+ (epsilon=0.05)`."""
+        """Its label, with the settings that only this row has: `FedMGDA+ (epsilon=0.05)`."""
         return self.name_at({})
 
     @property
@@ -343,15 +347,15 @@ class Case:
 
     def parameters(self, point: Mapping[str, Value]) -> dict[str, Value]:
         """Return what the row sets, and what was chosen of the grid, without the name of the method before it."""
-        own = {key: value for key, value in self.row.settings.items() if key != "method"} | dict(point)
-        return {key.removeprefix(f"{owner_of(self.method)}."): value for key, value in own.items()}
+        settings = {key: value for key, value in self.row.settings.items() if key != "method"} | dict(point)
+        return {key.removeprefix(f"{owner_of(self.method)}."): value for key, value in settings.items()}
 
     def points(self) -> list[dict[str, Value]]:
-        """Return the combinations of the grid, [{}] where there is none; a setting of the row's own is not varied."""
+        """Return the combinations of the grid, [{}] where there is none; a setting that the row sets is not varied."""
         common = {
             key: values for key, values in self.recipe.grid.items() if key not in self.row.settings and self.takes(key)
         }
-        grids: list[dict[str, list[Value]]] = [common | own for own in self.row.grid or [{}]]
+        grids: list[dict[str, list[Value]]] = [common | axes for axes in self.row.grid or [{}]]
         return [dict(zip(axes, values, strict=True)) for axes in grids for values in itertools.product(*axes.values())]
 
     def takes(self, key: str) -> bool:
@@ -381,7 +385,7 @@ class Case:
 
 
 def owner_of(method: str) -> str:
-    """Return what the keys of a method's own parameters begin with."""
+    """Return what the keys of a method's parameters begin with."""
     return find_method(method).__name__.lower()
 
 
@@ -398,14 +402,14 @@ def _numbers_apart(name: str) -> list[tuple[str, int]]:
     return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", name)]
 
 
-def shipped() -> Iterator[Recipe]:
+def load_shipped() -> Iterator[Recipe]:
     """Yield the recipes that come with the library."""
     for name in names():
         yield load_recipe(name)
 
 
 def load_recipe(name: str) -> Recipe:
-    """Return a recipe by its name, or by the path of a file of one's own.
+    """Return a recipe by its name, or by the path of a user's file.
 
     Raises
     ------
@@ -424,19 +428,19 @@ def load_recipe(name: str) -> Recipe:
     except OSError as error:
         raise FairbloomError(f"{path} cannot be read: {error.strerror}: give the path of a recipe") from error
     except ValidationError as error:
-        raise FairbloomError(f"recipe {path.stem}: " + "; ".join(map(_in_words, error.errors()))) from error
+        raise FairbloomError(f"recipe {path.stem}: " + "; ".join(map(_explain, error.errors()))) from error
     except FairbloomError as error:  # a method that is not known
         raise FairbloomError(f"recipe {path.stem}: {error}") from error
     except ValueError as error:
-        raise FairbloomError(f"recipe {path.stem} is no valid TOML: {error}: mend {path}") from error
+        raise FairbloomError(f"recipe {path.stem} is no valid TOML: {error}: correct {path}") from error
 
 
-def _in_words(error: Mapping[str, Any]) -> str:
+def _explain(error: Mapping[str, Any]) -> str:
     """Return a fault that pydantic found: the key, its value, and what would do."""
     where = ".".join(str(part + 1) if isinstance(part, int) else str(part) for part in error["loc"])
     reason = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        known = [name.replace("_", "-") for name in _fields_of(error["loc"])]
+        known = [name.replace("_", "-") for name in _keys_of(error["loc"])]
         key = str(error["loc"][-1])
         return f"unknown key {where}: {did_you_mean(key, known)}there are {', '.join(known)}"
     if error["type"] == "missing":
@@ -444,8 +448,8 @@ def _in_words(error: Mapping[str, Any]) -> str:
     return f"{where} = {error['input']!r}: {reason}" if where else reason
 
 
-def _fields_of(loc: Sequence[str | int]) -> list[str]:
+def _keys_of(loc: Sequence[str | int]) -> list[str]:
     """Return the keys of the part of a recipe in which a key is not known."""
-    parts: Mapping[str | int, type[Part]] = {"rows": Row, "variants": Version, "figure": Drawing}
+    parts: Mapping[str | int, type[Section]] = {"rows": Row, "variants": RecipeVariant, "figure": Drawing}
     part = parts.get(loc[0], Recipe) if len(loc) > 1 else Recipe
     return [name for name in part.model_fields if (part, name) != (Recipe, "name")]

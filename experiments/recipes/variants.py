@@ -1,4 +1,4 @@
-"""The methods of a comparison, each with parameters of its own: fedavg, qfedavg(q=1), my_module:Mine(share=0.3)."""
+"""The methods of a comparison, each with its parameters: fedavg, qfedavg(q=1), my_module:Mine(share=0.3)."""
 
 import hashlib
 import re
@@ -29,7 +29,7 @@ class Variant:
         Its name as settings have it.
     given
         What is said of it, by run-config keys, in the order in which its signature has them.
-    own
+    all_parameters
         All of its parameters, and the common settings that a variant may have: given, or at their defaults.
     label
         What tables, figures and CSV files call it: `QFedAvg (q=1)`.
@@ -37,7 +37,7 @@ class Variant:
 
     method: str
     given: Mapping[str, Value] = field(default_factory=dict)
-    own: Mapping[str, Value | None] = field(default_factory=dict)
+    all_parameters: Mapping[str, Value | None] = field(default_factory=dict)
     label: str = ""
 
     @property
@@ -47,7 +47,7 @@ class Variant:
 
     @property
     def owner(self) -> str:
-        """What the keys of its method's own parameters begin with."""
+        """What the keys of its method's parameters begin with."""
         return find_method(self.method).__name__.lower()
 
     @property
@@ -67,7 +67,7 @@ class Variant:
 
     def is_same(self, other: "Variant") -> bool:
         """Return whether both say the same, one perhaps by a default."""
-        return (self.method, self.own) == (other.method, other.own)
+        return (self.method, self.all_parameters) == (other.method, other.all_parameters)
 
 
 def variants(words: str | Iterable[str], shared: Mapping[str, Value] | None = None) -> list[Variant]:
@@ -163,12 +163,12 @@ def _key(name: str, text: str, method: str, known: Mapping[str, Parameter]) -> s
             return key
     if key_of(name) in COMMON:
         return key_of(name)
-    own = ", ".join(map(short_key, known)) or "none of its own"
-    raise SettingsError(f"{text}: {method} has no parameter {name}; there are {own}, and for all {', '.join(COMMON)}")
+    there = ", ".join(map(short_key, known)) or "none of its own"
+    raise SettingsError(f"{text}: {method} has no parameter {name}; there are {there}, and for all {', '.join(COMMON)}")
 
 
 def _labelled(found: Sequence[Variant]) -> list[Variant]:
-    """Return the variants with labels; classes of one name are told apart by their modules."""
+    """Return the variants with labels; classes of one name are distinguished by their modules."""
     labelled = []
     for variant in found:
         alike = {other.method for other in found if title(other.method) == title(variant.method)}

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
-from fairbloom.server.run_folder.files import CLIENTS, ROUNDS, is_finished
-from fairbloom.server.run_folder.tables import format_csv
+from fairbloom.server.run_folder.files import ROUNDS, is_finished
 from fairbloom.system.files import write_whole
 
 from .caveats import caveats_of_comparison
+from .presentation import draw, render_html, show
 from .run import COMPARISON, Run, final_of, frame, load, measures
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Plan:
             raise RunFolderError(f"{folder} holds no comparison: it has no {COMPARISON}") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunFolderError(
-                f"{file} cannot be read: {error}. Run the same fairbloom compare again, which writes it anew"
+                f"{file} cannot be read: {error}. Run the same fairbloom compare again, which writes it again"
             ) from error
         return plan
 
@@ -118,10 +118,10 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
         for run in by_seed:
             final_of(run)  # at the latest here it is noticed that nobody evaluated
         finals[label] = [_finals(run, scores) for run in by_seed]
-        own = [_finals(run, scores, "personal") for run in by_seed]
-        if all(each[scores[0].name] for each in own):
+        of_personal = [_finals(run, scores, "personal") for run in by_seed]
+        if all(each[scores[0].name] for each in of_personal):
             name = f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
-            finals[name] = own
+            finals[name] = of_personal
             personal.append(name)
     left_out = [
         sorted(
@@ -169,7 +169,7 @@ class Comparison:
     ----------
     finals
         By method, one entry a seed: each score's name, and by it the score of each client under the final model. The
-        personal models of a method are a method of their own, `Ditto (personal)`.
+        personal models of a method count as another method, `Ditto (personal)`.
     baseline
         The method that the others are compared with.
     scores
@@ -221,13 +221,13 @@ class Comparison:
     def gain(self, method: str, measure: str) -> tuple[float, float]:
         """Return mean and deviation over the seeds of how much better a measure is than the baseline's."""
         pairs = zip(self.measures(method), self.measures(self.baseline), strict=True)
-        return mean_and_deviation([self.score.better(own[measure], base[measure]) for own, base in pairs])
+        return mean_and_deviation([self.score.better(values[measure], base[measure]) for values, base in pairs])
 
     def percent_better(self, method: str) -> tuple[float, float]:
         """Return mean and deviation over the seeds of the percentage of clients better off than under the baseline."""
         pairs = zip(self.values[method], self.values[self.baseline], strict=True)
         return mean_and_deviation(
-            [100.0 * sum(self.score.better(own[c], base[c]) > 0.0 for c in base) / len(base) for own, base in pairs]
+            [100.0 * sum(self.score.better(mine[c], base[c]) > 0.0 for c in base) / len(base) for mine, base in pairs]
         )
 
     @property
@@ -268,27 +268,17 @@ class Comparison:
         for method, by_seed in self.finals.items():
             for seed, final, left_out in zip(self.seeds, by_seed, self.left_out or ((),) * len(by_seed), strict=True):
                 for client in sorted({*final[self.score.name], *left_out}):
-                    told = {score.name: final[score.name].get(client, "") for score in self.scores}
-                    rows.append({"method": method, "seed": seed, "client": client, **told})
+                    scores = {score.name: final[score.name].get(client, "") for score in self.scores}
+                    rows.append({"method": method, "seed": seed, "client": client, **scores})
         return rows
-
-    def write_tables(self) -> None:
-        """Write comparison.csv and clients.csv into the folder."""
-        with explain_write_errors("the comparison", self.folder):
-            for name, rows in (("comparison.csv", self.rows()), (CLIENTS.name, self.client_rows())):
-                write_whole(self.folder / name, format_csv(tuple(rows[0]), rows, header=True).encode())
 
     def figure(self) -> "Figure":
         """Return a figure of the clients under each method, from the worst served to the best."""
-        from ..views.figures import sorted_clients
-
-        return sorted_clients(self)
+        return draw(self)
 
     def show(self) -> None:
         """Print the tables as the command line does."""
-        from ..views.tables import show_comparison
-
-        show_comparison(self)
+        show(self)
 
     def __repr__(self) -> str:
         """Return the comparison in a line."""
@@ -297,9 +287,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        from ..views.notebook import html_of_comparison
-
-        return html_of_comparison(self)
+        return render_html(self)
 
 
 def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:

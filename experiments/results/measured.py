@@ -123,22 +123,22 @@ def curve(run: Run, measure: str, evaluated: str, unit: str, window: int) -> dic
         When the rounds of the run have no such measure.
     """
     if measure.startswith(CLIENT):
-        told = run.over_rounds(measure.removeprefix(CLIENT), evaluated)
+        by_round = run.over_rounds(measure.removeprefix(CLIENT), evaluated)
     elif measure == "improved":
-        told = _column(run, IMPROVED)
+        by_round = _column(run, IMPROVED)
     elif measure == "angle":
-        told = {
+        by_round = {
             number: _angle(value) for number, value in _column(run, f"{run.score.column(evaluated)}_cosine").items()
         }
     else:
-        told = _column(run, f"{run.score.column(evaluated)}_{measure}")
-    if not told:
+        by_round = _column(run, f"{run.score.column(evaluated)}_{measure}")
+    if not by_round:
         raise FairbloomError(
             f"the rounds of {run.folder} have no {measure}: let the recipe draw another measure, or evaluate rounds by "
             "evaluate-every = 1"
         )
-    values = [scaled(value, measure, unit) for value in told.values()]
-    return {number: statistics.fmean(values[max(0, i + 1 - window) : i + 1]) for i, number in enumerate(told)}
+    values = [scaled(value, measure, unit) for value in by_round.values()]
+    return {number: statistics.fmean(values[max(0, i + 1 - window) : i + 1]) for i, number in enumerate(by_round)}
 
 
 def _column(run: Run, column: str) -> dict[int, float]:

@@ -10,8 +10,7 @@ from typing import Any
 from fairbloom.protocol.settings import Value
 
 from ..recipes.labels import format_value
-from ..recipes.recipe import Case, Printed, Recipe
-from ..studies.study import Point
+from ..recipes.recipe import Case, Point, Printed, Recipe
 from .comparison import mean_and_deviation
 from .measured import curve, measures_of, unit_of
 from .run import Run
@@ -59,8 +58,8 @@ class Outcome:
         if self.fault or not self.runs:
             return {}
         bases = {} if self.baseline is None else self.baseline.runs
-        told = [measures_of(run, bases.get(seed), self.case) for seed, run in self.runs.items()]
-        return {measure: mean_and_deviation([each[measure] for each in told]) for measure in told[0]}
+        by_seed = [measures_of(run, bases.get(seed), self.case) for seed, run in self.runs.items()]
+        return {measure: mean_and_deviation([each[measure] for each in by_seed]) for measure in by_seed[0]}
 
     @property
     def agreements(self) -> Mapping[str, bool]:
@@ -77,8 +76,8 @@ class Outcome:
     def agrees(self) -> bool | None:
         """Whether all measures agree that the recipe judges by; None where none of them was printed and measured."""
         judged, agreements = self.case.recipe.judged or self.case.recipe.measures, self.agreements
-        told = [agreements[measure] for measure in judged if measure in agreements]
-        return all(told) if told else None
+        found = [agreements[measure] for measure in judged if measure in agreements]
+        return all(found) if found else None
 
     @property
     def parameters(self) -> Mapping[str, Value]:
@@ -133,7 +132,7 @@ class Outcome:
         for measure in self.case.recipe.measures:
             printed = self.case.published.get(measure)
             mean, spread = self.measured.get(measure, ("", ""))
-            told = {
+            numbers = {
                 "measure": measure,
                 "published": "" if printed is None else printed.mean,
                 "published_spread": "" if printed is None or printed.spread is None else printed.spread,
@@ -142,7 +141,7 @@ class Outcome:
                 "agrees": {True: "yes", False: "no", None: ""}[self.agreements.get(measure)],
                 "seeds": len(self.runs),
             }
-            rows.append(about | told)
+            rows.append(about | numbers)
         return rows
 
     def curve(self, measure: str) -> dict[int, Spread]:
@@ -157,7 +156,7 @@ def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: 
     """Return whether what was measured is within two combined standard errors of what was printed, or a tolerance.
 
     Where no spread was printed, or nothing says over how many seeds, it may be off by one point: a percentage point, or
-    0.01 of what is no percentage. A single seed has no spread: it is taken to have the printed one. It may always be
+    0.01 of what is no percentage. A single seed has no spread: it is assumed to have the printed one. It may always be
     off by what the recipe tolerates.
 
     Parameters
@@ -173,7 +172,7 @@ def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: 
     if printed.spread is None or not recipe.published_seeds:
         most = 1.0 if unit_of(measure, recipe.unit) == "percent" else 0.01
     else:
-        own = printed.spread if seeds == 1 else spread
-        error = math.hypot(printed.spread / math.sqrt(recipe.published_seeds), own / math.sqrt(seeds))
+        here = printed.spread if seeds == 1 else spread
+        error = math.hypot(printed.spread / math.sqrt(recipe.published_seeds), here / math.sqrt(seeds))
         most = STANDARD_ERRORS * error
     return abs(printed.mean - mean) <= max(most, recipe.tolerance.get(measure, 0.0)) + ROUNDING

@@ -39,6 +39,7 @@ from fairbloom.tasks import find_task
 
 from ..recipes.labels import label_of, title
 from ..recipes.variants import COMMON
+from .presentation import draw, render_html, show
 
 if TYPE_CHECKING:
     import pandas
@@ -61,7 +62,7 @@ def load(folder: str | os.PathLike[str]) -> "Run":
     Parameters
     ----------
     folder
-        The run folder, of `fairbloom run`, of a comparison, of a deployed run, or of a ServerApp of one's own.
+        The run folder, of `fairbloom run`, of a comparison, of a deployed run, or of a user's ServerApp.
 
     Raises
     ------
@@ -102,12 +103,12 @@ class Run:
         """The method with those of its parameters that are not at their defaults: `QFedAvg (q=1)`."""
         name = title(str(self.settings.get("method", "?")))
         defaults = default_config()
-        own = {
+        parameters = {
             key: value
             for key, value in self.settings.items()
             if (key.startswith(f"{name.lower()}.") or key in COMMON) and value not in ("", defaults.get(key, ""))
         }
-        return label_of(name, own if "task" in self.settings else {})
+        return label_of(name, parameters if "task" in self.settings else {})
 
     @property
     def taken_back(self) -> Sequence[Mapping[str, Any]]:
@@ -230,7 +231,7 @@ class Run:
         }
 
     def differing(self) -> dict[str, Value]:
-        """Return the settings that are not at their defaults: a task's own choice is one, and so is a strategy's."""
+        """Return the settings that are not at their defaults: what a task or a strategy chooses is a default too."""
         usual = dict(default_config())
         with contextlib.suppress(FairbloomError, TypeError):  # what cannot be imported from here, or has no defaults
             if "task" in self.settings:
@@ -271,15 +272,11 @@ class Run:
 
     def figure(self) -> "Figure":
         """Return a figure of the score over the rounds."""
-        from ..views.figures import over_rounds
-
-        return over_rounds(self)
+        return draw(self)
 
     def show(self) -> None:
         """Print the run as the command line does."""
-        from ..views.tables import show_run
-
-        show_run(self)
+        show(self)
 
     def __repr__(self) -> str:
         """Return the run in a line."""
@@ -293,9 +290,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        from ..views.notebook import html_of_run
-
-        return html_of_run(self)
+        return render_html(self)
 
     def rows_of_rounds(self) -> Rows:
         """Return the rows of rounds.csv as they are written."""
@@ -323,7 +318,7 @@ def final_of(run: Run) -> dict[str, float]:
     Raises
     ------
     RunFolderError
-        When nobody has told one.
+        When no client has one.
     """
     final = run.final()
     if not final:

@@ -1,39 +1,37 @@
-"""Several methods over several seeds, on the same clients, draws and batches, several runs at a time."""
+"""A comparison: methods as the rows of a study without printed numbers, on the same clients, draws and batches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fairbloom.protocol.settings import SettingsError, Value
-from fairbloom.server.settings import Settings, check_used
+from fairbloom.server.run_folder.files import CLIENTS
+from fairbloom.server.settings import check_used
 
 from ..recipes.variants import Variant, folder_names
 from ..results.comparison import Comparison, Plan, read_comparison
-from ..results.run import COMPARISON
-from .pool import check_runs, held, run_all
+from .driver import run_study, write_tables
+from .study import Candidate, Study, StudyRow
 
 OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
 """The settings that differ from run to run of a comparison, and the options that say which values they take."""
 
 
-def compare_all(
+def compare_variants(
     config: Mapping[str, Value],
-    methods: Sequence[Variant],
+    variants: Sequence[Variant],
     baseline: str,
     seeds: Sequence[int],
     out: Path,
     jobs: int,
     on_run: Callable[[], None] = lambda: None,
 ) -> Comparison:
-    """Run each method with each seed, `jobs` at a time, and write tables and figure into `out`.
-
-    Runs lie in `out`/runs; those that are finished are not run again, interrupted ones continue, and finished ones that
-    are to have more rounds are extended.
+    """Run each variant with each seed, `jobs` at a time, and write tables and figure into `out`.
 
     Parameters
     ----------
     config
         The settings that all runs share.
-    methods, seeds
+    variants, seeds
         Each of these methods is run with each of these seeds.
     baseline
         The label of the method that the others are compared with.
@@ -50,39 +48,40 @@ def compare_all(
         When a setting is impossible or unused, when `out` or a run folder belongs to something else or is damaged, or
         when a run fails. No run is started where that can be known before.
     """
-    from ..views.figures import sorted_clients, write_figure  # imported late: workers and other commands do without
-
-    out = out.absolute()
-    names = folder_names(methods)
-    plan = Plan(
-        {method.label: [f"runs/{names[method.label]}-seed{seed}" for seed in seeds] for method in methods},
-        list(seeds),
-        baseline,
-    )
+    study = _study(config, variants, seeds, out.absolute())
+    task = next(iter(study.first_runs().values())).task
+    check_used(config, [variant.method for variant in variants], task)
     runs = {
-        (method.label, seed): settings_of(config, method, methods, seed, out / name)
-        for i, seed in enumerate(seeds)
-        for method, name in zip(methods, (plan.runs[method.label][i] for method in methods), strict=True)
+        row.candidates[0].name: [str(study.folder(planned).relative_to(study.out)) for planned in study.search(row)]
+        for row in study.rows
     }
-    for run in runs.values():
-        check_used(config, [method.method for method in methods], run.task)
-    check_runs(runs)
-    with held(out, COMPARISON):
-        plan.write(out)
-        run_all(runs, jobs, on_run)
-        comparison = read_comparison(out, plan)
-        comparison.write_tables()
-        write_figure(sorted_clients(comparison), out / "clients")
-    return comparison
+    plan = Plan(runs, list(seeds), baseline)
+
+    def collect(_: object) -> Comparison:
+        comparison = read_comparison(study.out, plan)
+        _write(comparison)
+        return comparison
+
+    return run_study(study, jobs, on_run, collect, plan=plan, stop_at_failure=True)
 
 
-def settings_of(
-    config: Mapping[str, Value], method: Variant, methods: Sequence[Variant], seed: int, out: Path
-) -> Settings:
-    """Return the settings of one run: those that all share, without the parameters of others' own methods."""
+def _study(config: Mapping[str, Value], variants: Sequence[Variant], seeds: Sequence[int], out: Path) -> Study:
+    """Return the study of a comparison: each variant is a row, without the parameters of others' own methods."""
     for key, value in config.items():
         if key in OPTIONS:
             raise SettingsError(f"{key} = {value!r}: a comparison sets {key} run by run: give {OPTIONS[key]} instead")
-    others = {other.owner for other in methods} - {method.owner}
-    shared = {key: value for key, value in config.items() if key.partition(".")[0] not in others}
-    return Settings.of({**shared, **method.config, "seed": seed, "out": str(out)})
+    owners, folders = {variant.owner for variant in variants}, folder_names(variants)
+    rows = []
+    for variant in variants:
+        others = owners - {variant.owner}
+        shared = {key: value for key, value in config.items() if key.partition(".")[0] not in others}
+        rows.append(StudyRow([Candidate(variant.label, {**shared, **variant.config}, folders[variant.label])]))
+    return Study(rows, seeds, out)
+
+
+def _write(comparison: Comparison) -> None:
+    """Write comparison.csv, clients.csv and the figure into the comparison's folder."""
+    from ..views.figures import draw_sorted_clients, write_figure  # imported late: matplotlib takes a second
+
+    write_tables(comparison.folder, {"comparison.csv": comparison.rows(), CLIENTS.name: comparison.client_rows()})
+    write_figure(draw_sorted_clients(comparison), comparison.folder / "clients")

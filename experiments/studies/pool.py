@@ -1,4 +1,4 @@
-"""Several runs at a time, each in a process of its own, into the folder of whatever they belong to."""
+"""Several runs at a time, each in a process of its own."""
 
 import contextlib
 import logging
@@ -19,9 +19,7 @@ from fairbloom.imports import check_seen
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.checks import check_folder, check_same_data
-from fairbloom.server.run_folder.errors import check_place
 from fairbloom.server.run_folder.files import CONFIG, is_finished
-from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.tasks import check_data, digests
@@ -52,42 +50,12 @@ def check_runs(runs: Runs) -> None:
         check_same_data(Path(run.out), read[place])
 
 
-@contextlib.contextmanager
-def held(out: Path, plan: str = "") -> Iterator[None]:
-    """Hold the folder that runs belong to, which is made if it is not there, and removed if no run came into it.
-
-    Parameters
-    ----------
-    out
-        The folder; the runs lie in its folder runs/.
-    plan
-        The file in it, if any, that says what is to be run, which goes with the folder.
-    """
-    check_place(out)
-    made = not out.exists()
-    try:
-        with locked_folder(out, wait=False):
-            yield
-    finally:
-        if made and not (out / "runs").exists():
-            if plan:
-                (out / plan).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                out.rmdir()
-
-
-def ends_all(key: RunKey, error: FairbloomError) -> None:
-    """Raise the error of a run that failed, with the run's name."""
-    label, seed = key
-    raise FairbloomError(f"{label} with seed {seed}: {error}") from error
-
-
-def run_all(
+def run_pool(
     runs: Runs,
     jobs: int,
     on_run: Callable[[], None],
-    on_failure: Callable[[RunKey, FairbloomError], None] = ends_all,
-    log_level: int = logging.WARNING,
+    on_failure: Callable[[RunKey, FairbloomError], None],
+    log_level: int,
 ) -> None:
     """Run everything that is not finished, `jobs` at a time.
 
@@ -115,9 +83,9 @@ def run_all(
     with (
         held_open,
         ended,
-        ProcessPoolExecutor(at_a_time, mp_context=context, initializer=end_with_the_driver, initargs=(ended,)) as pool,
+        ProcessPoolExecutor(at_a_time, mp_context=context, initializer=end_with_driver, initargs=(ended,)) as pool,
     ):
-        with main_unseen():
+        with hide_main():
             started = {pool.submit(run_quietly, run, at_a_time, log_level): key for key, run in unfinished.items()}
         try:
             for done in as_completed(started):
@@ -132,7 +100,7 @@ def run_all(
                     ) from error
                 on_run()
         except BaseException:
-            held_open.close()  # which ends these workers, and no other process of the caller's
+            held_open.send_bytes(b"end")  # to these workers, and to no other process of the caller's
             pool.shutdown(cancel_futures=True)
             raise
 
@@ -144,7 +112,7 @@ def is_done(run: Settings) -> bool:
 
 
 @contextlib.contextmanager
-def main_unseen() -> Iterator[None]:
+def hide_main() -> Iterator[None]:
     """Hide the script that calls us from processes that are spawned, which would run it once more."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -154,17 +122,17 @@ def main_unseen() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def end_with_the_driver(ended: Connection) -> None:
-    """Let Ctrl-C end a worker at once and in silence, and let it end when its driver closes a pipe, or is killed.
+def end_with_driver(ended: Connection) -> None:
+    """Let Ctrl-C end a worker at once and in silence, and let it end when its driver says so by a pipe, or is killed.
 
     The driver says what there is to say. Without it the worker would wait for another run for ever.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_end_with_the_pipe, args=(ended,), daemon=True).start()
+    threading.Thread(target=_end_with_pipe, args=(ended,), daemon=True).start()
 
 
-def _end_with_the_pipe(ended: Connection) -> None:
-    ended.poll(None)  # nothing is ever sent: it returns when the other end is closed
+def _end_with_pipe(ended: Connection) -> None:
+    ended.poll(None)  # nobody reads what is sent, so all workers see it; it returns when the other end is closed, too
     os._exit(1)  # a run that is cut off continues with the same command
 
 

@@ -1,32 +1,30 @@
 """A recipe is run, what is missing of it, and what was measured stands beside what was printed."""
 
 import logging
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import SettingsError, Value
-from fairbloom.server.run_folder.errors import explain_write_errors
-from fairbloom.server.run_folder.tables import format_csv
+from fairbloom.protocol.settings import SettingsError, Value, digest
+from fairbloom.server.settings import Settings, check_used, may_differ
 from fairbloom.simulation.dispatch.processes import processors_here
-from fairbloom.system.files import write_whole
 
-from ..recipes.recipe import AGAINST, ROUND, Case, Recipe, load_recipe
+from ..recipes.labels import format_value, short_key
+from ..recipes.recipe import AGAINST, ROUND, Case, Recipe, load_recipe, owner_of
 from ..results.outcome import Outcome
-from ..results.run import Run
+from ..results.reproduction import Reproduction
 from ..views.progress import progress as progress_bar
-from .pool import RunKey, check_runs, ends_all, held, run_all
-from .study import Experiment, check_overrides, chosen_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .driver import Failures, run_study, write_tables
+from .study import Candidate, Study, StudyRow
 
 QUIET = logging.ERROR
 """From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv has what they say."""
+
+QUICK_SHARE, QUICK_ROUNDS = 10, 20
+"""What --quick leaves of the rounds: a tenth, and at most so many."""
 
 
 def reproduce(
@@ -41,7 +39,7 @@ def reproduce(
     jobs: int | None = None,
     run: bool = True,
     progress: bool = True,
-) -> "Reproduction":
+) -> Reproduction:
     """Run what is missing of a published experiment, and compare what comes out with what was printed.
 
     The same call continues what was interrupted. Table and figure are written where no rows are left out.
@@ -81,149 +79,142 @@ def reproduce(
     if (chosen_seeds := recipe.seeds if seeds is None else seeds) < 1:
         raise SettingsError(f"seeds = {seeds}: a reproduction takes at least one")
     overrides = dict(settings or {}) | ({} if data_dir is None else {"data-dir": os.fspath(data_dir)})
-    usual = Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
-    cases = chosen_rows(recipe, rows)
+    default_out = Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
+    cases = choose_rows(recipe, rows)
     check_overrides(overrides, cases)
-    experiment = Experiment(cases, range(chosen_seeds), overrides, quick, Path(out or usual).absolute())
+    study = Study(
+        [_row(case, overrides, quick) for case in cases],
+        range(chosen_seeds),
+        Path(out or default_out).absolute(),
+        recipe.grid_seeds,
+    )
+
+    def collect(failures: Failures) -> Reproduction:
+        outcomes = _outcomes(recipe, cases, study, failures)
+        return Reproduction(recipe, outcomes, study.seeds, study.out, overrides, quick)
+
+    def collect_and_write(failures: Failures) -> Reproduction:
+        reproduction = collect(failures)
+        if reproduction.whole:
+            _write(reproduction)
+        return reproduction
+
     if not run:
-        return Reproduction(experiment)
+        return collect({})
     with progress_bar("runs done", shown=progress) as bar:
-        shown = bar.add_task(recipe.name, total=experiment.count)
-        return carry_out(experiment, jobs or processors_here(), lambda: bar.advance(shown))
+        shown = bar.add_task(recipe.name, total=study.count)
+        return run_study(
+            study, jobs or processors_here(), lambda: bar.advance(shown), collect_and_write, log_level=QUIET
+        )
 
 
-def carry_out(experiment: Experiment, jobs: int, on_run: Callable[[], None]) -> "Reproduction":
-    """Run what is missing, write table and figure where all rows are there, and return what was measured.
+def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Case]:
+    """Return the cases of the rows whose name has one of the words, all without words; the baseline is always there.
 
-    Runs that fail are told in the table, unless all do.
+    Raises
+    ------
+    FairbloomError
+        When no row is one of them.
     """
-    failed: dict[RunKey, FairbloomError] = {}
-    first = experiment.runs(trial for case in experiment.cases for trial in experiment.searched(case))
-    check_runs(first)
-    with held(experiment.out):
-        run_all(first, jobs, on_run, failed.__setitem__, QUIET)
-        if len(failed) == len(first):
-            ends_all(*next(iter(failed.items())))
-        tried = {run.out for run in first.values()}
-        chosen = experiment.runs(trial for case in experiment.cases for trial in experiment.chosen(case))
-        rest = {key: run for key, run in chosen.items() if run.out not in tried}
-        run_all(rest, jobs, on_run, failed.__setitem__, QUIET)
-        runs = first | rest
-        done = Reproduction(experiment, {Path(runs[key].out): str(error) for key, error in failed.items()})
-        if experiment.whole:
-            done.write()
-    return done
+    cases = recipe.cases()
+    wanted = [
+        case for case in cases if not words or any(word.casefold() in case.full_name.casefold() for word in words)
+    ]
+    if not wanted:
+        there = ", ".join(dict.fromkeys(case.name for case in cases))
+        raise FairbloomError(f"--rows {' '.join(words)}: recipe {recipe.name} has no such row: there are {there}")
+    variants = {case.variant for case in wanted}
+    return [
+        case for case in cases if case in wanted or (recipe.baseline == case.row.label and case.variant in variants)
+    ]
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    """What was measured beside what was printed.
+def check_overrides(overrides: Mapping[str, Value], cases: Sequence[Case]) -> None:
+    """Raise SettingsError when a setting cannot be set for all runs, or no run has a use for it."""
+    options = {"seed": "--seeds", "out": "--out", "method": "--rows"}
+    for key, value in overrides.items():
+        if key in options:
+            raise SettingsError(f"{key} = {value!r}: a recipe sets {key} run by run: use {options[key]}")
+    methods = [case.method for case in cases]
+    for task in {str({**case.config, **overrides}.get("task", "digits")) for case in cases}:
+        check_used(overrides, methods, task)
 
-    Attributes
-    ----------
-    experiment
-        What is run.
-    faults
-        Why runs failed, by their folders.
+
+def _row(case: Case, overrides: Mapping[str, Value], quick: bool) -> StudyRow:
+    """Return a recipe's row as a study has it; what the user has set goes before all others, and is not varied.
+
+    Raises
+    ------
+    FairbloomError
+        When one of its settings is unknown, impossible or unused.
     """
+    set_here = {key: value for key, value in overrides.items() if case.takes(key)}
+    candidates: list[Candidate] = []
+    for whole_point in case.points():
+        point = {key: value for key, value in whole_point.items() if key not in overrides}
+        if any(point == other.point for other in candidates):
+            continue
+        config = case.config | point
+        config = (_shorten(config) if quick else config) | set_here
+        case.settings(config)
+        at = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
+        name = f"{case.full_name} at {at}" if at else case.full_name
+        candidates.append(Candidate(name, config, folder_name(config), point))
+    return StudyRow(candidates, case.row.evaluated)
 
-    experiment: Experiment
-    faults: Mapping[Path, str] = field(default_factory=dict)
 
-    @property
-    def recipe(self) -> Recipe:
-        """What is reproduced."""
-        return self.experiment.recipe
+def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
+    """Return settings with a tenth of the rounds, at most 20, and no fewer evaluations than one a round has."""
+    full = config.get("num-rounds", Settings.model_fields["num_rounds"].default)
+    rounds = min(QUICK_ROUNDS, math.ceil(int(full) / QUICK_SHARE))
+    every = min(1, int(config.get("evaluate-every", 1)))
+    return {**config, "num-rounds": rounds, "evaluate-every": every}
 
-    @property
-    def folder(self) -> Path:
-        """Where table, figure and runs lie."""
-        return self.experiment.out
 
-    @cached_property
-    def outcomes(self) -> list[Outcome]:
-        """What came out, row by row."""
-        cases, recipe = self.experiment.cases, self.recipe
-        compared = bool({*AGAINST} & {*recipe.measures})
-        bases = {c.variant: self._outcome(c, None) for c in cases if compared and c.row.label == recipe.baseline}
-        return [self._outcome(case, bases.get(case.variant)) for case in cases]
+def folder_name(config: Mapping[str, Value]) -> str:
+    """Return the beginning of the name of a run's folder: its method with parameters, and a digest of its settings."""
+    settings = {key: value for key, value in config.items() if key not in may_differ(finished=True)}
+    method = str(config["method"])
+    prefix = f"{owner_of(method)}."
+    parameters = [f"{short_key(key)}={format_value(v)}" for key, v in settings.items() if key.startswith(prefix)]
+    plain = re.sub(r"[^\w.=+-]", "-", "-".join([method, *parameters]), flags=re.ASCII)[:100]
+    return f"{plain}-{digest(settings)}"
 
-    def runs(self, index: int) -> list[Run]:
-        """Return the finished runs of a row, one a seed."""
-        return list(self.outcomes[index].runs.values())
 
-    @property
-    def as_json(self) -> dict[str, Any]:
-        """What --json prints."""
-        recipe, experiment = self.recipe, self.experiment
-        return {
-            "recipe": recipe.name,
-            "title": recipe.title,
-            "source": recipe.source,
-            "unit": recipe.unit,
-            "comparable": experiment.comparable,
-            "quick": experiment.quick,
-            "set": dict(experiment.overrides),
-            "seeds": list(experiment.seeds),
-            "rows": [outcome.as_json for outcome in self.outcomes],
-            "notes": recipe.notes,
-            "folder": str(self.folder),
+def _outcomes(recipe: Recipe, cases: Sequence[Case], study: Study, failures: Failures) -> list[Outcome]:
+    """Return what came out, row by row."""
+    rows = list(zip(cases, study.rows, strict=True))
+    baselines: dict[str, Outcome] = {}
+    if {*AGAINST} & {*recipe.measures}:
+        baselines = {
+            case.variant: _outcome(case, row, study, failures, None)
+            for case, row in rows
+            if case.row.label == recipe.baseline
         }
+    return [_outcome(case, row, study, failures, baselines.get(case.variant)) for case, row in rows]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of results.csv: one a row of the table and measure."""
-        return [row for outcome in self.outcomes for row in outcome.rows()]
 
-    def curves(self) -> list[dict[str, Any]]:
-        """Return the rows of curves.csv: mean and deviation over the seeds of each measure after each round."""
-        return [
-            {"variant": outcome.case.variant, "row": outcome.case.name, "measure": measure}
-            | {"round": number, "mean": mean, "deviation": deviation}
-            for outcome in self.outcomes
-            if outcome.measured
-            for measure in self.recipe.measures
-            for number, (mean, deviation) in outcome.curve(measure).items()
-        ]
+def _outcome(case: Case, row: StudyRow, study: Study, failures: Failures, baseline: Outcome | None) -> Outcome:
+    """Return what came out of a row, of which the measures are against a baseline or none."""
+    searched, chosen = study.search(row), study.choose(row)
+    found = {study.folder(planned): study.finished(planned) for planned in (*searched, *chosen)}
+    runs = {planned.seed: run for planned in chosen if (run := found[study.folder(planned)]) is not None}
+    folders = [study.folder(planned) for planned in chosen or searched]
+    fault = next((failures[folder] for folder in folders if folder in failures), "")
+    unfinished = frozenset(folder for folder, run in found.items() if run is None) - failures.keys()
+    if baseline is not None:
+        runs = {seed: run for seed, run in runs.items() if seed in baseline.runs}
+        unfinished, fault = unfinished | baseline.unfinished, fault or baseline.fault
+    return Outcome(case, chosen[0].candidate.point if chosen else {}, runs, baseline, unfinished, fault)
 
-    def figure(self) -> "Figure":
-        """Return the figure: what was printed and measured side by side, or the figure that was published."""
-        from ..views.figures import reproduced  # imported late: other commands do without
 
-        return reproduced(self)
+def _write(reproduction: Reproduction) -> None:
+    """Write results.csv and the figure, and curves.csv where the figure is over the rounds."""
+    from ..views.figures import draw_reproduction, write_figure  # imported late: matplotlib takes a second
 
-    def write(self) -> None:
-        """Write results.csv and the figure, and curves.csv where the figure is over the rounds."""
-        from ..views.figures import write_figure
-
-        tables = {"results.csv": self.rows()}
-        if self.recipe.figure and self.recipe.figure.x == ROUND:
-            tables["curves.csv"] = self.curves()
-        with explain_write_errors("the table", self.folder):
-            for name, rows in tables.items():
-                if rows:
-                    write_whole(self.folder / name, format_csv(tuple(rows[0]), rows, header=True).encode())
-        write_figure(self.figure(), self.folder / "figure")
-
-    def show(self) -> None:
-        """Print the table as the command line does."""
-        from ..views.tables import show_reproduction
-
-        show_reproduction(self)
-
-    def __repr__(self) -> str:
-        """Return the reproduction in a line."""
-        rows, seeds = len(self.experiment.cases), len(self.experiment.seeds)
-        return f"Reproduction({str(self.folder)!r}: {self.recipe.title}; {rows} rows, {seeds} seeds)"
-
-    def _outcome(self, case: Case, baseline: Outcome | None) -> Outcome:
-        """Return what came out of a row, of which the measures are against a baseline or none."""
-        searched, chosen = self.experiment.searched(case), self.experiment.chosen(case)
-        found = {self.experiment.folder(trial): self.experiment.finished(trial) for trial in (*searched, *chosen)}
-        runs = {trial.seed: run for trial in chosen if (run := found[self.experiment.folder(trial)]) is not None}
-        folders = [self.experiment.folder(trial) for trial in chosen or searched]
-        fault = next((self.faults[folder] for folder in folders if folder in self.faults), "")
-        unfinished = frozenset(folder for folder, run in found.items() if run is None) - self.faults.keys()
-        if baseline is not None:
-            runs = {seed: run for seed, run in runs.items() if seed in baseline.runs}
-            unfinished, fault = unfinished | baseline.unfinished, fault or baseline.fault
-        return Outcome(case, chosen[0].point if chosen else {}, runs, baseline, unfinished, fault)
+    figure = reproduction.recipe.figure
+    tables = {"results.csv": reproduction.rows()}
+    if figure and figure.x == ROUND:
+        tables["curves.csv"] = reproduction.curves()
+    write_tables(reproduction.folder, tables)
+    write_figure(draw_reproduction(reproduction), reproduction.folder / "figure")

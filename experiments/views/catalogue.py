@@ -17,7 +17,7 @@ LABELS = ("Source", "Reductions", "Departures", "Objective", "Good for", "Hurts 
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodDoc:
     """A method as its docstring describes it.
 
     `explanation` is all that comes before the source, with formulas in reStructuredText.
@@ -52,7 +52,7 @@ def about(parameter: Parameter) -> dict[str, str]:
     return words | {"default": default_of(parameter), "description": parameter.description}
 
 
-def describe(name: str) -> Method:
+def describe(name: str) -> MethodDoc:
     """Return what the docstring of a method says; "torchjd" stands for all of TorchJD's weightings.
 
     Raises
@@ -62,7 +62,7 @@ def describe(name: str) -> Method:
     """
     method = FromTorchJD if name == "torchjd" else find_method(name)
     text = inspect.getdoc(method) or ""
-    return Method(
+    return MethodDoc(
         name=canonical(name),
         title=method.__name__,
         summary=_one_line(text.partition("\n\n")[0]),

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from ..results.comparison import Comparison, Values
     from ..results.outcome import Outcome
+    from ..results.reproduction import Reproduction
     from ..results.run import Run
-    from ..studies.reproduce import Reproduction
 
 BASELINE = "#666666"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
@@ -46,13 +46,13 @@ MANY = 40
 """From so many clients on, single ones are not marked."""
 
 
-def sorted_clients(comparison: "Comparison") -> Figure:
+def draw_sorted_clients(comparison: "Comparison") -> Figure:
     """Return each method's clients from the worst served to the best: mean and range of their score over the seeds."""
     with matplotlib.rc_context({"font.size": 9}):
         return _together(comparison) if len(comparison.methods) <= TOGETHER else _apart(comparison)
 
 
-def over_rounds(run: "Run") -> Figure:
+def draw_rounds(run: "Run") -> Figure:
     """Return the score of a run after each evaluated round: of the worst tenth of clients, their mean, the best."""
     score, lines = run.score, (("best_10", "best 10 %"), ("mean", "mean"), ("worst_10", "worst 10 %"))
     rows = [row for row in run.rows_of_rounds() if row.get(f"{score.column()}_mean")]
@@ -71,7 +71,7 @@ def over_rounds(run: "Run") -> Figure:
     return figure
 
 
-def reproduced(done: "Reproduction") -> Figure:
+def draw_reproduction(done: "Reproduction") -> Figure:
     """Return the figure of a reproduction, a panel a measure.
 
     A table becomes dots with error bars, printed and measured, a line a row; a figure is drawn over what its recipe has
@@ -84,7 +84,7 @@ def reproduced(done: "Reproduction") -> Figure:
         return _curves(done) if drawing.x == ROUND else _against(done, drawing.x)
 
 
-def split_picture(split: "Split") -> Figure:
+def draw_split(split: "Split") -> Figure:
     """Return a picture of who has how many examples of each class: a row a client, a column a class."""
     counts = split.counts()
     with matplotlib.rc_context({"font.size": 9}):
@@ -150,9 +150,9 @@ def _curves(done: "Reproduction") -> Figure:
         for outcome, (colour, kind) in zip(done.outcomes, _styles(), strict=False):
             if not outcome.measured:
                 continue
-            told = outcome.curve(measure)
-            rounds, mean = [*told], np.array([mean for mean, _ in told.values()])
-            away = np.array([deviation for _, deviation in told.values()])
+            curve = outcome.curve(measure)
+            rounds, mean = [*curve], np.array([mean for mean, _ in curve.values()])
+            away = np.array([deviation for _, deviation in curve.values()])
             axes.fill_between(rounds, mean - away, mean + away, color=colour, alpha=0.15, linewidth=0.0)
             axes.plot(rounds, mean, label=outcome.full_name, linewidth=1.3, color=colour, linestyle=kind)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
@@ -174,8 +174,8 @@ def _against(done: "Reproduction", setting: str) -> Figure:
             points = [(float(row.case.config[setting]), row) for row in rows if setting in row.case.config]
             if points:
                 ascending = sorted(points, key=lambda point: point[0])
-                x, told = [x for x, _ in ascending], [row.measured[measure] for _, row in ascending]
-                means, spreads = [mean for mean, _ in told], [spread for _, spread in told]
+                x, measured = [x for x, _ in ascending], [row.measured[measure] for _, row in ascending]
+                means, spreads = [mean for mean, _ in measured], [spread for _, spread in measured]
                 axes.errorbar(
                     x, means, spreads, label=label, color=colour, linestyle=kind, marker="o", markersize=4, capsize=2
                 )
@@ -347,12 +347,12 @@ def _apart_from_each_other(wanted: list[float], heights: list[float], low: float
     for place, height in zip(wanted, heights, strict=True):
         blocks.append(([place], [height]))
         while len(blocks) > 1 and _bottom(*blocks[-1], low, high) < sum(_span(*blocks[-2], low, high)):
-            places, own = blocks.pop()
-            blocks[-1] = (blocks[-1][0] + places, blocks[-1][1] + own)
+            places, block_heights = blocks.pop()
+            blocks[-1] = (blocks[-1][0] + places, blocks[-1][1] + block_heights)
     found = []
-    for places, own in blocks:
-        floor = _bottom(places, own, low, high)
-        for height in own:
+    for places, block_heights in blocks:
+        floor = _bottom(places, block_heights, low, high)
+        for height in block_heights:
             found.append(floor + height / 2)
             floor += height
     return found

@@ -62,7 +62,7 @@ def _things(content: Mapping[str, Any], smallest_category: int) -> Iterator[str]
 
 
 def _of_data(about: Mapping[str, Any], smallest_category: int) -> Iterator[str]:
-    """Yield what is told about data that clients agree on."""
+    """Yield what is sent about data that clients agree on."""
     if "columns" in about:
         kinds = zip(about["columns"], about["kinds"], strict=True)
         yield f"the names of its columns and what they hold: {', '.join(f'{name} ({kind})' for name, kind in kinds)}"

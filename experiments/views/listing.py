@@ -14,12 +14,12 @@ DEPTH = 4
 """How many folders below each other are looked at: those of a comparison lie in runs/NAME/runs/."""
 
 
-def listed(folder: Path) -> list[dict[str, Any]]:
+def find_runs(folder: Path) -> list[dict[str, Any]]:
     """Return what is known of each run in a folder and in folders below, by name; of a damaged one its `fault`."""
     return [_about(path, folder) for path in sorted(_run_folders(folder, DEPTH))]
 
 
-def rows_of(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
+def table_rows(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Return the runs as the rows of a table."""
     rows = []
     for run in runs:

@@ -16,7 +16,7 @@ from fairbloom.logs import colour_on_terminals_alone
 def progress(measures: str, *, shown: bool = True) -> Iterator[Progress]:
     """Show a progress bar with `measures` beside the count; nothing is drawn where nobody watches.
 
-    An error that the user can mend takes the bar away, so that its line stands alone. A notebook draws it with
+    An error that the user can correct takes the bar away, so that its line stands alone. A notebook draws it with
     ipywidgets, and nothing without them.
     """
     console = Console(stderr=True)
@@ -29,7 +29,7 @@ def progress(measures: str, *, shown: bool = True) -> Iterator[Progress]:
         console=console,
         disable=not (shown and (console.is_terminal or console.is_jupyter)),
     )
-    with quiet(), bar:
+    with quiet_log(), bar:
         try:
             yield bar
         except FairbloomError:
@@ -38,8 +38,8 @@ def progress(measures: str, *, shown: bool = True) -> Iterator[Progress]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Let Flower's logger, which ours is a child of, tell warnings alone for a while."""
+def quiet_log() -> Iterator[None]:
+    """Let Flower's logger, of which ours is a child, print only warnings and errors for a while."""
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(max(level, logging.WARNING))

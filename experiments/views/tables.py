@@ -27,14 +27,14 @@ from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison
 from ..results.measured import decimals, in_title
 from ..results.run import Run, final_of, measures
-from .catalogue import REQUIRED, Method, default_of
+from .catalogue import REQUIRED, MethodDoc, default_of
 
 if TYPE_CHECKING:
     from fairbloom.simulation.tune import Tuned
 
     from ..recipes.recipe import Recipe
     from ..results.outcome import Outcome
-    from ..studies.reproduce import Reproduction
+    from ..results.reproduction import Reproduction
 
 NEGLECTED, SERVED = 6, 3
 """Number of clients that are shown of those that the baseline serves worst, and best."""
@@ -222,14 +222,14 @@ def show_details(run: Run) -> None:
         console.print(f"taken back to round {entry['to']} after round {entry['after']}{escape(others)}", soft_wrap=True)
     for what, names in run.absences().items():
         if names:
-            told = ", ".join(f"{name} in {count} round{'s' if count > 1 else ''}" for name, count in names)
-            console.print(f"{what}: {escape(told)}", soft_wrap=True)
+            counts = ", ".join(f"{name} in {count} round{'s' if count > 1 else ''}" for name, count in names)
+            console.print(f"{what}: {escape(counts)}", soft_wrap=True)
     if run.engine is not None:
-        console.print(f"computed by {escape(in_short(run.engine))}", soft_wrap=True)
+        console.print(f"computed by {escape(describe_engine(run.engine))}", soft_wrap=True)
     differing = run.differing()
     if differing:
-        told = ", ".join(f"{key} = {value!r}" for key, value in differing.items())
-        console.print(f"settings other than the defaults: {escape(told)}", soft_wrap=True)
+        listed = ", ".join(f"{key} = {value!r}" for key, value in differing.items())
+        console.print(f"settings other than the defaults: {escape(listed)}", soft_wrap=True)
 
 
 def show_tuned(tuned: "Tuned") -> None:
@@ -239,10 +239,10 @@ def show_tuned(tuned: "Tuned") -> None:
         speed = tuned.speed(timing)
         numbers = ["–", "–"] if speed is None else [f"{1e3 * timing.of_a_round:.1f}", f"{speed:.1f}"]
         rows.append([timing.engine, *numbers, escape(timing.why_not)])
-    headings = ["engine", "ms a round", "× loop", *(["why it cannot be had"] if len(tuned.had) < len(rows) else [])]
+    headings = ["engine", "ms a round", "× loop", *(["why it is not available"] if len(tuned.had) < len(rows) else [])]
     cells = [row[: len(headings)] for row in rows]
-    told = "ms a round: median, with the evaluation; × loop: times as fast as the loop"
-    show_grid(Grid(headings, cells, caption=told, words=headings[3:]))
+    caption = "ms a round: median, with the evaluation; × loop: speed relative to that of the engine loop"
+    show_grid(Grid(headings, cells, caption=caption, words=headings[3:]))
     console.print(f"auto chooses {tuned.auto.engine}: {escape(tuned.auto.reason)}", soft_wrap=True)
     if tuned.better:
         console.print(f"{tuned.better} is faster here: set --engine {tuned.better}", soft_wrap=True)
@@ -250,7 +250,7 @@ def show_tuned(tuned: "Tuned") -> None:
         console.print("no engine is more than a tenth faster here: leave --engine at auto", soft_wrap=True)
 
 
-def in_short(engine: Mapping[str, Any]) -> str:
+def describe_engine(engine: Mapping[str, Any]) -> str:
     """Return in words how the clients of a run are computed, as its engine.json has it."""
     processes = f" in {engine['workers']} processes" if engine.get("workers", 1) > 1 else ""
     return f"the engine {engine.get('engine')}{processes}: {engine.get('reason')}"
@@ -266,8 +266,8 @@ def show_comparison(comparison: Comparison) -> None:
     show_grid(client_grid(comparison))
     for seed, clients in zip(comparison.seeds, comparison.left_out, strict=False):
         if clients:
-            told = f"left out, without a test {comparison.score.name} under any method with seed {seed}"
-            console.print(f"{told}: {escape(', '.join(clients))}", soft_wrap=True)
+            reason = f"left out, without a test {comparison.score.name} under any method with seed {seed}"
+            console.print(f"{reason}: {escape(', '.join(clients))}", soft_wrap=True)
     for line in (sentence(comparison), *comparison.caveats):
         console.print(escape(line), soft_wrap=True)
     files = [path for ending in ("png", "svg") if (path := comparison.folder / f"clients.{ending}").exists()]
@@ -296,7 +296,7 @@ def method_grid(comparison: Comparison) -> Grid:
         f"Final model over clients: test {escape(comparison.score.title)}",
         f"mean ±standard deviation over {seeds} seed{'s' if seeds > 1 else ''}\n"
         f"gain: by how much the worst 10 % are better than under {base}; "
-        f"better: clients that are better served than under {base} (seed by seed)",
+        f"% better: share of the clients with a better score than under {base}; both are taken seed by seed",
     )
 
 
@@ -310,25 +310,25 @@ def client_grid(comparison: Comparison) -> Grid:
     ascending = sorted(base, key=lambda client: score.better(base[client], 0.0))
     hidden = max(0, len(ascending) - NEGLECTED - SERVED)
     shown = ascending[:NEGLECTED] + ascending[-SERVED:] if hidden else ascending
-    digits = Digits.of(score, (own[client] for own in first.values() for client in shown))
+    digits = Digits.of(score, (values[client] for values in first.values() for client in shown))
     cells = {
-        (client, method): _coloured(own[client], base[client], score, digits)
-        for method, own in first.items()
+        (client, method): _colour(values[client], base[client], score, digits)
+        for method, values in first.items()
         for client in shown
     }
     title = f"Client by client, first seed: test {escape(score.title)}"
-    told = f"{hidden} clients between these are in {CLIENTS.name}" if hidden else ""
+    caption = f"{hidden} clients between these are in {CLIENTS.name}" if hidden else ""
     methods = [escape(method) for method in first]
     if len(methods) > len(shown):
         by_method = [[escape(method), *(cells[client, method] for client in shown)] for method in first]
-        return Grid(("method", *map(escape, shown)), by_method, title, told)
+        return Grid(("method", *map(escape, shown)), by_method, title, caption)
     by_client = [[escape(client), *(cells[client, method] for method in first)] for client in shown]
     if hidden:
         by_client.insert(NEGLECTED, [f"… {hidden} more", *("" for _ in first)])
-    return Grid(("client", *methods), by_client, title, told)
+    return Grid(("client", *methods), by_client, title, caption)
 
 
-def _coloured(value: float, base: float, score: Score, digits: Digits) -> str:
+def _colour(value: float, base: float, score: Score, digits: Digits) -> str:
     """Return a value in green where it is better than the baseline's and in red where it is worse."""
     gained = score.better(value, base)
     colour = "green" if gained > 0.0 else "red" if gained < 0.0 else "default"
@@ -339,17 +339,17 @@ def sentence(comparison: Comparison) -> str:
     """Return in one sentence what the comparison shows."""
     base, kindest, score = comparison.baseline, comparison.kindest, comparison.score
 
-    def told(method: str) -> tuple[str, str]:
+    def numbers_of(method: str) -> tuple[str, str]:
         worst, mean = (comparison.spread(method, key)[0] for key in ("worst_10", "mean"))
         return (f"{worst:.0f} %", f"{mean:.0f} %") if score.percent else (score.written(worst), score.written(mean))
 
-    worst, mean = told(base)
+    worst, mean = numbers_of(base)
     what = "" if score.percent else f"{score.name} "
     direction = "" if score.higher_is_better else " (lower is better)"
     left = f"{base} leaves its worst tenth of clients at {what}{worst} while the mean is {mean}{direction}"
     if kindest == base:
         return f"{left}; no other method here {'lifts them' if score.higher_is_better else 'does better by them'}."
-    worst, mean = told(kindest)
+    worst, mean = numbers_of(kindest)
     lifts = "lifts its worst tenth to" if score.higher_is_better else "brings its worst tenth to"
     return f"{left}; {kindest} {lifts} {worst}, with a mean of {mean}."
 
@@ -363,30 +363,30 @@ def show_reproduction(done: "Reproduction") -> None:
     console.print(f"[b]{escape(recipe.title)}[/]", soft_wrap=True)
     console.print(f"{escape(recipe.what)}\n[dim]{escape(recipe.source)}[/]\n", soft_wrap=True)
     for variant in dict.fromkeys(outcome.case.variant for outcome in done.outcomes):
-        show_grid(reproduced_grid(done, variant))
+        show_grid(reproduction_grid(done, variant))
         console.print()
     console.print(escape(verdict(done)), soft_wrap=True)
     faults = {f"[b]{escape(o.full_name)}[/]: [red]{escape(o.fault)}[/]" for o in done.outcomes if o.fault}
     notes = [f"[b]{escape(o.case.name)}[/]: {escape(o.case.row.note)}" for o in done.outcomes if o.case.row.note]
-    for told in dict.fromkeys([*sorted(faults), *notes, *map(escape, recipe.notes)]):
-        console.print(told, soft_wrap=True)
-    written = done.experiment.whole and (done.folder / "results.csv").exists()
+    for line in dict.fromkeys([*sorted(faults), *notes, *map(escape, recipe.notes)]):
+        console.print(line, soft_wrap=True)
+    written = done.whole and (done.folder / "results.csv").exists()
     console.print(f"{'table, figure and runs' if written else 'runs'}: {escape(str(done.folder))}", soft_wrap=True)
 
 
-def reproduced_grid(done: "Reproduction", variant: str) -> Grid:
+def reproduction_grid(done: "Reproduction", variant: str) -> Grid:
     """Return the table of a variant: two lines a row, what was printed and what was measured."""
     recipe = done.recipe
     outcomes = [outcome for outcome in done.outcomes if outcome.case.variant == variant]
-    seeds = len(done.experiment.seeds)
+    seeds = len(done.seeds)
     lines = [line for outcome in outcomes for line in _lines(outcome, seeds)]
     title = f"{escape(variant)}: {escape(recipe.variants[variant].what)}" if variant else ""
     at_most = "at most " if any(outcome.unfinished for outcome in outcomes) else ""
-    told = f"mean ±standard deviation over {at_most}{seeds} seed{'s' if seeds > 1 else ''} as measured"
+    caption = f"mean ±standard deviation over {at_most}{seeds} seed{'s' if seeds > 1 else ''} as measured"
     if any(outcome.case.published for outcome in outcomes):
-        told += f", over {recipe.published_seeds or 'an unknown number of'} seeds as printed"
+        caption += f", over {recipe.published_seeds or 'an unknown number of'} seeds as printed"
     headings = ["row", *(escape(in_title(measure, recipe.unit)) for measure in recipe.measures), "agrees"]
-    return Grid(headings, lines, title, told, words=["agrees"])
+    return Grid(headings, lines, title, caption, words=["agrees"])
 
 
 def _lines(outcome: "Outcome", seeds: int) -> list[list[str]]:
@@ -397,21 +397,21 @@ def _lines(outcome: "Outcome", seeds: int) -> list[list[str]]:
         numbers = [(published.get(measure), decimals(measure, recipe.unit)) for measure in recipe.measures]
         cells = ["–" if n is None else _pair(n.mean, n.spread, Digits(places)) for n, places in numbers]
         lines.append([name, *cells, ""])
-    told = "  measured" if published else f"{name}, measured"
+    heading = "  measured" if published else f"{name}, measured"
     if outcome.unfinished:
-        told += f", {len(outcome.runs)} of {seeds} seeds"
+        heading += f", {len(outcome.runs)} of {seeds} seeds"
     agreed = "unfinished" if outcome.unfinished else {True: "yes", False: "no", None: "–"}[outcome.agrees]
     measured = [_measured(outcome, measure, Digits(decimals(measure, recipe.unit))) for measure in recipe.measures]
-    return [*lines, [told, *measured, agreed]]
+    return [*lines, [heading, *measured, agreed]]
 
 
 def _measured(outcome: "Outcome", measure: str, digits: Digits) -> str:
     if measure not in outcome.measured:
         return "failed" if outcome.fault else "–"
     mean, spread = outcome.measured[measure]
-    told = _pair(mean, spread if len(outcome.runs) > 1 else None, digits)
+    text = _pair(mean, spread if len(outcome.runs) > 1 else None, digits)
     agrees = outcome.agreements.get(measure)
-    return told if agrees is None else f"[green]{told}[/]" if agrees else f"[red]≠ {told}[/]"
+    return text if agrees is None else f"[green]{text}[/]" if agrees else f"[red]≠ {text}[/]"
 
 
 def _pair(mean: float, spread: float | None, digits: Digits) -> str:
@@ -429,26 +429,26 @@ def _progress(done: "Reproduction") -> str:
     if not unfinished:
         return ""
     finished = sum(not outcome.unfinished for outcome in done.outcomes)
-    told = f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
-    return f"{told} The same command without --show runs them."
+    counts = f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
+    return f"{counts} The same command without --show runs them."
 
 
 def _agreement(done: "Reproduction") -> str:
     """Return how many of the finished rows agree, or why none can."""
-    if not done.experiment.comparable:
-        cut = "cut short by --quick" if done.experiment.quick else "made with other settings than the recipe's"
+    if not done.comparable:
+        cut = "cut short by --quick" if done.quick else "made with other settings than the recipe's"
         return f"These runs are {cut}: the numbers cannot be compared with the printed ones."
     if not any(outcome.case.published for outcome in done.outcomes):
         return "No number of these was printed."
-    told = [outcome.agrees for outcome in done.outcomes if outcome.agrees is not None]
-    if not told:
+    judged = [outcome.agrees for outcome in done.outcomes if outcome.agrees is not None]
+    if not judged:
         return ""
     within = "two combined standard errors, or one point where no ± is printed"
     if done.recipe.tolerance:
         unit = done.recipe.unit
         within += "".join(f", or {value:g} in {in_title(m, unit)}" for m, value in done.recipe.tolerance.items())
-    agrees = "agrees" if len(told) == 1 else "agree"
-    return f"{sum(told)} of {len(told)} rows {agrees} with what was printed: within {within}."
+    agrees = "agrees" if len(judged) == 1 else "agree"
+    return f"{sum(judged)} of {len(judged)} rows {agrees} with what was printed: within {within}."
 
 
 def show_recipes(recipes: Sequence["Recipe"]) -> None:
@@ -463,27 +463,27 @@ def show_recipes(recipes: Sequence["Recipe"]) -> None:
             console.print(f"[cyan]{recipe.name}[/]")
             _indented(f"{row[1]} ({row[2]}; {row[3]} rows, {row[4]} runs)\n[dim]{escape(recipe.source)}[/]")
         return
-    show_grid(Grid(headings, cells, caption="runs: with the recipe's own number of seeds", words=headings[:3]))
+    show_grid(Grid(headings, cells, caption="runs: with the recipe's number of seeds", words=headings[:3]))
 
 
 # Lists --------------------------------------------------------------------------------------------------------------
 
 
-def show_methods(methods: Iterable[Method]) -> None:
+def show_methods(methods: Iterable[MethodDoc]) -> None:
     """Print each method with its parameters and source."""
     for method in methods:
         console.print(f"[b]{escape(method.name)}[/]  {escape(method.summary)}")
         for parameter in method.parameters:
             _show_parameter(parameter)
         if method.needs:
-            _indented(f"needs of clients: {escape(', '.join(method.needs))}")
+            _indented(f"needs from clients: {escape(', '.join(method.needs))}")
         if method.source:
             _indented(f"[dim]{escape(method.source)}[/]")
         console.print()
 
 
 def show_tasks(tasks: Iterable[TaskInfo]) -> None:
-    """Print each task with its models, partitions, own settings and source."""
+    """Print each task with its models, partitions, settings and source."""
     for task in tasks:
         console.print(f"[b]{escape(task.name)}[/]  {escape(task.summary)}")
         for what, choices in (("models", task.models), ("partitions", task.partitions)):

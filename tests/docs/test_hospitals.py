@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from docs.hospitals import FEW, PICTURE, SMALL_PICTURE, Difference, Served, picture, served, small_picture, table
+from fairbloom import reproduce
 from fairbloom.experiments.recipes.recipe import load_recipe
-from fairbloom.experiments.studies.reproduce import reproduce
 from tests.originals import needs
 
 from .pages import ROOT

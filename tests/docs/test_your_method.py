@@ -59,7 +59,7 @@ def test_every_block_of_python_is_run_by_a_test() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_method_passes_the_battery_without_a_remark(name: str, my_methods: ModuleType) -> None:
     report = check(getattr(my_methods, name))
-    told = [finding for finding in report.findings if finding.verdict in (Verdict.FAILED, Verdict.REMARK)]
+    told = [result for result in report.results if result.verdict in (Verdict.FAILED, Verdict.REMARK)]
     assert told == []
 
 
@@ -68,8 +68,8 @@ def test_the_five_use_what_the_guide_is_about(my_methods: ModuleType) -> None:
     shown = {name for method in METHODS for name in vars(getattr(my_methods, method))}
     assert {"needs", "weigh", "remember", "terms", "probe", "snapshots", "reports", "own_metrics"} <= shown
     reports = [check(getattr(my_methods, name)) for name in ("Momentum", "Steady", "Clipped")]
-    assert ["kept rows" in report["shape"].words for report in reports] == [True, False, False]
-    assert ["bytes" in report["memory"].words for report in reports] == [False, True, False]
+    assert ["kept rows" in report["shape"].message for report in reports] == [True, False, False]
+    assert ["bytes" in report["memory"].message for report in reports] == [False, True, False]
     assert [report["reports"].verdict for report in reports] == [Verdict.NOT_APPLICABLE] * 2 + [Verdict.PASSED]
 
 
@@ -81,7 +81,7 @@ def test_a_forgotten_need_is_told_in_the_words_of_the_guide(my_methods: ModuleTy
     (words,) = re.findall(r"```text\n(.+?)\n```", GUIDE)
     worst_half: type = my_methods.WorstHalf
     forgetful = type("WorstHalf", (worst_half,), {"needs": frozenset(), "__module__": "my_methods"})
-    assert check(forgetful)["needs"].words == words
+    assert check(forgetful)["needs"].message == words
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -19,7 +19,7 @@ import typer
 
 from fairbloom import __version__
 from fairbloom.cli import app, settings_of
-from fairbloom.experiments.api import merged
+from fairbloom.experiments.api import merge_settings
 from fairbloom.protocol.settings import Value, parsed
 from fairbloom.server.checkpoint import list_checkpoints
 from fairbloom.server.settings import Settings, SettingsError, default_config, parameters
@@ -485,7 +485,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_options_and_assignments_that_agree_are_one_setting() -> None:
     given = settings_of(["clients = 5", "fedfv.alpha=0.2", "fedfv.alpha=0.20"])
-    assert merged({"clients": 5, "seed": None}, given) == {
+    assert merge_settings({"clients": 5, "seed": None}, given) == {
         "clients": 5,
         "fedfv.alpha": 0.2,
     }
@@ -502,4 +502,4 @@ def test_options_and_assignments_that_agree_are_one_setting() -> None:
 )
 def test_two_values_of_a_setting_are_refused(options: dict[str, Value], assignments: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(message)):
-        merged(options, settings_of(assignments))
+        merge_settings(options, settings_of(assignments))

@@ -33,7 +33,7 @@ def small(**changes: Any) -> Settings:
 
 
 def by_hand(auto: str, **milliseconds: float) -> Tuned:
-    """Return engines with a single round each; one that took no time cannot be had."""
+    """Return engines with a single round each; one that took no time is not available."""
     timings = [
         Timing(engine, [ms / 1e3]) if ms else Timing(engine, why_not="its model is too odd")
         for engine, ms in milliseconds.items()
@@ -121,7 +121,7 @@ def test_the_median_round_counts() -> None:
 def test_the_table_says_how_fast_each_is_and_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
     show_tuned(by_hand("loop", loop=40, stacked=0, workers=12.345))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == "engine ms a round × loop why it cannot be had"
+    assert lines[0] == "engine ms a round × loop why it is not available"
     assert {"loop 40.0 1.0", "stacked – – its model is too odd", "workers 12.3 3.2"} <= set(lines)
     assert lines[-2:] == [
         "auto chooses loop: calls take longer than arithmetic",
@@ -133,7 +133,7 @@ def test_where_auto_is_right_that_is_said(capsys: pytest.CaptureFixture[str]) ->
     show_tuned(by_hand("stacked", loop=40, stacked=10))
     printed = capsys.readouterr().out
     assert printed.endswith("no engine is more than a tenth faster here: leave --engine at auto\n")
-    assert "cannot be had" not in printed
+    assert "not available" not in printed
 
 
 def test_the_command_prints_json_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

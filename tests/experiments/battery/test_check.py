@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from io import StringIO
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import pytest
@@ -15,20 +15,21 @@ import torch
 from rich.console import Console
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.battery.check import PROPERTIES, Report, Verdict, arguments_of, check, show_report
+from fairbloom.experiments.battery.check import PROPERTIES, CheckReport, Verdict, arguments_of, check, show_report
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import at_least
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import by_name
+from tests.strategies.helpers import CASES
 
 
-def failed(report: Report) -> dict[str, str]:
-    return {finding.name: finding.words for finding in report.findings if finding.verdict is Verdict.FAILED}
+def failed(report: CheckReport) -> dict[str, str]:
+    return {result.name: result.message for result in report.results if result.verdict is Verdict.FAILED}
 
 
-def remarks(report: Report) -> dict[str, str]:
-    return {finding.name: finding.words for finding in report.findings if finding.verdict is Verdict.REMARK}
+def remarks(report: CheckReport) -> dict[str, str]:
+    return {result.name: result.message for result in report.results if result.verdict is Verdict.REMARK}
 
 
 # Methods that are right ---------------------------------------------------------------------------------------------
@@ -50,18 +51,39 @@ KNOWN_REMARKS: dict[str, dict[str, str]] = {
 
 TORCHJD = ("alignedmtl", "cagrad", "dualproj", "fairgrad", "gradvac", "imtlg", "krum", "mgda", "pcgrad", "upgrad")
 
+NORMALISED = ("fedavgn", "fedmgdaplus", "mgdaprox")
+"""The methods whose step does not depend on the length of all updates."""
 
-@pytest.mark.parametrize("name", [*METHODS, *(f"torchjd:{name}" for name in TORCHJD)])
-def test_the_methods_that_come_along_pass_with_true_remarks(name: str) -> None:
-    if name.startswith("torchjd:"):
-        pytest.importorskip("torchjd")
-    report = check(partial(by_name, name.removeprefix("torchjd:")) if ":" in name else METHODS[name])
+
+@pytest.mark.parametrize(("name", "arguments"), CASES)
+def test_our_methods_pass_with_true_remarks(name: str, arguments: dict[str, Any]) -> None:
+    report = check(METHODS[name], arguments)
     assert failed(report) == {}
     assert report.passed
-    expected = KNOWN_REMARKS.get(name, {})
+    expected = KNOWN_REMARKS.get(name, {}) | (DRAWN if arguments.get("order") == "random" else {})
+    assert_remarks(report, expected)
+    if name == "local":
+        assert report["scaling"].verdict is Verdict.NOT_APPLICABLE
+    elif name in NORMALISED:
+        assert "The step has the same length however long the updates are" in report["scaling"].message
+    elif name in ("qfedavg", "qfedsgd") and arguments["q"]:
+        assert "a parameter has their unit" in report["scaling"].message
+    else:
+        assert "the step is s times as long, as FedAvg's" in report["scaling"].message
+
+
+@pytest.mark.parametrize("name", TORCHJD)
+def test_methods_of_torchjd_pass_with_true_remarks(name: str) -> None:
+    pytest.importorskip("torchjd")
+    report = check(partial(by_name, name))
+    assert failed(report) == {}
+    assert_remarks(report, KNOWN_REMARKS.get(f"torchjd:{name}", {}))
+
+
+def assert_remarks(report: CheckReport, expected: Mapping[str, str]) -> None:
     assert remarks(report).keys() == expected.keys()
-    for finding, words in expected.items():
-        assert words in report[finding].words
+    for name, words in expected.items():
+        assert words in report[name].message
 
 
 def test_a_method_that_favours_the_first_name_is_told_so() -> None:
@@ -72,32 +94,10 @@ def test_a_method_that_favours_the_first_name_is_told_so() -> None:
     assert "Nobody should count for a name" in words["permutation"]
 
 
-def test_a_method_that_draws_by_its_seed_is_remarked_upon_and_not_failed() -> None:
-    report = check(METHODS["fedfv"], {"order": "random"})
-    assert failed(report) == {}
-    assert "draws from the seed" in remarks(report)["permutation"]
-
-
-def test_a_method_that_says_that_it_goes_by_the_end_of_the_run_passes() -> None:
-    assert failed(check(METHODS["fedavgn"], {"decay": 0.1})) == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("fedavg", "the step is s times as long, as FedAvg's"),
-        ("fedavgn", "The step has the same length however long the updates are"),
-        ("qfedavg", "a parameter has their unit"),
-    ],
-)
-def test_scaling_says_what_becomes_of_the_step(name: str, words: str) -> None:
-    assert words in check(METHODS[name])["scaling"].words
-
-
 def test_kept_rows_are_tried() -> None:
     report = check(METHODS["fedfv"], {"tau": 3})
-    assert "kept rows" in report["shape"].words
-    assert "old updates" in report["memory"].words
+    assert "kept rows" in report["shape"].message
+    assert "old updates" in report["memory"].message
 
 
 def test_the_process_is_left_as_it_was() -> None:
@@ -331,9 +331,9 @@ class Centred(Broken):
 
 
 WRONG: list[tuple[type[FairStrategy], str, str]] = [
-    (NamesNothing, "parameters", "name share in it"),
+    (NamesNothing, "parameters", "name share in"),
     (Unannotated, "parameters", "must be annotated: int, float, bool or str"),
-    (TakesNoOptions, "parameters", "seed=5 is not taken"),
+    (TakesNoOptions, "parameters", "seed=5 is not accepted"),
     (DropsOptions, "parameters", "seed=5 was given, and the method has seed = 0"),
     (MakesNothing, "parameters", "does not call super().__init__(**options)"),
     (NeedsAnother, "needs", "'loss-before' is meant?"),
@@ -372,7 +372,7 @@ WRONG: list[tuple[type[FairStrategy], str, str]] = [
 def test_a_broken_method_fails_one_property_in_words(method: type[FairStrategy], name: str, words: str) -> None:
     report = check(method)
     assert failed(report).keys() == {name}
-    assert words in report[name].words
+    assert words in report[name].message
     assert not report.passed
 
 
@@ -384,13 +384,13 @@ def test_every_property_has_a_method_that_fails_it() -> None:
 def test_a_fault_names_the_line_that_made_it() -> None:
     lines, first = inspect.getsourcelines(Raises)
     number = first + next(k for k, line in enumerate(lines) if "self.share" in line)
-    assert f"test_check.py, line {number}: `return cohort.prior / self.share" in check(Raises)["shape"].words
+    assert f"test_check.py, line {number}: `return cohort.prior / self.share" in check(Raises)["shape"].message
 
 
 def test_what_hangs_on_a_fault_is_not_told_as_a_fault_of_its_own() -> None:
     report = check(Raises)
     assert report["resume"].verdict is Verdict.NOT_APPLICABLE
-    assert report["resume"].words == "It cannot be told before shape is mended."
+    assert report["resume"].message == "It cannot be checked yet: correct shape first."
     assert report["parameters"].verdict is Verdict.PASSED
 
 
@@ -456,18 +456,18 @@ def test_what_may_be_meant_is_remarked(method: type[FairStrategy], name: str, wo
     report = check(method)
     assert failed(report) == {}
     assert remarks(report).keys() == {name}
-    assert words in report[name].words
+    assert words in report[name].message
 
 
 def test_rounds_with_real_clients_are_left_out_where_these_lack_a_metric() -> None:
     report = check(AsksForAMetricOfItsOwn)
     assert report["learns"].verdict is Verdict.NOT_APPLICABLE
-    assert "do not report blood-pressure" in report["learns"].words
+    assert "do not report blood-pressure" in report["learns"].message
 
 
 def test_cost_says_when_the_gram_matrix_is_asked_for() -> None:
-    assert "Gram matrix" in check(METHODS["fedmgda"])["cost"].words
-    assert "Gram matrix" not in check(METHODS["fedavg"])["cost"].words
+    assert "Gram matrix" in check(METHODS["fedmgda"])["cost"].message
+    assert "Gram matrix" not in check(METHODS["fedavg"])["cost"].message
 
 
 # Arguments and the printed report -----------------------------------------------------------------------------------
@@ -512,6 +512,6 @@ def test_the_printed_report_has_all_words_on_a_narrow_screen() -> None:
     *rows, total = printed.getvalue().splitlines()
     assert all(len(row) <= 60 for row in rows)
     words = "".join("".join(row[15:].split()) for row in rows)
-    for finding in report.findings:
-        assert "".join(finding.words.split()) in words
+    for result in report.results:
+        assert "".join(result.message.split()) in words
     assert total.startswith("1 passed, 1 failed, 11 not applicable; ")

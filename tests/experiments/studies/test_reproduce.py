@@ -9,7 +9,6 @@ import signal
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ import pytest
 
 from fairbloom import Reproduction, reproduce
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.recipes.recipe import Printed, Recipe, load_recipe, names
+from fairbloom.experiments.recipes.recipe import Printed, Recipe, names
 from fairbloom.experiments.results.outcome import agree
-from fairbloom.experiments.results.run import load
-from fairbloom.experiments.studies.study import Trial
-from fairbloom.experiments.views.figures import reproduced
+from fairbloom.experiments.results.run import Run, load
+from fairbloom.experiments.views.figures import draw_reproduction
 from fairbloom.server.fairness import against_baseline, summarize
 
 from ..helpers import fairbloom, start
@@ -118,6 +116,13 @@ def values_of(done: Reproduction, index: int, model: str = "global") -> list[dic
     return [run.final(model=model) for run in done.runs(index)]
 
 
+def run_with(done: Reproduction, **settings: Any) -> Run:
+    """Return the one run of a reproduction that has these settings, by their names in a run config."""
+    runs = map(load, (done.folder / "runs").iterdir())
+    (found,) = (run for run in runs if settings.items() <= run.settings.items())
+    return found
+
+
 def judging(**about: Any) -> Recipe:
     """Return a recipe whose numbers are judged as `about` says."""
     told = {"title": "A table", "what": "What.", "source": "Somebody", "measures": ["mean"], "rows": [{"label": "A"}]}
@@ -193,7 +198,7 @@ def test_the_measures_are_those_of_the_runs_tables(done: Reproduction, by_row: M
 def test_a_row_is_measured_against_the_baselines_run_of_the_same_seed_and_variant(
     done: Reproduction, by_row: Mapping[tuple[str, str], Any]
 ) -> None:
-    cases = [(case.row.label, case.variant) for case in done.experiment.cases]
+    cases = [(case.row.label, case.variant) for case in (outcome.case for outcome in done.outcomes)]
     base, own = cases.index(("FedAvg", "iid")), cases.index(("Local", "iid"))
     pairs = list(zip(values_of(done, own, "personal"), values_of(done, base), strict=True))
     row = by_row["Local", "iid"]["measured"]
@@ -205,10 +210,9 @@ def test_a_row_is_measured_against_the_baselines_run_of_the_same_seed_and_varian
 
 
 def test_the_grid_takes_the_point_with_the_best_mean(done: Reproduction, by_row: Mapping[tuple[str, str], Any]) -> None:
-    case = next(case for case in done.experiment.cases if case.row.label == "q-FedAvg")
     means = {
         q: statistics.fmean(
-            summarize(load(done.experiment.folder(Trial(case, {"qfedavg.q": q}, seed))).final())["mean"]
+            summarize(run_with(done, method="qfedavg", seed=seed, **{"qfedavg.q": q}).final())["mean"]
             for seed in (0, 1)
         )
         for q in (0.0, 30.0)
@@ -220,7 +224,7 @@ def test_the_grid_takes_the_point_with_the_best_mean(done: Reproduction, by_row:
 
 def test_a_fraction_is_a_hundredth_of_a_percentage(tmp_path: Path, done: Reproduction) -> None:
     text = RECIPE.replace('baseline = "FedAvg"', 'baseline = "FedAvg"\nunit = "fraction"').replace('"std"', '"var"')
-    again = Reproduction(replace(done.experiment, cases=load_recipe(saved(tmp_path, text)).cases()))
+    again = reproduce(saved(tmp_path, text), out=done.folder, run=False)
     percent, fraction = (each.as_json["rows"][0]["measured"] for each in (done, again))
     for measure in ("mean", "worst_10", "uniform", "client:client-1", "overall_change"):
         assert fraction[measure] == pytest.approx(percent[measure] / 100.0)
@@ -313,10 +317,12 @@ def test_what_is_finished_is_shown_and_nothing_is_run(
     """A run of a grid is missing, and one of a baseline, which another row is measured against."""
     folder = tmp_path / "out"
     shutil.copytree(done.folder, folder)
-    grid, baseline = done.experiment.cases[1:3]
     best = {f"qfedavg.{key}": value for key, value in by_row["q-FedAvg", "shards"]["parameters"].items()}
-    for trial in (Trial(grid, best, 1), Trial(baseline, {}, 1)):
-        shutil.rmtree(folder / "runs" / done.experiment.folder(trial).name)
+    for missing in (
+        run_with(done, method="qfedavg", seed=1, **best),
+        run_with(done, method="fedavg", seed=1, partition="iid"),
+    ):
+        shutil.rmtree(folder / "runs" / missing.folder.name)
     before = written_in(folder)
     command = ("reproduce", saved(tmp_path, RECIPE), "--show", "--out", folder)
     assert fairbloom(*command, "--json") == 0
@@ -454,11 +460,8 @@ label = "A"
 """.replace("seeds = 2", "seeds = 2\ngrid-seeds = 1").replace("[settings]", "[settings]\nvalidation-share = 0.2")
     done = reproduce(saved(tmp_path, text), out=tmp_path / "out", jobs=1, progress=False)
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 3
-    (case,) = done.experiment.cases
     found = {
-        rate: statistics.fmean(
-            load(done.experiment.folder(Trial(case, {"learning-rate": rate}, 0))).final(split="validation").values()
-        )
+        rate: statistics.fmean(run_with(done, seed=0, **{"learning-rate": rate}).final(split="validation").values())
         for rate in (0.001, 0.1)
     }
     assert done.outcomes[0].parameters["learning-rate"] == max(found, key=lambda rate: found[rate])
@@ -496,7 +499,7 @@ settings = {{ momentum = 0.5 }}
 label = "Without"
 """
     done = reproduce(saved(tmp_path, text), seeds=1, out=shared, jobs=1, progress=False)
-    figure = reproduced(done)
+    figure = draw_reproduction(done)
     assert [axes.get_xlabel() for axes in figure.axes] == ["momentum"] * 3
     mean = figure.axes[0]
     (line,) = mean.containers

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fairbloom import reproduce
 from fairbloom.experiments.recipes.recipe import load_recipe, names
-from fairbloom.experiments.studies.reproduce import reproduce
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import TASKS
 from tests.tasks import made

@@ -9,7 +9,13 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from fairbloom.experiments.results.comparison import Comparison
-from fairbloom.experiments.views.figures import BASELINE, TOGETHER, _apart_from_each_other, sorted_clients, write_figure
+from fairbloom.experiments.views.figures import (
+    BASELINE,
+    TOGETHER,
+    _apart_from_each_other,
+    draw_sorted_clients,
+    write_figure,
+)
 from fairbloom.protocol.scores import ACCURACY, Score
 
 MAE = Score("mae", higher_is_better=False)
@@ -38,7 +44,7 @@ def texts(figure: Figure) -> str:
 @pytest.mark.parametrize("count", [1, 2, 4, TOGETHER, TOGETHER + 1, 8, 16, 30])
 def test_every_method_is_named_where_its_line_is(count: int) -> None:
     comparison = made_up(count)
-    figure = sorted_clients(comparison)
+    figure = draw_sorted_clients(comparison)
     told = texts(figure)
     for method in comparison.methods:
         assert method in told
@@ -60,36 +66,36 @@ def test_every_method_is_named_where_its_line_is(count: int) -> None:
 @pytest.mark.parametrize("count", [4, 12])
 def test_personal_models_are_dashed_and_global_ones_are_not(count: int) -> None:
     comparison = made_up(count, personal=1)
-    lines = [axes.get_lines()[-1] for axes in sorted_clients(comparison).axes if axes.get_lines()]
+    lines = [axes.get_lines()[-1] for axes in draw_sorted_clients(comparison).axes if axes.get_lines()]
     if count <= TOGETHER:
-        lines = list(sorted_clients(comparison).axes[0].get_lines())
+        lines = list(draw_sorted_clients(comparison).axes[0].get_lines())
     assert [line.get_linestyle() for line in lines].count("--") == 1
     assert lines[-1].get_linestyle() == "--"
 
 
 @pytest.mark.parametrize("count", [3, 12])
 def test_an_axis_has_the_score_with_its_unit_and_direction(count: int) -> None:
-    assert "test accuracy in % (higher is better)" in texts(sorted_clients(made_up(count)))
-    assert "test mae (lower is better)" in texts(sorted_clients(made_up(count, MAE)))
+    assert "test accuracy in % (higher is better)" in texts(draw_sorted_clients(made_up(count)))
+    assert "test mae (lower is better)" in texts(draw_sorted_clients(made_up(count, MAE)))
 
 
 @pytest.mark.parametrize("count", [3, 12])
 def test_the_worst_served_client_is_on_the_left_whatever_the_direction(count: int) -> None:
     for score, sign in ((ACCURACY, 1), (MAE, -1)):
-        for line in sorted_clients(made_up(count, score)).axes[0].get_lines():
+        for line in draw_sorted_clients(made_up(count, score)).axes[0].get_lines():
             assert (sign * np.diff(np.asarray(line.get_ydata())) >= 0).all()
 
 
 def test_clients_without_a_score_at_one_seed_leave_the_others_in_the_figure() -> None:
     comparison = made_up(2)
     del comparison.finals["FedAvg"][1]["accuracy"]["c3"]  # type: ignore[attr-defined]
-    assert len(sorted_clients(comparison).axes[0].get_lines()[0].get_xdata()) == 12  # type: ignore[arg-type]
+    assert len(draw_sorted_clients(comparison).axes[0].get_lines()[0].get_xdata()) == 12  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("count", [3, 12])
 def test_the_same_figure_twice_is_the_same_file_as_png_and_svg(count: int, tmp_path: Path) -> None:
     for name in ("one", "two"):
-        files = write_figure(sorted_clients(made_up(count)), tmp_path / f"{name}.v1")
+        files = write_figure(draw_sorted_clients(made_up(count)), tmp_path / f"{name}.v1")
         assert files == [tmp_path / f"{name}.v1.png", tmp_path / f"{name}.v1.svg"]
     for ending in ("png", "svg"):
         assert (tmp_path / f"one.v1.{ending}").read_bytes() == (tmp_path / f"two.v1.{ending}").read_bytes()

@@ -1,4 +1,4 @@
-"""A method that is put to the test: in made-up cohorts and in real rounds, with what it does wrong in words."""
+"""A method under test: it is asked in made-up cohorts and real rounds, and its errors are explained."""
 
 import logging
 import math
@@ -41,35 +41,35 @@ TAKING_PART = ([3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2], [1, 2], [0, 3, 4, 5])
 MEASURED = (wire.LOSS_BEFORE, wire.ACCURACY_BEFORE, wire.LOSS_AFTER, wire.ACCURACY_AFTER, wire.LEARNING_RATE)
 """What Fairbloom's own clients report of their training where a method asks for it."""
 
-TOLD_BY = {
+REPORTED_BY = {
     **dict.fromkeys(("needs", "terms", "choose", "probe"), "needs"),
     **dict.fromkeys(("remember", "recalls"), "memory"),
     **{"__init__": "parameters", "weigh": "shape", "own_metrics": "reports"},
 }
-"""The property that tells of what a method's function raises."""
+"""The property that reports what a method's function raises."""
 
 EVALUATED = (wire.LOSS, wire.ACCURACY, wire.TRAIN_LOSS)
-"""What they report when they evaluate, and not when they train."""
+"""What Fairbloom's clients report when they evaluate, and not when they train."""
 
 
-class Wrong(Exception):  # noqa: N818 (it is no error of the program: it says what is wrong with a method)
-    """What is wrong with a method, in words.
+class Failure(Exception):  # noqa: N818 (it is no error of the program: a property of the method under test failed)
+    """A property of the method under test failed.
 
     Parameters
     ----------
-    words
+    message
         What was given, what came of it, why that matters and what to do.
-    belongs
-        The properties of which one tells of it, wherever it comes up; none: the one that is looked at.
+    reporters
+        The properties of which one reports it, wherever it comes up; none: the one that is being checked.
     """
 
-    def __init__(self, words: str, *belongs: str) -> None:
-        super().__init__(words)
-        self.belongs = belongs
+    def __init__(self, message: str, *reporters: str) -> None:
+        super().__init__(message)
+        self.reporters = reporters
 
 
-class Untried(Exception):  # noqa: N818 (as above)
-    """Why a property cannot be tried with this method."""
+class NotApplicable(Exception):  # noqa: N818 (as above)
+    """A property cannot be checked with this method; the message says why."""
 
 
 # Cohorts ------------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class Situation:
 
     Attributes
     ----------
-    words
+    description
         What it is: "3 clients that did not move".
     names
         In ascending order.
@@ -91,7 +91,7 @@ class Situation:
         Shape (m,) each.
     """
 
-    words: str
+    description: str
     names: tuple[str, ...]
     updates: FloatArray
     losses: FloatArray
@@ -109,8 +109,8 @@ class Situation:
         }
         return known.get(metric, self.losses)
 
-    def taken(self, rows: list[int] | NDArray[np.intp]) -> "Situation":
-        """Return what these clients reply, by their places, in this order; they are named anew."""
+    def select(self, rows: list[int] | NDArray[np.intp]) -> "Situation":
+        """Return what these clients reply, by their places, in this order; they get new names."""
         columns = ("updates", "losses", "accuracies", "rates", "counts", "draws")
         chosen = {name: getattr(self, name)[rows] for name in columns}
         return replace(self, names=_names(len(chosen["losses"])), **chosen)
@@ -125,14 +125,14 @@ def _names(m: int) -> tuple[str, ...]:
     return tuple(f"client-{k:04}" for k in range(m))
 
 
-def ordinary(m: int, seed: int = 0, common: float = 1.0) -> Situation:
+def ordinary_situation(m: int, seed: int = 0, common: float = 1.0) -> Situation:
     """Return m clients of which no two are alike; `common` says how much their updates have in common."""
     rng = np.random.default_rng([m, seed])
-    shared, own = rng.normal(size=m + 3), rng.normal(size=(m, m + 3))
+    shared, single = rng.normal(size=m + 3), rng.normal(size=(m, m + 3))
     return Situation(
-        words=f"{m} ordinary clients" if m > 1 else "a single client",
+        description=f"{m} ordinary clients" if m > 1 else "a single client",
         names=_names(m),
-        updates=rng.uniform(0.5, 2.0, (m, 1)) * (common * shared + own),
+        updates=rng.uniform(0.5, 2.0, (m, 1)) * (common * shared + single),
         losses=rng.uniform(0.2, 3.0, m),
         accuracies=rng.uniform(0.1, 0.9, m),
         rates=rng.uniform(0.05, 0.2, m),
@@ -145,29 +145,29 @@ def ordinary(m: int, seed: int = 0, common: float = 1.0) -> Situation:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A method with its arguments.
+class Subject:
+    """A method under test, with its arguments.
 
     Attributes
     ----------
-    make
+    factory
         The method's class, or another function that makes it of keyword arguments.
     arguments
-        Its own parameters.
+        The values of its parameters.
     """
 
-    make: Callable[..., FairStrategy]
+    factory: Callable[..., FairStrategy]
     arguments: Mapping[str, Value]
 
-    def new(self, **options: Any) -> FairStrategy:
-        """Return the method afresh, with its arguments and these common options."""
-        with self.in_words("When it was made, ", "parameters"):
-            method = self.make(**self.arguments, **options)
+    def create(self, **options: Any) -> FairStrategy:
+        """Return a new instance of the method, with its arguments and these common options."""
+        with self.explain_errors("When it was made, ", "parameters"):
+            method = self.factory(**self.arguments, **options)
         if "progress" not in vars(method):
-            raise Wrong("Its __init__ does not call super().__init__(**options): call that first.", "parameters")
+            raise Failure("Its __init__ does not call super().__init__(**options): call that first.", "parameters")
         return method
 
-    def cohort(self, method: FairStrategy, situation: Situation, number: int = 1) -> tuple[Cohort, Vectors]:
+    def make_cohort(self, method: FairStrategy, situation: Situation, number: int = 1) -> tuple[Cohort, Vectors]:
         """Return what the method sees of a situation, made by the code that makes it in a run, and the vectors."""
         names = situation.names
         model = {"w": np.zeros(situation.updates.shape[1])}
@@ -179,7 +179,7 @@ class Trial:
             report = {wire.NUM_EXAMPLES: situation.counts[k], method.weighted_by_key: situation.counts[k]}
             update = {"w": -situation.updates[k]}
             trained.add(name, report | {metric: column[k] for metric, column in columns.items()}, update, update)
-        with self.in_words(f"Given {situation.words}, ", "shape"):
+        with self.explain_errors(f"Given {situation.description}, ", "shape"):
             return cohort_of(
                 method,
                 trained,
@@ -189,61 +189,63 @@ class Trial:
                 draws=dict(zip(names, map(int, situation.draws), strict=True)),
             )
 
-    def weighed(self, method: FairStrategy, cohort: Cohort, words: str) -> FloatArray:
+    def weigh(self, method: FairStrategy, cohort: Cohort, description: str) -> FloatArray:
         """Return the coefficients of a cohort, by the code that asks for them in a run."""
-        with self.in_words(f"Given {words}, ", "shape", method=method):
+        with self.explain_errors(f"Given {description}, ", "shape", method=method):
             return weighed(method, cohort).copy()
 
-    def coefficients(self, situation: Situation, **options: Any) -> FloatArray:
-        """Return what the method, made afresh, gives each client; the same when it is made and asked again."""
-        first, again = (self._fresh(situation, **options) for _ in range(2))
+    def weigh_fresh(self, situation: Situation, **options: Any) -> FloatArray:
+        """Return the coefficients of a new instance; raise Failure where another one gives others."""
+        first, again = (self._weigh_once(situation, **options) for _ in range(2))
         if first.tobytes() != again.tobytes():
-            raise Wrong(f"Given {situation.words}, the coefficients differ when it is asked again.", "determinism")
+            raise Failure(
+                f"Given {situation.description}, the coefficients differ when it is asked again.", "determinism"
+            )
         return first
 
-    def _fresh(self, situation: Situation, **options: Any) -> FloatArray:
-        method = self.new(**options)
-        cohort, _ = self.cohort(method, situation)
-        return self.weighed(method, cohort, situation.words)
+    def _weigh_once(self, situation: Situation, **options: Any) -> FloatArray:
+        method = self.create(**options)
+        cohort, _ = self.make_cohort(method, situation)
+        return self.weigh(method, cohort, situation.description)
 
-    def steps(self, method: FairStrategy, rounds: int) -> Iterator[tuple[Cohort, FloatArray]]:
+    def iterate_rounds(self, method: FairStrategy, rounds: int) -> Iterator[tuple[Cohort, FloatArray]]:
         """Yield the cohort and the coefficients of rounds in which other clients take part each time.
 
         After each, the method remembers it. The clients report whatever it needs; real ones are in `run`.
         """
-        six = ordinary(6)
+        six = ordinary_situation(6)
         for number in range(1, rounds + 1):
             places = TAKING_PART[number % len(TAKING_PART)]
-            situation = replace(six.taken(places), names=tuple(six.names[k] for k in places))
-            cohort, vectors = self.cohort(method, situation, number)
+            situation = replace(six.select(places), names=tuple(six.names[k] for k in places))
+            cohort, vectors = self.make_cohort(method, situation, number)
             kept = f" and {len(cohort.memory)} kept rows" if cohort.memory else ""
             words = f"{len(places)} ordinary clients{kept} in round {number}"
-            coefficients = self.weighed(method, cohort, words)
+            coefficients = self.weigh(method, cohort, words)
             yield cohort, coefficients
-            rows = self._remembered(method, cohort, coefficients, words)
+            rows = self._remember(method, cohort, coefficients, words)
             method.progress.kept = {key: combine(row, vectors) for key, row in rows.items()}
             method.progress.finished_rounds = number
 
-    def _remembered(
+    def _remember(
         self, method: FairStrategy, cohort: Cohort, coefficients: FloatArray, words: str
     ) -> Mapping[Kept, FloatArray]:
-        with self.in_words(f"Given {words}, ", "memory", method=method):
+        with self.explain_errors(f"Given {words}, ", "memory", method=method):
             asked = method.probe(cohort, coefficients) is not None
             probed = dict(zip(cohort.names, np.linspace(0.5, 1.5, cohort.size).tolist(), strict=True)) if asked else {}
             rows: object = method.remember(cohort, coefficients, probed)
         if not isinstance(rows, Mapping):
-            raise Wrong(
+            raise Failure(
                 f"remember returned {rows!r}: it must return the rows to keep, by their Kept, and {{}} where it keeps "
                 "none.",
                 "memory",
             )
         for key, row in rows.items():
             if not isinstance(key, Kept):
-                raise Wrong(
-                    f"remember returned a row under {key!r}: its key must be Kept(whose it is, cohort.round).", "memory"
+                raise Failure(
+                    f"remember returned a row under {key!r}: its key must be Kept(key, cohort.round).", "memory"
                 )
             if np.shape(row) != (len(coefficients),) or not np.isfinite(row).all():
-                raise Wrong(
+                raise Failure(
                     f"Given {words}, remember returned a row for {key.key!r} of shape {np.shape(row)}: a row says how "
                     "much of each update and of each kept row goes into what is kept, so it must be finite numbers of "
                     f"shape {(len(coefficients),)}.",
@@ -251,7 +253,9 @@ class Trial:
                 )
         return rows
 
-    def run(self, method: FairStrategy, rounds: int, model: Model | None = None, **settings: Value) -> list[Round]:
+    def run_rounds(
+        self, method: FairStrategy, rounds: int, model: Model | None = None, **settings: Value
+    ) -> list[Round]:
         """Return the next rounds of the method with real clients, which learn digits in this process.
 
         Parameters
@@ -267,55 +271,57 @@ class Trial:
         """
         unknown = unknown_metrics(method)
         if unknown:
-            raise Untried(f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them.")
+            raise NotApplicable(
+                f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them."
+            )
         method.update_limit = math.inf  # every step is taken, so that it shows where one is too long
         loop = Rounds(method, LoopClients(method, run_config(**settings)), ROUNDS)
         first = initial_model() if model is None else model
-        hang_on = ("needs", "shape", "memory")
-        with self.in_words("In rounds with real clients, ", *hang_on, method=method):
+        reporters = ("needs", "shape", "memory")
+        with self.explain_errors("In rounds with real clients, ", *reporters, method=method):
             finished = list(islice(loop.run(first, measure=lambda number: (), measure_after=()), rounds))
         refused = sorted({why for each in finished for why in each.refused.values()})
         if refused:
-            raise Wrong(f"In rounds with real clients, replies were refused: {refused[0]}.", *hang_on)
+            raise Failure(f"In rounds with real clients, replies were refused: {refused[0]}.", *reporters)
         return finished
 
     @contextmanager
-    def in_words(self, given: str, *belongs: str, method: FairStrategy | None = None) -> Iterator[None]:
-        """Turn what is raised inside into Wrong; `given` begins the sentence, and `belongs` is as it is there.
+    def explain_errors(self, given: str, *reporters: str, method: FairStrategy | None = None) -> Iterator[None]:
+        """Turn what is raised inside into Failure; `given` begins the message, and `reporters` is as it is there.
 
-        What one of the method's functions raises belongs to the property that tells of this function.
+        What one of the method's functions raises is reported by the property in REPORTED_BY.
         """
         try:
             yield
-        except Wrong:
+        except Failure:
             raise
         except MethodError as error:
-            raise Wrong(f"{given}{error}. A run would end there.", "shape") from error
+            raise Failure(f"{given}{error}. A run would end there.", "shape") from error
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
-            hers = [frame for frame in frames if frame.filename in self._files]
+            frames_of_method = [frame for frame in frames if frame.filename in self._files]
             where, line = ("", "")
-            if hers:
-                where, line = hers[0].name, hers[-1].line or ""
+            if frames_of_method:
+                where, line = frames_of_method[0].name, frames_of_method[-1].line or ""
             missing = error.metric if isinstance(error, UnneededMetricError) else ""
             if method and missing:
-                raise Wrong(
+                raise Failure(
                     f"{where} reads the metric {missing!r} (`{line}`), which `needs` does not ask for: write needs = "
                     f"{{{', '.join(map(repr, sorted({*method.needs, missing})))}}}.",
                     "needs",
                 ) from error
             what = f"{type(error).__name__}: {error}".removesuffix(".")
-            if hers:
-                place = f"{Path(hers[-1].filename).name}, line {hers[-1].lineno}: `{line}`"
+            if frames_of_method:
+                place = f"{Path(frames_of_method[-1].filename).name}, line {frames_of_method[-1].lineno}: `{line}`"
                 words = f"{given}{where} raised {what} ({place}). A run would end there."
-                raise Wrong(words, *([TOLD_BY[where]] if where in TOLD_BY else belongs)) from error
-            raise Wrong(f"{given}this came up: {what}.", *belongs) from error
+                raise Failure(words, *([REPORTED_BY[where]] if where in REPORTED_BY else reporters)) from error
+            raise Failure(f"{given}this came up: {what}.", *reporters) from error
 
     @property
     def _files(self) -> set[str]:
         """The files in which the method is written, without those of FairStrategy."""
-        own = [cls for cls in getattr(self.make, "__mro__", ()) if cls not in FairStrategy.__mro__]
-        return {str(getattr(sys.modules.get(cls.__module__), "__file__", "")) for cls in own}
+        classes = [cls for cls in getattr(self.factory, "__mro__", ()) if cls not in FairStrategy.__mro__]
+        return {str(getattr(sys.modules.get(cls.__module__), "__file__", "")) for cls in classes}
 
 
 # Rounds with real clients -------------------------------------------------------------------------------------------
@@ -338,8 +344,8 @@ def initial_model() -> Model:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Keep the log and warnings silent, and let one thread compute, for a while."""
+def silence() -> Iterator[None]:
+    """Keep the log and warnings silent, and let a single thread compute, for a while."""
     log, threads = logging.getLogger("flwr"), torch.get_num_threads()
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -354,7 +360,7 @@ def alone() -> Iterator[None]:
 
 
 @contextmanager
-def elsewhere(seed: int) -> Iterator[None]:
+def other_generators(seed: int) -> Iterator[None]:
     """Let all global generators of random numbers be in another state for a while, as in another process."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):

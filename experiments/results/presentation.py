@@ -1,0 +1,32 @@
+"""How results are shown to people: each view, which lies above the results, registers itself for a class of them."""
+
+from functools import singledispatch
+from typing import TYPE_CHECKING, Never
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@singledispatch
+def draw(result: object) -> "Figure":
+    """Return the figure of a result."""
+    _raise_missing(result)
+
+
+@singledispatch
+def show(result: object) -> None:
+    """Print a result as the command line does."""
+    _raise_missing(result)
+
+
+@singledispatch
+def render_html(result: object) -> str:
+    """Return the HTML of a result that a notebook shows."""
+    _raise_missing(result)
+
+
+def _raise_missing(result: object) -> Never:
+    raise NotImplementedError(
+        f"no view of {type(result).__name__} is registered: import fairbloom.experiments.api, as "
+        "`fairbloom.load` does, or register one"
+    )

@@ -1,0 +1,105 @@
+"""A published experiment that was run: what was measured beside what was printed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairbloom.protocol.settings import Mark, Value, marked
+from fairbloom.server.settings import may_differ
+
+from ..recipes.recipe import Recipe
+from .outcome import Outcome
+from .presentation import draw, show
+from .run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What was measured beside what was printed.
+
+    Attributes
+    ----------
+    recipe
+        What is reproduced.
+    outcomes
+        What came out, row by row.
+    seeds
+        The seeds of each row.
+    folder
+        Where table, figure and runs lie.
+    overrides
+        The settings that the user has set for all runs.
+    quick
+        Whether the runs are cut short.
+    """
+
+    recipe: Recipe
+    outcomes: Sequence[Outcome]
+    seeds: Sequence[int]
+    folder: Path
+    overrides: Mapping[str, Value]
+    quick: bool
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all rows of the recipe."""
+        return len(self.outcomes) == len(self.recipe.cases())
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the runs are as the recipe has them: neither cut short nor with other settings."""
+        free = {*may_differ(finished=True), *marked(Mark.PLACE, Mark.ROUNDING)}
+        return not self.quick and not self.overrides.keys() - free
+
+    def runs(self, index: int) -> list[Run]:
+        """Return the finished runs of a row, one a seed."""
+        return list(self.outcomes[index].runs.values())
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints."""
+        return {
+            "recipe": self.recipe.name,
+            "title": self.recipe.title,
+            "source": self.recipe.source,
+            "unit": self.recipe.unit,
+            "comparable": self.comparable,
+            "quick": self.quick,
+            "set": dict(self.overrides),
+            "seeds": list(self.seeds),
+            "rows": [outcome.as_json for outcome in self.outcomes],
+            "notes": self.recipe.notes,
+            "folder": str(self.folder),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of results.csv: one a row of the table and measure."""
+        return [row for outcome in self.outcomes for row in outcome.rows()]
+
+    def curves(self) -> list[dict[str, Any]]:
+        """Return the rows of curves.csv: mean and deviation over the seeds of each measure after each round."""
+        return [
+            {"variant": outcome.case.variant, "row": outcome.case.name, "measure": measure}
+            | {"round": number, "mean": mean, "deviation": deviation}
+            for outcome in self.outcomes
+            if outcome.measured
+            for measure in self.recipe.measures
+            for number, (mean, deviation) in outcome.curve(measure).items()
+        ]
+
+    def figure(self) -> "Figure":
+        """Return the figure: what was printed and measured side by side, or the figure that was published."""
+        return draw(self)
+
+    def show(self) -> None:
+        """Print the table as the command line does."""
+        show(self)
+
+    def __repr__(self) -> str:
+        """Return the reproduction in a line."""
+        rows, seeds = len(self.outcomes), len(self.seeds)
+        return f"Reproduction({str(self.folder)!r}: {self.recipe.title}; {rows} rows, {seeds} seeds)"

@@ -1,0 +1,54 @@
+"""Registers the views of results: importing this module makes their methods `figure`, `show` and `_repr_html_` work.
+
+Figures and HTML are imported when they are first asked for, because matplotlib takes a second.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..results.comparison import Comparison
+from ..results.presentation import draw, render_html, show
+from ..results.reproduction import Reproduction
+from ..results.run import Run
+from .tables import show_comparison, show_reproduction, show_run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+show.register(Run, show_run)
+show.register(Comparison, show_comparison)
+show.register(Reproduction, show_reproduction)
+
+
+@draw.register(Run)
+def _draw_run(run: Run) -> "Figure":
+    from .figures import draw_rounds
+
+    return draw_rounds(run)
+
+
+@draw.register(Comparison)
+def _draw_comparison(comparison: Comparison) -> "Figure":
+    from .figures import draw_sorted_clients
+
+    return draw_sorted_clients(comparison)
+
+
+@draw.register(Reproduction)
+def _draw_reproduction(reproduction: Reproduction) -> "Figure":
+    from .figures import draw_reproduction
+
+    return draw_reproduction(reproduction)
+
+
+@render_html.register(Run)
+def _render_run(run: Run) -> str:
+    from .notebook import html_of_run
+
+    return html_of_run(run)
+
+
+@render_html.register(Comparison)
+def _render_comparison(comparison: Comparison) -> str:
+    from .notebook import html_of_comparison
+
+    return html_of_comparison(comparison)

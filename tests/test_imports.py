@@ -1,0 +1,72 @@
+"""Imports make no circle: neither at the top of modules nor late, within functions."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import fairbloom
+
+ROOT = Path(fairbloom.__file__).parents[1]
+PACKAGES = [
+    path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name not in ("tests", "docs", "benchmarks")
+]
+
+
+def modules() -> dict[str, Path]:
+    """Return the file of every module by its dotted name, as in `fairbloom.tasks.task`."""
+    found = {}
+    for package in PACKAGES:
+        for path in package.rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            inside = parts if parts[0] == "fairbloom" else ("fairbloom", *parts)
+            found[".".join(inside[:-1] if inside[-1] == "__init__" else inside)] = path
+    return found
+
+
+def imported(name: str, path: Path, among: Mapping[str, object]) -> Iterator[str]:
+    """Yield the modules that a module imports anywhere, but for what only type checkers see."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+            continue
+        waiting += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in among)
+        elif isinstance(node, ast.ImportFrom):
+            start = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*start, *(node.module.split(".") if node.module else [])])
+            for alias in node.names:
+                inner = f"{module}.{alias.name}"
+                if inner in among or module in among:
+                    yield inner if inner in among else module
+
+
+def circle(graph: Mapping[str, list[str]]) -> list[str]:
+    """Return the names along one circle of a graph, the first again at the end; [] where there is none."""
+    done = set[str]()
+
+    def search(path: list[str]) -> list[str]:
+        for following in graph[path[-1]]:
+            if following in path:
+                return [*path[path.index(following) :], following]
+            if following not in done and (found := search([*path, following])):
+                return found
+        done.add(path[-1])
+        return []
+
+    return next((found for name in graph if name not in done and (found := search([name]))), [])
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]
+    assert circle({"a": ["b", "c"], "b": ["c"], "c": []}) == []
+
+
+def test_no_imports_make_a_circle_not_even_late_ones() -> None:
+    files = modules()
+    graph = {name: sorted({*imported(name, path, files)} - {name}) for name, path in files.items()}
+    assert sum(map(len, graph.values())) > len(graph)  # imports are seen
+    assert circle(graph) == []
