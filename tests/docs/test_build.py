@@ -9,6 +9,7 @@ from shutil import copy, copytree, ignore_patterns
 
 import pytest
 
+from fairbloom.rounds.method import OPTIONS
 from fairbloom.strategies import METHODS
 
 from .pages import ROOT
@@ -55,6 +56,13 @@ def test_every_public_name_is_in_the_reference(built: Path) -> None:
     documented = {name.rpartition(".")[2] for kind in kinds for name in entries[f"py:{kind}"]}
     public = {name for module in PUBLIC for name in importlib.import_module(module).__all__}
     assert {name for name in public if not name.startswith("_")} <= documented
+
+
+def test_the_reference_has_range_and_default_of_each_common_option(built: Path) -> None:
+    text = re.sub(r"<[^>]*>", "", (built / "api" / "methods.html").read_text())
+    for name, option in OPTIONS.items():
+        if option.kind is not str:
+            assert f"{name} ({option.range}, default {option.default}) –" in text, name
 
 
 def test_no_page_needs_a_network(built: Path) -> None:
