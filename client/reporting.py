@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from fairbloom.protocol.names import LOSS
-from fairbloom.protocol.settings import RunSettings, words
+from fairbloom.protocol.settings import RunSettings, split_names
 
 
 def apply_reporting(
@@ -44,4 +44,4 @@ def _weight(examples: int, settings: RunSettings) -> float:
 
 @lru_cache(maxsize=4)
 def _named(clients: str) -> frozenset[str]:
-    return frozenset(words(clients))
+    return frozenset(split_names(clients))

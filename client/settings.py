@@ -12,7 +12,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import AGREED, DEPLOYED
 from fairbloom.protocol.parameters import of_kind
-from fairbloom.protocol.settings import OWN_SETTINGS, SETTINGS, Mark, complete, digest, marked, spread
+from fairbloom.protocol.settings import OWN_SETTINGS, SETTINGS, Mark, digest, expand_own_settings, marked
 from fairbloom.tasks import TASKS, find_task
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
@@ -63,7 +63,7 @@ def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) ->
         When a setting that is taken has a value of another type, or one that is no plain word and not allowed.
     """
     try:
-        config = spread(config)
+        config = expand_own_settings(config)
         _check_word("task", config.get("task"), allow)  # before anything is imported by it
         kinds = work_setting_types(config)
     except SettingRefusedError:
@@ -88,7 +88,7 @@ def settings_to_allow(config: Mapping[str, Any]) -> dict[str, str]:
     FairbloomError
         When the run's task cannot be found.
     """
-    config = spread(config)
+    config = expand_own_settings(config)
     kinds = work_setting_types(config)
     return {key: value for key, value in config.items() if key in kinds and not _is_harmless(key, value)}
 
@@ -104,7 +104,8 @@ def _is_harmless(key: str, value: object) -> bool:
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return eight letters that stand for all settings that make a run what it is; a client keeps its state by them."""
     others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.GROWS), OWN_SETTINGS, AGREED, DEPLOYED}
-    about = {key: value for key, value in complete(config).items() if key not in others}
+    defaults = {key: each.default for key, each in SETTINGS.items()}
+    about = {key: value for key, value in {**defaults, **expand_own_settings(config)}.items() if key not in others}
     return digest(about)
 
 

@@ -228,7 +228,7 @@ class RunSettings(BaseModel):
         if isinstance(config, RunSettings):
             return config
         try:
-            return RunSettings.model_validate(spread(config))
+            return RunSettings.model_validate(expand_own_settings(config))
         except ValidationError as error:
             raise SettingsError("; ".join(map(_explained, error.errors()))) from error
 
@@ -274,7 +274,7 @@ def assigned(words: Iterable[str]) -> dict[str, Value]:
     return config
 
 
-def words(text: str) -> tuple[str, ...]:
+def split_names(text: str) -> tuple[str, ...]:
     """Return the words, names of clients say, that commas separate."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
@@ -288,7 +288,7 @@ def parsed(text: str) -> Value:
     return value if isinstance(value, Value) else text
 
 
-def spread(config: Mapping[str, Any]) -> dict[str, Any]:
+def expand_own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run config in which the words of `own-settings` stand under their own keys.
 
     Raises
@@ -299,11 +299,6 @@ def spread(config: Mapping[str, Any]) -> dict[str, Any]:
     words = config.get(OWN_SETTINGS, "")
     rest = {key: value for key, value in config.items() if key != OWN_SETTINGS}
     return {**rest, **assigned(shlex.split(words))} if words else rest
-
-
-def complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run config with the defaults of the settings that it lacks, as the run of somebody's own app may."""
-    return {**{key: each.default for key, each in SETTINGS.items()}, **spread(config)}
 
 
 def marked(*marks: Mark) -> Mapping[str, type]:

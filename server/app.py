@@ -14,7 +14,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.scores import Score
-from fairbloom.protocol.settings import SettingsError, digest, words
+from fairbloom.protocol.settings import SettingsError, digest, split_names
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.flower import FlowerClients
@@ -52,7 +52,7 @@ def main(grid: Grid, context: Context) -> None:
         raise SettingsError(POOLED_IN_ONE_PROCESS)
     folder = choose_run_folder(settings)
     announce(folder)
-    quorum = Quorum(settings.patience, words(settings.training_clients), drop_revoked(KNOWN.read(folder).known))
+    quorum = Quorum(settings.patience, split_names(settings.training_clients), drop_revoked(KNOWN.read(folder).known))
     patient = PollingGrid(grid, min_replies=settings.min_replies, quorum=quorum)
 
     def wait_for_them(method: Method) -> FlowerClients:

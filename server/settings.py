@@ -13,7 +13,7 @@ from fairbloom.protocol.settings import (
     Value,
     key_of,
     marked,
-    words,
+    split_names,
 )
 from fairbloom.rounds.method import OPTIONS
 from fairbloom.rounds.roster import usual_fraction
@@ -91,7 +91,11 @@ class Settings(RunSettings):
 
     def check_reports(self) -> None:
         """Raise SettingsError where clients are to misreport and none is named, or some are named that do not."""
-        factor, bias, clients = self.reported_loss_factor, self.reported_loss_bias, words(self.misreporting_clients)
+        factor, bias, clients = (
+            self.reported_loss_factor,
+            self.reported_loss_bias,
+            split_names(self.misreporting_clients),
+        )
         if not clients and (factor != 1.0 or bias != 0.0):
             key, value = ("reported-loss-bias", bias) if factor == 1.0 else ("reported-loss-factor", factor)
             raise SettingsError(
@@ -105,7 +109,7 @@ class Settings(RunSettings):
 
     def check_quorum(self) -> None:
         """Raise SettingsError where more clients must be online than there are, or than train."""
-        training = words(self.training_clients)
+        training = split_names(self.training_clients)
         for key, of in (("clients", self.clients), ("the number of training-clients", len(training))):
             if of and self.min_clients > of:
                 raise SettingsError(f"min-clients = {self.min_clients} is more than {key} = {of}: lower it")
@@ -129,7 +133,7 @@ class Settings(RunSettings):
             "fraction_train": self.fraction_train,
             "min_available_nodes": max(1, self.min_clients),
             "enrolled_sizes": sizes_of(self.enrolled_sizes),
-            "training_clients": words(self.training_clients),
+            "training_clients": split_names(self.training_clients),
         }
         try:
             if self.method.startswith(TORCHJD):
@@ -159,7 +163,7 @@ class Settings(RunSettings):
         """
         if self.fraction or self.pooled:
             return self
-        training = set(words(self.training_clients)).intersection(online) or online
+        training = set(split_names(self.training_clients)).intersection(online) or online
         return self.model_copy(update={"fraction": recorded.get("fraction") or usual_fraction(len(training))})
 
     def run_config(self) -> dict[str, Value]:

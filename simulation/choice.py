@@ -20,7 +20,7 @@ from fairbloom.client.local import load_task_and_model
 from fairbloom.client.training import batch_of, outputs_of
 from fairbloom.client.work import global_work, personal_work
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import RunSettings, words
+from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.roster import share
@@ -219,7 +219,7 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
         settings = settings.model_copy(update={"device": "cpu"})
     task, model = load_task_and_model(settings)
     device = choose_device(settings.device)
-    training = len(words(settings.training_clients)) or len(task.clients)
+    training = len(split_names(settings.training_clients)) or len(task.clients)
     cohort = 1 if settings.pooled else share(settings.fraction, training, 1)
     match settings.engine:
         case "loop":

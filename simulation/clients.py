@@ -16,7 +16,7 @@ from fairbloom.client.local import LocalClient, Metrics, Update, describe_data, 
 from fairbloom.client.personal import PersonalModels, StateDict, folder_name, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import AGREED
-from fairbloom.protocol.settings import RunSettings, words
+from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.memory import Memory, release
@@ -81,7 +81,7 @@ class LocalClients(ABC):
         self.device = choose_device(self.settings.device)
         self._names = load_task(self.settings).ascending
         check_names("training-clients", method.training_clients, self._names)
-        check_names("misreporting-clients", words(self.settings.misreporting_clients), self._names)
+        check_names("misreporting-clients", split_names(self.settings.misreporting_clients), self._names)
         self._state_folder = state_folder(self.settings)
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fairbloom.protocol.settings import words
+from fairbloom.protocol.settings import split_names
 
 from ..partition import FEWEST, split, splits_of
 from ..task import Setup, Splits, Task
@@ -34,7 +34,7 @@ WHOLE, APART = ("x", "y"), ("x_train", "y_train", "x_test", "y_test")
 def load(setup: Setup, *, classes: str) -> Task:
     """Return the clients of a folder of .npz files."""
     files = files_in(setup.data_dir, (".npz",))
-    stated = words(classes)
+    stated = split_names(classes)
     return task_of(setup, tuple(files), lambda name: Arrays(files[name], name, setup, stated))
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from fairbloom.protocol.settings import words
+from fairbloom.protocol.settings import split_names
 
 from ..partition import FEWEST, split, splits_of
 from ..task import Setup, Splits, Task
@@ -31,7 +31,7 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
     if any(images_in(folder) for folder in folders.values()):  # of classes: they are all of one client
         own = Path(setup.data_dir).expanduser()
         folders = {own.resolve().name: own}
-    stated = words(classes)
+    stated = split_names(classes)
     return task_of(setup, tuple(folders), lambda name: Images(folders[name], name, setup, size, grey, stated))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fairbloom.errors import FairbloomError, ReportableError
-from fairbloom.protocol.settings import words
+from fairbloom.protocol.settings import split_names
 
 from .. import models
 from ..task import Described, Setup, Task
@@ -47,9 +47,9 @@ def load(
         target=target.strip(),
         client=client.strip(),
         kind=kind,
-        classes=words(classes),
-        categories=words(categories),
-        ignore=words(ignore),
+        classes=split_names(classes),
+        categories=split_names(categories),
+        ignore=split_names(ignore),
         missing=missing,
         together=standardise == "together",
         smallest_category=smallest_category,

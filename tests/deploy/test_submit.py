@@ -21,7 +21,7 @@ from fairbloom.deploy.device.bundles import Installed, config_of
 from fairbloom.deploy.device.client import APP
 from fairbloom.deploy.operator import run_bundle
 from fairbloom.deploy.operator import submit as runs
-from fairbloom.protocol.settings import OWN_SETTINGS, Value, spread
+from fairbloom.protocol.settings import OWN_SETTINGS, Value, expand_own_settings
 from fairbloom.server.settings import Settings, default_config
 from tests.experiments.helpers import ROOT, fairbloom
 
@@ -405,7 +405,7 @@ VALUES = st.booleans() | st.integers() | st.floats() | st.text()
 
 @given(st.dictionaries(st.sampled_from(["own.a", "own.b-c"]), VALUES))
 def test_any_value_of_her_own_setting_arrives(settings: dict[str, Value]) -> None:
-    arrived = spread(runs.pack_own_settings(settings))
+    arrived = expand_own_settings(runs.pack_own_settings(settings))
     assert {key: repr(value) for key, value in arrived.items()} == {key: repr(value) for key, value in settings.items()}
 
 
