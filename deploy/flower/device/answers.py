@@ -73,9 +73,9 @@ class Resident:
 
     def __call__(self, fab: Any, run: Any, task_id: int, message: Message, context: Context) -> tuple[Message, Context]:
         """Answer one message; what the app changes of its context is lost where it raises."""
-        from flwr.supercore.task_identity import TaskIdentity
+        from fairbloom.flower import identify
 
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run.run_id, context.node_id, task_id
+        identify(run_id=run.run_id, node_id=context.node_id, task_id=task_id)
         app, settings = self._bundles(fab, run, context)
         working = copy.deepcopy(context)
         working.run_config = settings

@@ -22,7 +22,7 @@ class RefusedError(Exception):
     """A call that the SuperLink refused, in one line."""
 
 
-def patient(invoker: Any) -> Any:
+def retry_faults(invoker: Any) -> Any:
     """Let a call be tried again as well when the SuperLink had a fault of its own that may pass.
 
     Those are INTERNAL, as when its database is locked or its disk is full, and RESOURCE_EXHAUSTED, when it has too
@@ -36,14 +36,14 @@ def patient(invoker: Any) -> Any:
             return "larger than max" in str(error.details())
         if error.code() == StatusCode.UNAUTHENTICATED and not said.is_set():
             said.set()
-            log.error("%s", in_words(error))  # Flower ends the node for it without a word
+            log.error("%s", refusal_reason(error))  # Flower ends the node for it without a word
         return error.code() != StatusCode.INTERNAL and bool(gives_up(error))
 
     invoker.should_giveup = should_giveup
     return invoker
 
 
-def in_words(error: Any) -> str:
+def refusal_reason(error: Any) -> str:
     """Return what a call was refused for, in one line: its status, and Flower's code and words where it has them."""
     from flwr.supercore.error import FlowerError
 
@@ -57,7 +57,7 @@ def end_without_heartbeat(failed: threading.ExceptHookArgs) -> None:
     if not isinstance(failed.exc_value, RpcError):
         threading.__excepthook__(failed)
     elif failed.exc_value.code() != StatusCode.UNAUTHENTICATED:  # at which Flower ends the node itself
-        log.error("the heartbeat was refused: %s", in_words(failed.exc_value))
+        log.error("the heartbeat was refused: %s", refusal_reason(failed.exc_value))
         leave(1)
 
 

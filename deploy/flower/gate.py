@@ -1,0 +1,64 @@
+"""The version gate: what is deployed starts with the Flower that it was built for, and with no other.
+
+Flower 1.39 is the last whose SuperNodes and SuperLink talk by gRPC, on which the deployed runtime is built.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Literal
+
+from ..errors import DeployError
+from .relied_on import RELIED_ON, User, missing
+
+NEEDED = "flwr>=1.39,<1.40"
+REMEDY = f'pip install "{NEEDED}"'
+
+UNFIT = 78
+"""Exit code of a process that cannot run with the Flower that is installed; to start it again would not help."""
+
+Deployed = Literal["client", "server", "operator"]
+
+COMMANDS: dict[Deployed, str] = {
+    "client": "fairbloom client",
+    "server": "fairbloom server",
+    "operator": "fairbloom submit or deploy",
+}
+
+
+class FlowerVersionError(DeployError):
+    """Flower's version is not the one that the deployed runtime needs, or lacks what it relies on."""
+
+
+def check_version(user: Deployed) -> None:
+    """Raise FlowerVersionError unless Flower is of the version that is needed; of such a one, nothing is imported."""
+    if not _fits():
+        check_flower(user)
+
+
+def check_flower(user: Deployed) -> None:
+    """Raise FlowerVersionError unless Flower is of the version that is needed and has all names that are relied on."""
+    users: tuple[User, ...] = ("library", user)
+    lacking = missing(need for need in RELIED_ON if need.user in users)
+    if _fits() and not lacking:
+        return
+    affected = "".join(f"\n  - {without}: {', '.join(names)}" for without, names in lacking.items())
+    raise FlowerVersionError(
+        f"{COMMANDS[user]} cannot run with Flower {version('flwr')}: it needs {NEEDED}, whose clients and servers talk "
+        f"by gRPC. " + (f"This Flower lacks what these rely on:{affected}\n" if lacking else "") + f"Remedy: {REMEDY}"
+    )
+
+
+def end_unless_fit(user: Deployed, say: Callable[[str], None]) -> None:
+    """End this process, by UNFIT, where `check_flower` would raise; whoever keeps it running ends as well."""
+    try:
+        check_flower(user)
+    except FlowerVersionError as error:
+        say(str(error))
+        sys.exit(UNFIT)
+
+
+def _fits() -> bool:
+    return version("flwr").split(".")[:2] == ["1", "39"]
