@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClientError
+from ..flower.environment import HOME, QUIET
 from ..processes import free_port
 from .connectivity import tls_context
 
@@ -179,12 +180,11 @@ class ClientSettings:
 
     def environment(self) -> dict[str, str]:
         """Return the SuperNode's environment: no telemetry, Flower's files in the state folder, unless ours says so."""
-        defaults = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         # Threads that spin while they wait for each other slow several clients on one machine down threefold.
-        defaults["OMP_WAIT_POLICY"] = "PASSIVE"
+        defaults = QUIET | {"OMP_WAIT_POLICY": "PASSIVE"}
         defaults["PYTHONUNBUFFERED"] = "1"  # its output goes through this process
         if self.state_dir:
-            defaults["FLWR_HOME"] = str(Path(self.state_dir, "flower"))
+            defaults[HOME] = str(Path(self.state_dir, "flower"))
         return defaults | dict(os.environ)
 
 

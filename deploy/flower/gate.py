@@ -51,10 +51,12 @@ def check_flower(user: Deployed) -> None:
     )
 
 
-def end_unless_fit(user: Deployed, say: Callable[[str], None]) -> None:
-    """End this process, by UNFIT, where `check_flower` would raise; whoever keeps it running ends as well."""
+def end_unless_fit(
+    user: Deployed, say: Callable[[str], None], check: Callable[[Deployed], None] = check_flower
+) -> None:
+    """End this process, by UNFIT and with the error said, where `check` raises; who keeps it running ends as well."""
     try:
-        check_flower(user)
+        check(user)
     except FlowerVersionError as error:
         say(str(error))
         sys.exit(UNFIT)

@@ -44,6 +44,11 @@ GRPC_RETRY, HTTP_RETRY = "flwr.supercore.retry.grpc_retry", "flwr.supercore.retr
 CONTROL = "flwr.supercore.control:ControlHttpClient"
 CONSTANTS = "flwr.common.constant"
 
+CONNECTION_WORDS = (
+    *("Connection attempt failed", "Giving up reconnection", "SSL/TLS handshake error detected"),
+    "Connection successful",
+)
+
 
 @dataclass(frozen=True)
 class Need:
@@ -101,6 +106,17 @@ RELIED_ON = (
         {
             f"{INFLATABLE}:ObjectPushError": "",
             f"{INFLATABLE}:pull_objects": "initial_backoff backoff_cap max_tries_per_object max_time",
+        },
+    ),
+    Need(
+        "client",
+        "programs of Flower's that talk to nobody but the federation",
+        {},
+        {
+            "flwr.supercore.telemetry": ("FLWR_TELEMETRY_ENABLED",),
+            "flwr.supercore.constant": ("FLWR_DISABLE_UPDATE_CHECK",),
+            "flwr.supercore.logger": ("FLWR_LOG_LEVEL",),
+            CONSTANTS: ("FLWR_HOME",),
         },
     ),
     Need(
@@ -166,10 +182,7 @@ RELIED_ON = (
         },
         {
             LOOP: ("SuperNode ID:",),
-            GRPC_RETRY: (
-                *("Connection attempt failed", "Giving up reconnection", "SSL/TLS handshake error detected"),
-                "Connection successful",
-            ),
+            GRPC_RETRY: CONNECTION_WORDS,
         },
     ),
     Need(
@@ -180,6 +193,7 @@ RELIED_ON = (
             f"{SUPERLINK}:flower_superlink": "",
             f"{SUPERLINK}:uvicorn": "",
             "flwr.superlink.dependencies.account:AccountAccessDependency": "authn_plugin",
+            "flwr.superlink.dependencies.account:AccountAccessDependency.__call__": "request",
             "flwr.superlink.auth_plugin:NoOpControlAuthnPlugin": "",
             "flwr.superlink.auth_plugin:NoOpControlAuthnPlugin.validate_tokens_in_metadata": "metadata",
             "flwr.superlink.auth_plugin:NoOpControlAuthnPlugin.refresh_tokens": "metadata",
@@ -298,6 +312,8 @@ RELIED_ON = (
             f"{STATE}.create_node": "owner_aid owner_name public_key heartbeat_interval name",
             f"{STATE}.delete_messages": "message_ins_ids",
             f"{STATE}.delete_node": "owner_aid node_id",
+            f"{STATE}.finish_task": "task_id sub_status details",
+            f"{STATE}.object_store": "",
             f"{STATE}.delete_sessions_in_run": "run_id",
             f"{STATE}.get_message_ids_from_run_id": "run_id",
             f"{STATE}.get_node_id_by_public_key": "public_key",
@@ -315,7 +331,9 @@ RELIED_ON = (
             f"{CONSTANTS}:Status": "",
             f"{CONSTANTS}:SubStatus": "",
             f"{TABLES}.corestate_models:Task": "",
-            f"{TABLES}.linkstate_models:MessageRes": "",
+            f"{TABLES}.linkstate_models:MessageRes": (
+                "message_id reply_to_message_id src_node_id run_id group_id message_type created_at ttl delivered_at"
+            ),
             f"{TABLES}.linkstate_models:Node": "node_id status public_key",
             f"{RUNTIME}:acquire_task": "request state",
             f"{RUNTIME}:pull_messages": "request state task",
@@ -337,6 +355,7 @@ RELIED_ON = (
         },
         {
             "flwr.common.args": ('"--token"',),
+            HTTP_RETRY: CONNECTION_WORDS,
             SERVERAPP: ("--runtime-api-address",),
             SUPEREXEC: ("--runtime-api-address",),
             "flwr.supercore.exit.exit": ("Exit Code:",),

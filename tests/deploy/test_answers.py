@@ -10,8 +10,9 @@ import pytest
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from fairbloom.deploy.flower.device.answers import AppError, CrashedError, Isolated, Resident
-from fairbloom.deploy.flower.device.inbox import LOOP, answer_next
+from fairbloom.deploy.flower.device.inbox import answer_next
 from fairbloom.deploy.flower.device.unpacked import Unpacked
+from fairbloom.deploy.flower.relied_on import LOOP
 from fairbloom.errors import FairbloomError
 
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies

@@ -16,9 +16,8 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import Executor, LaunchResult
 
 from benchmarks.flower import ROOT, wait_until
-from fairbloom.deploy.flower.relied_on import missing_names
 from fairbloom.deploy.flower.server import superexec
-from fairbloom.deploy.flower.server.superexec import RELIED_ON, ExpectedEnds, ServerApps, patient
+from fairbloom.deploy.flower.server.superexec import ExpectedEnds, ServerApps, retry_faults
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -203,7 +202,7 @@ def fault(status: int | None) -> Exception:
 
 
 def invoker() -> Any:
-    made: Any = patient(run_superexec.make_simple_http_retry_invoker)()
+    made: Any = retry_faults(run_superexec.make_simple_http_retry_invoker())
     made.wait_function = lambda seconds: None
     return made
 
@@ -293,20 +292,6 @@ assert is_expected(type("TheirError", (FairbloomError,), {})("x"))
 assert not is_expected(ValueError("x"))
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_flower_has_every_name_that_is_replaced_or_used() -> None:
-    assert missing_names(RELIED_ON) == []
-
-
-def test_without_a_name_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "federation.toml").write_text('superlink = "a:1"\ncontrol = "127.0.0.1:2"\n')
-    monkeypatch.setattr(superexec, "RELIED_ON", {"flwr.app:NoSuchThing": ()})
-    monkeypatch.setattr(superexec, "end_with_parent", lambda parent: None)
-    monkeypatch.setattr(sys, "argv", ["superexec", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"has no flwr\.app:NoSuchThing\(\): install the pinned version"):
-        superexec.main(1)
-    assert not (tmp_path / "state").exists()
 
 
 def test_the_executor_is_what_flowers_loop_asks_of_one() -> None:

@@ -20,7 +20,6 @@ from typing import Any
 
 from grpc import RpcError
 
-from fairbloom.flower import ObjectPushError, set_waits_for_objects
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.system.parents import end_with_parent
 
@@ -70,6 +69,8 @@ class Pace:
 
 def keep_warm(answer: Answer) -> None:
     """Let Flower's loop answer messages by `answer`, in this process, and wait less."""
+    from fairbloom.flower import ObjectPushError, set_waits_for_objects
+
     pace, push = Pace(), look_up(LOOP, "_push_messages")
     make_invoker = look_up(LOOP, "make_simple_grpc_retry_invoker")
 

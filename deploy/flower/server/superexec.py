@@ -23,6 +23,7 @@ from fairbloom.system.parents import end_with_parent
 
 from ...operator.federation import Federation
 from ...server.supervisor import STARTED, say
+from ..environment import LOG_LEVEL
 from ..gate import end_unless_fit
 from ..relied_on import HTTP_RETRY, SERVERAPP, SUPEREXEC, SUPEREXEC_LOOP, look_up, replace
 from ..retries import Retries, retry_soon
@@ -103,7 +104,7 @@ def _start(spec: Any) -> subprocess.Popen[bytes]:
         f"from fairbloom.deploy.flower.server.superexec import serverapp; serverapp({os.getpid()})",
     ]
     # A run's log is for its operator to read; the SuperExec's own is quieter.
-    environment = {key: value for key, value in os.environ.items() if key != "FLWR_LOG_LEVEL"}
+    environment = {key: value for key, value in os.environ.items() if key != LOG_LEVEL}
     process = subprocess.Popen([*python, *place, *safety], stdin=subprocess.PIPE, env=environment)  # noqa: S603 (ours)
     if process.stdin is None:
         raise RuntimeError("a process was started without the pipe for its token")
