@@ -44,10 +44,11 @@ def check_flower(user: Deployed) -> None:
     lacking = missing(need for need in RELIED_ON if need.user in users)
     if _fits() and not lacking:
         return
-    affected = "".join(f"\n  - {without}: {', '.join(names)}" for without, names in lacking.items())
+    lines = [f"  - {without}: {', '.join(names)}" for without, names in lacking.items()]
+    affected = "\n".join(["This one lacks names for:", *lines, ""]) if lacking else ""
     raise FlowerVersionError(
-        f"{COMMANDS[user]} cannot run with Flower {version('flwr')}: it needs {NEEDED}, whose clients and servers talk "
-        f"by gRPC. " + (f"This Flower lacks what these rely on:{affected}\n" if lacking else "") + f"Remedy: {REMEDY}"
+        f"Flower {version('flwr')} is installed, and {COMMANDS[user]} needs {NEEDED}, whose clients and servers talk "
+        f"by gRPC. {affected}Remedy: {REMEDY}"
     )
 
 

@@ -293,6 +293,7 @@ RELIED_ON = (
             f"{TABLES}.corestate_models:ObjectPushSession": "session_id",
             f"{TABLES}.corestate_models:ObjectPushSessionRoot": "root_object_id",
         },
+        {SUPERLINK: ("_run_fleet_api_grpc_rere",)},
     ),
     Need(
         "server",

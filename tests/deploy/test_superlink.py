@@ -24,7 +24,7 @@ from grpc import StatusCode
 from sqlalchemy import event, update
 from sqlalchemy.exc import OperationalError
 
-from fairbloom.deploy.flower.relied_on import HTTP_APP, SUPERLINK
+from fairbloom.deploy.flower.relied_on import HTTP_APP, SQL, STATE_FACTORY, SUPERLINK
 from fairbloom.deploy.flower.server import run_state, superlink
 from fairbloom.deploy.flower.server.superlink import PRAGMAS, arguments, give_back, prepare_database
 from fairbloom.deploy.operator.federation import Federation
@@ -293,7 +293,7 @@ def test_a_database_that_cannot_be_converted_is_used_as_it_is(tmp_path: Path, ca
 
 
 def test_flowers_connections_have_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    sql = importlib.import_module(superlink.SQL)
+    sql = importlib.import_module(SQL)
     put_in_place(monkeypatch, folder)
     names = [name for name, _ in sql.SQLITE_PRAGMAS]
     assert len(names) == len(set(names))
@@ -323,8 +323,8 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     replaced = {
         SUPERLINK: ("FleetServicer", "GRPC_MAX_MESSAGE_LENGTH", "generic_create_grpc_server", "uvicorn"),
         HTTP_APP: ("create_app",),
-        superlink.FACTORY: ("SqlLinkState",),
-        superlink.SQL: ("SQLITE_PRAGMAS",),
+        STATE_FACTORY: ("SqlLinkState",),
+        SQL: ("SQLITE_PRAGMAS",),
     }
     for module, names in replaced.items():
         found = importlib.import_module(module)
