@@ -43,7 +43,7 @@ class Deployment(Flower):
         (found,) = (
             pid
             for pid in self.offspring(self.server)
-            if f"flower.server.{name} import main".encode() in cmdline(pid)
+            if f"'server.{name}'".encode() in cmdline(pid)
             for pid in self.offspring(self.server)
             if f"deploy.flower.server.{name} import main".encode() in cmdline(pid)
         )

@@ -21,7 +21,7 @@ from fairbloom.deploy.device.bundles import Installed
 from fairbloom.deploy.device.client import APP
 from fairbloom.deploy.flower.device.answers import Resident
 from fairbloom.deploy.flower.device.inbox import answer_next
-from fairbloom.deploy.flower.device.supernode import BACKOFF_SECONDS, Pace, read_no_bundles
+from fairbloom.deploy.flower.device.supernode import BACKOFF_SECONDS, PollPause, read_no_bundles
 from fairbloom.deploy.flower.relied_on import LOOP
 from fairbloom.flower import set_waits_for_objects
 
@@ -54,7 +54,7 @@ class Node(threading.Thread):
         """Answer messages for ever."""
         loop: Any = importlib.import_module(LOOP)
         states = NodeStateFactory(objectstore_factory=ObjectStoreFactory())
-        state, store, pace = states.state(), states.objectstore_factory.store(), Pace()
+        state, store, pace = states.state(), states.objectstore_factory.store(), PollPause()
         with loop._init_connection(
             transport="grpc-rere",
             server_address=self._address,

@@ -174,7 +174,7 @@ class ClientSettings:
         place = ["--host", self.host, "--port", str(self.port or free_port())]
         # Not by -m: children of the fork server would import the module once more, as their main one.
         # The node ends with this process and gets its id here: asked for later, the id might be another process's.
-        code = f"from fairbloom.deploy.flower.device.supernode import main; main({os.getpid()})"
+        code = f"from fairbloom.deploy.flower.gate import start; start('client', 'device.supernode', {os.getpid()})"
         python = [sys.executable, "-P", "-c", code]
         return [*python, *ours, "--", "--superlink", self.superlink, *safety, "--node-config", config, *place]
 

@@ -171,7 +171,7 @@ def run(client: ClientSettings) -> None:
 
 def main() -> int:
     """Run the client of the settings that are given as JSON; what it writes is for its own account alone."""
-    end_unless_fit("client", say, check_version)
+    end_unless_fit("client", check_version)
     os.umask(0o077)
     settings = json.loads(sys.argv[1])
     try:

@@ -5,6 +5,7 @@ Flower 1.39 is the last whose SuperNodes and SuperLink talk by gRPC, on which th
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -52,15 +53,22 @@ def check_flower(user: Deployed) -> None:
     )
 
 
-def end_unless_fit(
-    user: Deployed, say: Callable[[str], None], check: Callable[[Deployed], None] = check_flower
-) -> None:
-    """End this process, by UNFIT and with the error said, where `check` raises; who keeps it running ends as well."""
+def end_unless_fit(user: Deployed, check: Callable[[Deployed], None] = check_flower) -> None:
+    """End this process, by UNFIT and with the error on stderr, where `check` raises; who keeps it running ends too."""
     try:
         check(user)
     except FlowerVersionError as error:
-        say(str(error))
+        print(error, file=sys.stderr, flush=True)
         sys.exit(UNFIT)
+
+
+def start(user: Deployed, program: str, parent: int) -> None:
+    """Run a program of this room, device.supernode say, as a child of the process `parent`, if Flower fits it.
+
+    The program is imported only then: it imports names that another Flower may not have.
+    """
+    end_unless_fit(user)
+    importlib.import_module(f"{__package__}.{program}").main(parent)
 
 
 def _fits() -> bool:

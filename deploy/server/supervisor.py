@@ -67,7 +67,7 @@ class ServerProcess(Supervised):
     def __init__(self, name: str, module: str, folder: Path, environment: dict[str, str]) -> None:
         super().__init__(name, SHORTEST_PAUSE, LONGEST_PAUSE)
         # The process gets the id of this one, which it could not find out any more were this one killed at once.
-        code = f"from fairbloom.deploy.flower.server.{module} import main; main({os.getpid()})"
+        code = f"from fairbloom.deploy.flower.gate import start; start('server', 'server.{module}', {os.getpid()})"
         self._command = [sys.executable, "-P", "-c", code, str(folder)]
         self._environment = environment
 
@@ -277,7 +277,7 @@ def replace_process(federation: Federation) -> None:
 
 def main() -> int:
     """Serve the folder that is named; what is written, models in run folders, too, is for this account alone."""
-    end_unless_fit("server", say, check_version)
+    end_unless_fit("server", check_version)
     os.umask(0o077)
     try:
         return serve(Federation(Path(sys.argv[1])))

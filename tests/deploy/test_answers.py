@@ -74,7 +74,7 @@ def test_the_end_of_the_node_in_the_midst_of_the_app_is_no_error_of_the_app(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handlers: list[Any] = []
-    monkeypatch.setattr("flwr.supercore.exit.add_exit_handler", handlers.append)
+    monkeypatch.setattr("fairbloom.deploy.flower.device.answers.add_exit_handler", handlers.append)
     resident = Resident(Unpacked())
     for handler in handlers:  # as Flower does on SIGTERM, before it raises SystemExit
         handler()

@@ -22,7 +22,7 @@ from fairbloom.deploy.device.client import Client
 from fairbloom.deploy.device.supervisor import CONNECTED
 from fairbloom.deploy.flower import gate, relied_on
 from fairbloom.deploy.flower.__main__ import main as report
-from fairbloom.deploy.flower.gate import NEEDED, UNFIT, FlowerVersionError, check_flower, check_version
+from fairbloom.deploy.flower.gate import NEEDED, UNFIT, FlowerVersionError, check_flower, check_version, start
 from fairbloom.deploy.flower.relied_on import RELIED_ON, Need, look_up, missing, replace
 from fairbloom.deploy.flower.retries import Retries
 from fairbloom.deploy.operator.federation import Federation
@@ -266,20 +266,17 @@ def test_what_flower_lacks_is_named_with_what_it_is_for(
     ],
 )
 def test_without_a_name_no_program_of_flowers_is_started(
-    module: str, command: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, command: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower's own control API would be open to everybody, and its own node would run whatever code comes."""
-    program = importlib.import_module(f"fairbloom.deploy.flower.{module}")
     started = list[bool]()
     monkeypatch.setattr(importlib.import_module(command[0]), command[1], lambda: started.append(True))
-    monkeypatch.setattr(program, "end_with", lambda parent: None)
-    monkeypatch.setattr(sys, "argv", ["program", str(tmp_path)])
     user: Any = "client" if module.startswith("device") else "server"
     for need in (need for need in RELIED_ON if need.user in ("library", user) and need.names):
         lacking = Need(need.user, need.without, {f"{next(iter(need.names))}s": ""})
         monkeypatch.setattr(gate, "RELIED_ON", (lacking,))
         with pytest.raises(SystemExit) as end:
-            program.main(1)
+            start(user, module, os.getpid())
         assert end.value.code == UNFIT
     assert not started
 

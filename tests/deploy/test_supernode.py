@@ -11,7 +11,7 @@ import pytest
 
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.flower.device import supernode as warm
-from fairbloom.deploy.flower.device.supernode import Pace
+from fairbloom.deploy.flower.device.supernode import PollPause
 
 # The node's own port ------------------------------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ def test_a_node_serves_no_api_on_its_device(options: dict[str, Any], tmp_path: P
 
 def test_a_busy_node_waits_little_and_an_idle_one_never_more_than_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    pace = Pace()
+    pace = PollPause()
     pace.sleep(3.0)
     while clock.now < 5.0:
         pace.sleep(3.0)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from flwr.supercore.error import FlowerError
 from grpc import RpcError, StatusCode
 
 from ...device.supervisor import say
@@ -45,8 +46,6 @@ def retry_faults(invoker: Any) -> Any:
 
 def refusal_reason(error: Any) -> str:
     """Return what a call was refused for, in one line: its status, and Flower's code and words where it has them."""
-    from flwr.supercore.error import FlowerError
-
     details = str(error.details())
     refusal = FlowerError.from_json(details)
     return f"{error.code().name}: " + (f"[code: {refusal.code}] {refusal.message}" if refusal else details[:500])
@@ -65,9 +64,9 @@ class Remedies(logging.Handler):
     """Says, under Flower's own words, what would help."""
 
     SAID: Mapping[str, str] = {
-        "[code: 2004]": "the SuperLink does not admit this key. Ask the federation's operator, whose commands these "
-        "are: it is not registered (fairbloom deploy enroll), or was revoked (enroll the client anew), or a node with "
-        "it is connected already: one that was killed counts as connected for a minute",
+        "[code: 2004]": "the SuperLink does not admit this key. Ask the federation's operator: it is not registered "
+        "(fairbloom deploy enroll), or was revoked (enroll the client again), or a node with it is connected already: "
+        "one that was killed counts as connected for a minute",
         "UNAUTHENTICATED": "the SuperLink refuses this node's signature: the key was revoked by the federation's "
         "operator, or this device's clock is more than 5 s ahead or 5 min behind (timedatectl)",
     }

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from flwr.app import Context, Error, Message
+from flwr.common.constant import Status, SubStatus
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fairbloom.errors import is_expected, reportable
+from fairbloom.flower import ErrorCode, identify, set_message_id
 
 from ...device.bundles import BundleRefusedError
 from ..relied_on import LOOP, look_up
 from .answers import Answer, CrashedError
-
-if TYPE_CHECKING:
-    from flwr.app import Context, Message
 
 NO_HANDLER = re.compile(
     r"(ValueError: )?(No (train|evaluate|query) function registered with name '\w+'|Invalid message type: [a-z.]+)"
@@ -25,13 +28,8 @@ log = logging.getLogger("flwr")
 
 def answer_next(state: Any, store: Any, answer: Answer) -> None:
     """Take the message that came, let it be answered, and lay the reply and the context where Flower looks for them."""
-    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-
-    from fairbloom.flower import set_message_id
-
     received = [message.metadata.message_id for message in state.get_messages(is_reply=False)]
-    if not received:  # Flower itself has answered, because it trusts the bundle's signature not
+    if not received:  # Flower itself has answered, because it does not trust the bundle's signature
         return
     *torn, message_id = received
     state.delete_messages(message_ids=torn)  # of runs that ended while their message came: Flower leaves them behind
@@ -53,10 +51,6 @@ def answer_next(state: Any, store: Any, answer: Answer) -> None:
 
 
 def _answered(answer: Answer, state: Any, run: Any, task_id: int, message: Message) -> tuple[Message, Context | None]:
-    from flwr.app import Error, Message
-
-    from fairbloom.flower import ErrorCode, identify
-
     identify(run_id=run.run_id, node_id=state.get_node_id(), task_id=task_id)
     context = state.get_run_series_context(run.series_id)
     try:
@@ -73,15 +67,13 @@ def _answered(answer: Answer, state: Any, run: Any, task_id: int, message: Messa
 
 
 def reason_of(error: Exception) -> str:
-    """Return what the server is told of what the app raised: what quotes no data, and that it has no such handler."""
+    """Return what the server learns of an app's error: what quotes no data, and that the app has no such handler."""
     said = str(error)
     return said if NO_HANDLER.fullmatch(said) else reportable(error)
 
 
 def _drop_tasks(state: Any) -> int:
     """Take the message's task off the node's list, which is for processes beside it, and return its id."""
-    from flwr.common.constant import Status, SubStatus
-
     task_id = 0
     for task in state.get_tasks(statuses=[Status.PENDING]):
         task_id = int(task.task_id)

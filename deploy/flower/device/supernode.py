@@ -20,6 +20,7 @@ from typing import Any
 
 from grpc import RpcError
 
+from fairbloom.flower import ObjectPushError, set_waits_for_objects
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.system.parents import end_with_parent
 
@@ -27,7 +28,6 @@ from ...device.bundles import Installed
 from ...device.client import APP
 from ...device.supervisor import say
 from ...processes import leave
-from ..gate import end_unless_fit
 from ..relied_on import CONNECTION, GRPC_RETRY, HEARTBEAT, INFLATABLE, LOOP, SUPERNODE, look_up, replace
 from ..retries import LONGEST_RETRY_SECONDS, Retries, retry_soon
 from .answers import Answer, Isolated, Resident
@@ -48,7 +48,7 @@ log = logging.getLogger("flwr")
 # In Flower's loop ---------------------------------------------------------------------------------------------------
 
 
-class Pace:
+class PollPause:
     """How long a node waits before it asks for work again: a tenth of the time it has been idle.
 
     Busy nodes answer within hundredths of a second; the polls of a node that waits for hours cost next to nothing.
@@ -69,9 +69,7 @@ class Pace:
 
 def keep_warm(answer: Answer) -> None:
     """Let Flower's loop answer messages by `answer`, in this process, and wait less."""
-    from fairbloom.flower import ObjectPushError, set_waits_for_objects
-
-    pace, push = Pace(), look_up(LOOP, "_push_messages")
+    pace, push = PollPause(), look_up(LOOP, "_push_messages")
     make_invoker = look_up(LOOP, "make_simple_grpc_retry_invoker")
 
     def answer_and_push(state: Any, object_store: Any, send: Any, push_object: Any) -> None:
@@ -137,7 +135,6 @@ def connect_soon() -> None:
 def main(parent: int) -> None:
     """Run a SuperNode that keeps its app warm, as long as the parent lives."""
     end_with_parent(parent)
-    end_unless_fit("client", say)
     parser = argparse.ArgumentParser(prog="fairbloom.deploy.flower.device.supernode")
     parser.add_argument("--isolated", action="store_true")
     parser.add_argument("--any-bundle", action="store_true")

@@ -22,9 +22,8 @@ from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.system.parents import end_with_parent
 
 from ...operator.federation import Federation
-from ...server.supervisor import STARTED, say
+from ...server.supervisor import STARTED
 from ..environment import LOG_LEVEL
-from ..gate import end_unless_fit
 from ..relied_on import HTTP_RETRY, SERVERAPP, SUPEREXEC, SUPEREXEC_LOOP, look_up, replace
 from ..retries import Retries, retry_soon
 
@@ -33,7 +32,7 @@ AGAIN_SECONDS = 1.0
 
 HELD_SECONDS, MOST_IN_A_ROW = 60.0, 5
 """A process that is killed more often than this in a row, each time within HELD_SECONDS of its start, is not started
-again here: the SuperLink hands its run out anew after a minute."""
+again here: the SuperLink hands its run out again after a minute."""
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -48,7 +47,7 @@ class Started:
     in_a_row: int = 0
 
 
-class ServerApps:
+class ServerAppExecutor:
     """Runs the server's side of each run in a process, which is started again where it was killed.
 
     This is an executor as Flower's SuperExec wants it.
@@ -129,7 +128,7 @@ def serverapp(parent: int) -> None:
 
 
 class ExpectedEnds(logging.Filter):
-    """Says in one sentence why a run ends, where that is an error that a user can mend; others keep their traceback."""
+    """Says in one sentence why a run ends, where its user can remedy that; other errors keep their traceback."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,11 +164,10 @@ def _is_final(error: Any) -> bool:
 def main(parent: int) -> None:
     """Run the SuperExec of the federation's folder that is named, as long as the parent lives."""
     end_with_parent(parent)
-    end_unless_fit("server", say)
     federation = Federation(Path(sys.argv[1]))
     (federation.state / STARTED).touch()
     make_invoker = look_up(SUPEREXEC_LOOP, "make_simple_http_retry_invoker")
-    replace(SUPEREXEC_LOOP, "get_executor", lambda *given, **place: ServerApps())
+    replace(SUPEREXEC_LOOP, "get_executor", lambda *given, **place: ServerAppExecutor())
     replace(SUPEREXEC_LOOP, "make_simple_http_retry_invoker", lambda: retry_faults(make_invoker()))
     colour_on_terminals_alone()
     _wait_in_silence("the SuperLink is away: the SuperExec looks for it")

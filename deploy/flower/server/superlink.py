@@ -27,15 +27,13 @@ from ...operator.federation import Federation
 from ...processes import leave
 from ...server.connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
 from ...server.refusals import RefusalLog
-from ...server.supervisor import say
-from ..gate import end_unless_fit
 from ..relied_on import HTTP_APP, SQL, STATE_FACTORY, STORE_FACTORY, SUPERLINK, look_up, replace
 
 PRAGMAS = (("busy_timeout", "60000"), ("journal_size_limit", str(64 << 20)))
 """Settings of SQLite: a call waits a minute for a busy database, not 5 s, and the log of changes is cut to 64 MB."""
 
 CLOSING_SECONDS = 2
-"""How long open calls may go on once the SuperLink is told to stop."""
+"""How long open calls may go on once the SuperLink is to stop."""
 
 VACUUM_SECONDS, VACUUM_PAGES = 20.0, 4096
 """Seconds between two times at which room that is free in the database's file goes back to the disk, and how many pages
@@ -47,7 +45,7 @@ INCREMENTAL = 2
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 
-def put_in_place(federation: Federation, descriptors: int) -> Connections:
+def install_guards(federation: Federation, descriptors: int) -> Connections:
     """Replace what is open or brittle in Flower's SuperLink by ours, with room for so many descriptors.
 
     Returns
@@ -96,7 +94,7 @@ def put_in_place(federation: Federation, descriptors: int) -> Connections:
     replace(SUPERLINK, "GRPC_MAX_MESSAGE_LENGTH", LARGEST_CALL)
     create_server = partial(fleet_server, connections=connections, refusals=refusals)
     replace(SUPERLINK, "generic_create_grpc_server", create_server)
-    # Operators who follow a run's log keep a call open, for which the server would wait when it is told to stop.
+    # Operators who follow a run's log keep a call open, for which the server would wait when it is to stop.
     # h11, in place of uvicorn's faster parser, bounds what is read of a call's head.
     serve = partial(
         look_up(SUPERLINK, "uvicorn").run,
@@ -146,14 +144,14 @@ def convert(database: sqlite3.Connection) -> None:
         log.warning("the database's file cannot be made smaller: %s", error)
 
 
-def give_back(path: Path) -> None:
+def shrink_database(path: Path) -> None:
     """Give some of what is free inside the database's file back to the disk."""
     with connected(path) as database:
         database.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")  # by execute() it frees one page alone
         database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
-def look_after(path: Path) -> None:
+def keep_small(path: Path) -> None:
     """Give back to the disk, for ever, what becomes free inside the database's file.
 
     Where the file was deleted or replaced, this process ends: it would go on with a file that nobody sees any more.
@@ -166,7 +164,7 @@ def look_after(path: Path) -> None:
             log.error("%s was deleted or replaced: the SuperLink is started again", path)
             leave(1)
         try:
-            give_back(path)
+            shrink_database(path)
         except sqlite3.Error as error:
             log.warning("the database's file cannot be made smaller: %s", error)
 
@@ -205,15 +203,14 @@ def arguments(federation: Federation) -> list[str]:
 def main(parent: int) -> None:
     """Run the SuperLink of the federation's folder that is named, as long as the parent lives."""
     end_with_parent(parent)
-    end_unless_fit("server", say)
     os.umask(0o077)
     federation = Federation(Path(sys.argv[1]))
-    connections = put_in_place(federation, raise_descriptors())
+    connections = install_guards(federation, raise_descriptors())
     try:
         prepare_database(federation.database)
     except (OSError, sqlite3.Error) as error:
         sys.exit(f"fairbloom server: {federation.database} cannot be used: {error}")
-    threading.Thread(target=look_after, args=(federation.database,), daemon=True, name="look-after").start()
+    threading.Thread(target=keep_small, args=(federation.database,), daemon=True, name="look-after").start()
     threading.Thread(target=connections.watch, daemon=True, name="watch-connections").start()
     sys.argv = ["flower-superlink", *arguments(federation)]
     colour_on_terminals_alone()
