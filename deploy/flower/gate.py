@@ -25,7 +25,7 @@ Deployed = Literal["client", "server", "operator"]
 COMMANDS: dict[Deployed, str] = {
     "client": "fairbloom client",
     "server": "fairbloom server",
-    "operator": "fairbloom submit or deploy",
+    "operator": "fairbloom deploy",
 }
 
 
