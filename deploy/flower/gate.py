@@ -11,14 +11,13 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Literal
 
+from fairbloom.system.supervise import CANNOT_RUN
+
 from ..errors import DeployError
 from .relied_on import RELIED_ON, User, missing
 
 NEEDED = "flwr>=1.39,<1.40"
 REMEDY = f'pip install "{NEEDED}"'
-
-UNFIT = 78
-"""Exit code of a process that cannot run with the Flower that is installed; to start it again would not help."""
 
 Deployed = Literal["client", "server", "operator"]
 
@@ -54,12 +53,12 @@ def check_flower(user: Deployed) -> None:
 
 
 def end_unless_fit(user: Deployed, check: Callable[[Deployed], None] = check_flower) -> None:
-    """End this process, by UNFIT and with the error on stderr, where `check` raises; who keeps it running ends too."""
+    """End this process, by CANNOT_RUN and with the error on stderr, where `check` raises: who restarts it ends too."""
     try:
         check(user)
     except FlowerVersionError as error:
         print(error, file=sys.stderr, flush=True)
-        sys.exit(UNFIT)
+        sys.exit(CANNOT_RUN)
 
 
 def start(user: Deployed, program: str, parent: int) -> None:

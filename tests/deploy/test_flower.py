@@ -18,15 +18,16 @@ from typing import Any
 import pytest
 
 from benchmarks.flower import ROOT
-from fairbloom.deploy.device.client import Client
+from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.supervisor import CONNECTED
 from fairbloom.deploy.flower import gate, relied_on
 from fairbloom.deploy.flower.__main__ import main as report
-from fairbloom.deploy.flower.gate import NEEDED, UNFIT, FlowerVersionError, check_flower, check_version, start
+from fairbloom.deploy.flower.gate import NEEDED, FlowerVersionError, check_flower, check_version, start
 from fairbloom.deploy.flower.relied_on import RELIED_ON, Need, look_up, missing, replace
 from fairbloom.deploy.flower.retries import Retries
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.processes import free_port
+from fairbloom.system.supervise import CANNOT_RUN
 
 PACKAGES = (
     *("fairbloom", "system", "protocol", "tasks", "rounds", "strategies", "client", "server", "simulation"),
@@ -277,7 +278,7 @@ def test_without_a_name_no_program_of_flowers_is_started(
         monkeypatch.setattr(gate, "RELIED_ON", (lacking,))
         with pytest.raises(SystemExit) as end:
             start(user, module, os.getpid())
-        assert end.value.code == UNFIT
+        assert end.value.code == CANNOT_RUN
     assert not started
 
 
@@ -333,7 +334,7 @@ def federation(tmp_path: Path) -> Federation:
 
 
 def refused(ended: subprocess.CompletedProcess[str], flower: str, command: str) -> None:
-    assert ended.returncode == UNFIT, ended.stderr
+    assert ended.returncode == CANNOT_RUN, ended.stderr
     assert ended.stderr.count(f"Flower {flower} is installed, and {command} needs {NEEDED}") == 1
     assert f'Remedy: pip install "{NEEDED}"' in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -367,7 +368,7 @@ def test_a_server_ends_where_its_flower_lacks_a_name(federation: Federation, lac
 
 @built_for
 def test_a_client_ends_where_its_flower_lacks_a_name(lacking_flower: Path, tmp_path: Path) -> None:
-    client = Client(superlink="127.0.0.1:1", insecure=True, state_dir=str(tmp_path / "state"))
+    client = ClientSettings(superlink="127.0.0.1:1", insecure=True, state_dir=str(tmp_path / "state"))
     code = (
         "from fairbloom.deploy.device import supervisor; supervisor.connection_fault = lambda client: None; "
         "supervisor.main()"
