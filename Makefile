@@ -53,7 +53,8 @@ test-latest-flower: ## run the tests on the newest Flower that can be installed,
 	-.venv-latest/bin/python -m fairbloom.deploy.flower
 	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "not docker and not federation and not soak" \
 		$(addprefix --ignore ,$(DEPLOYED)) --deselect tests/test_newcomer.py::test_they_are_run_by_deployed_clients
-	.venv-latest/bin/pytest tests/deploy/test_flower.py
+	.venv-latest/bin/pytest -m "" tests/deploy/test_flower.py \
+		tests/runtimes/test_runtimes.py::test_flwr_run_on_ray_gives_the_run_in_process
 
 test-docker: setup ## build the images and run a federation of containers; needs a Docker engine
 	$(BIN)/pytest -m docker -s tests/docker
