@@ -9,6 +9,8 @@ INSTALL = -m pip install --quiet --quiet
 DEMO := runs/demo
 SHIPPED := $(VENV)/shipped# the wheel, unpacked: types and imports are checked on what ships
 WORKERS ?= 2
+# Tests that start servers and clients, or read what only the Flower of requirements.lock has.
+DEPLOYED := tests/deploy $(wildcard tests/attacks/test_[bdnrs]*.py) tests/runtimes tests/test_supply_chain.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo settings test test-runtimes test-latest-flower test-docker soak lint audit docs bench lock digests sbom clean
@@ -43,16 +45,17 @@ test: setup ## run the tests
 test-runtimes: setup ## run only the tests that start Ray or real server and client processes
 	$(BIN)/pytest -m "runtimes or federation"
 
-test-latest-flower: ## run the tests on the newest Flower that can be installed; warm clients need the pinned one
+test-latest-flower: ## run the tests on the newest Flower that can be installed, but those of real nodes, which need 1.39
 	$(PYTHON) -m venv .venv-latest
 	.venv-latest/bin/python $(INSTALL) --upgrade "pip>=25.1"
 	.venv-latest/bin/python $(INSTALL) "$(TORCH)"
-	.venv-latest/bin/python $(INSTALL) --editable ".[torchjd,metrics]" --group dev
+	.venv-latest/bin/python $(INSTALL) --editable ".[all]" --group dev
 	.venv-latest/bin/python $(INSTALL) --upgrade "flwr[simulation]"
-	.venv-latest/bin/python -c 'import importlib.metadata as m; print("Flower", m.version("flwr"))'
-	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "not docker and not runtimes" --ignore tests/deploy/test_supernode.py \
-		--ignore tests/deploy/test_answers.py --ignore tests/deploy/test_faults.py --ignore tests/deploy/test_unpacked.py \
-		--ignore tests/test_supply_chain.py
+	-.venv-latest/bin/python -m fairbloom.deploy.flower
+	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "not docker and not federation and not soak" \
+		$(addprefix --ignore ,$(DEPLOYED)) --deselect tests/test_newcomer.py::test_they_are_run_by_deployed_clients
+	.venv-latest/bin/pytest -m "" tests/deploy/test_flower.py \
+		tests/runtimes/test_runtimes.py::test_flwr_run_on_ray_gives_the_run_in_process
 
 test-docker: setup ## build the images and run a federation of containers; needs a Docker engine
 	$(BIN)/pytest -m docker -s tests/docker

@@ -40,13 +40,7 @@ class Deployment(Flower):
 
     def part(self, name: str) -> int:
         """Return the id of the server's SuperLink, or SuperExec."""
-        (found,) = (
-            pid
-            for pid in self.offspring(self.server)
-            if f"flower.server.{name} import main".encode() in cmdline(pid)
-            for pid in self.offspring(self.server)
-            if f"deploy.flower.server.{name} import main".encode() in cmdline(pid)
-        )
+        (found,) = (pid for pid in self.offspring(self.server) if f"'server.{name}'".encode() in cmdline(pid))
         return found
 
     def kill_part(self, name: str) -> None:

@@ -20,8 +20,10 @@ from flwr.supernode.nodestate import NodeStateFactory
 from fairbloom.deploy.device.bundles import Installed
 from fairbloom.deploy.device.client import APP
 from fairbloom.deploy.flower.device.answers import Resident
-from fairbloom.deploy.flower.device.inbox import LOOP, answer_next
-from fairbloom.deploy.flower.device.supernode import BACKOFF_SECONDS, OBJECTS, Pace, read_no_bundles
+from fairbloom.deploy.flower.device.inbox import answer_next
+from fairbloom.deploy.flower.device.supernode import BACKOFF_SECONDS, PollPause, read_no_bundles
+from fairbloom.deploy.flower.relied_on import LOOP
+from fairbloom.flower import set_waits_for_objects
 
 READY = "nodes: ready"
 
@@ -52,7 +54,7 @@ class Node(threading.Thread):
         """Answer messages for ever."""
         loop: Any = importlib.import_module(LOOP)
         states = NodeStateFactory(objectstore_factory=ObjectStoreFactory())
-        state, store, pace = states.state(), states.objectstore_factory.store(), Pace()
+        state, store, pace = states.state(), states.objectstore_factory.store(), PollPause()
         with loop._init_connection(
             transport="grpc-rere",
             server_address=self._address,
@@ -83,8 +85,7 @@ def main() -> None:
     parser.add_argument("bundles", type=Path, nargs="+")
     chosen = parser.parse_args()
     read_no_bundles()
-    objects: Any = importlib.import_module(OBJECTS)
-    objects.pull_objects.__kwdefaults__["initial_backoff"] = BACKOFF_SECONDS
+    set_waits_for_objects(initial_backoff=BACKOFF_SECONDS)
     answer, turn = Resident(Installed.of(APP, ())), threading.Lock()
     nodes = [Node(chosen.address, chosen.ca, bundle, answer, turn) for bundle in chosen.bundles]
     for node in nodes:

@@ -4,9 +4,8 @@ import copy
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
+from fairbloom.flower import deserialize, serialize
 from fairbloom.protocol.names import CLIENT
 from fairbloom.protocol.packing import PACKED, PACKS, joined, pieces
 
@@ -32,9 +31,9 @@ def packing(message: Message, context: Context, answer: ClientAppCallable) -> Me
 
 
 def _packed(content: RecordDict) -> RecordDict:
-    records = pieces(recorddict_to_proto(content).SerializeToString())
+    records = pieces(serialize(content))
     return RecordDict({name: ConfigRecord({**record}) for name, record in records.items()})
 
 
 def _unpacked(content: RecordDict) -> RecordDict:
-    return recorddict_from_proto(ProtoRecordDict.FromString(joined(content.config_records)))
+    return deserialize(joined(content.config_records))

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
+from fairbloom.flower import deserialize, serialize
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import ABOUT, CLIENT, CONFIG, HONOURS, METRICS, NAME, PROTOCOL, SNAPSHOT, TRAIN_LOSS
 from fairbloom.protocol.packing import MOST_BYTES, PACKED, PACKS, joined, pieces
@@ -516,7 +515,7 @@ def packed_content(content: RecordDict) -> RecordDict:
     arrays = (array for record in content.array_records.values() for array in record.values())
     if sum(len(array.data) for array in arrays) > MOST_BYTES:
         return content
-    records = pieces(recorddict_to_proto(content).SerializeToString())
+    records = pieces(serialize(content))
     return RecordDict({name: ConfigRecord({**record}) for name, record in records.items()})
 
 
@@ -525,7 +524,7 @@ def unpacked_content(content: RecordDict) -> RecordDict:
     if PACKED not in content.config_records:
         return content
     try:
-        return recorddict_from_proto(ProtoRecordDict.FromString(joined(content.config_records)))
+        return deserialize(joined(content.config_records))
     except Exception as error:  # nothing bounds what a client's bytes make protobuf and Flower raise
         raise ValueError(f"its packed content can't be read: {error}") from error
 

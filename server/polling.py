@@ -4,17 +4,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
-from flwr.app import Message, MessageType, RecordDict
-from flwr.app.error import Error
-from flwr.common.constant import ErrorCode
-from flwr.proto.node_pb2 import NodeInfo
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, pull_objects
-from flwr.supercore.run import Run
 
+from fairbloom.flower import ErrorCode, NodeInfo, ObjectPushError, Run, set_created_at, set_waits_for_objects
 from fairbloom.rounds.quorum import Quorum
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
@@ -216,7 +212,7 @@ class PollingGrid(Grid):
             if message.metadata.created_at + message.metadata.ttl - now < min(SHORT_LIFE_SECONDS, left)
         }
         for sent, message in dying.items():
-            message.metadata.__dict__["_created_at"] = now
+            set_created_at(message, now)
             message.metadata.ttl = left if left < math.inf else message.metadata.ttl
             del pending[sent]
         if dying:
@@ -254,14 +250,12 @@ def _wait_for_parts(seconds: float) -> None:
 
     No argument of Flower's reaches these; where Flower drops one, Flower's waits stay.
     """
-    waits: dict[str, Any] = {
-        "initial_backoff": BACKOFF_SECONDS,
-        "backoff_cap": LONGEST_SECONDS,
-        "max_tries_per_object": None,
-        "max_time": Deadline(time.monotonic() + seconds),
-    }
-    defaults: dict[str, Any] = getattr(pull_objects, "__kwdefaults__", None) or {}
-    defaults.update({name: value for name, value in waits.items() if name in defaults})
+    set_waits_for_objects(
+        initial_backoff=BACKOFF_SECONDS,
+        backoff_cap=LONGEST_SECONDS,
+        max_tries_per_object=None,
+        max_time=Deadline(time.monotonic() + seconds),
+    )
 
 
 def _retry(call: Callable[[], T]) -> T:

@@ -33,11 +33,11 @@ def announce(folder: Path) -> None:
     place = os.environ.get(FOLDERS)
     if not place:
         return
-    from flwr.supercore.task_identity import TaskIdentity
+    from fairbloom.flower import run_id
 
     try:
         Path(place).mkdir(mode=0o700, exist_ok=True)
-        write_whole(Path(place, str(TaskIdentity.run_id)), os.fsencode(folder))
+        write_whole(Path(place, str(run_id())), os.fsencode(folder))
     except OSError as error:
         log.warning(
             "deploy status will not show the rounds of this run: %s cannot be written: %s", place, error.strerror

@@ -5,16 +5,12 @@ import itertools
 import secrets
 from collections.abc import Iterable, Mapping
 
-from flwr.app import Context, Message, RecordDict
-from flwr.app.error import Error
-from flwr.app.user_config import UserConfig
+from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from fairbloom.errors import FairbloomError
+from fairbloom.flower import ErrorCode, Run, identify, set_message_id
 
 SERVER = 1
 """The node id that Flower gives the server."""
@@ -38,7 +34,7 @@ class InProcessGrid(Grid):
 
     def __init__(self, client_app: ClientApp, run_config: UserConfig, clients: int) -> None:
         # Messages are stamped with the process's identity, which Flower's own runtimes set as well.
-        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = SERVER
+        identify(run_id=SERVER, node_id=SERVER, task_id=SERVER)
         self._app = client_app
         self._run = Run.create_empty(run_id=secrets.randbits(63))  # another one's for each grid, as for each submission
         self._message_ids = map(str, itertools.count(1))
@@ -78,7 +74,7 @@ class InProcessGrid(Grid):
         message_ids = []
         for message in messages:
             message_id = next(self._message_ids)
-            message.metadata.__dict__["_message_id"] = message_id
+            set_message_id(message, message_id)
             self._replies[message_id] = self._answer(message)
             message_ids.append(message_id)
         return message_ids

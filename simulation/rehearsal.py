@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
-from flwr.app.error import Error
-from flwr.app.user_config import UserConfig
-from flwr.common.constant import ErrorCode
+from flwr.app import Context, Error, Message, RecordDict, UserConfig
 
 from fairbloom.client.app import app
 from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError, reportable
+from fairbloom.flower import ErrorCode
 from fairbloom.logs import errors_alone
 from fairbloom.protocol.names import ABOUT, CLIENT
 from fairbloom.rounds.flower import FlowerClients, unpacked_content

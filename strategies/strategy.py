@@ -8,8 +8,8 @@ from typing import Any, Unpack
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
+from fairbloom.flower import log_start
 from fairbloom.rounds.clients import Replies
 from fairbloom.rounds.flower import FlowerClients, model_of, record_of
 from fairbloom.rounds.limits import check_model
@@ -100,7 +100,7 @@ class FairStrategy(Method, Strategy):
             return metrics
 
         log.info("Starting %s strategy:", type(self).__name__)
-        log_strategy_start_info(num_rounds, initial_arrays, train_config, evaluate_config)
+        log_start(num_rounds, initial_arrays, train_config, evaluate_config)
         self.summary()
         began = time.monotonic()
         result = Result(arrays=self._averaged(initial_arrays))

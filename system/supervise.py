@@ -10,12 +10,16 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 HELD_SECONDS = 60.0
 """How long a program must have run for the next pause to be the shortest again."""
 
 STOP_SECONDS = 15.0
 """How long a program may take to end in order before it is killed."""
+
+CANNOT_RUN = 78
+"""Exit code of a program that would end in the same way if it were started again: EX_CONFIG of sysexits."""
 
 LOOK_SECONDS = 0.2
 """The pause between two looks at whether programs are still running."""
@@ -57,6 +61,10 @@ class Supervised(ABC):
     def report(self, fault: str, pause: float) -> None:
         """Say what is wrong with the program, which will be started again after a pause."""
 
+    def give_up(self) -> NoReturn:
+        """End this process too: the program has said why it cannot run, and would say it again."""
+        sys.exit(CANNOT_RUN)
+
     def check(self) -> None:
         """Start the program if it is time to, and notice its end."""
         if self._process is None:
@@ -64,6 +72,8 @@ class Supervised(ABC):
                 self._start()
         elif (code := self._process.poll()) is not None:
             self._process = None
+            if code == CANNOT_RUN:
+                self.give_up()
             if time.monotonic() - self._started > HELD_SECONDS:
                 self._pause = self._shortest
             self._start_later(f"the {self.name} ended ({exit_reason(code)})")

@@ -18,7 +18,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+
+from fairbloom.deploy.flower.gate import NEEDED
 
 ROOT = Path(__file__).parents[1]
 LOCKS = {path.stem: path for path in (ROOT / "requirements.lock", *(ROOT / "locks").glob("*.lock"))}
@@ -164,8 +167,11 @@ def test_a_lock_file_is_complete(lock: str, system: str) -> None:
 
 
 def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
-    """And for nothing else: what simulates can be a client and a server as well."""
+    """And for nothing else: what simulates can be a client and a server as well. Both need a Flower of their own."""
+    assert OPTIONAL["deploy"] == [NEEDED]
     ranges = {requirement.name: requirement.specifier for requirement in declared(extras=False)}
+    assert ranges["flwr"] == SpecifierSet(">=1.39")
+    ranges["flwr"] = Requirement(NEEDED).specifier
     for line in (*OPTIONAL["client"], *OPTIONAL["server"]):
         assert ranges[Requirement(line).name] == Requirement(line).specifier, line
 
@@ -174,7 +180,7 @@ def test_the_extra_all_brings_every_other_one() -> None:
     """But for those of devices, which list what a plain installation has."""
     (line,) = OPTIONAL["all"]
     assert Requirement(line).name == PROJECT["project"]["name"]
-    assert Requirement(line).extras == OPTIONAL.keys() - {"all", "client", "server"}
+    assert Requirement(line).extras == OPTIONAL.keys() - {"all", "client", "deploy", "server"}
 
 
 def test_no_client_gets_what_only_simulation_and_figures_need() -> None:

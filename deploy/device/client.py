@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClientError
+from ..flower.environment import HOME, QUIET
 from ..processes import free_port
 from .connectivity import tls_context
 
@@ -173,18 +174,17 @@ class ClientSettings:
         place = ["--host", self.host, "--port", str(self.port or free_port())]
         # Not by -m: children of the fork server would import the module once more, as their main one.
         # The node ends with this process and gets its id here: asked for later, the id might be another process's.
-        code = f"from fairbloom.deploy.flower.device.supernode import main; main({os.getpid()})"
+        code = f"from fairbloom.deploy.flower.gate import start; start('client', 'device.supernode', {os.getpid()})"
         python = [sys.executable, "-P", "-c", code]
         return [*python, *ours, "--", "--superlink", self.superlink, *safety, "--node-config", config, *place]
 
     def environment(self) -> dict[str, str]:
         """Return the SuperNode's environment: no telemetry, Flower's files in the state folder, unless ours says so."""
-        defaults = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         # Threads that spin while they wait for each other slow several clients on one machine down threefold.
-        defaults["OMP_WAIT_POLICY"] = "PASSIVE"
+        defaults = QUIET | {"OMP_WAIT_POLICY": "PASSIVE"}
         defaults["PYTHONUNBUFFERED"] = "1"  # its output goes through this process
         if self.state_dir:
-            defaults["FLWR_HOME"] = str(Path(self.state_dir, "flower"))
+            defaults[HOME] = str(Path(self.state_dir, "flower"))
         return defaults | dict(os.environ)
 
 

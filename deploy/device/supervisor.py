@@ -16,11 +16,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from fairbloom.errors import FairbloomError
 from fairbloom.system.supervise import CannotStartError, StopSignal, Supervised, become, supervise
 
+from ..flower.gate import check_version, end_unless_fit
 from ..processes import duration
 from .client import ClientSettings
 from .connectivity import connection_fault
@@ -101,9 +102,17 @@ class Node(Supervised):
 
     def report(self, fault: str, pause: float) -> None:
         """Print a fault, once in an outage."""
+        self._hear_out()
+        self._outage.fault(fault)
+
+    def give_up(self) -> NoReturn:
+        """End this process too, when what the node said is printed."""
+        self._hear_out()
+        super().give_up()
+
+    def _hear_out(self) -> None:
         if self._listener is not None:
             self._listener.join(timeout=2.0)  # what the app has started may hold the pipe open
-        self._outage.fault(fault)
 
     def _state_folder_fault(self) -> str | None:
         """Make the state folder; return, in words, why that cannot be."""
@@ -162,6 +171,7 @@ def run(client: ClientSettings) -> None:
 
 def main() -> int:
     """Run the client of the settings that are given as JSON; what it writes is for its own account alone."""
+    end_unless_fit("client", check_version)
     os.umask(0o077)
     settings = json.loads(sys.argv[1])
     try:

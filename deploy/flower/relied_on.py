@@ -1,22 +1,457 @@
-"""What is relied on of Flower's inside."""
+"""The one list of what is relied on inside Flower, beside its documented API.
+
+Its documented API, which any module may use, is what flwr.app, flwr.clientapp (with `mod` and `typing`) and
+flwr.serverapp (with `strategy`) export. All else that we import, replace, override or read is named here, with what
+stops working without it. `python -m fairbloom.deploy.flower` compares the list with the Flower that is installed.
+"""
+
+from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+User = Literal["library", "client", "server", "operator"]
+"""Who needs a name: whatever runs on Flower; `fairbloom client`; `fairbloom server`; the operator's commands."""
+
+LOOP = "flwr.supernode.start_client_internal"
+SUPERNODE = "flwr.supernode.cli.flower_supernode"
+CONNECTION = "flwr.client.grpc_rere_client.connection"
+HEARTBEAT = "flwr.supercore.heartbeat"
+INFLATABLE = "flwr.supercore.inflatable.inflatable_utils"
+NODE_STATE = "flwr.supernode.nodestate.in_memory_nodestate:InMemoryNodeState"
+OBJECTS = "flwr.supercore.object_store.object_store:ObjectStore"
+
+SUPERLINK = "flwr.superlink.cli.flower_superlink"
+HTTP_APP = "flwr.superlink.main"
+STATE_FACTORY = "flwr.server.superlink.linkstate.linkstate_factory"
+STORE_FACTORY = "flwr.supercore.object_store.object_store_factory"
+SQL = "flwr.supercore.sql_mixin"
+STATE = "flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState"
+FLEET = "flwr.server.superlink.fleet.grpc_rere.fleet_servicer:FleetServicer"
+RUNTIME = "flwr.superlink.servicer.runtime.runtime_handlers"
+TABLES = "flwr.supercore.state.schema"
+
+SUPEREXEC_LOOP = "flwr.supercore.superexec.run_superexec"
+SUPEREXEC = "flwr.supercore.cli.flower_superexec"
+SERVERAPP = "flwr.superlink.cli.flwr_serverapp"
+GRPC_RETRY, HTTP_RETRY = "flwr.supercore.retry.grpc_retry", "flwr.supercore.retry.http_retry"
+
+CONTROL = "flwr.supercore.control:ControlHttpClient"
+CONSTANTS = "flwr.common.constant"
+
+CONNECTION_WORDS = (
+    *("Connection attempt failed", "Giving up reconnection", "SSL/TLS handshake error detected"),
+    "Connection successful",
+)
 
 
-def missing_names(names: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return which of Flower's names (module:attribute, with parameters) are not as they are relied on."""
-    return [f"{name}({', '.join(parameters)})" for name, parameters in names.items() if not _is_there(name, parameters)]
+@dataclass(frozen=True)
+class Need:
+    """Names inside Flower that one thing needs.
+
+    Attributes
+    ----------
+    user
+        Who needs them.
+    without
+        What does not work without them.
+    names
+        Names as module:attribute, with the parameters that are relied on; of a database's table, its columns.
+    texts
+        Modules, with what is relied on in their source: options of commands, words that are logged.
+    """
+
+    user: User
+    without: str
+    names: Mapping[str, str]
+    texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def _is_there(name: str, parameters: Iterable[str]) -> bool:
+RELIED_ON = (
+    Need(
+        "library",
+        "messages, rounds and runs of any kind",
+        {
+            f"{CONSTANTS}:ErrorCode.NODE_UNAVAILABLE": "",
+            f"{CONSTANTS}:ErrorCode.INVALID_FAB": "",
+            f"{CONSTANTS}:ErrorCode.CLIENT_APP_CRASHED": "",
+            f"{CONSTANTS}:ErrorCode.CLIENT_APP_RAISED_EXCEPTION": "",
+            "flwr.common.serde:recorddict_from_proto": "",
+            "flwr.common.serde:recorddict_to_proto": "",
+            "flwr.proto.recorddict_pb2:RecordDict": "",
+            "flwr.proto.node_pb2:NodeInfo": "",
+            "flwr.supercore.run:Run.create_empty": "run_id",
+            "flwr.supercore.task_identity:TaskIdentity": "",
+            "flwr.app:Metadata": "message_id created_at",
+        },
+        {"flwr.app.metadata": ('"_message_id"', '"_created_at"')},
+    ),
+    Need(
+        "library",
+        "what Flower's strategies log as they start",
+        {
+            "flwr.serverapp.strategy.strategy_utils:log_strategy_start_info": (
+                "num_rounds arrays train_config evaluate_config"
+            )
+        },
+    ),
+    Need(
+        "library",
+        "runs on deployed clients that do not wait long for a reply that broke off",
+        {
+            f"{INFLATABLE}:ObjectPushError": "",
+            f"{INFLATABLE}:pull_objects": "initial_backoff backoff_cap max_tries_per_object max_time",
+        },
+    ),
+    Need(
+        "client",
+        "programs of Flower's that talk to nobody but the federation",
+        {},
+        {
+            "flwr.supercore.telemetry": ("FLWR_TELEMETRY_ENABLED",),
+            "flwr.supercore.constant": ("FLWR_DISABLE_UPDATE_CHECK",),
+            "flwr.supercore.logger": ("FLWR_LOG_LEVEL",),
+            CONSTANTS: ("FLWR_HOME",),
+        },
+    ),
+    Need(
+        "client",
+        "an app that stays in its process from message to message",
+        {
+            f"{LOOP}:_push_messages": "state object_store send push_object",
+            f"{LOOP}:_insert_message": "msg state store",
+            f"{LOOP}:time": "",
+            f"{INFLATABLE}:inflate_object_from_contents": "object_id object_contents",
+            f"{INFLATABLE}:pull_and_inflate_object_from_tree": "initial_backoff",
+            "flwr.supercore.inflatable.inflatable_object:iterate_object_tree": "tree",
+            "flwr.supercore.exit:add_exit_handler": "exit_handler",
+            f"{CONSTANTS}:Status.PENDING": "",
+            f"{CONSTANTS}:SubStatus.STOPPED": "",
+            f"{NODE_STATE}.get_messages": "is_reply",
+            f"{NODE_STATE}.delete_messages": "message_ids",
+            f"{NODE_STATE}.get_tasks": "statuses",
+            f"{NODE_STATE}.finish_task": "task_id sub_status details",
+            f"{NODE_STATE}.get_run": "run_id",
+            f"{NODE_STATE}.get_fab": "fab_hash",
+            f"{NODE_STATE}.get_node_id": "",
+            f"{NODE_STATE}.get_run_series_context": "series_id",
+            f"{NODE_STATE}.set_run_series_context": "series_id context",
+            f"{NODE_STATE}.record_message_processing_start": "message_id",
+            f"{NODE_STATE}.record_message_processing_end": "message_id",
+            f"{OBJECTS}.get": "object_id",
+            f"{OBJECTS}.get_object_tree": "object_id",
+            f"{OBJECTS}.delete": "object_id",
+            f"{SUPERNODE}:flower_supernode": "",
+        },
+        {
+            SUPERNODE: (
+                *("--isolation", "--superlink", "--node-config", "--auth-supernode-private-key", "--host", "--port"),
+            ),
+            "flwr.clientapp.client_app": ("function registered with name",),
+        },
+    ),
+    Need(
+        "client",
+        "bundles of runs that are checked before anything of them is read or imported",
+        {
+            f"{LOOP}:get_fused_config_from_fab": "fab_file run",
+            "flwr.clientapp.utils:get_load_client_app_fn": "default_app_ref app_path multi_app",
+            "flwr.cli.install:install_from_fab": "fab_file skip_prompt",
+            "flwr.common.config:get_project_dir": "fab_id fab_version fab_hash",
+        },
+    ),
+    Need(
+        "client",
+        "a device on which no other account can answer in its client's name",
+        {f"{SUPERNODE}:_start_supernode_http_api": "config state_factory"},
+    ),
+    Need(
+        "client",
+        "a connection that is soon back after an outage, and says which client and version it is of",
+        {
+            f"{LOOP}:make_simple_grpc_retry_invoker": "",
+            f"{CONNECTION}:create_channel": "server_address insecure root_certificates max_message_length interceptors",
+            f"{HEARTBEAT}:exponential": "max_delay",
+            f"{GRPC_RETRY}:MAX_RETRY_DELAY": "",
+            "flwr.supercore.error:FlowerError.from_json": "value",
+        },
+        {
+            LOOP: ("SuperNode ID:",),
+            GRPC_RETRY: CONNECTION_WORDS,
+        },
+    ),
+    Need(
+        "server",
+        "a control API that asks for a credential",
+        {
+            f"{HTTP_APP}:create_app": "config superlink_lifespan_class",
+            f"{SUPERLINK}:flower_superlink": "",
+            f"{SUPERLINK}:uvicorn": "",
+            "flwr.superlink.dependencies.account:AccountAccessDependency": "authn_plugin",
+            "flwr.superlink.dependencies.account:AccountAccessDependency.__call__": "request",
+            "flwr.superlink.auth_plugin:NoOpControlAuthnPlugin": "",
+            "flwr.superlink.auth_plugin:NoOpControlAuthnPlugin.validate_tokens_in_metadata": "metadata",
+            "flwr.superlink.auth_plugin:NoOpControlAuthnPlugin.refresh_tokens": "metadata",
+            "flwr.supercore.auth:compute_superexec_signature": "auth_secret method timestamp nonce body_sha256",
+            "flwr.supercore.auth:derive_auth_secret": "",
+            "flwr.supercore.auth:verify_superexec_signature": "",
+            "flwr.supercore.auth.typing:AccountInfo": "flwr_aid account_name",
+            "flwr.supercore.constant:SUPEREXEC_AUTH_BODY_SHA256_HEADER": "",
+            "flwr.supercore.constant:SUPEREXEC_AUTH_NONCE_HEADER": "",
+            "flwr.supercore.constant:SUPEREXEC_AUTH_SIGNATURE_HEADER": "",
+            "flwr.supercore.constant:SUPEREXEC_AUTH_TIMESTAMP_HEADER": "",
+            "flwr.supercore.constant:TASK_TOKEN_HEADER": "",
+            f"{CONSTANTS}:ACCESS_TOKEN_KEY": "",
+            f"{CONSTANTS}:NOOP_ACCOUNT_NAME": "",
+            f"{CONSTANTS}:NOOP_FLWR_AID": "",
+        },
+        {
+            SUPERLINK: (
+                *("--isolation", "--fleet-api-address", "--enable-supernode-auth", "--database"),
+                *("--disable-runtime-dependency-installation", "FLWR_INTERNAL_GRPC_CONTROL_API"),
+            ),
+            "flwr.common.args": ("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile"),
+            "flwr.supercore.auth.superexec_secret": ("--superexec-auth-secret-file",),
+            HTTP_APP: (
+                *("app.state.account_access_dep", "app.state.control_event_log_plugin", "app.state.runtime_handlers"),
+                *("app.state.superexec_auth_secret", "app.state.linkstate_factory"),
+            ),
+            "flwr.supercore.runtime.runtime_http_client": ("acquire-task", "pull-pending-tasks", "claim-task"),
+        },
+    ),
+    Need(
+        "server",
+        "an audit log of what operators change",
+        {
+            "flwr.common.event_log_plugin:EventLogWriterPlugin": "",
+            "flwr.common.event_log_plugin:EventLogWriterPlugin.compose_log_before_event": "",
+            "flwr.common.event_log_plugin:EventLogWriterPlugin.compose_log_after_event": "",
+            "flwr.common.event_log_plugin:EventLogWriterPlugin.write_log": "",
+        },
+        {
+            "flwr.superlink.routers.control.router": (
+                *("start-run", "stop-run", "register-node", "unregister-node"),
+                *("start-automation", "stop-automation"),
+            ),
+        },
+    ),
+    Need(
+        "server",
+        "limits of what a client's calls and replies may cost",
+        {
+            f"{SUPERLINK}:FleetServicer": "state_factory objectstore_factory enable_supernode_auth",
+            f"{SUPERLINK}:GRPC_MAX_MESSAGE_LENGTH": "",
+            f"{SUPERLINK}:generic_create_grpc_server": (
+                "servicer_and_add_fn server_address max_message_length certificates interceptors"
+            ),
+            FLEET: "",
+            f"{FLEET}.ActivateNode": "request context",
+            f"{FLEET}.SendNodeHeartbeat": "request context",
+            f"{FLEET}.PullMessages": "request context",
+            f"{FLEET}.PullObject": "request context",
+            f"{FLEET}.GetRun": "request context",
+            f"{FLEET}.GetFab": "request context",
+            f"{FLEET}.ConfirmMessageReceived": "request context",
+            f"{FLEET}.PushMessages": "request context",
+            f"{FLEET}.PushObject": "request context",
+            "flwr.server.superlink.linkstate:LinkStateFactory": "",
+            "flwr.supercore.object_store:ObjectStoreFactory": "",
+            "flwr.app.message:make_message": "metadata error",
+            "flwr.common.serde:message_from_proto": "",
+            f"{CONSTANTS}:PUBLIC_KEY_HEADER": "",
+            f"{CONSTANTS}:SUPERLINK_NODE_ID": "",
+            "flwr.proto.fleet_pb2:ActivateNodeRequest": "",
+            "flwr.proto.fleet_pb2:PullMessagesResponse": "",
+            "flwr.proto.fleet_pb2:PushMessagesRequest": "",
+            "flwr.proto.fleet_pb2:PushMessagesResponse": "",
+            "flwr.proto.fleet_pb2:Reconnect": "",
+            "flwr.proto.message_pb2:ConfirmMessageReceivedResponse": "",
+            "flwr.proto.message_pb2:ObjectTree": "",
+            "flwr.proto.message_pb2:PullObjectRequest": "",
+            "flwr.proto.message_pb2:PullObjectResponse": "",
+            "flwr.proto.message_pb2:PushObjectRequest": "",
+            "flwr.proto.message_pb2:PushObjectResponse": "",
+            "flwr.supercore.error:rpc_error_translator": "",
+            "flwr.supercore.utils:get_metadata_bytes": "",
+            "flwr.supercore.utils:get_metadata_str": "",
+            "flwr.supercore.utils:int64_to_uint64": "",
+            "flwr.supercore.utils:uint64_to_int64": "",
+            f"{STATE}._cleanup_push_session": "session_id cleanup_messages",
+            f"{STATE}._store_generated_message": "message",
+            f"{STATE}.store_message_res": "message",
+            f"{STATE}.deactivate_node": "node_id",
+            f"{TABLES}.linkstate_models:MessageIns": (
+                "message_id run_id group_id message_type created_at ttl dst_node_id delivered_at"
+            ),
+            f"{TABLES}.objectstore_models:StoredObject": "object_id content",
+            f"{TABLES}.objectstore_models:ObjectChild": "parent_id child_id",
+            f"{TABLES}.corestate_models:ObjectPushSession": "session_id",
+            f"{TABLES}.corestate_models:ObjectPushSessionRoot": "root_object_id",
+        },
+        {SUPERLINK: ("_run_fleet_api_grpc_rere",)},
+    ),
+    Need(
+        "server",
+        "runs that go on after their process died, the database was busy or the disk was full",
+        {
+            f"{STATE_FACTORY}:SqlLinkState": "",
+            f"{STORE_FACTORY}:SqlObjectStore": "",
+            f"{SQL}:SQLITE_PRAGMAS": "",
+            f"{SQL}:SqlMixin": "",
+            f"{SQL}:SqlMixin.session": "",
+            f"{SQL}:SqlMixin.query": "query data",
+            STATE: "",
+            f"{STATE}.initialize": "log_queries",
+            f"{STATE}.store_object": "run_id session_id object_id object_content",
+            f"{STATE}._cleanup_expired_task_tokens": "",
+            f"{STATE}.activate_task": "task_id",
+            f"{STATE}.create_node": "owner_aid owner_name public_key heartbeat_interval name",
+            f"{STATE}.delete_messages": "message_ins_ids",
+            f"{STATE}.delete_node": "owner_aid node_id",
+            f"{STATE}.finish_task": "task_id sub_status details",
+            f"{STATE}.object_store": "",
+            f"{STATE}.delete_sessions_in_run": "run_id",
+            f"{STATE}.get_message_ids_from_run_id": "run_id",
+            f"{STATE}.get_node_id_by_public_key": "public_key",
+            f"{STATE}.get_run_status": "run_ids",
+            f"{STATE}.get_task_by_token": "token",
+            "flwr.supercore.object_store.sql_object_store:SqlObjectStore": "",
+            "flwr.supercore.corestate.sql_corestate:_task_status_filter": "status",
+            "flwr.supercore.constant:TaskType": "",
+            "flwr.supercore.date:now": "",
+            "flwr.supercore.error:ApiErrorCode": "",
+            "flwr.supercore.error:FlowerError": "",
+            "flwr.supercore.run:RunStatus": "",
+            f"{CONSTANTS}:HEARTBEAT_DEFAULT_INTERVAL": "",
+            f"{CONSTANTS}:HEARTBEAT_PATIENCE": "",
+            f"{CONSTANTS}:Status": "",
+            f"{CONSTANTS}:SubStatus": "",
+            f"{TABLES}.corestate_models:Task": "",
+            f"{TABLES}.linkstate_models:MessageRes": (
+                "message_id reply_to_message_id src_node_id run_id group_id message_type created_at ttl delivered_at"
+            ),
+            f"{TABLES}.linkstate_models:Node": "node_id status public_key",
+            f"{RUNTIME}:acquire_task": "request state",
+            f"{RUNTIME}:pull_messages": "request state task",
+            f"{RUNTIME}:confirm_message_received": "request state task",
+            f"{RUNTIME}:push_messages": "request state task",
+            f"{RUNTIME}:push_object": "request state task",
+        },
+    ),
+    Need(
+        "server",
+        "processes of runs that show nobody their token, and are started again when they are killed",
+        {
+            f"{SUPEREXEC_LOOP}:get_executor": "executor_type",
+            f"{SUPEREXEC_LOOP}:make_simple_http_retry_invoker": "",
+            f"{SUPEREXEC}:flower_superexec": "",
+            f"{SERVERAPP}:flwr_serverapp": "",
+            "flwr.supercore.superexec.executor:LaunchResult.accepted": "",
+            f"{HTTP_RETRY}:MAX_RETRY_DELAY": "",
+        },
+        {
+            "flwr.common.args": ('"--token"',),
+            HTTP_RETRY: CONNECTION_WORDS,
+            SERVERAPP: ("--runtime-api-address",),
+            SUPEREXEC: ("--runtime-api-address",),
+            "flwr.supercore.exit.exit": ("Exit Code:",),
+        },
+    ),
+    Need(
+        "operator",
+        "registering clients, and the status of clients and runs",
+        {
+            f"{CONTROL}.from_server_address": "server_address insecure root_certificates interceptors",
+            f"{CONTROL}.RegisterNode": "",
+            f"{CONTROL}.UnregisterNode": "",
+            f"{CONTROL}.ListNodes": "",
+            f"{CONTROL}.ListRuns": "",
+            "flwr.proto.control_pb2:RegisterNodeRequest": "",
+            "flwr.proto.control_pb2:UnregisterNodeRequest": "",
+            "flwr.proto.control_pb2:ListNodesRequest": "",
+            "flwr.proto.control_pb2:ListRunsRequest": "",
+            "flwr.common.serde:run_from_proto": "",
+            "flwr.cli.run_utils:format_runs": "",
+            "flwr.supercore.interceptors.http.runtime_version:RuntimeVersionHttpInterceptor": "",
+            "flwr.supercore.primitives.asymmetric:public_key_to_bytes": "",
+        },
+        {"flwr.superlink.runtime.run_serverapp": ("ServerApp failed with exception: ",)},
+    ),
+    Need(
+        "operator",
+        "submitting runs",
+        {"flwr.cli.build:build_fab_from_disk": ""},
+        {"flwr.cli.utils": ("Connection to the SuperLink is unavailable", "Authentication failed")},
+    ),
+)
+
+
+def missing(needs: Iterable[Need] = RELIED_ON) -> dict[str, list[str]]:
+    """Return what the installed Flower lacks of these needs, by what does not work without it."""
+    lacking = {need.without: [*_missing_names(need), *_missing_texts(need)] for need in needs}
+    return {without: names for without, names in lacking.items() if names}
+
+
+def look_up(module: str, name: str) -> Any:
+    """Return what a name of the list stands for, in a module of Flower."""
+    _check_listed(module, name)
+    return getattr(importlib.import_module(module), name)
+
+
+def replace(module: str, name: str, by: object) -> None:
+    """Put something of ours in the place of a name of the list, in a module of Flower."""
+    _check_listed(module, name)
+    setattr(importlib.import_module(module), name, by)
+
+
+def _check_listed(module: str, name: str) -> None:
+    if not any(f"{module}:{name}" in need.names for need in RELIED_ON):
+        raise KeyError(f"{module}:{name} is not in RELIED_ON: name there what needs it")
+
+
+def _missing_names(need: Need) -> Iterator[str]:
+    for name, parameters in need.names.items():
+        try:
+            lacking = set(parameters.split()) - _parameters(_object(name))
+        except (ImportError, AttributeError):
+            yield name
+        else:
+            if lacking:
+                yield f"{name}({', '.join(sorted(lacking))})"
+
+
+def _object(name: str) -> Any:
     module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for attribute in path.split("."):
+        found = getattr(found, attribute)
+    return found
+
+
+def _parameters(found: Any) -> set[str]:
+    """Return the columns of a table, or the parameters of a function or class."""
+    if hasattr(found, "__table__"):
+        return {column.name for column in found.__table__.columns}
     try:
-        found: Any = importlib.import_module(module)
-        for attribute in path.split("."):
-            found = getattr(found, attribute)
-        return set(parameters) <= set(inspect.signature(found).parameters) if parameters else callable(found)
-    except (ImportError, AttributeError, ValueError):
-        return False
+        return set(inspect.signature(found).parameters)
+    except (TypeError, ValueError):  # a constant, or a class of Protocol Buffers
+        return set()
+
+
+def _missing_texts(need: Need) -> Iterator[str]:
+    for module, texts in need.texts.items():
+        source = _source(module)
+        yield from (f"{module}: {text!r}" for text in texts if text not in source)
+
+
+def _source(module: str) -> str:
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError:
+        return ""
+    return "" if spec is None or spec.origin is None else Path(spec.origin).read_text()

@@ -1,12 +1,11 @@
 """How often Flower looks for a SuperLink that is away, and what is said meanwhile."""
 
-import importlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ..processes import duration
+from .relied_on import replace
 
 LONGEST_RETRY_SECONDS = 5.0
 """Longest pause, in place of Flower's 20 s, between attempts to reach a SuperLink that is away."""
@@ -47,7 +46,6 @@ class Retries(logging.Filter):
         return False
 
 
-def retry_soon(kind: str) -> None:
-    """Let Flower look for a SuperLink that is away at least every few seconds, by `kind`, grpc or http."""
-    retry: Any = importlib.import_module(f"flwr.supercore.retry.{kind}_retry")
-    retry.MAX_RETRY_DELAY = LONGEST_RETRY_SECONDS
+def retry_soon(module: str) -> None:
+    """Let Flower look for a SuperLink that is away at least every few seconds, by GRPC_RETRY or HTTP_RETRY."""
+    replace(module, "MAX_RETRY_DELAY", LONGEST_RETRY_SECONDS)

@@ -2,7 +2,6 @@
 
 import email.utils
 import hashlib
-import re
 import shutil
 import ssl
 import subprocess
@@ -12,7 +11,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from .. import pki
 from ..device.client import ClientSettings
 from ..device.connectivity import connection_fault, tls_context
 from ..errors import DeployError
+from ..flower.gate import Deployed, FlowerVersionError, check_flower
 from ..server.supervisor import RUN_FOLDERS
 from . import audit
 from .federation import Federation
@@ -90,7 +90,7 @@ class ServerPage:
 
 def examine(federation: Federation) -> Iterator[CheckResult]:
     """Check a federation from its operator's machine."""
-    yield from check_versions()
+    yield from check_versions("operator")
     authority = check_expiry("CA certificate", federation.authority)
     yield authority
     yield check_expiry("server certificate", federation.certificate)
@@ -110,7 +110,7 @@ def examine(federation: Federation) -> Iterator[CheckResult]:
 
 def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
     """Check one client's device."""
-    yield from check_versions()
+    yield from check_versions("client")
     if client.key:
         yield check_device_key(Path(client.key))
     authority = check_expiry("CA certificate", Path(client.ca)) if client.ca else None
@@ -124,19 +124,13 @@ def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
     yield check_disk(Path(client.state_dir or "."))
 
 
-def check_versions() -> Iterator[CheckResult]:
-    """Check that Flower is of the version that is pinned, and say which Python and PyTorch there are."""
-    from ..flower.device.supernode import RELIED_ON
-    from ..flower.relied_on import missing_names
-
-    pinned = next(line for line in requires("fairbloom") or () if line.startswith("flwr"))
-    here, wanted = version("flwr"), re.findall(r"(?<===|>=)\d+\.\d+", pinned)
-    if wanted and not here.startswith(f"{wanted[0]}."):
-        yield fault("Flower", f"{here} is installed, {pinned} is needed: server and clients must agree")
-    elif missing_names(RELIED_ON):
-        yield fault("Flower", f"{here} lacks what server and clients rely on: install {pinned}")
-    else:
-        yield ok("Flower", here)
+def check_versions(user: Deployed) -> Iterator[CheckResult]:
+    """Check that Flower is one that this side runs with, and say which Python and PyTorch there are."""
+    try:
+        check_flower(user)
+        yield ok("Flower", version("flwr"))
+    except FlowerVersionError as error:
+        yield fault("Flower", str(error))
     try:
         yield ok("PyTorch", f"{version('torch')}, Python {sys.version.split()[0]}")
     except PackageNotFoundError:

@@ -11,10 +11,8 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import tomli_w
 
@@ -24,8 +22,9 @@ from fairbloom.protocol.settings import OWN_SETTINGS, Mark, RunSettings, Setting
 from fairbloom.server.settings import Settings, check_used, default_config
 
 from ..errors import DeployError, LostRunError, UnauthorizedError, UnreachableError
+from ..flower.gate import check_flower
 from ..flower.operator import control_api
-from ..flower.operator.commands import environment, flwr_command, flwr_json
+from ..flower.operator.commands import environment, flwr_command, flwr_json, packed_files
 from . import run_bundle
 from .federation import CONNECTION, Federation, warn
 from .honoured import check_honoured, check_not_pythons
@@ -75,13 +74,7 @@ class App:
         folder, place = self.folder.resolve(), federation.path.resolve()
         if not place.is_relative_to(folder):
             return
-        from flwr.cli.build import build_fab_from_disk
-
-        try:
-            packed = ZipFile(BytesIO(build_fab_from_disk(folder))).namelist()
-        except ValueError as error:
-            raise DeployError(f"{self.folder} cannot be packed: {error}") from error
-        if any(Path(name).is_relative_to(place.relative_to(folder)) for name in packed):
+        if any(Path(name).is_relative_to(place.relative_to(folder)) for name in packed_files(folder)):
             raise DeployError(
                 f"{federation.path} lies in the app's folder, and its secrets would go to every client with the run: "
                 f"move it, or name in {self.folder / 'pyproject.toml'} what travels, "
@@ -197,8 +190,9 @@ def submit(federation: Federation, app: Path, run_config: Mapping[str, Value]) -
     Raises
     ------
     DeployError
-        When the SuperLink does not take it.
+        When the SuperLink does not take it, or Flower is of another version than the federation needs.
     """
+    check_flower("operator")
     config = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
     with (
         tempfile.TemporaryDirectory(prefix="fairbloom-") as folder,

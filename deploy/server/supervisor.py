@@ -27,6 +27,8 @@ from .. import pki
 from ..arguments import EVERY_ADDRESS, parse_address
 from ..device.connectivity import tls_context
 from ..errors import DeployError
+from ..flower.environment import GUARDED, HOME, LOG_LEVEL, QUIET
+from ..flower.gate import check_version, end_unless_fit
 from ..operator import audit
 from ..operator.federation import Federation
 
@@ -65,7 +67,7 @@ class ServerProcess(Supervised):
     def __init__(self, name: str, module: str, folder: Path, environment: dict[str, str]) -> None:
         super().__init__(name, SHORTEST_PAUSE, LONGEST_PAUSE)
         # The process gets the id of this one, which it could not find out any more were this one killed at once.
-        code = f"from fairbloom.deploy.flower.server.{module} import main; main({os.getpid()})"
+        code = f"from fairbloom.deploy.flower.gate import start; start('server', 'server.{module}', {os.getpid()})"
         self._command = [sys.executable, "-P", "-c", code, str(folder)]
         self._environment = environment
 
@@ -95,12 +97,11 @@ class FederationServer:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         home = federation.state / "flower"
-        defaults = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_LOG_LEVEL": "WARNING"}
-        own = {"FLWR_HOME": str(home), "FAIRBLOOM_METRICS_TOKEN_FILE": str(federation.metrics_token.absolute())}
+        defaults = QUIET | {LOG_LEVEL: "WARNING"}
+        own = {HOME: str(home), "FAIRBLOOM_METRICS_TOKEN_FILE": str(federation.metrics_token.absolute())}
         own |= {"FAIRBLOOM_RUN_FOLDERS": str((federation.state / RUN_FOLDERS).absolute())}
         own["FAIRBLOOM_CLIENTS"] = str(federation.registry.folder.absolute())
-        # What Flower's switch of the second name opens is a control API that asks for no credential.
-        own |= {"PYTHONUNBUFFERED": "1", "FLWR_INTERNAL_GRPC_CONTROL_API": "0"}
+        own |= GUARDED | {"PYTHONUNBUFFERED": "1"}
         environment = defaults | dict(os.environ) | own
         folder = federation.path.absolute()
         self._superlink = ServerProcess("SuperLink", "superlink", folder, environment)
@@ -276,6 +277,7 @@ def replace_process(federation: Federation) -> None:
 
 def main() -> int:
     """Serve the folder that is named; what is written, models in run folders, too, is for this account alone."""
+    end_unless_fit("server", check_version)
     os.umask(0o077)
     try:
         return serve(Federation(Path(sys.argv[1])))

@@ -10,8 +10,9 @@ import pytest
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from fairbloom.deploy.flower.device.answers import AppError, CrashedError, Isolated, Resident
-from fairbloom.deploy.flower.device.inbox import LOOP, answer_next
+from fairbloom.deploy.flower.device.inbox import answer_next
 from fairbloom.deploy.flower.device.unpacked import Unpacked
+from fairbloom.deploy.flower.relied_on import LOOP
 from fairbloom.errors import FairbloomError
 
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
@@ -73,7 +74,7 @@ def test_the_end_of_the_node_in_the_midst_of_the_app_is_no_error_of_the_app(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handlers: list[Any] = []
-    monkeypatch.setattr("flwr.supercore.exit.add_exit_handler", handlers.append)
+    monkeypatch.setattr("fairbloom.deploy.flower.device.answers.add_exit_handler", handlers.append)
     resident = Resident(Unpacked())
     for handler in handlers:  # as Flower does on SIGTERM, before it raises SystemExit
         handler()

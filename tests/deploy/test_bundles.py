@@ -29,7 +29,8 @@ from fairbloom.deploy.device.bundles import BundleRefusedError, Installed, confi
 from fairbloom.deploy.device.client import APP
 from fairbloom.deploy.flower.device import supernode as warm
 from fairbloom.deploy.flower.device.answers import Isolated, Resident
-from fairbloom.deploy.flower.device.inbox import LOOP, answer_next
+from fairbloom.deploy.flower.device.inbox import answer_next
+from fairbloom.deploy.flower.relied_on import LOOP
 
 ROOT = Path(__file__).parents[2]
 PROJECT = (ROOT / "pyproject.toml").read_text()

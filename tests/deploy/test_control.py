@@ -400,7 +400,7 @@ def test_a_good_token_is_looked_up_now_and_then(place: Place, monkeypatch: pytes
 
     _, token = run_with_token(place)
     given: Any = (place.app, None, SECRET, place.app.state.linkstate_factory, None, None)
-    door = control.FrontDoor(*given)
+    door = control.CredentialCheck(*given)
     looked, find = [], place.state.get_task_by_token
     monkeypatch.setattr(place.state, "get_task_by_token", lambda token: looked.append(token) or find(token))
     clock = [time.monotonic()]

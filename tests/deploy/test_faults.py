@@ -30,8 +30,8 @@ from fairbloom.deploy.flower.device import faults
 from fairbloom.deploy.flower.device import supernode as warm
 from fairbloom.deploy.flower.device.answers import Resident
 from fairbloom.deploy.flower.device.faults import AWAY, Remedies
-from fairbloom.deploy.flower.device.inbox import LOOP
 from fairbloom.deploy.flower.device.unpacked import Unpacked
+from fairbloom.deploy.flower.relied_on import INFLATABLE, LOOP
 from fairbloom.deploy.flower.retries import Retries
 
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
@@ -63,7 +63,7 @@ def stub(database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetStub]
 
 
 def patient_invoker(waits: list[float] | None = None) -> Any:
-    invoker = faults.patient(importlib.import_module(LOOP).make_simple_grpc_retry_invoker())
+    invoker = faults.retry_faults(importlib.import_module(LOOP).make_simple_grpc_retry_invoker())
     invoker.wait_function = lambda seconds: None if waits is None else waits.append(seconds)
     return invoker
 
@@ -152,7 +152,7 @@ def test_a_node_that_is_no_longer_known_says_so_once_and_what_to_do(
 ) -> None:
     said = list[str]()
     monkeypatch.setattr(faults.log, "error", lambda words, *values: said.append(words % values))
-    should_giveup = faults.patient(SimpleNamespace(should_giveup=lambda error: True)).should_giveup
+    should_giveup = faults.retry_faults(SimpleNamespace(should_giveup=lambda error: True)).should_giveup
     assert [should_giveup(Stranger()) for _ in range(2)] == [True, True]
     assert said == ["UNAUTHENTICATED: Invalid node ID"]
     Remedies().emit(logging.LogRecord("flwr", logging.ERROR, "", 0, said[0], (), None))
@@ -180,7 +180,7 @@ def test_a_node_without_heartbeat_ends_with_one_line_and_no_traceback(
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Flower's loop, for one test."""
-    module, objects = importlib.import_module(LOOP), importlib.import_module(warm.OBJECTS)
+    module, objects = importlib.import_module(LOOP), importlib.import_module(INFLATABLE)
     for name in ("_push_messages", "make_simple_grpc_retry_invoker", "time", "get_fused_config_from_fab"):
         monkeypatch.setattr(module, name, getattr(module, name))
     for function in (objects.pull_objects, objects.pull_and_inflate_object_from_tree):

@@ -21,7 +21,7 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fairbloom.deploy.flower.server import fleet
-from fairbloom.deploy.flower.server.control import Watched
+from fairbloom.deploy.flower.server.control import WatchedHandlers
 from fairbloom.deploy.flower.server.fleet import GuardedFleet, count
 from fairbloom.deploy.operator.audit import read_text
 from fairbloom.deploy.server import long_poll, members, rate_limit
@@ -629,7 +629,10 @@ def test_a_node_that_waits_is_told_when_a_run_has_sent_the_last_part(patient: Pl
         message_object_trees=[get_object_tree(sent)],
     )
     state, task = patient.link.state, Task(run_id=patient.run)
-    waiting, server = Asking(patient, patient.node), Watched(runtime_handlers, patient.folder, patient.long_poll)
+    waiting, server = (
+        Asking(patient, patient.node),
+        WatchedHandlers(runtime_handlers, patient.folder, patient.long_poll),
+    )
     assert waiting.is_held()
     taken = server.push_messages(request, state, task)
     for name in taken.objects_to_push:

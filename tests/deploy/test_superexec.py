@@ -16,9 +16,8 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import Executor, LaunchResult
 
 from benchmarks.flower import ROOT, wait_until
-from fairbloom.deploy.flower.relied_on import missing_names
 from fairbloom.deploy.flower.server import superexec
-from fairbloom.deploy.flower.server.superexec import RELIED_ON, ExpectedEnds, ServerApps, patient
+from fairbloom.deploy.flower.server.superexec import ExpectedEnds, ServerAppExecutor, retry_faults
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -52,24 +51,24 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.fixture
-def apps(commands: list[list[str]]) -> Iterator[ServerApps]:
-    made = ServerApps()
+def apps(commands: list[list[str]]) -> Iterator[ServerAppExecutor]:
+    made = ServerAppExecutor()
     yield made
     made.close()
 
 
-def process(apps: ServerApps, task_id: int = 1) -> subprocess.Popen[bytes]:
+def process(apps: ServerAppExecutor, task_id: int = 1) -> subprocess.Popen[bytes]:
     return apps._started[task_id].process
 
 
-def end(apps: ServerApps, number: int, task_id: int = 1) -> None:
+def end(apps: ServerAppExecutor, number: int, task_id: int = 1) -> None:
     found = process(apps, task_id)
     found.send_signal(number)
     found.wait(10)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_a_process_that_was_killed_is_started_again(apps: ServerApps, number: int) -> None:
+def test_a_process_that_was_killed_is_started_again(apps: ServerAppExecutor, number: int) -> None:
     assert apps.launch(spec()) == LaunchResult.accepted()
     apps.launch(spec(2))
     first, other = process(apps), process(apps, 2)
@@ -84,7 +83,7 @@ def test_a_process_that_was_killed_is_started_again(apps: ServerApps, number: in
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_process_that_ended_by_itself_is_forgotten(
-    apps: ServerApps, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, code: int
+    apps: ServerAppExecutor, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "WAITING", f"raise SystemExit({code})")
     apps.launch(spec())
@@ -95,7 +94,7 @@ def test_a_process_that_ended_by_itself_is_forgotten(
 
 
 def test_a_process_that_ended_itself_as_its_token_was_taken_back_is_forgotten(
-    apps: ServerApps, commands: list[list[str]]
+    apps: ServerAppExecutor, commands: list[list[str]]
 ) -> None:
     """Flower's answer to 401 is a SIGINT to itself."""
     apps.launch(spec())
@@ -105,7 +104,7 @@ def test_a_process_that_ended_itself_as_its_token_was_taken_back_is_forgotten(
     assert len(commands) == 1
 
 
-def test_a_process_that_is_killed_each_time_is_left(apps: ServerApps, commands: list[list[str]]) -> None:
+def test_a_process_that_is_killed_each_time_is_left(apps: ServerAppExecutor, commands: list[list[str]]) -> None:
     apps.launch(spec())
     while apps._started:
         end(apps, signal.SIGKILL)
@@ -114,7 +113,7 @@ def test_a_process_that_is_killed_each_time_is_left(apps: ServerApps, commands: 
 
 
 def test_a_process_that_held_is_started_again_whenever_it_is_killed(
-    apps: ServerApps, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    apps: ServerAppExecutor, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(superexec, "HELD_SECONDS", 0.0)
     apps.launch(spec())
@@ -124,7 +123,7 @@ def test_a_process_that_held_is_started_again_whenever_it_is_killed(
     assert process(apps).poll() is None
 
 
-def test_close_kills_all(apps: ServerApps) -> None:
+def test_close_kills_all(apps: ServerAppExecutor) -> None:
     for task_id in range(3):
         apps.launch(spec(task_id))
     end(apps, signal.SIGKILL, 1)
@@ -141,7 +140,7 @@ def test_a_token_reaches_the_process_and_nobody_else(tmp_path: Path, monkeypatch
             return popen([sys.executable, "-c", WAITING, *command], stdout=file, **given)
 
     monkeypatch.setattr(superexec.subprocess, "Popen", start)
-    apps = ServerApps()
+    apps = ServerAppExecutor()
     try:
         apps.launch(spec())
         wait_until(lambda: out.read_text() == f"{TOKEN}\n", 20, out.read_text)
@@ -154,7 +153,7 @@ def test_a_token_reaches_the_process_and_nobody_else(tmp_path: Path, monkeypatch
         apps.close()
 
 
-def test_the_process_is_told_whose_it_is_and_the_way(apps: ServerApps, commands: list[list[str]]) -> None:
+def test_the_process_is_told_whose_it_is_and_the_way(apps: ServerAppExecutor, commands: list[list[str]]) -> None:
     apps.launch(spec())
     (command,) = commands
     assert command[1] == "-P"
@@ -166,9 +165,9 @@ def test_a_serverapp_ends_with_its_superexec(tmp_path: Path) -> None:
     code = """
 import sys
 from types import SimpleNamespace
-from fairbloom.deploy.flower.server.superexec import ServerApps
+from fairbloom.deploy.flower.server.superexec import ServerAppExecutor
 import time
-apps = ServerApps()
+apps = ServerAppExecutor()
 place = "127.0.0.1:9"
 apps.launch(SimpleNamespace(task_id=1, token="t", runtime_api_address=place, insecure=True, root_certificates_path=""))
 print(apps._started[1].process.pid, flush=True)
@@ -203,7 +202,7 @@ def fault(status: int | None) -> Exception:
 
 
 def invoker() -> Any:
-    made: Any = patient(run_superexec.make_simple_http_retry_invoker)()
+    made: Any = retry_faults(run_superexec.make_simple_http_retry_invoker())
     made.wait_function = lambda seconds: None
     return made
 
@@ -295,24 +294,10 @@ assert not is_expected(ValueError("x"))
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_flower_has_every_name_that_is_replaced_or_used() -> None:
-    assert missing_names(RELIED_ON) == []
-
-
-def test_without_a_name_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "federation.toml").write_text('superlink = "a:1"\ncontrol = "127.0.0.1:2"\n')
-    monkeypatch.setattr(superexec, "RELIED_ON", {"flwr.app:NoSuchThing": ()})
-    monkeypatch.setattr(superexec, "end_with_parent", lambda parent: None)
-    monkeypatch.setattr(sys, "argv", ["superexec", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"has no flwr\.app:NoSuchThing\(\): install the pinned version"):
-        superexec.main(1)
-    assert not (tmp_path / "state").exists()
-
-
 def test_the_executor_is_what_flowers_loop_asks_of_one() -> None:
     asked = {name for name in vars(Executor) if not name.startswith("_") and callable(getattr(Executor, name))}
     assert asked >= {"launch", "reconcile", "close"}
-    assert asked <= set(dir(ServerApps))
+    assert asked <= set(dir(ServerAppExecutor))
 
 
 SERVERAPP = """

@@ -24,9 +24,9 @@ from grpc import StatusCode
 from sqlalchemy import event, update
 from sqlalchemy.exc import OperationalError
 
-from fairbloom.deploy.flower.relied_on import missing_names
+from fairbloom.deploy.flower.relied_on import HTTP_APP, SQL, STATE_FACTORY, SUPERLINK
 from fairbloom.deploy.flower.server import run_state, superlink
-from fairbloom.deploy.flower.server.superlink import PRAGMAS, RELIED_ON, arguments, give_back, prepare_database
+from fairbloom.deploy.flower.server.superlink import PRAGMAS, arguments, prepare_database, shrink_database
 from fairbloom.deploy.operator.federation import Federation
 from tests.deploy.state import SuperLinkState, head, part, parts, reply_to
 
@@ -259,7 +259,7 @@ def test_room_that_becomes_free_goes_back_to_the_disk_while_the_superlink_runs(
     assert full > 12 * MB
     sizes = []
     for _ in range(4):
-        give_back(path)
+        shrink_database(path)
         sizes.append(path.stat().st_size)
     assert full - sizes[0] == pytest.approx(4 * MB, rel=0.1)  # a little at a time
     assert sizes[-1] < MB
@@ -293,8 +293,8 @@ def test_a_database_that_cannot_be_converted_is_used_as_it_is(tmp_path: Path, ca
 
 
 def test_flowers_connections_have_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    sql = importlib.import_module(superlink.SQL)
-    put_in_place(monkeypatch, folder)
+    sql = importlib.import_module(SQL)
+    install_guards(monkeypatch, folder)
     names = [name for name, _ in sql.SQLITE_PRAGMAS]
     assert len(names) == len(set(names))
     state = SuperLinkState(tmp_path / "superlink.db").state
@@ -318,19 +318,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def put_in_place(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def install_guards(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Replace Flower's names for one test."""
     replaced = {
-        superlink.COMMAND: ("FleetServicer", "GRPC_MAX_MESSAGE_LENGTH", "generic_create_grpc_server", "uvicorn"),
-        superlink.MAIN: ("create_app",),
-        superlink.FACTORY: ("SqlLinkState",),
-        superlink.SQL: ("SQLITE_PRAGMAS",),
+        SUPERLINK: ("FleetServicer", "GRPC_MAX_MESSAGE_LENGTH", "generic_create_grpc_server", "uvicorn"),
+        HTTP_APP: ("create_app",),
+        STATE_FACTORY: ("SqlLinkState",),
+        SQL: ("SQLITE_PRAGMAS",),
     }
     for module, names in replaced.items():
         found = importlib.import_module(module)
         for name in names:
             monkeypatch.setattr(found, name, getattr(found, name))
-    superlink.put_in_place(Federation(folder), 1000)
+    superlink.install_guards(Federation(folder), 1000)
 
 
 def test_the_arguments_say_what_the_folder_says(folder: Path) -> None:
@@ -342,41 +342,20 @@ def test_the_arguments_say_what_the_folder_says(folder: Path) -> None:
     assert pairs["--superexec-auth-secret-file"] == str(folder / "runtime.secret")
     assert "--enable-supernode-auth" in given
     assert "--insecure" not in given
-    command = importlib.import_module(superlink.COMMAND)
+    command = importlib.import_module(SUPERLINK)
     read = command._parse_args_run_superlink().parse_args(given)
     assert (read.host, read.port, read.enable_supernode_auth, read.simulation) == ("::1", 8000, True, False)
 
 
-def test_flower_has_every_name_that_is_replaced_or_used() -> None:
-    assert missing_names(RELIED_ON) == []
-
-
 @pytest.mark.parametrize("name", ["GRPC_MAX_MESSAGE_LENGTH", "uvicorn", "_run_superlink_http_api"])
 def test_flowers_command_has_what_is_not_called(name: str) -> None:
-    assert hasattr(importlib.import_module(superlink.COMMAND), name)
-
-
-@pytest.mark.parametrize("name", list(RELIED_ON))
-def test_without_a_name_nothing_is_started(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower's own SuperLink would be open to everybody."""
-    started = list[bool]()
-    monkeypatch.setattr(superlink, "RELIED_ON", {f"{name}s": ()})
-    monkeypatch.setattr(superlink, "end_with_parent", lambda parent: None)
-    monkeypatch.setattr(importlib.import_module(superlink.COMMAND), "flower_superlink", lambda: started.append(True))
-    monkeypatch.setattr(sys, "argv", ["superlink", str(folder)])
-    umask = os.umask(0o022)
-    try:
-        with pytest.raises(SystemExit, match="the control API would be open to everybody"):
-            superlink.main(1)
-    finally:
-        os.umask(umask)
-    assert not started
+    assert hasattr(importlib.import_module(SUPERLINK), name)
 
 
 def test_a_damaged_database_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "state" / "superlink.db").write_bytes(b"no database" * 1000)
     monkeypatch.setattr(superlink, "end_with_parent", lambda parent: None)
-    monkeypatch.setattr(superlink, "put_in_place", lambda *given: None)
+    monkeypatch.setattr(superlink, "install_guards", lambda *given: None)
     monkeypatch.setattr(sys, "argv", ["superlink", str(folder)])
     umask = os.umask(0o022)
     try:

@@ -158,9 +158,15 @@ def fairbloom(command: str, words: list[str]) -> tuple[int, str]:
 
 
 def python(command: str, words: list[str]) -> tuple[int, str]:
-    """Run a script, whose name is the only word."""
+    """Run a script, whose name is the only word, or a module after -m; return exit code and output."""
     with redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(words[1], run_name="__main__")
+        try:
+            if words[1] == "-m":
+                runpy.run_module(words[2], run_name="__main__")
+            else:
+                runpy.run_path(words[1], run_name="__main__")
+        except SystemExit as end:
+            return int(end.code or 0), printed.getvalue()
     return 0, printed.getvalue()
 
 

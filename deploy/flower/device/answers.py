@@ -10,16 +10,17 @@ import multiprocessing
 import os
 import threading
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from flwr.app import Context, Message
+from flwr.supercore.exit import add_exit_handler
 
 from fairbloom.errors import ReportableError, is_expected, reportable
+from fairbloom.flower import identify
 from fairbloom.system.parents import end_with_parent
 from fairbloom.system.supervise import exit_reason
 
 from ...device.bundles import BundleRefusedError, Bundles
-
-if TYPE_CHECKING:
-    from flwr.app import Context, Message
 
 PRELOADED = ("numpy", "torch")
 """Libraries that are loaded before the node connects. Never the app's own modules, which would win over a bundle's."""
@@ -62,8 +63,6 @@ class Resident:
     """
 
     def __init__(self, bundles: Bundles) -> None:
-        from flwr.supercore.exit import add_exit_handler
-
         self._bundles = bundles
         self._ending = threading.Event()
         add_exit_handler(self._ending.set)
@@ -73,9 +72,7 @@ class Resident:
 
     def __call__(self, fab: Any, run: Any, task_id: int, message: Message, context: Context) -> tuple[Message, Context]:
         """Answer one message; what the app changes of its context is lost where it raises."""
-        from flwr.supercore.task_identity import TaskIdentity
-
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run.run_id, context.node_id, task_id
+        identify(run_id=run.run_id, node_id=context.node_id, task_id=task_id)
         app, settings = self._bundles(fab, run, context)
         working = copy.deepcopy(context)
         working.run_config = settings

@@ -8,6 +8,9 @@ from typing import Any
 
 import grpc
 
+from fairbloom import __version__
+from fairbloom.protocol.names import VERSION_HEADER
+
 from ...device.instance import HEADER, INSTANCE
 from ..retries import LONGEST_RETRY_SECONDS
 
@@ -23,15 +26,15 @@ answers; and after how long without a word, during a call, a connection is probe
 
 
 class Introduction(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
-    """Tells the SuperLink, with the call by which a node comes, which instance of its client it is."""
+    """Says, with the call by which a node connects, which version of Fairbloom it runs, and which instance it is."""
 
     def __init__(self, instance: str) -> None:
-        self._instance = instance
+        self._headers = ((VERSION_HEADER, __version__), (HEADER, instance))
 
     def intercept_unary_unary(self, continuation: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:
-        """Add the header."""
+        """Add the headers."""
         if details.method.endswith("/ActivateNode"):
-            details = details._replace(metadata=[*(details.metadata or ()), (HEADER, self._instance)])
+            details = details._replace(metadata=[*(details.metadata or ()), *self._headers])
         return continuation(details, request)
 
 

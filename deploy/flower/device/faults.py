@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from flwr.supercore.error import FlowerError
 from grpc import RpcError, StatusCode
 
 from ...device.supervisor import say
@@ -22,7 +23,7 @@ class RefusedError(Exception):
     """A call that the SuperLink refused, in one line."""
 
 
-def patient(invoker: Any) -> Any:
+def retry_faults(invoker: Any) -> Any:
     """Let a call be tried again as well when the SuperLink had a fault of its own that may pass.
 
     Those are INTERNAL, as when its database is locked or its disk is full, and RESOURCE_EXHAUSTED, when it has too
@@ -36,17 +37,15 @@ def patient(invoker: Any) -> Any:
             return "larger than max" in str(error.details())
         if error.code() == StatusCode.UNAUTHENTICATED and not said.is_set():
             said.set()
-            log.error("%s", in_words(error))  # Flower ends the node for it without a word
+            log.error("%s", refusal_reason(error))  # Flower ends the node for it without a word
         return error.code() != StatusCode.INTERNAL and bool(gives_up(error))
 
     invoker.should_giveup = should_giveup
     return invoker
 
 
-def in_words(error: Any) -> str:
+def refusal_reason(error: Any) -> str:
     """Return what a call was refused for, in one line: its status, and Flower's code and words where it has them."""
-    from flwr.supercore.error import FlowerError
-
     details = str(error.details())
     refusal = FlowerError.from_json(details)
     return f"{error.code().name}: " + (f"[code: {refusal.code}] {refusal.message}" if refusal else details[:500])
@@ -57,7 +56,7 @@ def end_without_heartbeat(failed: threading.ExceptHookArgs) -> None:
     if not isinstance(failed.exc_value, RpcError):
         threading.__excepthook__(failed)
     elif failed.exc_value.code() != StatusCode.UNAUTHENTICATED:  # at which Flower ends the node itself
-        log.error("the heartbeat was refused: %s", in_words(failed.exc_value))
+        log.error("the heartbeat was refused: %s", refusal_reason(failed.exc_value))
         leave(1)
 
 
@@ -65,9 +64,9 @@ class Remedies(logging.Handler):
     """Says, under Flower's own words, what would help."""
 
     SAID: Mapping[str, str] = {
-        "[code: 2004]": "the SuperLink does not admit this key. Ask the federation's operator, whose commands these "
-        "are: it is not registered (fairbloom deploy enroll), or was revoked (enroll the client anew), or a node with "
-        "it is connected already: one that was killed counts as connected for a minute",
+        "[code: 2004]": "the SuperLink does not admit this key. Ask the federation's operator: it is not registered "
+        "(fairbloom deploy enroll), or was revoked (enroll the client again), or a node with it is connected already: "
+        "one that was killed counts as connected for a minute",
         "UNAUTHENTICATED": "the SuperLink refuses this node's signature: the key was revoked by the federation's "
         "operator, or this device's clock is more than 5 s ahead or 5 min behind (timedatectl)",
     }

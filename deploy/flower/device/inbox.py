@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from flwr.app import Context, Error, Message
+from flwr.common.constant import Status, SubStatus
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fairbloom.errors import is_expected, reportable
+from fairbloom.flower import ErrorCode, identify, set_message_id
 
 from ...device.bundles import BundleRefusedError
+from ..relied_on import LOOP, look_up
 from .answers import Answer, CrashedError
-
-if TYPE_CHECKING:
-    from flwr.app import Context, Message
-
-LOOP = "flwr.supernode.start_client_internal"
 
 NO_HANDLER = re.compile(
     r"(ValueError: )?(No (train|evaluate|query) function registered with name '\w+'|Invalid message type: [a-z.]+)"
@@ -27,11 +28,8 @@ log = logging.getLogger("flwr")
 
 def answer_next(state: Any, store: Any, answer: Answer) -> None:
     """Take the message that came, let it be answered, and lay the reply and the context where Flower looks for them."""
-    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-
     received = [message.metadata.message_id for message in state.get_messages(is_reply=False)]
-    if not received:  # Flower itself has answered, because it trusts the bundle's signature not
+    if not received:  # Flower itself has answered, because it does not trust the bundle's signature
         return
     *torn, message_id = received
     state.delete_messages(message_ids=torn)  # of runs that ended while their message came: Flower leaves them behind
@@ -40,25 +38,20 @@ def answer_next(state: Any, store: Any, answer: Answer) -> None:
     tree = store.get_object_tree(message_id)
     contents = {part.object_id: store.get(part.object_id) for part in iterate_object_tree(tree)}
     message: Any = inflate_object_from_contents(message_id, contents)
-    message.metadata.__dict__["_message_id"] = message_id
+    set_message_id(message, message_id)
     store.delete(message_id)
     run = state.get_run(message.metadata.run_id)
     state.record_message_processing_start(message_id)
     task_id = _drop_tasks(state)
     reply, context = _answered(answer, state, run, task_id, message)
     state.record_message_processing_end(message_id)
-    importlib.import_module(LOOP)._insert_message(reply, state, store)
+    look_up(LOOP, "_insert_message")(reply, state, store)
     if context is not None:
         state.set_run_series_context(run.series_id, context)
 
 
 def _answered(answer: Answer, state: Any, run: Any, task_id: int, message: Message) -> tuple[Message, Context | None]:
-    from flwr.app import Message
-    from flwr.app.error import Error
-    from flwr.common.constant import ErrorCode
-    from flwr.supercore.task_identity import TaskIdentity
-
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run.run_id, state.get_node_id(), task_id
+    identify(run_id=run.run_id, node_id=state.get_node_id(), task_id=task_id)
     context = state.get_run_series_context(run.series_id)
     try:
         return answer(state.get_fab(run.fab_hash), run, task_id, message, context)
@@ -74,15 +67,13 @@ def _answered(answer: Answer, state: Any, run: Any, task_id: int, message: Messa
 
 
 def reason_of(error: Exception) -> str:
-    """Return what the server is told of what the app raised: what quotes no data, and that it has no such handler."""
+    """Return what the server learns of an app's error: what quotes no data, and that the app has no such handler."""
     said = str(error)
     return said if NO_HANDLER.fullmatch(said) else reportable(error)
 
 
 def _drop_tasks(state: Any) -> int:
     """Take the message's task off the node's list, which is for processes beside it, and return its id."""
-    from flwr.common.constant import Status, SubStatus
-
     task_id = 0
     for task in state.get_tasks(statuses=[Status.PENDING]):
         task_id = int(task.task_id)

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from flwr.app import Context
+from flwr.cli.install import install_from_fab
+from flwr.clientapp import ClientApp
+from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.common.config import get_project_dir
 
 from ...device.bundles import own_places
-
-if TYPE_CHECKING:
-    from flwr.app import Context
-    from flwr.clientapp import ClientApp
 
 PACKAGE = "fairbloom"
 THIS = "fairbloom.deploy"
@@ -60,20 +62,15 @@ class Unpacked:
         return loaded.app, {**context.run_config, **own_places(context)}
 
     def _unpack(self, fab: Any, run: Any) -> Loaded:
-        from flwr.cli.install import install_from_fab
-        from flwr.common.config import get_project_dir
-
         install_from_fab(fab.content, skip_prompt=True)
         return Loaded(fab.hash_str, get_project_dir(run.fab_id, run.fab_version, fab.hash_str).absolute())
 
     def _import(self, loaded: Loaded, run: Any) -> ClientApp:
-        from flwr.clientapp.utils import get_load_client_app_fn
-
-        loaded.replaced = make_way(loaded.folder)
+        loaded.replaced = set_installed_aside(loaded.folder)
         return get_load_client_app_fn("", None, multi_app=True)(run.fab_id, run.fab_version, loaded.hashed)
 
 
-def make_way(folder: Path) -> dict[str, ModuleType]:
+def set_installed_aside(folder: Path) -> dict[str, ModuleType]:
     """Take the installed Fairbloom out of Python's memory where a bundle has its own; return what was taken out.
 
     The bundle is then imported as Flower does it elsewhere, in a process in which nothing of Fairbloom was imported

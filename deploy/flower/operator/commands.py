@@ -8,11 +8,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
-from ...errors import DeployError, UnauthorizedError, UnreachableError
+from ...errors import DeployError, UnreachableError
 from ...operator.federation import Federation
+from ..environment import HOME, QUIET
+from ..gate import check_version
+from .control_api import credential_refused, unreachable
 
 COMMAND_SECONDS = 120.0
 """How long a command may take to answer."""
@@ -24,11 +29,17 @@ UNAUTHENTICATED = ("Authentication failed", "[code: 36]")
 
 @contextlib.contextmanager
 def environment(federation: Federation) -> Iterator[dict[str, str]]:
-    """Give an environment in which Flower's commands know the connection, whatever is in the user's home."""
+    """Give an environment in which Flower's commands know the connection, whatever is in the user's home.
+
+    Raises
+    ------
+    DeployError
+        When Flower is of another version than the federation needs.
+    """
+    check_version("operator")
     with tempfile.TemporaryDirectory(prefix="fairbloom-") as home:
         federation.write_connection(Path(home))
-        defaults = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1"}
-        yield defaults | dict(os.environ) | {"FLWR_HOME": home}
+        yield QUIET | {"NO_COLOR": "1"} | dict(os.environ) | {HOME: home}
 
 
 def flwr_json(federation: Federation, *command: str) -> dict[str, Any]:
@@ -58,15 +69,9 @@ def flwr_json(federation: Federation, *command: str) -> dict[str, Any]:
         return answer
     reason = str(answer.get("error-message") or done.stderr or done.stdout).strip()
     if UNAVAILABLE in reason:
-        raise UnreachableError(
-            f"the SuperLink's control API at {federation.control} cannot be reached: is fairbloom server up there? "
-            f"fairbloom deploy doctor --dir {federation.path} says what is in the way"
-        )
+        raise unreachable(federation)
     if any(words in reason for words in UNAUTHENTICATED):
-        raise UnauthorizedError(
-            f"the control API at {federation.control} does not accept the credential in {federation.operator_token}: "
-            "is it the one that operators.toml on the server is for?"
-        )
+        raise credential_refused(federation)
     raise DeployError(f"flwr {' '.join(command[:2])}: {reason}")
 
 
@@ -87,3 +92,19 @@ def _json_in(text: str) -> dict[str, Any]:
     except json.JSONDecodeError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def packed_files(app: Path) -> list[str]:
+    """Return the paths of the files that Flower packs of an app's folder, and every client gets.
+
+    Raises
+    ------
+    DeployError
+        When Flower cannot pack it.
+    """
+    from flwr.cli.build import build_fab_from_disk
+
+    try:
+        return ZipFile(BytesIO(build_fab_from_disk(app))).namelist()
+    except ValueError as error:
+        raise DeployError(f"{app} cannot be packed: {error}") from error

@@ -1,7 +1,7 @@
 """Calls of a SuperLink's control API over one connection, in place of one of Flower's commands for each.
 
 A start of Flower's command takes a second or more; a call takes milliseconds. What Flower's commands do beside the call
-(to pack a run's app, to stream a log) is still theirs: flower_commands.py.
+(to pack a run's app, to stream a log) is still theirs: commands.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import httpx
 
 from ...errors import DeployError, UnauthorizedError, UnreachableError
 from ...operator.federation import Federation
+from ..gate import check_version
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
@@ -97,21 +98,14 @@ class ControlApi:
         DeployError
             When the SuperLink does not answer, or refuses; the message says what would help.
         """
-        federation = self.federation
         try:
             return call()
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.UNAUTHORIZED:
-                raise UnauthorizedError(
-                    f"the control API at {federation.control} does not accept the credential in "
-                    f"{federation.operator_token}: is it the one that operators.toml on the server is for?"
-                ) from None
+                raise credential_refused(self.federation) from None
             raise DeployError(f"the SuperLink does not {what}: {_reason(error.response)}") from None
         except (httpx.RequestError, OSError) as error:
-            raise UnreachableError(
-                f"the SuperLink's control API at {federation.control} cannot be reached: is fairbloom server up there? "
-                f"fairbloom deploy doctor --dir {federation.path} says what is in the way"
-            ) from error
+            raise unreachable(self.federation) from error
 
 
 @contextlib.contextmanager
@@ -121,8 +115,10 @@ def connected(federation: Federation) -> Iterator[ControlApi]:
     Raises
     ------
     DeployError
-        When the operator's credential, or the authority's certificate, cannot be read.
+        When the operator's credential, or the authority's certificate, cannot be read, or Flower is of another version
+        than the federation needs.
     """
+    check_version("operator")
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 
@@ -150,6 +146,22 @@ class _Interceptor:
     """What Flower's client calls around each request."""
 
     intercept: Callable[[Any, Callable[[Any], httpx.Response]], httpx.Response]
+
+
+def unreachable(federation: Federation) -> UnreachableError:
+    """Return the error for a control API that does not answer."""
+    return UnreachableError(
+        f"the SuperLink's control API at {federation.control} cannot be reached: is fairbloom server up there? "
+        f"fairbloom deploy doctor --dir {federation.path} says what is in the way"
+    )
+
+
+def credential_refused(federation: Federation) -> UnauthorizedError:
+    """Return the error for a control API that does not know the operator's credential."""
+    return UnauthorizedError(
+        f"the control API at {federation.control} does not accept the credential in {federation.operator_token}: "
+        "is it the one that operators.toml on the server is for?"
+    )
 
 
 def _reason(response: httpx.Response) -> str:

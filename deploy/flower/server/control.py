@@ -86,7 +86,7 @@ class Operators:
         """Return whose credential this is, "" for nobody's; all are nobody's while the file cannot be used."""
         given = hashlib.sha256(token.encode()).hexdigest()
         try:
-            known = tomllib.loads(self._file.read_text())  # read anew: a credential that is taken back is so at once
+            known = tomllib.loads(self._file.read_text())  # read each time: what is taken back counts at once
             matching = [name for name, about in known.items() if hmac.compare_digest(about["sha256"], given)]
         except (OSError, ValueError, TypeError, KeyError) as error:
             log.error("%s cannot be used, so nobody is let in: %s", self._file, error)
@@ -112,8 +112,8 @@ class OperatorsPlugin(NoOpControlAuthnPlugin):
         return None, None
 
 
-class Door(AccountAccessDependency):
-    """Asks a call for an operator's credential, and tells the audit log whose it is."""
+class OperatorAccess(AccountAccessDependency):
+    """Asks a call for an operator's credential, and notes the operator's name for the audit log."""
 
     def __init__(self, operators: Operators) -> None:
         super().__init__(OperatorsPlugin(operators))
@@ -160,7 +160,7 @@ class AuditPlugin(EventLogWriterPlugin):
             audit.note(self._folder, what, **about)
 
 
-class FrontDoor:
+class CredentialCheck:
     """Turns away calls that lack a credential before anything of their body is read, whatever they ask for.
 
     Flower checks its calls too, but those of the runtime API only once the whole body is in memory, and some not at
@@ -170,7 +170,7 @@ class FrontDoor:
     def __init__(
         self,
         app: ASGIApp,
-        door: Door,
+        door: OperatorAccess,
         secret: bytes,
         state_factory: Any,
         refusals: RefusalLog,
@@ -242,7 +242,7 @@ class FrontDoor:
             return False
 
 
-class Watched:
+class WatchedHandlers:
     """Flower's handlers of the runtime API, with an eye on the SuperExec, and on nodes that wait.
 
     A SuperExec's processes end with it. So when a new one asks for work, the runs that the one before had taken are
@@ -294,7 +294,7 @@ class Watched:
         return taken
 
     def push_object(self, request: Any, state: Any, task: Any) -> Any:
-        """Take a part of messages; with the last one, nodes are told that there is something for them."""
+        """Take a part of messages; with the last one, the calls of nodes that wait are answered."""
         taken = self._handlers.push_object(request, state, task)
         self._tell(state, request.session_id)
         return taken
@@ -319,11 +319,11 @@ def guard(
     connections: Connections,
 ) -> None:
     """Put Flower's HTTP app behind credentials, note what is changed, and add the server's own status."""
-    app.state.account_access_dep = door = Door(operators)
+    app.state.account_access_dep = door = OperatorAccess(operators)
     app.state.control_event_log_plugin = AuditPlugin(state_folder)
-    app.state.runtime_handlers = watched = Watched(app.state.runtime_handlers, state_folder, long_poll)
+    app.state.runtime_handlers = watched = WatchedHandlers(app.state.runtime_handlers, state_folder, long_poll)
     app.add_middleware(
-        FrontDoor,
+        CredentialCheck,
         door=door,
         secret=app.state.superexec_auth_secret,
         state_factory=app.state.linkstate_factory,

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from flwr.app.error import Error
+from flwr.app import Error, Metadata
 from flwr.app.message import make_message
-from flwr.app.metadata import Metadata
-from flwr.common.constant import PUBLIC_KEY_HEADER, SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.constant import PUBLIC_KEY_HEADER, SUPERLINK_NODE_ID
 from flwr.common.serde import message_from_proto
 from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest, PushMessagesResponse, Reconnect
 from flwr.proto.message_pb2 import (
@@ -32,6 +31,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.utils import get_metadata_bytes, get_metadata_str, int64_to_uint64, uint64_to_int64
 from grpc import ServicerContext, StatusCode
 
+from fairbloom.flower import ErrorCode, set_message_id
 from fairbloom.protocol.names import VERSION_HEADER
 
 from ...device.instance import HEADER
@@ -466,7 +466,7 @@ class GuardedFleet(FleetServicer):
             message_type=reply.message_type,
         )
         error = make_message(metadata=metadata, error=Error(code, reason))
-        error.metadata.__dict__["_message_id"] = error.object_id
+        set_message_id(error, error.object_id)
         with self._state.session():
             if self._state.store_message_res(error) is not None:
                 self._state._store_generated_message(error)

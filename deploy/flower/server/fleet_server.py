@@ -61,7 +61,7 @@ OPTIONS = (
 )
 
 
-class KeyFirst(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no types
+class KeyCheck(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no types
     """Turns a call away without its body where its head shows no registered key.
 
     gRPC's handlers of unary calls, as Flower's are, read the whole body before they look at who calls. Here Flower's
@@ -74,7 +74,7 @@ class KeyFirst(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no type
     port
         Where the server listens.
     connections
-        Is told on which connections a registered key was shown.
+        Learns on which connections a registered key was shown.
     refusals
         Where calls that are turned away are noted.
     """
@@ -158,7 +158,7 @@ def fleet_server(
         When nothing can listen at the address.
     """
     fleet, add_to = servicer_and_add_fn
-    gate = KeyFirst(fleet, int(server_address.rpartition(":")[2]), connections, refusals)
+    gate = KeyCheck(fleet, int(server_address.rpartition(":")[2]), connections, refusals)
     server = grpc.server(
         ThreadPoolExecutor(CALLS_AT_ONCE),
         interceptors=[gate, *interceptors],

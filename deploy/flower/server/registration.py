@@ -33,18 +33,18 @@ def register_enrolled(state: RunState, registry: Registry, state_folder: Path) -
         Where the audit log is.
     """
     for public_key in registry.revoked_keys():
-        if state.strike_off(as_registered(public_key)):
+        if state.strike_off(registered_form(public_key)):
             _note(state_folder, "key struck off again", key=pki.fingerprint(public_key.encode()))
     again, enrolled = [], registry.keys()
     for key in enrolled:
-        if state.register(as_registered(key.public_key), key.client, int(key.node_id)):
+        if state.register(registered_form(key.public_key), key.client, int(key.node_id)):
             _note(state_folder, "key registered again", client=key.client, **{"node-id": key.node_id})
             again.append(key.client)
     if again:
         log.warning("the database did not know %s: registered again", ", ".join(dict.fromkeys(again)))
 
 
-def as_registered(public_key: str) -> bytes:
+def registered_form(public_key: str) -> bytes:
     """Return a public key in OpenSSH format as the SuperLink keeps it."""
     key = serialization.load_ssh_public_key(public_key.encode())
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)

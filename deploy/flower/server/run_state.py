@@ -34,7 +34,7 @@ from sqlalchemy.exc import OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
 MOST_STARTS = 100
-"""How often a run's process may be started anew. A run whose process dies more often has failed."""
+"""How often a run's process may be started again. A run whose process dies more often has failed."""
 
 STARTS = "CREATE TABLE IF NOT EXISTS fairbloom_starts (task_id INTEGER PRIMARY KEY, number INTEGER NOT NULL)"
 ONE_MORE = """
@@ -73,7 +73,7 @@ class Faults(threading.local):
     last: FlowerError | None = None
 
 
-class Patient(SqlMixin):
+class PassingFaults(SqlMixin):
     """Answers a call that meets a busy database, or a full disk, by "unavailable", which every caller tries again.
 
     Flower answers "internal error", at which runs and nodes give up.
@@ -96,16 +96,16 @@ class Patient(SqlMixin):
             raise self._faults.last from error
 
 
-class Keeping(threading.local):
+class KeepsAnswered(threading.local):
     """Whether this thread keeps messages that have a reply."""
 
     answered = False
 
 
-class RunState(Patient, SqlLinkState):
+class RunState(PassingFaults, SqlLinkState):
     """A run whose process is gone is handed to the SuperExec again, and goes on where it was."""
 
-    _keeping = Keeping()
+    _keeping = KeepsAnswered()
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -255,5 +255,5 @@ class RunState(Patient, SqlLinkState):
         return bool(stored)
 
 
-class RunStore(Patient, SqlObjectStore):
+class RunStore(PassingFaults, SqlObjectStore):
     """Flower's store of the parts of messages, which waits for a database as RunState does."""

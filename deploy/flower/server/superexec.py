@@ -7,14 +7,12 @@ gives a run up when its process dies. Here the token goes by a pipe, and a proce
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,28 +23,16 @@ from fairbloom.system.parents import end_with_parent
 
 from ...operator.federation import Federation
 from ...server.supervisor import STARTED
-from ..relied_on import missing_names
+from ..environment import LOG_LEVEL
+from ..relied_on import HTTP_RETRY, SERVERAPP, SUPEREXEC, SUPEREXEC_LOOP, look_up, replace
 from ..retries import Retries, retry_soon
-
-SERVERAPP = "flwr.superlink.cli.flwr_serverapp"
-LOOP = "flwr.supercore.superexec.run_superexec"
-COMMAND = "flwr.supercore.cli.flower_superexec"
-
-RELIED_ON: Mapping[str, Iterable[str]] = {
-    f"{LOOP}:get_executor": ("executor_type",),
-    f"{LOOP}:make_simple_http_retry_invoker": (),
-    f"{COMMAND}:flower_superexec": (),
-    f"{SERVERAPP}:flwr_serverapp": (),
-    "flwr.supercore.superexec.executor:LaunchResult.accepted": (),
-}
-"""Names inside Flower, as module:attribute, with the parameters that are relied on."""
 
 AGAIN_SECONDS = 1.0
 """Pause before a process that was killed is started again."""
 
 HELD_SECONDS, MOST_IN_A_ROW = 60.0, 5
 """A process that is killed more often than this in a row, each time within HELD_SECONDS of its start, is not started
-again here: the SuperLink hands its run out anew after a minute."""
+again here: the SuperLink hands its run out again after a minute."""
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -61,7 +47,7 @@ class Started:
     in_a_row: int = 0
 
 
-class ServerApps:
+class ServerAppExecutor:
     """Runs the server's side of each run in a process, which is started again where it was killed.
 
     This is an executor as Flower's SuperExec wants it.
@@ -117,7 +103,7 @@ def _start(spec: Any) -> subprocess.Popen[bytes]:
         f"from fairbloom.deploy.flower.server.superexec import serverapp; serverapp({os.getpid()})",
     ]
     # A run's log is for its operator to read; the SuperExec's own is quieter.
-    environment = {key: value for key, value in os.environ.items() if key != "FLWR_LOG_LEVEL"}
+    environment = {key: value for key, value in os.environ.items() if key != LOG_LEVEL}
     process = subprocess.Popen([*python, *place, *safety], stdin=subprocess.PIPE, env=environment)  # noqa: S603 (ours)
     if process.stdin is None:
         raise RuntimeError("a process was started without the pipe for its token")
@@ -131,18 +117,18 @@ def serverapp(parent: int) -> None:
     end_with_parent(parent)
     token = sys.stdin.read()
     sys.argv = ["flwr-serverapp", *sys.argv[1:], "--token", token]  # of this process's memory, not of its command line
-    app: Any = importlib.import_module(SERVERAPP)
+    run_serverapp = look_up(SERVERAPP, "flwr_serverapp")
     colour_on_terminals_alone(never=True)  # its lines go to the operator as well
     logging.getLogger("flwr").addFilter(ExpectedEnds())
     _wait_in_silence("the SuperLink is away: this run goes on when it is back")
     # The run's own copy of Fairbloom, which comes in its bundle, is the one that it runs, not the one installed here.
     for name in [name for name in sys.modules if name.partition(".")[0] == "fairbloom"]:
         del sys.modules[name]
-    app.flwr_serverapp()
+    run_serverapp()
 
 
 class ExpectedEnds(logging.Filter):
-    """Says in one sentence why a run ends, where that is an error that a user can mend; others keep their traceback."""
+    """Says in one sentence why a run ends, where its user can remedy that; other errors keep their traceback."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,19 +146,14 @@ class ExpectedEnds(logging.Filter):
 def _wait_in_silence(away: str) -> None:
     """Let Flower say once that the SuperLink is away, and look for it often."""
     logging.getLogger("flwr").addFilter(Retries(log.warning, away))
-    retry_soon("http")
+    retry_soon(HTTP_RETRY)
 
 
-def patient(make_invoker: Any) -> Any:
-    """Return another maker of retry invokers, whose calls are tried again as well when the SuperLink had a fault."""
-
-    def make() -> Any:
-        invoker = make_invoker()
-        gives_up = invoker.should_giveup
-        invoker.should_giveup = lambda error: _is_final(error) and gives_up(error)
-        return invoker
-
-    return make
+def retry_faults(invoker: Any) -> Any:
+    """Let a call be tried again as well when the SuperLink had a fault of its own that may pass."""
+    gives_up = invoker.should_giveup
+    invoker.should_giveup = lambda error: _is_final(error) and gives_up(error)
+    return invoker
 
 
 def _is_final(error: Any) -> bool:
@@ -184,17 +165,13 @@ def main(parent: int) -> None:
     """Run the SuperExec of the federation's folder that is named, as long as the parent lives."""
     end_with_parent(parent)
     federation = Federation(Path(sys.argv[1]))
-    missing = missing_names(RELIED_ON)
-    if missing:
-        sys.exit(f"fairbloom server: this version of Flower has no {'; '.join(missing)}: install the pinned version")
     (federation.state / STARTED).touch()
-    loop: Any = importlib.import_module(LOOP)
-    loop.get_executor = lambda *given, **place: ServerApps()
-    loop.make_simple_http_retry_invoker = patient(loop.make_simple_http_retry_invoker)
-    command: Any = importlib.import_module(COMMAND)
+    make_invoker = look_up(SUPEREXEC_LOOP, "make_simple_http_retry_invoker")
+    replace(SUPEREXEC_LOOP, "get_executor", lambda *given, **place: ServerAppExecutor())
+    replace(SUPEREXEC_LOOP, "make_simple_http_retry_invoker", lambda: retry_faults(make_invoker()))
     colour_on_terminals_alone()
     _wait_in_silence("the SuperLink is away: the SuperExec looks for it")
     place = ["--runtime-api-address", federation.control, "--root-certificates", str(federation.authority)]
     secret = ["--superexec-auth-secret-file", str(federation.runtime_secret)]
     sys.argv = ["flower-superexec", *place, *secret]
-    command.flower_superexec()
+    look_up(SUPEREXEC, "flower_superexec")()

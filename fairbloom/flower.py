@@ -1,0 +1,65 @@
+"""What runs in one process need of Flower beside its documented API; each name is in deploy/flower/relied_on.py.
+
+No other module outside deploy/flower imports Flower from elsewhere than flwr.app, flwr.clientapp and flwr.serverapp.
+"""
+
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, pull_objects
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+__all__ = [
+    "ErrorCode", "NodeInfo", "ObjectPushError", "Run", "deserialize", "identify", "log_start", "run_id", "serialize",
+    "set_created_at", "set_message_id", "set_waits_for_objects",
+]  # fmt: skip
+
+
+def serialize(content: RecordDict) -> bytes:
+    """Return a message's content in Flower's wire format."""
+    return bytes(recorddict_to_proto(content).SerializeToString())
+
+
+def deserialize(data: bytes) -> RecordDict:
+    """Return the content that `serialize` was given; errors are those of Protocol Buffers."""
+    return recorddict_from_proto(ProtoRecordDict.FromString(data))
+
+
+def identify(*, run_id: int, node_id: int, task_id: int) -> None:
+    """Let this process write messages for this node, run and task: Flower stamps them with its process's identity."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, node_id, task_id
+
+
+def run_id() -> int:
+    """Return the number of the run for which this process works."""
+    return int(TaskIdentity.run_id)
+
+
+def set_message_id(message: Message, message_id: str) -> None:
+    """Give a message its id, as Flower's grids do."""
+    message.metadata.__dict__["_message_id"] = message_id
+
+
+def set_created_at(message: Message, seconds: float) -> None:
+    """Change the moment from which a message's time to live counts."""
+    message.metadata.__dict__["_created_at"] = seconds
+
+
+def set_waits_for_objects(**waits: float | None) -> None:
+    """Change how long Flower's grid waits for the objects of a reply; a wait that this Flower does not know stays."""
+    defaults: dict[str, Any] = getattr(pull_objects, "__kwdefaults__", None) or {}
+    defaults.update({name: value for name, value in waits.items() if name in defaults})
+
+
+def log_start(
+    num_rounds: int, arrays: ArrayRecord, train_config: ConfigRecord | None, evaluate_config: ConfigRecord | None
+) -> None:
+    """Log what Flower's strategies log as they start."""
+    from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info  # clients do without
+
+    log_strategy_start_info(num_rounds, arrays, train_config, evaluate_config)
