@@ -212,7 +212,8 @@ def read_blocks(path: Path, delimiter: str, names: list[str], wanted: list[str])
 def add_cells(column: CellsBuilder, texts: Any) -> None:
     """Add a block of texts to a column's cells."""
     coded = texts.dictionary_encode()
-    column.add_coded([text.strip() for text in coded.dictionary.to_pylist()], np.from_dlpack(coded.indices))
+    codes: NDArray[np.int32] = np.asarray(np.from_dlpack(coded.indices), np.int32)
+    column.add_coded([text.strip() for text in coded.dictionary.to_pylist()], codes)
 
 
 class NumbersBuilder:
@@ -265,8 +266,8 @@ class NumbersBuilder:
             if spelling >= 0:
                 self._blanks.setdefault(BLANKS[spelling], len(self._blanks) + 1)
         numbers[spellings >= 0] = np.nan
-        of_spellings = np.array([self._blanks.get(blank, 0) for blank in BLANKS] + [0], np.int8)
-        return of_spellings[spellings]
+        missing: NDArray[np.int8] = np.array([self._blanks.get(blank, 0) for blank in BLANKS] + [0], np.int8)[spellings]
+        return missing
 
     def build(self) -> Numbers:
         """Return all numbers."""

@@ -3,6 +3,7 @@
 import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 
@@ -41,15 +42,15 @@ def read_by_python(path: Path, hints: ColumnHints, show: Callable[[float], None]
     """
     check_encoding(path)
     size = max(path.stat().st_size, 1)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        records = read_records(path, file, find_delimiter(path))
+    with path.open("rb") as file, TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        records = read_records(path, text, find_delimiter(path))
         header = split_header(path, records)
         columns, lines = [CellsBuilder() for _ in header], []
         while block := list(islice(records, BLOCK)):
             for place, column in enumerate(columns):
                 column.add([row[place].strip() for _, row in block])
             lines += [line for line, _ in block]
-            show(file.buffer.tell() / size)
+            show(file.tell() / size)
     check_names(path, header)
     return build_table(path, header, [column.build() for column in columns], np.array(lines, np.int64), hints)
 

@@ -192,7 +192,7 @@ def test_every_spelling_of_nan_is_a_missing_value(folder: Folder, sign: str, col
 @pytest.mark.parametrize("sign", ["inf", "-inf", "+Infinity", "1e999"])
 def test_an_endless_number_is_no_missing_value(folder: Folder, sign: str) -> None:
     for missing in ("error", "drop", "fill"):
-        with pytest.raises(FairbloomError, match=f"line 5, column 'age' holds {re.escape(sign)}: .* leave the cell empty"):
+        with pytest.raises(FairbloomError, match=f"line 5, column 'age' holds {re.escape(sign)}: .* the cell empty"):
             told_by(config(folder(a=line(GOOD, 5, f"{sign},0.1,north,1"), b=GOOD), missing=missing))
 
 
