@@ -4,6 +4,7 @@ import difflib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -138,12 +139,12 @@ class ClientRows:
             "others": fewer,
             "moments": {name: found for name, found in of_numbers.items() if found is not None},
             "together": self._settings.together,
-            "target": self.summarise_target().to_json(),
+            "target": self.target_summary.to_json(),
         }
 
     def describe(self) -> Mapping[str, str | int]:
         """Return what `fairbloom data` shows of the client."""
-        target = self.summarise_target()
+        target = self.target_summary
         of_classes = dict(zip(self.target.texts, self.target.count_texts(self.rows).tolist(), strict=True))
         numbers = self._quantity() if target.kind == "quantity" else np.zeros(0)
         classes = join_names([f"{name}: {of_classes.get(name, 0)}" for name in target.classes])
@@ -201,8 +202,9 @@ class ClientRows:
                 rows=present,
             )
 
-    def summarise_target(self) -> TargetSummary:
-        """Return what the server gets to know of this client's target."""
+    @cached_property
+    def target_summary(self) -> TargetSummary:
+        """What the server gets to know of this client's target."""
         settings, present = self._settings, np.flatnonzero(self.target.count_texts(self.rows))
         values = self.target.text_numbers[present]
         are_numbers = not np.isnan(values).any()
@@ -361,13 +363,14 @@ class ClientRows:
 
 def measure_moments(numbers: NDArray[np.float64]) -> Moments | None:
     """Return mean and standard deviation of the numbers that are not missing, the deviation 0 where it is constant."""
-    missing = np.isnan(numbers)
-    there = numbers[~missing] if missing.any() else numbers
-    if not len(there):
+    if not len(numbers):
         return None
-    if there.min() == there.max():  # whose deviation would be a rounding error
-        return float(there[0]), 0.0
-    return float(there.mean()), float(there.std())
+    low = numbers.min()
+    if np.isnan(low):
+        return measure_moments(numbers[~np.isnan(numbers)])
+    if low == numbers.max():  # whose deviation would be a rounding error
+        return float(numbers[0]), 0.0
+    return float(numbers.mean()), float(numbers.std())
 
 
 def _find_target(table: Table, name: str) -> Column:

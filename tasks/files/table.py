@@ -64,7 +64,7 @@ class Column:
     def count_texts(self, rows: Rows) -> NDArray[np.int64]:
         """Return how many of these rows have each of the texts."""
         codes = self.codes[rows] if self.texts else NO_CODES
-        return np.bincount(codes[codes >= 0], minlength=len(self.texts))
+        return np.bincount(codes[codes >= 0] if self.blanks else codes, minlength=len(self.texts))
 
     def count_missing(self, rows: Rows) -> int:
         """Return how many of these rows have no value."""
