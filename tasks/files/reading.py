@@ -1,6 +1,6 @@
 """One CSV file, read into columns: by pyarrow where it is installed and the file is plain, else by Python."""
 
-from functools import lru_cache
+from collections.abc import Mapping
 from pathlib import Path
 
 from .arrow import read_by_arrow
@@ -10,10 +10,15 @@ from .table import ColumnHints, Table
 from .text import read_by_python
 
 KEPT = 128
-"""So many files are kept."""
+"""So many tables are kept."""
 
 LARGE = 2**20
 """So many bytes take Python as long as it takes to load pyarrow."""
+
+FileStamp = tuple[Path, int, int, ColumnHints]
+"""What a table was read from: the file, the time of its last change and its size, and what was known of its columns."""
+
+_tables: dict[FileStamp, Table] = {}
 
 
 def read(path: Path, hints: ColumnHints) -> Table:
@@ -25,15 +30,30 @@ def read(path: Path, hints: ColumnHints) -> Table:
         When it is no table with a line of names.
     """
     try:
-        stamp = path.stat()
+        status = path.stat()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
-    return _read(path, (stamp.st_mtime_ns, stamp.st_size), hints)
+    stamp = (path, status.st_mtime_ns, status.st_size, hints)
+    table = _tables.pop(stamp, None)
+    if table is None:
+        table = _read(path, status.st_size, hints)
+    keep_tables({stamp: table})
+    return table
 
 
-@lru_cache(maxsize=KEPT)
-def _read(path: Path, stamp: tuple[int, int], hints: ColumnHints) -> Table:
-    _, size = stamp
+def _read(path: Path, size: int, hints: ColumnHints) -> Table:
     with show_progress(path, size) as show:
         table = read_by_arrow(path, hints, show) if size >= LARGE else None
-        return table or read_by_python(path, hints, show)
+        return read_by_python(path, hints, show) if table is None else table
+
+
+def kept_tables() -> Mapping[FileStamp, Table]:
+    """Return the tables that this process keeps, for a process that it starts."""
+    return dict(_tables)
+
+
+def keep_tables(tables: Mapping[FileStamp, Table]) -> None:
+    """Keep tables, and the last KEPT of all, so that their files need not be read again."""
+    _tables.update(tables)
+    for oldest in list(_tables)[:-KEPT]:
+        del _tables[oldest]
