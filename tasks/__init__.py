@@ -96,7 +96,7 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
         task.splits(task.clients[0])
     if info.own_clients and len(clients := load_task(settings).clients) == 1:
         alone = f"data-dir = {setup.data_dir!r} holds the data of one client alone, {clients[0]}"
-        one_file = ", or, for a single file, name the column that says whose a row is by csv.client"
+        one_file = ", or, for a single file, name the column of clients by csv.client"
         raise FairbloomError(f"{alone}: give a file or folder for each client{one_file if info.name == 'csv' else ''}")
 
 

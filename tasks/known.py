@@ -244,7 +244,7 @@ KNOWN = (
         loader="fairbloom.tasks.files.tables:load",
         models=("logistic", "mlp"),
         settings=(
-            TaskSetting("target", "", "Column that is to be told; by default the one called target, label or y"),
+            TaskSetting("target", "", "Column to predict; by default the one called target, label or y"),
             TaskSetting("client", "", "Column that names the client, in a single file"),
             TaskSetting("kind", "auto", "What the target is", choices=("auto", "classification", "regression")),
             TaskSetting("classes", "", "All classes, as 'no,yes'; a client may then lack some"),

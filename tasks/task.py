@@ -30,7 +30,7 @@ DEFAULT_CLIENTS = 20
 """The number of clients that data is split into where neither a run nor its task says one."""
 
 DEFAULT_PARTITION = "shards"
-"""How a user's own task is told to split data where a run does not say it."""
+"""How a user's own task splits data where a run does not say it."""
 
 FLWR = "flwr:"
 """What the names of flwr-datasets' partitioners begin with."""
@@ -38,7 +38,7 @@ FLWR = "flwr:"
 
 @dataclass(frozen=True)
 class Setup:
-    """What every task is told of a run.
+    """What every task gets to know of a run.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Setup:
         What the clients of the run have agreed on about their data, as the task has written it; "" before they have,
         and with tasks that need no agreement.
     deployed
-        Whether this is a device with data of its own, so that what it tells about them leaves it.
+        Whether this is a device with data of its own, so that its summary of them leaves it.
     """
 
     model: str
@@ -191,8 +191,8 @@ class TaskInfo:
     own_clients
         Whether the clients come with the data, so that nothing is split.
     agree
-        "module:function" that finds what clients agree on, from what each tells of its data; "" where nothing needs to
-        be agreed. Called with {client: what it tells}; it returns the text that all of them are told, and the reasons
+        "module:function" that finds what clients agree on, from each one's summary of its data; "" where nothing needs
+        to be agreed. Called with {client: summary}; it returns the text that all of them get, and the reasons
         of those that cannot take part, by client. It raises FairbloomError where nobody can.
     is_own
         Whether a user has named it by an import string: then it takes any model, and says itself what it cannot take.
@@ -291,15 +291,15 @@ class TaskInfo:
             said = "there is no such folder or file on this machine"
             raise ReportableError(f"data-dir = {data_dir!r}: {said}", f"its data-dir: {said}")
 
-    def agreement(self, told: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
-        """Return what clients agree on, by what each tells of its data, and why some cannot take part.
+    def agreement(self, summaries: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
+        """Return what clients agree on, by each one's summary of its data, and why some cannot take part.
 
         Raises
         ------
         FairbloomError
             When nobody can.
         """
-        text, reasons = imported("task", self.agree)(told)
+        text, reasons = imported("task", self.agree)(summaries)
         return str(text), dict(reasons)
 
     def load(self, setup: Setup, own: Mapping[str, Value]) -> Task:
@@ -427,8 +427,8 @@ class Task:
         all examples → one number, or one of each example, shape (n,), whose mean is the score. One that is not finite,
         as an AUC of a single class, is left out.
     about
-        A client's name → what it tells of its data before the first round, as JSON knows it: `examples`, the number of
-        its training examples, and whatever is to be agreed. None: nothing is to be agreed.
+        A client's name → the summary of its data that it sends before the first round, as JSON: `examples`, the
+        number of its training examples, and whatever is to be agreed. None: nothing is to be agreed.
     describe
         Returns what `fairbloom data` shows of the data; None: the sizes of the clients' splits.
     dealt
