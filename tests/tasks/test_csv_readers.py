@@ -2,6 +2,9 @@
 
 import csv
 import io
+import os
+import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairbloom.tasks.files import arrow
+from fairbloom.tasks.files import arrow, progress, reading
 from fairbloom.tasks.files.arrow import read_by_arrow
 from fairbloom.tasks.files.reasons import DataError
 from fairbloom.tasks.files.table import ColumnHints, Table
@@ -165,3 +168,75 @@ def test_python_takes_over_at_the_first_surprise(tmp_path: Path, case: str) -> N
     path = tmp_path / "site.csv"
     path.write_text(SURPRISES[case], encoding="utf-8", newline="")
     assert read_by_arrow(path, ColumnHints(), lambda share: None) is None
+
+
+# What is kept, and shown ----------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_is_given_tables_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_tables", {})
+    path = tmp_path / "site.csv"
+    path.write_text("id,x\n1,a\n2,b\n")
+    table, status = reading.read(path, ColumnHints()), path.stat()
+    given = pickle.loads(pickle.dumps(reading.kept_tables()))  # noqa: S301 (our own)
+    path.write_text("'" * status.st_size)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    monkeypatch.setattr(reading, "_tables", {})
+    with pytest.raises(DataError):
+        reading.read(path, ColumnHints())
+    reading.keep_tables(given)
+    assert content_of(reading.read(path, ColumnHints())) == content_of(table)
+
+
+def test_the_tables_that_were_read_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_tables", {})
+    monkeypatch.setattr(reading, "KEPT", 2)
+    paths = [tmp_path / f"{name}.csv" for name in "abc"]
+    for path in paths:
+        path.write_text("id,x\n1,a\n")
+    for place in (0, 1, 0, 2):
+        reading.read(paths[place], ColumnHints())
+    assert [path.stem for path, *_ in reading.kept_tables()] == ["a", "c"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("shown", "size"), [(Terminal(), 0), (io.StringIO(), 0), (Terminal(), 10**6)])
+def test_progress_is_shown_on_a_terminal_of_large_files_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: io.StringIO, size: int
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "SHOWN", size)
+    monkeypatch.setattr("sys.stderr", shown)
+    path = tmp_path / "site.csv"
+    path.write_text("id,x\n" + lines("1", "2"))
+    reading.read(path, ColumnHints())
+    assert ("reading site.csv" in shown.getvalue()) == (shown.isatty() and not size)
+
+
+@pytest.mark.parametrize("reader", [read_by_arrow, read_by_python])
+def test_reading_can_be_interrupted(tmp_path: Path, reader: Reader) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    path = tmp_path / "site.csv"
+    path.write_text("id,x\n" + lines("1", "2"))
+
+    def interrupt(share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reader(path, ColumnHints(), interrupt)
+
+
+def test_without_pyarrow_python_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "site.csv"
+    path.write_text("id,x\n" + lines("1", "2"))
+    monkeypatch.setattr(reading, "LARGE", 0)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+    assert read_by_arrow(path, ColumnHints(), lambda share: None) is None
+    assert len(reading.read(path, ColumnHints())) == 60
