@@ -44,7 +44,7 @@ def checked(name: str, task: Task) -> Task:
             made = Splits(*made)
         if not isinstance(made, Splits) or not all(isinstance(each, Examples) for each in made):
             raise FairbloomError(
-                f"task = {name!r}: splits({client!r}) returns {_kind(made)}, and must return Splits of two Examples"
+                f"task = {name!r}: splits({client!r}) must return Splits of two Examples, got {_kind(made)}"
             )
         for which, examples in (("training", made.train), ("test", made.test), ("validation", made.validation)):
             if examples is not None:
@@ -62,8 +62,8 @@ def checked_loss(name: str, loss: Loss) -> Loss:
         losses = loss(outputs, targets)
         if losses.shape != targets.shape[:1]:
             raise FairbloomError(
-                f"task = {name!r}: its loss returns shape {tuple(losses.shape)} for {len(targets)} examples, not one "
-                f"number for each, shape ({len(targets)},): outputs have shape {tuple(outputs.shape)} and "
+                f"task = {name!r}: its loss must return one number for each of {len(targets)} examples, shape "
+                f"({len(targets)},), got shape {tuple(losses.shape)}: outputs have shape {tuple(outputs.shape)} and "
                 f"targets {tuple(targets.shape)}; a loss of PyTorch takes reduction='none'"
             )
         return losses
@@ -71,35 +71,35 @@ def checked_loss(name: str, loss: Loss) -> Loss:
     return of_each
 
 
-def check_examples(where: str, examples: Examples, task: Task) -> None:
+def check_examples(source: str, examples: Examples, task: Task) -> None:
     """Raise FairbloomError when examples cannot be learned from, or tested on."""
     inputs, targets, rows = examples.inputs, examples.targets, examples.rows
     for what, tensor in (("inputs", inputs), ("targets", targets)):
         if not isinstance(tensor, Tensor):
-            raise FairbloomError(f"{where}: {what} must be a torch.Tensor, got {type(tensor).__name__}")
+            raise FairbloomError(f"{source}: {what} must be a torch.Tensor, got {type(tensor).__name__}")
         if not tensor.dim():
-            raise FairbloomError(f"{where}: {what} are a single number: their first dimension is that of examples")
+            raise FairbloomError(f"{source}: {what} must have examples as their first dimension, got a single number")
     if len(inputs) != len(targets):
         raise FairbloomError(
-            f"{where}: there are {len(inputs)} inputs and {len(targets)} targets: give one target for each input"
+            f"{source}: each input needs one target, got {len(inputs)} inputs and {len(targets)} targets"
         )
     if not len(examples):
-        raise FairbloomError(f"{where}: there is none: give the client some, or leave it out")
+        raise FairbloomError(f"{source}: there is none: give the client some, or leave it out")
     if rows is not None and (rows.dtype != torch.int64 or not 0 <= int(rows.min()) <= int(rows.max()) < len(inputs)):
         raise FairbloomError(
-            f"{where}: rows are {rows.dtype} from {rows.min().item()} to {rows.max().item()}: they must be torch.int64 "
-            f"from 0 to {len(inputs) - 1}"
+            f"{source}: rows must be torch.int64 from 0 to {len(inputs) - 1}, got {rows.dtype} from "
+            f"{rows.min().item()} to {rows.max().item()}"
         )
     whole = {torch.int8, torch.int16, torch.int32, torch.uint8}
     if targets.dtype in whole:
-        raise FairbloomError(f"{where}: targets are {targets.dtype}: make them torch.int64, by targets.long()")
+        raise FairbloomError(f"{source}: targets are {targets.dtype}: make them torch.int64, by targets.long()")
     if inputs.dtype == torch.float64 and any(weights.dtype != torch.float64 for weights in task.model().parameters()):
-        raise FairbloomError(f"{where}: inputs are torch.float64, and the model is not: make them float32, by .float()")
+        raise FairbloomError(f"{source}: inputs are torch.float64, but the model is not: make them float32 by .float()")
     for what, tensor in (("inputs", inputs), ("targets", targets)):
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             strange = int((~torch.isfinite(tensor.reshape(len(tensor), -1))).any(dim=1).nonzero()[0])
             raise FairbloomError(
-                f"{where}: {what} hold NaN or infinite numbers, first in row {strange}: fill them in, or leave such "
+                f"{source}: {what} hold NaN or infinite numbers, first in row {strange}: fill them in, or leave such "
                 "examples out"
             )
 
@@ -107,4 +107,4 @@ def check_examples(where: str, examples: Examples, task: Task) -> None:
 def _kind(made: object) -> str:
     if isinstance(made, Splits):
         return f"Splits of {type(made.train).__name__.lower()}s"
-    return f"{len(made)} things" if isinstance(made, tuple) else f"a {type(made).__name__}"
+    return f"{len(made)} things" if isinstance(made, tuple) else type(made).__name__

@@ -24,7 +24,7 @@ class Split:
     clients
         The clients' names.
     client
-        Whose each example is, as a place in `clients`.
+        Which client has each example, as a place in `clients`.
     part
         What it is for, as a place in PARTS.
     row
@@ -50,11 +50,11 @@ class Split:
         """
         columns: list[list[NDArray[np.int64]]] = [[], [], [], []]
         for place, client in enumerate(task.clients):
-            parts = _own(task, client) if task.dealt is None else task.dealt(client)
+            parts = _rows_and_labels(task, client) if task.dealt is None else task.dealt(client)
             for part, (rows, labels) in enumerate(parts):
-                told = (np.full(len(rows), place), np.full(len(rows), part), rows, labels)
-                for column, values in zip(columns, told, strict=True):
-                    column.append(np.asarray(values, np.int64))
+                values = (np.full(len(rows), place), np.full(len(rows), part), rows, labels)
+                for column, each in zip(columns, values, strict=True):
+                    column.append(np.asarray(each, np.int64))
         client_of, part_of, row, label = (np.concatenate(column) for column in columns)
         return cls(task.clients, client_of.astype(np.int32), part_of.astype(np.uint8), row, label)
 
@@ -95,7 +95,7 @@ class Split:
         return counts
 
 
-def _own(task: Task, client: str) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _rows_and_labels(task: Task, client: str) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     splits = task.splits(client)
     found, start = [], 0
     for examples in (splits.train, splits.test, splits.validation):

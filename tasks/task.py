@@ -59,7 +59,7 @@ class Setup:
         What the clients of the run have agreed on about their data, as the task has written it; "" before they have,
         and with tasks that need no agreement.
     deployed
-        Whether this is a device, so that what it reports about its data leaves it.
+        Whether this is a device with data of its own, so that its summary of them leaves it.
     """
 
     model: str
@@ -130,8 +130,8 @@ class TaskInfo:
     own_clients
         Whether the clients come with the data, so that nothing is split.
     agree
-        "module:function" that finds what clients agree on, from what each reports of its data; "" where nothing needs
-        to be agreed. Called with {client: what it reports}; it returns the text that all of them get, and the reasons
+        "module:function" that finds what clients agree on, from each one's summary of its data; "" where nothing needs
+        to be agreed. Called with {client: summary}; it returns the text that all of them get, and the reasons
         of those that cannot take part, by client. It raises FairbloomError where nobody can.
     is_own
         Whether a user has named it by an import string: then it takes any model, and says itself what it cannot take.
@@ -228,15 +228,15 @@ class TaskInfo:
             said = "there is no such folder or file on this machine"
             raise ReportableError(f"data-dir = {data_dir!r}: {said}", f"its data-dir: {said}")
 
-    def agreement(self, reported: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
-        """Return what clients agree on, by what each reports of its data, and why some cannot take part.
+    def agreement(self, summaries: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
+        """Return what clients agree on, by each one's summary of its data, and why some cannot take part.
 
         Raises
         ------
         FairbloomError
             When nobody can.
         """
-        text, reasons = imported("task", self.agree)(reported)
+        text, reasons = imported("task", self.agree)(summaries)
         return str(text), dict(reasons)
 
     def load(self, setup: Setup, parameters: Mapping[str, Value]) -> Task:
@@ -360,7 +360,7 @@ class Task:
         all examples → one number, or one of each example, shape (n,), whose mean is the score. One that is not finite,
         as an AUC of a single class, is left out.
     about
-        A client's name → what it reports of its data before the first round, as JSON knows it: `examples`, the
+        A client's name → the summary of its data that it sends before the first round, as JSON: `examples`, the
         number of its training examples, and whatever is to be agreed. None: nothing is to be agreed.
     describe
         Returns what `fairbloom data` shows of the data; None: the sizes of the clients' splits.

@@ -229,7 +229,9 @@ def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> Non
     def names(lines: Iterable[str]) -> set[str]:
         return {canonicalize_name(Requirement(line).name) for line in lines}
 
-    optional = names(line for extra in ("images", "datasets", "downloads") for line in OPTIONAL[extra]) | {"datasets"}
+    optional = names(line for extra in ("images", "datasets", "downloads", "csv") for line in OPTIONAL[extra]) | {
+        "datasets"
+    }
     flowers = names(requires("flwr") or []) - names(PROJECT["project"]["dependencies"])
     assert {"flwr", "torch", "pydantic", "pillow"} <= imported
     assert imported - optional - flowers <= names(OPTIONAL["client"])

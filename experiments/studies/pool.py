@@ -23,6 +23,8 @@ from fairbloom.server.run_folder.files import CONFIG, is_finished
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.tasks import check_data, digests
+from fairbloom.tasks.files.reading import FileStamp, keep_tables, kept_tables
+from fairbloom.tasks.files.table import Table
 
 RunKey = tuple[str, int]
 """What a run is called among several: a label, and the seed."""
@@ -83,7 +85,9 @@ def run_pool(
     with (
         held_open,
         ended,
-        ProcessPoolExecutor(at_a_time, mp_context=context, initializer=end_with_driver, initargs=(ended,)) as pool,
+        ProcessPoolExecutor(
+            at_a_time, mp_context=context, initializer=begin_worker, initargs=(ended, kept_tables())
+        ) as pool,
     ):
         with hide_main():
             started = {pool.submit(run_quietly, run, at_a_time, log_level): key for key, run in unfinished.items()}
@@ -120,6 +124,12 @@ def hide_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+def begin_worker(ended: Connection, tables: Mapping[FileStamp, Table]) -> None:
+    """Prepare a worker process, which is given the tables that its driver has read, so that it does not read them."""
+    end_with_driver(ended)
+    keep_tables(tables)
 
 
 def end_with_driver(ended: Connection) -> None:

@@ -1,6 +1,6 @@
-"""What clients agree on about data of their own, from what each tells: by majority, ties by name.
+"""What clients agree on about data of their own, from the summary that each sends: by majority, ties by name.
 
-What a client tells may be wrong, or meant to harm: everything is checked and bounded before it is used.
+A summary may be wrong, or meant to harm: everything in it is checked and bounded before it is used.
 """
 
 import json
@@ -13,8 +13,8 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError, ReportableError
 
-from .reading import LARGEST, LONGEST
-from .targets import Target, in_order, named
+from .cells import MAX_NUMBER, MAX_TEXT
+from .targets import Target, join_names, sort_classes
 
 MOST_COLUMNS, MOST_CATEGORIES, MOST_INPUTS, MOST_CLASSES = 10_000, 1_000, 20_000, 1_000
 """Bounds of columns, of a column's categories, of a model's inputs, and of classes."""
@@ -33,12 +33,12 @@ Moments = tuple[float, float]
 """Mean and standard deviation."""
 
 
-# What a client tells of its target ------------------------------------------------------------------------------------
+# A client's summary of its target ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Aim:
-    """What a client tells of what is to be learned.
+class TargetSummary:
+    """What a client sends about what is to be learned.
 
     Attributes
     ----------
@@ -54,57 +54,60 @@ class Aim:
     classes: tuple[str, ...] = ()
     moments: Moments | None = None
 
-    def told(self) -> dict[str, Any]:
-        """Return it as JSON knows it; `of` reads it."""
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can carry it; `from_json` reads it."""
         return {"kind": self.kind, "classes": self.classes, "moments": self.moments}
 
     @classmethod
-    def of(cls, told: Any) -> "Aim":
-        """Return what a client has told; raise ValueError where it is none."""
-        told = mapping("target", told)
-        kind, classes = told.get("kind"), tuple(texts("classes", told.get("classes", ()), MOST_CLASSES))
+    def from_json(cls, sent: Any) -> "TargetSummary":
+        """Return the summary that a client has sent; raise ValueError where it is none."""
+        summary = check_object("target", sent)
+        kind, classes = summary.get("kind"), tuple(check_texts("classes", summary.get("classes", ()), MOST_CLASSES))
         if kind not in ("classes", "quantity", "either"):
-            raise ValueError(f"its kind of target is {short(kind)}")
+            raise ValueError(f"its kind of target is {shorten(kind)}")
         if kind != "quantity" and not classes:
             raise ValueError("it names no classes")
-        moments = None if told.get("moments") is None else moments_of("target", told["moments"])
+        moments = None if summary.get("moments") is None else check_moments("target", summary["moments"])
         return cls(kind, classes, moments)
 
 
-def agree_on_target(aims: Mapping[str, Aim], reasons: dict[str, str], remedies: Mapping[str, str]) -> Target:
+def agree_on_target(
+    summaries: Mapping[str, TargetSummary], reasons: dict[str, str], remedies: Mapping[str, str]
+) -> Target:
     """Return what is learned, and note the reasons of those who have something else.
 
     Parameters
     ----------
-    aims
+    summaries
         By client.
     reasons
         Of those who cannot take part; added to.
     remedies
         "kind" and "classes": what to do where kinds, or classes, differ.
     """
-    quantity = 2 * sum(aim.kind == "quantity" for aim in aims.values()) >= len(aims)
+    quantity = 2 * sum(each.kind == "quantity" for each in summaries.values()) >= len(summaries)
     wrong = {"classes" if quantity else "quantity"}
-    words = ("classes", "numbers") if quantity else ("numbers that are no classes", "classes")
-    for client, aim in aims.items():
-        if aim.kind in wrong:
-            reasons[client] = f"its target holds {words[0]}, and that of most others {words[1]}: {remedies['kind']}"
-    left = {client: aim for client, aim in aims.items() if client not in reasons}
+    here, others = ("classes", "numbers") if quantity else ("numbers that are no classes", "classes")
+    for client, summary in summaries.items():
+        if summary.kind in wrong:
+            reasons[client] = f"its target holds {here}, and that of most others {others}: {remedies['kind']}"
+    left = {client: each for client, each in summaries.items() if client not in reasons}
     if not left:
         return Target(("",))
     if quantity:
-        center, scale = together([aim.moments for aim in left.values()])
+        center, scale = combine_moments([each.moments for each in left.values()])
         return Target(center=center, scale=scale or 1.0)
-    classes = majority({client: aim.classes for client, aim in left.items()})
-    every = in_order({each for aim in left.values() for each in aim.classes})
-    if len(every) > FEW_NUMBERED_CLASSES and any(aim.kind == "either" for aim in left.values()):
+    classes = majority({client: each.classes for client, each in left.items()})
+    every = sort_classes({name for each in left.values() for name in each.classes})
+    if len(every) > FEW_NUMBERED_CLASSES and any(each.kind == "either" for each in left.values()):
         every = [*every[:3], "…"]
-    for client, aim in left.items():
-        if aim.classes != classes:
+    for client, summary in left.items():
+        if summary.classes != classes:
             stated = remedies["classes"].format(",".join(every[:MOST_NUMBERED_CLASSES]))
-            remedy = ALIKE if _alike(aim.classes, classes) else f"mend it, or {stated}"
+            remedy = ALIKE if _alike(summary.classes, classes) else f"correct it, or {stated}"
             reasons[client] = (
-                f"its target has the classes {named(aim.classes)}, and that of most others {named(classes)}: {remedy}"
+                f"its target has the classes {join_names(summary.classes)}, and that of most others "
+                f"{join_names(classes)}: {remedy}"
             )
     return Target(classes)
 
@@ -125,48 +128,50 @@ def majority(values: Mapping[str, T]) -> T:
     return next(value for _, value in sorted(values.items()) if counts[value] == most)
 
 
-def together(moments: Iterable[Moments | None]) -> Moments:
-    """Return a common center and scale of numbers of which each client tells mean and deviation.
+def combine_moments(moments: Iterable[Moments | None]) -> Moments:
+    """Return a common center and scale of numbers of which each client sends mean and deviation.
 
     They are medians over clients, of the means and of the squared distances from their median, so that less than half
     of the clients cannot move them beyond what the others have. The scale is 0 where all is constant.
     """
-    told = np.array([each for each in moments if each is not None], np.float64).reshape(-1, 2)
-    if not len(told):
+    known = np.array([each for each in moments if each is not None], np.float64).reshape(-1, 2)
+    if not len(known):
         return 0.0, 0.0
-    center = np.median(told[:, 0])
-    return float(center), float(np.sqrt(np.median(told[:, 1] ** 2 + (told[:, 0] - center) ** 2)))
+    center = np.median(known[:, 0])
+    return float(center), float(np.sqrt(np.median(known[:, 1] ** 2 + (known[:, 0] - center) ** 2)))
 
 
-def understood(
-    told: Mapping[str, Mapping[str, Any]], read: Callable[[Mapping[str, Any]], T], reasons: dict[str, str]
+def read_summaries(
+    sent: Mapping[str, Mapping[str, Any]], read: Callable[[Mapping[str, Any]], T], reasons: dict[str, str]
 ) -> dict[str, T]:
-    """Return what each client tells, in the order of names; note the reasons of those who tell nonsense."""
+    """Return each client's summary, in the order of names; note the reasons of those whose summaries make no sense."""
     found = {}
-    for client, about in sorted(told.items()):
+    for client, summary in sorted(sent.items()):
         try:
-            found[client] = read(about)
+            found[client] = read(summary)
         except ValueError as error:
-            reasons[client] = f"what it tells of its data cannot be used: {error}"
+            reasons[client] = f"its summary of its data cannot be used: {error}"
     return found
 
 
-def text_of(agreed: Mapping[str, Any], told: Iterable[str], reasons: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return an agreement as text, and the reasons of those who cannot take part.
+def write_agreement(
+    agreed: Mapping[str, Any], clients: Iterable[str], reasons: Mapping[str, str]
+) -> tuple[str, dict[str, str]]:
+    """Return an agreement as text, and the reasons of those of the clients who cannot take part.
 
     Raises
     ------
     FairbloomError
         When nobody can.
     """
-    safe = {client: printable(reason) for client, reason in reasons.items()}
-    if not set(told) - set(safe):
-        words = "; ".join(f"{client}: {reason}" for client, reason in sorted(safe.items()))
-        raise FairbloomError(f"the clients' data cannot be used: {words}")
+    safe = {client: make_printable(reason) for client, reason in reasons.items()}
+    if not set(clients) - set(safe):
+        why = "; ".join(f"{client}: {reason}" for client, reason in sorted(safe.items()))
+        raise FairbloomError(f"the clients' data cannot be used: {why}")
     return json.dumps(agreed, allow_nan=False), safe
 
 
-def agreement_of(agreed: str) -> dict[str, Any]:
+def read_agreement(agreed: str) -> dict[str, Any]:
     """Return what the clients have agreed on; raise FairbloomError where they have not."""
     if not agreed:
         raise ReportableError(
@@ -177,57 +182,59 @@ def agreement_of(agreed: str) -> dict[str, Any]:
     return found
 
 
-# Checks of what is told -----------------------------------------------------------------------------------------------
+# Checks of a summary -----------------------------------------------------------------------------------------------
 
 
-def mapping(what: str, told: Any) -> Mapping[str, Any]:
+def check_object(what: str, sent: Any) -> Mapping[str, Any]:
     """Return a JSON object; raise ValueError where it is none."""
-    if not isinstance(told, Mapping):
-        raise ValueError(f"{what} is {short(told)}, no object")
-    return told
+    if not isinstance(sent, Mapping):
+        raise ValueError(f"{what} must be an object, got {shorten(sent)}")
+    return sent
 
 
-def texts(what: str, told: Any, most: int) -> list[str]:
+def check_texts(what: str, sent: Any, most: int) -> list[str]:
     """Return a list of different short texts; raise ValueError where it is none."""
-    if not isinstance(told, Sequence) or isinstance(told, str):
-        raise ValueError(f"{what} is {short(told)}, no list")
-    if len(told) > most:
-        raise ValueError(f"{what} has {len(told):,} entries, and {most:,} are the most")
-    for each in told:
-        if not isinstance(each, str) or len(each) > LONGEST:
-            raise ValueError(f"{what} has the entry {short(each)}, and a text of at most {LONGEST} characters is due")
+    if not isinstance(sent, Sequence) or isinstance(sent, str):
+        raise ValueError(f"{what} must be a list, got {shorten(sent)}")
+    if len(sent) > most:
+        raise ValueError(f"{what} has {len(sent):,} entries, and {most:,} are the most")
+    for each in sent:
+        if not isinstance(each, str) or len(each) > MAX_TEXT:
+            raise ValueError(f"{what} must hold texts of at most {MAX_TEXT} characters, got {shorten(each)}")
         each.encode()  # half of a surrogate pair could not be written
-    if len(set(told)) < len(told):
+    if len(set(sent)) < len(sent):
         raise ValueError(f"{what} has an entry twice")
-    return list(told)
+    return list(sent)
 
 
-def moments_of(what: str, told: Any) -> Moments:
+def check_moments(what: str, sent: Any) -> Moments:
     """Return mean and deviation; raise ValueError where they are no finite numbers, or beyond reason."""
-    if not isinstance(told, Sequence) or isinstance(told, str) or len(told) != 2:
-        raise ValueError(f"mean and deviation of {what} are {short(told)}")
-    for each in told:
-        if type(each) not in (int, float) or not abs(each) <= LARGEST:
-            raise ValueError(f"mean or deviation of {what} is {short(each)}: numbers of at most {LARGEST:g} are due")
-    mean, deviation = float(told[0]), float(told[1])
+    if not isinstance(sent, Sequence) or isinstance(sent, str) or len(sent) != 2:
+        raise ValueError(f"mean and deviation of {what} must be two numbers, got {shorten(sent)}")
+    for each in sent:
+        if type(each) not in (int, float) or not abs(each) <= MAX_NUMBER:
+            raise ValueError(
+                f"mean or deviation of {what} must be a number of at most {MAX_NUMBER:g}, got {shorten(each)}"
+            )
+    mean, deviation = float(sent[0]), float(sent[1])
     if deviation < 0:
         raise ValueError(f"the deviation of {what} is {deviation:g}, below 0")
     return mean, deviation
 
 
-def count_of(told: Any) -> int:
+def check_count(sent: Any) -> int:
     """Return a number of examples; raise ValueError where it is none."""
-    if type(told) is not int or not 1 <= told <= 2**53:
-        raise ValueError(f"its number of examples is {short(told)}")
-    return told
+    if type(sent) is not int or not 1 <= sent <= 2**53:
+        raise ValueError(f"its number of examples is {shorten(sent)}")
+    return sent
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Return a text, of which a client has written a part, without what could not be seen in a log."""
     return "".join(each if each.isprintable() else "\ufffd" for each in text)
 
 
-def short(value: object) -> str:
+def shorten(value: object) -> str:
     """Return how a value is written, cut off where it is long."""
     written = repr(value)
     return written if len(written) <= 60 else f"{written[:60]}…"

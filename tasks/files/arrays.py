@@ -14,14 +14,14 @@ from fairbloom.protocol.settings import split_names
 
 from ..partition import FEWEST, split, splits_of
 from ..task import Setup, Splits, Task
-from .agreement import MOST_CLASSES, Aim
+from .agreement import MOST_CLASSES, TargetSummary
 from .folders import files_in
 from .identities import nearly_all_differ
-from .numbers import number
+from .numbers import parse_number
 from .reasons import DataError, Heading
-from .rows import moments
-from .shapes import Agreed, about, task_of
-from .targets import as_targets, in_order, named
+from .rows import measure_moments
+from .shapes import AgreedShape, summarise, task_of
+from .targets import as_targets, join_names, sort_classes
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -76,7 +76,7 @@ class Arrays:
                 wanted = WHOLE if set(WHOLE) <= there else APART
                 if not set(wanted) <= there:
                     raise DataError(
-                        f"{self._path} holds {named(sorted(there)) or 'nothing'}: it needs x and y, or x_train, "
+                        f"{self._path} holds {join_names(sorted(there)) or 'nothing'}: it needs x and y, or x_train, "
                         "y_train, x_test and y_test, as numpy.savez(file, x=…, y=…) writes them",
                         "arrays",
                     )
@@ -97,7 +97,7 @@ class Arrays:
             )
         if len(x) != len(y):
             raise DataError(
-                f"{self._path}: {x_name} has {len(x)} examples and {y_name} {len(y)}: one target for each is due",
+                f"{self._path}: {x_name} has {len(x)} examples and {y_name} {len(y)}: each needs one target",
                 "array-shapes",
             )
         if len(x) < fewest:
@@ -110,7 +110,7 @@ class Arrays:
 
     def _inputs(self, x: NDArray[Any]) -> NDArray[np.float32]:
         if x.dtype.kind not in "biuf":
-            raise DataError(f"{self._path}: x is {x.dtype}, and numbers are due", "array-shapes")
+            raise DataError(f"{self._path}: x must hold numbers, got {x.dtype}", "array-shapes")
         if x.dtype == np.uint8:
             return x.astype(np.float32) / np.float32(255)
         inputs = x.astype(np.float32)
@@ -137,14 +137,14 @@ class Arrays:
                 array=Heading(name),
             )
 
-    def aim(self) -> Aim:
-        """Return what this client tells of the target."""
+    def summarise_target(self) -> TargetSummary:
+        """Return what the server gets to know of this client's target."""
         if self.y.dtype.kind == "f":
-            return Aim("quantity", moments=moments(self.y, self.parts.train))
+            return TargetSummary("quantity", moments=measure_moments(self.y[self.parts.train]))
         if self._stated:
-            self._places(self._stated)
-            return Aim("classes", self._stated)
-        names = in_order(set(self.y.tolist()))
+            self._class_indices(self._stated)
+            return TargetSummary("classes", self._stated)
+        names = sort_classes(set(self.y.tolist()))
         if len(names) == 1 or len(names) > MOST_CLASSES:
             raise DataError(
                 f"{self._path}: y has {len(names):,} different values, as {names[0]}: a client with one class needs "
@@ -153,7 +153,7 @@ class Arrays:
                 different=len(names),
                 most=MOST_CLASSES,
             )
-        if nearly_all_differ(len(names), len(self.y)) and any(number(name) is None for name in names):
+        if nearly_all_differ(len(names), len(self.y)) and any(parse_number(name) is None for name in names):
             raise DataError(
                 f"{self._path}: y has {len(names)} different texts in {len(self.y)} examples, as {names[0]}, which may "
                 "say who an example is about: take another y, or state all classes by npz.classes",
@@ -161,34 +161,34 @@ class Arrays:
                 different=len(names),
                 rows=len(self.y),
             )
-        return Aim("classes", tuple(names))
+        return TargetSummary("classes", tuple(names))
 
-    def _places(self, classes: tuple[str, ...]) -> NDArray[np.int64]:
+    def _class_indices(self, classes: tuple[str, ...]) -> NDArray[np.int64]:
         order = {text: place for place, text in enumerate(classes)}
         for k, value in enumerate(self.y.tolist()):
             if value not in order:
                 raise DataError(
                     f"{self._path}: y holds {value!r}, first in example {k}, which is none of the classes "
-                    f"{named(classes)}: mend it, or state all classes by npz.classes",
+                    f"{join_names(classes)}: correct it, or state all classes by npz.classes",
                     "strange-label",
                     example=k,
                 )
         return np.array([order[value] for value in self.y.tolist()], np.int64)
 
     def about(self) -> Mapping[str, Any]:
-        """Return what this client tells of its data, and warn where its quantity looks like classes."""
+        """Return the summary that the server gets of this client, and warn where its quantity looks like classes."""
         if self.y.dtype.kind == "f" and len(found := np.unique(self.y)) <= FEW_WHOLE and (found == found.round()).all():
             log.warning("%s: y holds few numbers, as floats: a quantity; classes are y.astype(int)", self._path)
-        return about(len(self.parts.train), self.x.shape[1:], self.aim())
+        return summarise(len(self.parts.train), self.x.shape[1:], self.summarise_target())
 
-    def in_short(self) -> Mapping[str, str | int]:
-        """Return what is shown of the client."""
-        aim = self.aim()
-        target = named(aim.classes) if aim.classes else f"{self.y.min():g} to {self.y.max():g}"
+    def describe(self) -> Mapping[str, str | int]:
+        """Return what `fairbloom data` shows of the client."""
+        classes = self.summarise_target().classes
+        target = join_names(classes) if classes else f"{self.y.min():g} to {self.y.max():g}"
         shape = "×".join(map(str, self.x.shape[1:]))
         return {"train": len(self.parts.train), "test": len(self.parts.test), "shape": shape, "target": target}
 
-    def splits(self, agreed: Agreed) -> Splits:
+    def splits(self, agreed: AgreedShape) -> Splits:
         """Return inputs and targets as the clients have agreed; raise DataError where these are others."""
         agreed.check(str(self._path), self.x.shape[1:])
         if (self.y.dtype.kind == "f") == bool(agreed.target.classes):
@@ -196,6 +196,6 @@ class Arrays:
                 f"{self._path}: y is of another kind than with the others: classes, or a quantity", "other-target"
             )
         target = agreed.target
-        values: NDArray[Any] = self._places(target.classes) if target.classes else self.y
+        values: NDArray[Any] = self._class_indices(target.classes) if target.classes else self.y
         inputs = torch.from_numpy(self.x).reshape(-1, *agreed.shape)
         return splits_of(inputs, as_targets(values, target), self.parts)

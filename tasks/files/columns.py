@@ -8,67 +8,64 @@ from .agreement import (
     MOST_CATEGORIES,
     MOST_COLUMNS,
     MOST_INPUTS,
-    Aim,
     Moments,
+    TargetSummary,
     agree_on_target,
-    agreement_of,
-    count_of,
+    check_count,
+    check_moments,
+    check_object,
+    check_texts,
+    combine_moments,
     majority,
-    mapping,
-    moments_of,
-    short,
-    text_of,
-    texts,
-    together,
-    understood,
+    read_agreement,
+    read_summaries,
+    shorten,
+    write_agreement,
 )
-from .targets import Target, in_order, named
-
-KINDS = NUMBERS, CATEGORIES, EMPTY = "numbers", "categories", "empty"
-"""The kinds of columns; an empty one has no value in any row."""
+from .table import CATEGORIES, EMPTY, KINDS, NUMBERS
+from .targets import Target, join_names, sort_classes
 
 OTHER = "other"
 """The category that stands for those which clients keep to themselves."""
 
 REMEDIES = {
-    "kind": "mend it, name the right column by csv.target, or say csv.kind=classification or csv.kind=regression",
+    "kind": "correct it, name the right column by csv.target, or say csv.kind=classification or csv.kind=regression",
     "classes": "say csv.kind=regression if it is a quantity, or state all classes by csv.classes={}, so that a client "
     "may lack some",
 }
 
 
-def agree(told: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
+def agree(sent: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
     """Return the columns, categories and classes that clients agree on, and why some cannot take part."""
     reasons: dict[str, str] = {}
-    abouts = understood(told, About.of, reasons)
-    fit = dict(abouts)
+    fit = read_summaries(sent, ClientSummary.from_json, reasons)
 
     def keep() -> None:
         for name in reasons:
             fit.pop(name, None)
 
     if fit:
-        names = majority({name: about.names for name, about in fit.items()})
-        for name, about in fit.items():
-            if about.names != names:
-                reasons[name] = about.differs(names)
+        names = majority({name: summary.names for name, summary in fit.items()})
+        for name, summary in fit.items():
+            if summary.names != names:
+                reasons[name] = describe_difference(summary.names, names)
         keep()
         order = next(iter(fit.values())).columns
-        kinds = {column: _kind([about.columns[column] for about in fit.values()]) for column in order}
-        for name, about in fit.items():
-            if wrong := [each for each in order if about.columns[each] not in (EMPTY, kinds[each])]:
+        kinds = {column: _kind([summary.columns[column] for summary in fit.values()]) for column in order}
+        for name, summary in fit.items():
+            if wrong := [each for each in order if summary.columns[each] not in (EMPTY, kinds[each])]:
                 reasons[name] = (
-                    f"column {wrong[0]!r} holds {about.columns[wrong[0]]}, and {kinds[wrong[0]]} with most others: "
-                    f"mend it, or take it as categories everywhere by csv.categories={wrong[0]}"
+                    f"column {wrong[0]!r} holds {summary.columns[wrong[0]]}, and {kinds[wrong[0]]} with most others: "
+                    f"correct it, or take it as categories everywhere by csv.categories={wrong[0]}"
                 )
         keep()
-        target = agree_on_target({name: about.aim for name, about in fit.items()}, reasons, REMEDIES)
+        target = agree_on_target({name: summary.target for name, summary in fit.items()}, reasons, REMEDIES)
         keep()
         unions = _unions(fit, reasons)
         keep()
         inputs = tuple(_input(column, kinds[column], list(fit.values()), unions) for column in order)
-        return text_of(Agreed(inputs, target).told(), told, reasons)
-    return text_of({}, told, reasons)
+        return write_agreement(AgreedColumns(inputs, target).to_json(), sent, reasons)
+    return write_agreement({}, sent, reasons)
 
 
 def _kind(kinds: list[str]) -> str:
@@ -76,32 +73,32 @@ def _kind(kinds: list[str]) -> str:
     return CATEGORIES if categories > numbers else NUMBERS
 
 
-def _unions(fit: "Mapping[str, About]", reasons: dict[str, str]) -> dict[str, list[str]]:
+def _unions(fit: "Mapping[str, ClientSummary]", reasons: dict[str, str]) -> dict[str, list[str]]:
     """Return all categories of each column, and note who would make them too many; those with few come first."""
     unions: dict[str, set[str]] = {}
     total = 0
-    for name, about in sorted(fit.items(), key=lambda each: (each[1].number_of_categories, each[0])):
-        more = {column: unions.get(column, set()) | set(own) for column, own in about.categories.items()}
+    for name, summary in sorted(fit.items(), key=lambda each: (each[1].number_of_categories, each[0])):
+        more = {column: unions.get(column, set()) | set(texts) for column, texts in summary.categories.items()}
         column = max(more, key=lambda each: len(more[each]), default="")
         after = total + sum(len(more[each]) - len(unions.get(each, ())) for each in more)
         if more and (len(more[column]) > MOST_CATEGORIES or after > MOST_INPUTS):
             reasons[name] = (
-                f"with its {about.number_of_categories:,} categories there would be {len(more[column]):,} in column "
+                f"with its {summary.number_of_categories:,} categories there would be {len(more[column]):,} in column "
                 f"{column!r} and {after:,} in all; {MOST_CATEGORIES:,} in a column and {MOST_INPUTS:,} in all are the "
                 f"most: leave the column out by csv.ignore={column}"
             )
         else:
             unions |= more
             total = after
-    return {column: in_order(union) for column, union in unions.items()}
+    return {column: sort_classes(union) for column, union in unions.items()}
 
 
-def _input(column: str, kind: str, abouts: "list[About]", unions: Mapping[str, list[str]]) -> "Input":
+def _input(column: str, kind: str, summaries: "list[ClientSummary]", unions: Mapping[str, list[str]]) -> "Input":
     if kind == CATEGORIES:
-        return Input(column, tuple(unions.get(column, ())), other=any(column in about.others for about in abouts))
-    moments = [about.moments.get(column) for about in abouts]
-    if 2 * sum(about.together for about in abouts) > len(abouts):
-        return Input(column, moments=together(moments))
+        return Input(column, tuple(unions.get(column, ())), other=any(column in each.others for each in summaries))
+    moments = [each.moments.get(column) for each in summaries]
+    if 2 * sum(each.together for each in summaries) > len(summaries):
+        return Input(column, moments=combine_moments(moments))
     return Input(column)
 
 
@@ -110,7 +107,7 @@ def _input(column: str, kind: str, abouts: "list[About]", unions: Mapping[str, l
 
 @dataclass(frozen=True)
 class Input:
-    """A column that a model is told.
+    """A column that is an input of the model.
 
     Attributes
     ----------
@@ -119,7 +116,7 @@ class Input:
     categories
         One number of each; None: it is one of numbers.
     moments
-        The common center and scale of numbers; None: each client standardises by its own.
+        The common center and scale of numbers; None: each client standardises by those of its own rows.
     other
         Whether any category that is not among them counts as "other", which then is one of them.
     """
@@ -136,7 +133,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Agreed:
+class AgreedColumns:
     """The inputs in their order, and the target."""
 
     inputs: tuple[Input, ...]
@@ -144,22 +141,22 @@ class Agreed:
 
     @property
     def width(self) -> int:
-        """How many numbers a model is told of a row."""
+        """How many numbers of a row the model gets."""
         return sum(each.width for each in self.inputs)
 
-    def told(self) -> dict[str, Any]:
-        """Return it as JSON knows it; `of` reads it."""
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can carry it; `from_json` reads it."""
         inputs = [
             {"name": each.name, "categories": each.categories, "moments": each.moments}
             | ({"other": True} if each.other else {})
             for each in self.inputs
         ]
-        return {"inputs": inputs, "target": self.target.agreed()}
+        return {"inputs": inputs, "target": self.target.to_json()}
 
     @classmethod
-    def of(cls, text: str) -> "Agreed":
+    def from_json(cls, text: str) -> "AgreedColumns":
         """Return what the clients of a run have agreed on."""
-        found = agreement_of(text)
+        found = read_agreement(text)
         inputs = tuple(
             Input(
                 each["name"],
@@ -169,12 +166,12 @@ class Agreed:
             )
             for each in found["inputs"]
         )
-        return cls(inputs, Target.of(found["target"]))
+        return cls(inputs, Target.from_json(found["target"]))
 
 
 @dataclass(frozen=True)
-class About:
-    """What a client tells of its data.
+class ClientSummary:
+    """What a client sends about its data.
 
     Attributes
     ----------
@@ -184,18 +181,18 @@ class About:
         Of each column of categories, those in training rows.
     moments
         Mean and deviation of columns of numbers in training rows, where these are standardised together.
-    aim
-        What it tells of the target.
+    target
+        Its summary of the target.
     together
         Whether columns are standardised together.
     others
-        The columns of which some categories are not told, and "other" stands for them.
+        The columns of which some categories are not sent, and "other" stands for them.
     """
 
     columns: Mapping[str, str]
     categories: Mapping[str, tuple[str, ...]]
     moments: Mapping[str, Moments]
-    aim: Aim
+    target: TargetSummary
     together: bool
     others: frozenset[str] = frozenset()
 
@@ -209,39 +206,42 @@ class About:
         """How many categories its columns have, together."""
         return sum(map(len, self.categories.values()))
 
-    def differs(self, names: frozenset[str]) -> str:
-        """Return in words how its columns differ from those that most others have."""
-        return differs(self.names, names)
-
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> "About":
-        """Return what a client has told; raise ValueError where it is nonsense, or too much."""
-        count_of(told.get("examples"))
-        names = texts("columns", told.get("columns"), MOST_COLUMNS)
-        kinds = told.get("kinds")
+    def from_json(cls, sent: Mapping[str, Any]) -> "ClientSummary":
+        """Return the summary that a client has sent; raise ValueError where it makes no sense, or is too long."""
+        check_count(sent.get("examples"))
+        names = check_texts("columns", sent.get("columns"), MOST_COLUMNS)
+        kinds = sent.get("kinds")
         if not isinstance(kinds, list) or len(kinds) != len(names) or not all(kind in KINDS for kind in kinds):
-            raise ValueError("it does not tell of each column whether it holds numbers or categories")
+            raise ValueError("it does not say of each column whether it holds numbers or categories")
         columns = dict(zip(names, kinds, strict=True))
         categories = {
-            name: tuple(texts(f"column {name!r}", each, MOST_CATEGORIES))
-            for name, each in mapping("categories", told.get("categories")).items()
+            name: tuple(check_texts(f"column {name!r}", each, MOST_CATEGORIES))
+            for name, each in check_object("categories", sent.get("categories")).items()
             if columns.get(name) == CATEGORIES
         }
         moments = {
-            name: moments_of(f"column {name!r}", each)
-            for name, each in mapping("moments", told.get("moments")).items()
+            name: check_moments(f"column {name!r}", each)
+            for name, each in check_object("moments", sent.get("moments")).items()
             if columns.get(name) == NUMBERS
         }
-        others = frozenset(texts("others", told.get("others", []), MOST_COLUMNS))
+        others = frozenset(check_texts("others", sent.get("others", []), MOST_COLUMNS))
         if lacking := [name for name in sorted(others) if OTHER not in categories.get(name, ())]:
-            raise ValueError(f"it keeps categories of column {short(lacking[0])} back, and does not tell {OTHER!r}")
-        return cls(columns, categories, moments, Aim.of(told.get("target")), told.get("together") is True, others)
+            raise ValueError(f"it keeps categories of column {shorten(lacking[0])} back, and does not send {OTHER!r}")
+        return cls(
+            columns,
+            categories,
+            moments,
+            TargetSummary.from_json(sent.get("target")),
+            sent.get("together") is True,
+            others,
+        )
 
 
-def differs(own: frozenset[str], others: frozenset[str]) -> str:
-    """Return in words how a file's columns differ from those that most other clients have."""
-    lacking, added = sorted(others - own), sorted(own - others)
-    parts = [f"it lacks the columns {named(lacking)}"] * bool(lacking) + [
-        f"it has the columns {named(added)}, which most others lack"
+def describe_difference(here: frozenset[str], others: frozenset[str]) -> str:
+    """Return how a file's columns differ from those that most other clients have."""
+    lacking, added = sorted(others - here), sorted(here - others)
+    parts = [f"it lacks the columns {join_names(lacking)}"] * bool(lacking) + [
+        f"it has the columns {join_names(added)}, which most others lack"
     ] * bool(added)
     return f"{' and '.join(parts)}: all clients need the same columns, in any order (csv.ignore leaves columns out)"

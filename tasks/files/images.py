@@ -14,11 +14,11 @@ from fairbloom.protocol.settings import split_names
 
 from ..partition import FEWEST, split, splits_of
 from ..task import Setup, Splits, Task
-from .agreement import Aim
+from .agreement import TargetSummary
 from .folders import folders_in
 from .reasons import DataError
-from .shapes import Agreed, about, task_of
-from .targets import as_targets, in_order, named
+from .shapes import AgreedShape, summarise, task_of
+from .targets import as_targets, join_names, sort_classes
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 
@@ -63,10 +63,10 @@ class Images:
                 examples=len(self.files),
                 fewest=FEWEST,
             )
-        self.classes = stated or tuple(in_order(set(self.labels)))
+        self.classes = stated or tuple(sort_classes(set(self.labels)))
         if strange := [label for label in self.labels if label not in self.classes]:
             raise DataError(
-                f"{folder / strange[0]} is a folder of none of the classes {named(self.classes)}: rename it, or "
+                f"{folder / strange[0]} is a folder of none of the classes {join_names(self.classes)}: rename it, or "
                 "state all classes by image-folder.classes",
                 "strange-folder",
             )
@@ -98,25 +98,25 @@ class Images:
         return usual
 
     def about(self) -> Mapping[str, Any]:
-        """Return what this client tells of its data."""
-        return about(len(self.parts.train), self.shape, Aim("classes", self.classes))
+        """Return the summary that the server gets of this client's data."""
+        return summarise(len(self.parts.train), self.shape, TargetSummary("classes", self.classes))
 
-    def in_short(self) -> Mapping[str, str | int]:
-        """Return what is shown of the client."""
+    def describe(self) -> Mapping[str, str | int]:
+        """Return what `fairbloom data` shows of the client."""
         counts = Counter(self.labels)
         target = ", ".join(f"{name}: {counts[name]}" for name in self.classes[:12])
         shape = "×".join(map(str, self.shape))
         return {"train": len(self.parts.train), "test": len(self.parts.test), "shape": shape, "target": target}
 
-    def splits(self, agreed: Agreed) -> Splits:
+    def splits(self, agreed: AgreedShape) -> Splits:
         """Return pixels from 0 to 1 and classes, as the clients have agreed."""
         agreed.check(str(self._folder), self.shape)
         order = {name: place for place, name in enumerate(agreed.target.classes)}
         for label in self.labels:
             if label not in order:
                 raise DataError(
-                    f"{self._folder / label} is a folder of none of the agreed classes {named([*order])}: rename it, "
-                    "or state all classes by image-folder.classes",
+                    f"{self._folder / label} is a folder of none of the agreed classes {join_names([*order])}: rename "
+                    "it, or state all classes by image-folder.classes",
                     "strange-folder",
                 )
         inputs = np.empty((len(self.files), *self.shape), np.float32)

@@ -16,7 +16,7 @@ def is_missing(cell: str) -> bool:
     return cell.lower() in MISSING
 
 
-def number(cell: str) -> float | None:
+def parse_number(cell: str) -> float | None:
     """Return the number that a cell holds, None where it holds none."""
     try:
         return None if "_" in cell else float(cell)

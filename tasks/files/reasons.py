@@ -1,6 +1,6 @@
-"""What the server may be told of what is wrong with a client's files: these sentences, and nothing else.
+"""What the server may know of what is wrong with a client's files: these sentences, and nothing else.
 
-An error about files quotes them, so that their owner finds the place. None of that is told to anybody else: the server
+An error about files quotes them, so that their owner finds the place. None of that leaves the machine: the server
 gets one of the sentences below, with numbers of lines, rows and columns, and with names that the run itself uses.
 """
 
@@ -25,11 +25,11 @@ REASONS = {
     "unnamed-column": "column {column} has no name: give it one",
     "long-name": "the name of column {column} has {characters} characters: shorten it",
     "same-column": "columns {column} and {other} have the same name: rename or remove one",
-    "decimal-comma": "line {line}, column {column} holds a number with a comma: write decimal points, and nothing "
-    "between thousands",
-    "no-number": "line {line}, column {column} holds no number, and most of the column is numbers: mend it, leave the "
-    "cell empty if the value is missing, or take the column as categories by csv.categories",
-    "large-number": "line {line}, column {column} holds a number that is too large: mend it, or leave it empty",
+    "decimal-comma": "line {line}, column {column} holds a number with a comma: write decimal points, and no "
+    "thousands separators",
+    "no-number": "line {line}, column {column} is not a number, while most of the column is: correct it, leave the "
+    "cell empty if the value is missing, or read the column as categories by csv.categories",
+    "large-number": "line {line}, column {column} is too large a number: correct it, or leave the cell empty",
     "long-text": "line {line}, column {column} holds a text of {characters} characters: leave the column out by "
     "csv.ignore",
     "no-target": "it has no column called target, label or y: name the target by csv.target",
@@ -39,8 +39,8 @@ REASONS = {
     "nameless-rows": "column {column} names no client in {rows} rows",
     "no-inputs": "it has no columns but the target: nothing to learn from",
     "few-rows": "it has {rows} rows, {kept} of them without a missing value: at least {fewest} are needed",
-    "missing": "line {line}, column {column} has no value, the first of {cells} such cells: csv.missing=drop, "
-    "csv.missing=fill or csv.ignore would do",
+    "missing": "line {line}, column {column} has no value, nor have {cells} cells in all: csv.missing=drop leaves such "
+    "rows out, csv.missing=fill fills them in, csv.ignore leaves columns out",
     "many-categories": "column {column} holds {different} different texts, and {most} categories are the most: leave "
     "it out by csv.ignore",
     "dates": "column {column} holds texts that look like dates: leave it out by csv.ignore, or allow it by "
@@ -51,28 +51,28 @@ REASONS = {
     "about: leave it out by csv.ignore, or allow it by csv.categories",
     "different-targets": "the target has {different} different values in {rows} rows, texts among them, which may say "
     "who a row is about: choose another target, or state all classes",
-    "mixed-target": "line {line}, column {column} holds no number, and most of the target is numbers: mend it, or say "
+    "mixed-target": "line {line}, column {column} is not a number, while most of the target is: correct it, or set "
     "csv.kind=classification",
     "many-classes": "the target, column {column}, has {different} different values, and {most} classes are the most: "
     "name the right column by csv.target, or state all classes by csv.classes",
     "class-count": "its target has {different} different values: one class needs all of them stated, {most} are the "
     "most, and a quantity is of floats",
     "one-class": "all rows have the same class: state all classes, or leave this client out",
-    "strange-class": "line {line}, column {column} holds none of the stated classes: mend it, or state all classes by "
-    "csv.classes",
-    "no-quantity": "line {line}, column {column} holds no number to be predicted: mend it, name another column by "
-    "csv.target, or say csv.kind=classification",
+    "strange-class": "line {line}, column {column} holds none of the stated classes: correct it, or state all classes "
+    "by csv.classes",
+    "no-quantity": "line {line}, column {column} is not a number to predict: correct it, name another column by "
+    "csv.target, or set csv.kind=classification",
     "other-columns": "its columns are not those that the clients agreed on: it lacks {lacking}, and has {added} "
     "besides: csv.ignore leaves columns out",
     "other-kind": "column {column} holds numbers where the others have categories, or categories where they have "
-    "numbers: mend it, or take it as categories everywhere by csv.categories",
+    "numbers: correct it, or take it as categories everywhere by csv.categories",
     "other-target": "its target is of another kind than with the others: classes, or a quantity",
     "other-shape": "its examples have another shape than those of the others",
     "arrays": "its file lacks x and y, or x_train, y_train, x_test and y_test",
     "array-shapes": "the shapes or kinds of its arrays do not fit together: its own log names them",
     "few-examples": "it has {examples} examples, and at least {fewest} are needed",
     "not-finite": "example {example} of {array} holds NaN, or a number that float32 cannot hold",
-    "strange-label": "example {example} has none of the stated classes: mend it, or state all classes",
+    "strange-label": "example {example} has none of the stated classes: correct it, or state all classes",
     "strange-folder": "it has a folder of none of the stated classes: rename it, or state all classes",
     "image-sizes": "its images are not all of one size: image-folder.size=32 brings all to 32×32",
 }
@@ -80,7 +80,7 @@ REASONS = {
 
 
 class Heading(str):
-    """A word that may be told: a name that the run itself uses, or one in a header that has passed its check."""
+    """A name that the server may know: one that the run itself uses, or one in a header that has passed its check."""
 
     __slots__ = ()
 
@@ -94,18 +94,18 @@ class DataError(ReportableError):
         Names file, place and value, and what to do.
     why
         Key in REASONS.
-    **told
+    **values
         What stands in its braces.
 
     Raises
     ------
     TypeError
-        When something is to be told that is neither a number nor a Heading.
+        When a value is neither a number nor a Heading.
     """
 
-    def __init__(self, message: str, why: str = "unusable", **told: int | Heading) -> None:
-        for key, value in told.items():
+    def __init__(self, message: str, why: str = "unusable", **values: int | Heading) -> None:
+        for key, value in values.items():
             if type(value) is not int and not isinstance(value, Heading):
                 raise TypeError(f"{key} of {why} is a {type(value).__name__}, which may quote a client's files")
-        words = {key: repr(str(value)) if isinstance(value, Heading) else value for key, value in told.items()}
-        super().__init__(message, REASONS[why].format(**words))
+        quoted = {key: repr(str(value)) if isinstance(value, Heading) else value for key, value in values.items()}
+        super().__init__(message, REASONS[why].format(**quoted))

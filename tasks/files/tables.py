@@ -1,8 +1,8 @@
 """CSV files of a user's own: a file for each client, or one file with a column that names the client."""
 
 import logging
-from collections.abc import Mapping
-from functools import cache, cached_property
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from fairbloom.protocol.settings import split_names
 
 from .. import models
 from ..task import Described, Setup, Task
-from .columns import EMPTY, Agreed
+from .columns import AgreedColumns
 from .folders import files_in
-from .reading import Column, Table, read
+from .reading import KEPT, read
 from .reasons import DataError
-from .rows import Options, Part, column_called, kind_of
-from .targets import Target, in_order, named
+from .rows import ClientRows, CsvSettings, find_column
+from .table import EMPTY, Column, Rows, Table
+from .targets import Target, join_names, sort_classes
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -43,7 +44,7 @@ def load(
 
     Columns of numbers are standardised and those of texts are one-hot encoded, by what training rows hold.
     """
-    options = Options(
+    settings = CsvSettings(
         target=target.strip(),
         client=client.strip(),
         kind=kind,
@@ -54,116 +55,125 @@ def load(
         together=standardise == "together",
         smallest_category=smallest_category,
     )
-    data = Data(setup, options)
-    aim = Agreed.of(setup.agreed).target if setup.agreed else Target()
+    files = CsvFiles(setup, settings)
+    predicted = AgreedColumns.from_json(setup.agreed).target if setup.agreed else Target()
 
     @cache
-    def agreed() -> Agreed:
-        return Agreed.of(setup.agreed)
+    def agreed() -> AgreedColumns:
+        return AgreedColumns.from_json(setup.agreed)
 
     def model() -> torch.nn.Module:
-        return models.build(setup.model, (agreed().width,), aim.outputs, setup.seed)
+        return models.build(setup.model, (agreed().width,), predicted.outputs, setup.seed)
 
     return Task(
-        clients=data.clients,
+        clients=files.clients,
         model=model,
-        loss=aim.loss,
-        splits=lambda name: data.part(name).splits(agreed()),
-        scores=aim.scores(),
-        about=data.about,
-        describe=data.describe,
+        loss=predicted.loss,
+        splits=lambda name: files.rows_of(name).splits(agreed()),
+        scores=predicted.scores(),
+        about=files.about,
+        describe=files.describe,
     )
 
 
-class Data:
+class CsvFiles:
     """The files of a folder, which are read when a client's data are asked for."""
 
-    def __init__(self, setup: Setup, options: Options) -> None:
-        self._setup, self._options = setup, options
+    def __init__(self, setup: Setup, settings: CsvSettings) -> None:
+        self._setup, self._settings = setup, settings
         self.about = cache(self._about)
-        if len(options.classes) == 1 or len(set(options.classes)) < len(options.classes):
+        self.rows_of = lru_cache(maxsize=KEPT)(self._rows_of)
+        if len(settings.classes) == 1 or len(set(settings.classes)) < len(settings.classes):
             raise ReportableError(
-                f"csv.classes = {','.join(options.classes)!r}: name two or more different classes, with commas"
+                f"csv.classes = {','.join(settings.classes)!r}: name two or more different classes, with commas"
             )
 
     @cached_property
-    def _files(self) -> dict[str, Path]:
+    def _paths(self) -> dict[str, Path]:
         return files_in(self._setup.data_dir, ENDINGS)
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
-        """The names of the clients: of the files, or of what a column says."""
-        if not self._options.client or not self._files:
-            return tuple(self._files)
-        return tuple(sorted(self._column_of_clients()[1].texts))
+        """The names of the clients: of the files, or of the values of a column."""
+        if not self._settings.client or not self._paths:
+            return tuple(self._paths)
+        return tuple(sorted(self._client_column[1].texts))
 
-    def _column_of_clients(self) -> tuple[Table, Column]:
-        """Return the one file, and the column that says whose a row is."""
-        name = self._options.client
-        if len(self._files) > 1:
+    @cached_property
+    def _client_column(self) -> tuple[Table, Column]:
+        """The one file, and its column that names the client of each row."""
+        name = self._settings.client
+        if len(self._paths) > 1:
             raise DataError(
                 f"csv.client = {name!r}: it names the column of clients in a single file, and {self._setup.data_dir} "
-                f"has {len(self._files)} files: leave csv.client out, so that each file is a client",
+                f"has {len(self._paths)} files: leave csv.client out, so that each file is a client",
                 "several-files",
-                files=len(self._files),
+                files=len(self._paths),
             )
-        (path,) = self._files.values()
-        table = read(path, self._options.reading)
-        column = column_called(table, name, "csv.client")
+        (path,) = self._paths.values()
+        table = read(path, self._settings.hints)
+        column = find_column(table, name, "csv.client")
         if len(nobody := np.flatnonzero(column.codes < 0)):
             raise DataError(
                 f"{table.place(int(nobody[0]), column.name)} names no client, as {len(nobody)} rows do: csv.client = "
-                f"{name!r} must say of each row whose it is",
+                f"{name!r} must name the client of each row",
                 "nameless-rows",
                 column=column.label,
                 rows=len(nobody),
             )
         return table, column
 
-    def part(self, client: str) -> "Part":
+    @cached_property
+    def _rows_of_clients(self) -> list[Rows]:
+        """The rows of each client of the one file, in the order of the column's texts."""
+        column = self._client_column[1]
+        codes = column.codes.astype(np.min_scalar_type(len(column.texts)))  # the narrower, the faster they are sorted
+        return np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
+
+    def _rows_of(self, client: str) -> ClientRows:
         """Return the data of one client."""
-        if not self._options.client:
-            table = read(self._files[client], self._options.reading)
-            return Part(client, table, np.arange(len(table)), self._setup, self._options)
-        table, column = self._column_of_clients()
-        rows = np.flatnonzero(column.codes == column.texts.index(client))
-        return Part(client, table, rows, self._setup, self._options)
+        if not self._settings.client:
+            table = read(self._paths[client], self._settings.hints)
+            return ClientRows(client, table, np.arange(len(table)), self._setup, self._settings)
+        table, column = self._client_column
+        rows = self._rows_of_clients[column.texts.index(client)]
+        return ClientRows(client, table, rows, self._setup, self._settings)
 
     def _about(self, client: str) -> Mapping[str, Any]:
-        """Return what a client tells of its data; its warnings are given once, since `about` keeps this."""
-        part = self.part(client)
-        log.info("%s", part.in_words())
-        return part.about()
+        """Return the summary of a client's data; its warnings are given once, since `about` keeps this."""
+        rows = self.rows_of(client)
+        log.info("%s", rows.summary())
+        return rows.about()
 
     def describe(self) -> Described:
         """Return a row of each client, with what is wrong with it, and a row of each column."""
         clients: list[Mapping[str, str | int]] = []
-        parts: list[Part] = []
+        usable: list[ClientRows] = []
         for name in self.clients:
             try:
                 self.about(name)
-                part = self.part(name)
+                rows = self.rows_of(name)
             except FairbloomError as error:
                 clients.append({"client": name, "problem": str(error)})
                 continue
-            parts.append(part)
-            clients.append({"client": name, **part.in_short()})
-        columns = dict.fromkeys(column.name for part in parts for column in (*part.inputs, part.target))
-        return {"clients": clients, "columns": [_in_short(column, parts) for column in columns]}
+            usable.append(rows)
+            clients.append({"client": name, **rows.describe()})
+        columns = dict.fromkeys(column.name for rows in usable for column in (*rows.inputs, rows.target))
+        return {"clients": clients, "columns": [_describe_column(column, usable) for column in columns]}
 
 
-def _in_short(name: str, parts: "list[Part]") -> Mapping[str, str | int]:
+def _describe_column(name: str, clients: Sequence[ClientRows]) -> Mapping[str, str | int]:
     """Return what is shown of a column over all clients."""
-    own = [(column, part.rows) for part in parts for column in (*part.inputs, part.target) if column.name == name]
-    texts = in_order({text for column, rows in own for text in column.texts_in(rows)})
-    numbers = [column.numbers[rows] for column, rows in own if column.numbers is not None]
-    there = np.concatenate([values[~np.isnan(values)] for values in numbers] or [np.zeros(0)])
-    kinds = sorted({kind_of(column) for column, _ in own} - {EMPTY}) or [EMPTY]
-    is_target = any(part.target.name == name for part in parts)
+    having = [(column, each.rows) for each in clients for column in (*each.inputs, each.target) if column.name == name]
+    texts = sort_classes({text for column, rows in having for text in column.texts_in(rows)})
+    kinds = sorted({column.kind for column, _ in having} - {EMPTY}) or [EMPTY]
+    numbers = [column.numbers[rows] for column, rows in having if column.numbers is not None]
+    there = [values for values in (each[~np.isnan(each)] for each in numbers) if len(values)]
+    span = f"{min(each.min() for each in there):g} to {max(each.max() for each in there):g}" if there else ""
     return {
         "column": name,
-        "kind": "target" if is_target else " or ".join(kinds),
-        "values": named(texts) if texts else f"{there.min():g} to {there.max():g}" if len(there) else "",
-        "missing": sum(int((column.missing[rows] > 0).sum()) for column, rows in own),
-        "clients": len(own),
+        "kind": "target" if any(each.target.name == name for each in clients) else " or ".join(kinds),
+        "values": join_names(texts) if texts else span,
+        "missing": sum(column.count_missing(rows) for column, rows in having),
+        "clients": len(having),
     }

@@ -1,4 +1,4 @@
-"""What is to be told from the inputs of a user's own files: classes, or a quantity."""
+"""What is predicted from the inputs of a user's own files: classes, or a quantity."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,7 +13,7 @@ from fairbloom.protocol.scores import ACCURACY, Score
 
 from ..measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE, absolute_error, auc, balanced_accuracy, r2, rmse
 from ..task import is_highest
-from .numbers import number
+from .numbers import parse_number
 
 Measure = Callable[[Tensor, Tensor], Tensor | float]
 
@@ -23,7 +23,7 @@ class Target:
     """What a model's outputs stand for.
 
     A quantity is learned in units of `scale` around `center`, both agreed among the clients, so that learning rates
-    mean the same whatever its unit; its scores are told in its own unit.
+    mean the same whatever its unit; its scores are in its own unit.
 
     Attributes
     ----------
@@ -60,28 +60,28 @@ class Target:
         both: dict[Score, Measure] = {ACCURACY: is_highest, BALANCED_ACCURACY: balanced_accuracy}
         return both | {AUC: auc} if len(self.classes) == 2 else both
 
-    def agreed(self) -> dict[str, Any]:
-        """Return what JSON can carry of it; `of` reads it."""
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can carry it; `from_json` reads it."""
         return {"classes": list(self.classes)} if self.classes else {"center": self.center, "scale": self.scale}
 
     @classmethod
-    def of(cls, agreed: Mapping[str, Any]) -> "Target":
-        """Return what `agreed` has written."""
+    def from_json(cls, agreed: Mapping[str, Any]) -> "Target":
+        """Return what `to_json` has written."""
         if "classes" in agreed:
             return cls(tuple(agreed["classes"]))
         return cls(center=float(agreed["center"]), scale=float(agreed["scale"]))
 
 
-def in_order(classes: Collection[str]) -> list[str]:
+def sort_classes(classes: Collection[str]) -> list[str]:
     """Return classes in the order of their numbers where all are numbers, else in that of the alphabet."""
-    values = {name: number(name) for name in classes}
+    values = {name: parse_number(name) for name in classes}
     if all(value is not None and math.isfinite(value) for value in values.values()):
         return sorted(classes, key=lambda name: (values[name], name))
     return sorted(classes)
 
 
-def named(classes: Sequence[str], most: int = 12) -> str:
-    """Return classes, or other names, as a sentence has them; of many, the first few."""
+def join_names(classes: Sequence[str], most: int = 12) -> str:
+    """Return classes, or other names, joined for a sentence; of many, the first few."""
     rest = len(classes) - most
     return ", ".join(classes[:most]) + (f" and {rest} more" if rest > 0 else "")
 

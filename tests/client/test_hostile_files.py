@@ -114,7 +114,7 @@ CASES: dict[str, Case] = {
     ),
     "no header but quotes": case(HEADLESS.replace(",", '","').replace("\n", '"\n"')[:-1], "line"),
     "a patient's row above the header": case(
-        table(rows()[0], HEADER, *rows(), header=None), "line 2, column 2 holds no number"
+        table(rows()[0], HEADER, *rows(), header=None), "line 2, column 2 is not a number"
     ),
     "a comment above the header": case(table("# of ward 7, for Dr Haraldsen", HEADER, *rows(), header=None)),
     "a header of numbers": case(table(*rows(), header="4711,0,1,2,outcome"), DOUBTFUL),
@@ -214,7 +214,7 @@ CASES: dict[str, Case] = {
     "paths": case(table(*rows(diagnosis="/home/haraldsen/scans/{who}.dcm")), "30 different", may_leave={"diagnosis"}),
     "a rare illness": case(table(*rows(), "Eve,70,male,kuru,recovered", *rows()), may_leave=GOOD),
     "a text among numbers": case(
-        table(*rows(), "Eve,Lindqvist,male,asthma,recovered"), "column 'age' holds no number", may_leave={"age"}
+        table(*rows(), "Eve,Lindqvist,male,asthma,recovered"), "column 'age' is not a number", may_leave={"age"}
     ),
     "an endless number": case(table(*rows(), "Eve,inf,male,asthma,recovered"), "too large", may_leave={"age"}),
     "a missing value": case(table(*rows(), "Eve,,male,asthma,recovered"), "has no value", may_leave={"age"}),
@@ -226,13 +226,13 @@ CASES: dict[str, Case] = {
     ),
     "a target of names to be predicted as numbers": case(
         table(*rows()),
-        "no number",
+        "is not a number to predict",
         ask={"target": "patient", "ignore": "", "kind": "regression"},
         may_leave={"patient", "outcome"},
     ),
     "a name in a target of numbers": case(
         table(*rows(outcome="{some}"), "Eve,7,male,asthma,Villeneuve"),
-        "most of the target is numbers",
+        "not a number, while most of the target is",
         may_leave={"outcome"},
     ),
     "classes that are not those stated": case(

@@ -48,7 +48,7 @@ def test_what_a_cell_holds_and_where_files_lie_stays_in_the_devices_own_log(
     with caplog.at_level(logging.ERROR, "flwr"), pytest.raises(FairbloomError) as refusal:
         asked(device(tmp_path))
     told = str(refusal.value)
-    assert "line 2, column 'age' holds no number, and most of the column is numbers" in told
+    assert "line 2, column 'age' is not a number, while most of the column is" in told
     assert "Svensson" not in told
     assert str(tmp_path) not in told
     assert "lund" not in told

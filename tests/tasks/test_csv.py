@@ -15,7 +15,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import Examples, Setup, check_data, describe_data, load_task
 from fairbloom.tasks.files.columns import agree
-from fairbloom.tasks.files.targets import in_order
+from fairbloom.tasks.files.targets import sort_classes
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE
 from fairbloom.tasks.partition import split
 
@@ -282,20 +282,20 @@ def four(folder: Folder) -> dict[str, dict[str, Any]]:
 
 
 HOSTILE: list[tuple[dict[str, Any], str]] = [
-    ({"columns": 3}, "columns is 3, no list"),
+    ({"columns": 3}, "columns must be a list, got 3"),
     ({"columns": ["age", "age", "ward"]}, "twice"),
-    ({"columns": [["age"], "dose", "ward"]}, "a text of at most 200"),
-    ({"columns": ["age", "dose", "x" * 201]}, "a text of at most 200"),
+    ({"columns": [["age"], "dose", "ward"]}, "texts of at most 200"),
+    ({"columns": ["age", "dose", "x" * 201]}, "texts of at most 200"),
     ({"columns": ["age", "dose", "\ud800"]}, "surrogates not allowed"),
     ({"columns": [f"c{k}" for k in range(10_001)]}, "10,000 are the most"),
     ({"kinds": ["numbers"] * 4}, "of each column whether"),
     ({"kinds": ["numbers", "numbers", "secrets"]}, "of each column whether"),
     ({"kinds": [["numbers"], "numbers", "categories"]}, "cannot be used"),
     ({"categories": {"ward": [f"w{k}" for k in range(1_001)]}}, "1,000 are the most"),
-    ({"categories": {"ward": [1, 2]}}, "a text of at most"),
-    ({"categories": []}, "no object"),
-    ({"moments": {"age": [math.nan, 1]}}, "mean or deviation of column 'age' is nan"),
-    ({"moments": {"age": [1e300, 1]}}, "is 1e+300"),
+    ({"categories": {"ward": [1, 2]}}, "texts of at most"),
+    ({"categories": []}, "categories must be an object"),
+    ({"moments": {"age": [math.nan, 1]}}, "got nan"),
+    ({"moments": {"age": [1e300, 1]}}, "got 1e+300"),
     ({"moments": {"age": [10**400, 1]}}, "mean or deviation of column 'age'"),
     ({"moments": {"age": [1, -1]}}, "below 0"),
     ({"moments": {"age": [1]}}, "mean and deviation of column 'age'"),
@@ -303,7 +303,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"examples": 0}, "number of examples is 0"),
     ({"examples": True}, "number of examples is True"),
     ({"examples": 1e9}, "number of examples"),
-    ({"target": None}, "target is None"),
+    ({"target": None}, "target must be an object, got None"),
     ({"target": {"kind": "either", "classes": []}}, "names no classes"),
     ({"target": {"kind": "everything", "classes": ["0"]}}, "kind of target is 'everything'"),
     ({"target": {"kind": ["classes"], "classes": ["0"]}}, "kind of target is ['classes']"),
@@ -353,13 +353,13 @@ def test_of_two_camps_of_equal_size_the_one_with_the_first_name_is_right(four: d
 
 def test_categories_are_in_order_of_numbers_where_all_are_and_else_of_the_alphabet() -> None:
     for names in (["10", "9", "-1.5"], ["nan", "10", "9"], ["b", "10", "9"], ["1_0", "9"], ["inf", "2"]):
-        assert in_order(names) == in_order(names[::-1])
-    assert in_order(["10", "9", "-1.5"]) == ["-1.5", "9", "10"]
-    assert in_order(["b", "10", "9"]) == ["10", "9", "b"]
+        assert sort_classes(names) == sort_classes(names[::-1])
+    assert sort_classes(["10", "9", "-1.5"]) == ["-1.5", "9", "10"]
+    assert sort_classes(["b", "10", "9"]) == ["10", "9", "b"]
 
 
 def test_where_nobody_can_take_part_all_reasons_are_said() -> None:
-    with pytest.raises(FairbloomError, match=r"a: what it tells .*; b: what it tells"):
+    with pytest.raises(FairbloomError, match=r"a: its summary .*; b: its summary"):
         agree({"b": {}, "a": {}})
 
 

@@ -107,7 +107,7 @@ WRONG_ARRAYS: dict[str, tuple[dict[str, Any] | bytes, tuple[str, ...]]] = {
     "fewer targets": ({"x": X, "y": Y[:19]}, ("x has 20 examples and y 19",)),
     "no dimension of examples": ({"x": X[:, 0], "y": Y}, ("x has shape (20,)", "first dimension")),
     "several targets": ({"x": X, "y": X}, ("y (20, 3)", "one value in y")),
-    "texts": ({"x": X.astype(str), "y": Y}, ("x is <U", "numbers are due")),
+    "texts": ({"x": X.astype(str), "y": Y}, ("x must hold numbers", "<U")),
     "NaN": ({"x": np.where(X[7] == X, np.nan, X), "y": Y}, ("x holds NaN", "in 1 of 20 examples, first in example 7")),
     "NaN in targets": (
         {"x": X, "y": np.where(Y == 1, np.nan, 0.5)},

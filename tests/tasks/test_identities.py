@@ -216,7 +216,7 @@ def test_who_keeps_categories_back_must_tell_other(folder: Folder) -> None:
     told = told_by(config(folder(a=wards(north=30, south=30), b=wards(north=30, south=30))))
     told["b"]["others"] = ["ward"]
     _, reasons = find_task("csv").agreement(told)
-    assert "does not tell 'other'" in reasons["b"]
+    assert "does not send 'other'" in reasons["b"]
 
 
 # Headers, and what may be told ----------------------------------------------------------------------------------------

@@ -140,11 +140,11 @@ X, Y = torch.randn(6, 3), torch.arange(6) % 2
 GOOD = Examples(X, Y)
 
 BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "no Splits": (GOOD, ("splits('site') returns a Examples", "Splits of two Examples")),
-    "tensors": ((X, Y), ("splits('site') returns Splits of tensors", "Splits of two Examples")),
+    "no Splits": (GOOD, ("splits('site')", "Splits of two Examples, got Examples")),
+    "tensors": ((X, Y), ("splits('site')", "Splits of two Examples, got Splits of tensors")),
     "float64 inputs": ((Examples(X.double(), Y), GOOD), ("training examples of client site", "float64", ".float()")),
     "int32 targets": ((GOOD, Examples(X, Y.int())), ("test examples of client site", "torch.int32", "targets.long()")),
-    "NumPy arrays": ((Examples(X.numpy(), Y), GOOD), ("inputs must be a torch.Tensor", "ndarray")),  # type: ignore[arg-type]
+    "NumPy arrays": ((Examples(X.numpy(), Y), GOOD), ("inputs must be a torch.Tensor, got ndarray",)),  # type: ignore[arg-type]
     "NaN": ((Examples(X.clone().index_fill(0, torch.tensor(4), torch.nan), Y), GOOD), ("inputs hold NaN", "in row 4")),
     "infinite targets": ((GOOD, Examples(X, X[:, 0] / 0)), ("targets hold NaN or infinite", "in row 0")),
     "no test examples": (
@@ -155,10 +155,13 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     "fewer targets": ((GOOD, Examples(X, Y[:5])), ("6 inputs and 5 targets",)),
     "rows that are not there": (
         (GOOD, Examples(X, Y, torch.tensor([0, 6]))),
-        ("rows are torch.int64 from 0 to 6", "to 5"),
+        ("torch.int64 from 0 to 5", "got torch.int64 from 0 to 6"),
     ),
-    "rows of another type": ((GOOD, Examples(X, Y, torch.tensor([True, False]))), ("rows are torch.bool",)),
-    "a single number": ((GOOD, Examples(torch.tensor(1.0), Y)), ("inputs are a single number",)),
+    "rows of another type": (
+        (GOOD, Examples(X, Y, torch.tensor([True, False]))),
+        ("rows must be torch.int64", "got torch.bool"),
+    ),
+    "a single number": ((GOOD, Examples(torch.tensor(1.0), Y)), ("inputs", "got a single number")),
 }
 
 
@@ -195,7 +198,7 @@ def test_a_loss_that_is_not_of_each_example_is_said(loss: Any, shape: str) -> No
     task = task_with(Splits(GOOD, GOOD), loss=loss)
     with pytest.raises(FairbloomError) as refusal:
         task.loss(torch.zeros(6, 2), Y)
-    for word in (f"its loss returns shape {shape} for 6 examples", "shape (6,)", "reduction='none'"):
+    for word in ("its loss must return one number for each of 6 examples", f"got shape {shape}", "reduction='none'"):
         assert word in str(refusal.value)
 
 

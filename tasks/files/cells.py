@@ -1,0 +1,206 @@
+"""From a file's cells to its columns; every error says file, line, column, value and remedy."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .headers import Label, doubtful_place, labels_of
+from .numbers import DECIMAL_COMMA, WHOLE, is_missing, parse_number
+from .reasons import DataError
+from .table import NO_CODES, Column, ColumnHints, Table
+
+MAX_TEXT = 200
+"""Longer texts are no names of columns, categories or classes."""
+
+MAX_NUMBER = 1e100
+"""Numbers beyond cannot be squared and summed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The different cells of a column, in the order of their first rows, and which of them each row has."""
+
+    different: tuple[str, ...]
+    places: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.places)
+
+    def expand(self, values: Sequence[Any], kind: type[Any]) -> NDArray[Any]:
+        """Return the value of each row, from those of the different cells."""
+        return np.array(values, kind)[self.places] if values else np.zeros(0, kind)
+
+    def first(self, cell: str) -> int:
+        """Return the row that has a cell first."""
+        return int(np.argmax(self.places == self.different.index(cell)))
+
+    def count(self, which: Collection[str]) -> int:
+        """Return how many rows have one of these cells."""
+        chosen = [k for k, cell in enumerate(self.different) if cell in which]
+        return int(np.isin(self.places, chosen).sum())
+
+
+class CellsBuilder:
+    """The cells of a column, which are added block by block, so that each different one is held once."""
+
+    def __init__(self) -> None:
+        self._numbering: dict[str, int] = {}
+        self._places: list[NDArray[np.int32]] = []
+
+    def add(self, cells: Sequence[str]) -> None:
+        """Add the cells of the next rows."""
+        codes = (self._numbering.setdefault(cell, len(self._numbering)) for cell in cells)
+        self._places.append(np.fromiter(codes, np.int32, len(cells)))
+
+    def add_coded(self, different: Sequence[str], codes: NDArray[np.int32]) -> None:
+        """Add the cells of the next rows: which of the different ones, in the order of their first rows, each is."""
+        before = len(self._places)
+        self.add(different)
+        self._places[before] = self._places[before][codes]
+
+    def build(self) -> Cells:
+        """Return all cells."""
+        return Cells(tuple(self._numbering), np.concatenate([NO_CODES, *self._places]))
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """A column that holds nothing but numbers and missing values: what `Column` has of it."""
+
+    numbers: NDArray[np.float64]
+    blanks: tuple[str, ...]
+    missing: NDArray[np.int8]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.numbers)
+
+
+def build_table(
+    path: Path, header: Sequence[str], cells: Sequence[Cells | Numbers], lines: NDArray[np.int64], hints: ColumnHints
+) -> Table:
+    """Return the table of a file's cells, those of each of its columns.
+
+    Parameters
+    ----------
+    path
+        The file.
+    header
+        The names of the columns.
+    cells
+        Of each column; `Numbers` where its name is no number, so that it cannot be among them.
+    lines
+        In which line of the file each row ends.
+    hints
+        What the settings of the run say about the columns.
+
+    Raises
+    ------
+    DataError
+        When a column is neither of numbers nor of texts.
+    """
+    different = [of.different if isinstance(of, Cells) else () for of in cells]
+    doubtful = doubtful_place(header, different, hints.names)
+    labels = labels_of(header, doubtful, hints.names)
+    columns = {}
+    for name, of in zip(header, cells, strict=True):
+        if name.lower() in hints.ignored:
+            continue
+        if isinstance(of, Numbers):
+            columns[name] = Column(name, labels[name], of.numbers, (), NO_CODES, of.blanks, of.missing)
+        else:
+            place = ColumnPlace(path, name, labels[name], lines)
+            columns[name] = build_column(place, of, as_text=name.lower() in hints.as_texts)
+    return Table(path, columns, lines, doubtful)
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnPlace:
+    """What errors about a column say of it: its file, its name, what the server may know, and the lines of its rows."""
+
+    path: Path
+    name: str
+    label: Label
+    lines: NDArray[np.int64]
+
+    def error(self, row: int, wrong: str, why: str, **values: int) -> DataError:
+        """Return the error of a cell: what is wrong with it, and the key of its reason."""
+        line = int(self.lines[row])
+        said = f"{self.path}, line {line}, column {self.name!r} {wrong}"
+        return DataError(said, why, line=line, column=self.label, **values)
+
+
+def build_column(place: ColumnPlace, cells: Cells, *, as_text: bool) -> Column:
+    """Return a column of numbers where all its values are numbers, else one of texts.
+
+    Raises
+    ------
+    DataError
+        When most values are numbers and some are not, or have a decimal comma, or one is too large or too long.
+    """
+    blanks = tuple(cell for cell in cells.different if is_missing(cell))
+    of_blanks = {cell: k for k, cell in enumerate(blanks, start=1)}
+    missing = cells.expand([of_blanks.get(cell, 0) for cell in cells.different], np.int8)
+    if not as_text:
+        numbers = [math.nan if is_missing(cell) else parse_number(cell) for cell in cells.different]
+        check_numbers(place, cells, numbers)
+        if None not in numbers:
+            values = cells.expand(numbers, np.float64)
+            return Column(place.name, place.label, values, (), NO_CODES, blanks, missing)
+    check_length(place, cells)
+    texts: dict[str, int] = {}
+    # 4.0 in one file and 4 in another one are the same category.
+    short = (cell.partition(".")[0] if WHOLE.fullmatch(cell) else cell for cell in cells.different)
+    codes = [-1 if is_missing(text) else texts.setdefault(text, len(texts)) for text in short]
+    return Column(place.name, place.label, None, tuple(texts), cells.expand(codes, np.int32), blanks, missing)
+
+
+def check_numbers(place: ColumnPlace, cells: Cells, numbers: Sequence[float | None]) -> None:
+    """Raise DataError when a column is of numbers for the most part, and something in it is none."""
+    wrong = [cell for cell, value in zip(cells.different, numbers, strict=True) if value is None]
+    if not wrong:
+        check_sizes(place, cells, numbers)
+        return
+    present = cells.count({cell for cell in cells.different if not is_missing(cell)})
+    with_comma = [cell for cell in wrong if DECIMAL_COMMA.fullmatch(cell)]
+    if with_comma and 2 * cells.count(set(with_comma)) >= present:
+        raise place.error(
+            cells.first(with_comma[0]),
+            f"holds {with_comma[0]!r}, a number with a comma: write decimal points, and no thousands separators",
+            "decimal-comma",
+        )
+    if 2 * cells.count(set(wrong)) < present:
+        raise place.error(
+            cells.first(wrong[0]),
+            f"holds {wrong[0]!r}, which is not a number, while most of the column is numbers: correct it, leave the "
+            "cell empty if the value is missing, or read the whole column as categories by "
+            f"csv.categories={place.name}",
+            "no-number",
+        )
+
+
+def check_sizes(place: ColumnPlace, cells: Cells, numbers: Sequence[float | None]) -> None:
+    """Raise DataError when a number is too large to be squared and summed."""
+    for cell, value in zip(cells.different, numbers, strict=True):
+        if value is not None and abs(value) > MAX_NUMBER:
+            wrong = f"holds {cell}: correct it, or leave the cell empty; numbers are at most {MAX_NUMBER:g}"
+            raise place.error(cells.first(cell), wrong, "large-number")
+
+
+def check_length(place: ColumnPlace, cells: Cells) -> None:
+    """Raise DataError when a text is longer than that of a category or class."""
+    longest = max(cells.different, key=len, default="")
+    if len(longest) > MAX_TEXT:
+        raise place.error(
+            cells.first(longest),
+            f"holds a text of {len(longest)} characters, and a category has at most {MAX_TEXT}: leave the column out "
+            f"by csv.ignore={place.name}",
+            "long-text",
+            characters=len(longest),
+        )

@@ -1,0 +1,39 @@
+"""How much of a large file has been read, shown on a terminal."""
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SHOWN = 32 * 2**20
+"""Reading so many bytes takes long enough to be watched."""
+
+
+@contextmanager
+def show_progress(path: Path, size: int) -> Iterator[Callable[[float], None]]:
+    """Show on a terminal how much of a file has been read, where it is large; the bar goes when it has been read.
+
+    Processes that others have started are silent.
+
+    Parameters
+    ----------
+    path
+        The file.
+    size
+        Its size in bytes.
+
+    Yields
+    ------
+    show
+        To be called with the share of the file that has been read.
+    """
+    if size < SHOWN or multiprocessing.parent_process() is not None:
+        yield lambda share: None
+        return
+    from rich.console import Console  # imported late: small files need none
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"reading {path.name}", total=1.0)
+        yield lambda share: bar.update(task, completed=share)

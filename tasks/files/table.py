@@ -1,0 +1,131 @@
+"""A table that has been read from a CSV file: its columns, and the places of its values."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .headers import Label
+from .numbers import parse_number
+
+Rows = NDArray[np.intp]
+
+KINDS = NUMBERS, CATEGORIES, EMPTY = "numbers", "categories", "empty"
+"""The kinds of columns; an empty one has no value in any row."""
+
+NO_CODES: NDArray[np.int32] = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One column.
+
+    Attributes
+    ----------
+    name
+        As the first line has it.
+    label
+        What may be sent to the server of it: the name, or its place.
+    numbers
+        Its values, NaN where they are missing; None where it is of texts.
+    texts
+        The different values of a column of texts, in the order of their first rows.
+    codes
+        Which of the texts each row has, -1 where it is missing; of a column of texts.
+    blanks
+        The different spellings of a missing value.
+    missing
+        Which of the blanks each row has, counted from 1; 0 where there is a value.
+    """
+
+    name: str
+    label: Label
+    numbers: NDArray[np.float64] | None
+    texts: tuple[str, ...]
+    codes: NDArray[np.int32]
+    blanks: tuple[str, ...]
+    missing: NDArray[np.int8]
+
+    @cached_property
+    def kind(self) -> str:
+        """Whether it is of numbers, of categories, or empty."""
+        if (self.missing > 0).all():
+            return EMPTY
+        return CATEGORIES if self.numbers is None else NUMBERS
+
+    def texts_in(self, rows: Rows) -> list[str]:
+        """Return the different texts in these rows; a column of numbers has none."""
+        counts = self.count_texts(rows)
+        return [self.texts[code] for code in np.flatnonzero(counts)]
+
+    def count_texts(self, rows: Rows) -> NDArray[np.int64]:
+        """Return how many of these rows have each of the texts."""
+        codes = self.codes[rows] if self.texts else NO_CODES
+        return np.bincount(codes[codes >= 0] if self.blanks else codes, minlength=len(self.texts))
+
+    def count_missing(self, rows: Rows) -> int:
+        """Return how many of these rows have no value."""
+        return int(np.count_nonzero(self.missing[rows])) if self.blanks else 0
+
+    @cached_property
+    def text_numbers(self) -> NDArray[np.float64]:
+        """The number that each of the texts is, NaN where it is none."""
+        return np.array([math.nan if (number := parse_number(text)) is None else number for text in self.texts])
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A file of columns.
+
+    Attributes
+    ----------
+    path
+        The file.
+    columns
+        By name, in the order of the file.
+    lines
+        In which line of the file each row ends.
+    doubtful
+        The place, from 1, of a name that looks like a value, so that the first line may be a row; None for none.
+    """
+
+    path: Path
+    columns: dict[str, Column]
+    lines: NDArray[np.int64]
+    doubtful: int | None = None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.lines)
+
+    def place(self, row: int, column: str) -> str:
+        """Return where a value is, as an error for the file's owner names it."""
+        return f"{self.path}, line {self.line(row)}, column {column!r}"
+
+    def line(self, row: int) -> int:
+        """Return in which line of the file a row ends."""
+        return int(self.lines[row])
+
+
+@dataclass(frozen=True)
+class ColumnHints:
+    """What the settings of a run say about a file's columns before it is read.
+
+    Attributes
+    ----------
+    as_texts
+        The columns that hold texts whatever their values look like; names are compared without case.
+    ignored
+        The columns that are left out.
+    """
+
+    as_texts: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that the run itself uses, in small letters."""
+        return self.as_texts | self.ignored
