@@ -41,6 +41,10 @@ def cohort_of(
     size = len(counts)
     kept = {key: row for key, row in method.progress.kept.items() if method.recalls(key, trained.names)}
     vectors = Vectors.below([updates.vectors, *kept.values()])
+
+    def gram_of(exact: bool) -> FloatArray:
+        return gram_matrix(vectors, exact=exact) if kept else updates.gram(exact=exact)
+
     cohort = Cohort(
         round=server_round,
         num_rounds=num_rounds,
@@ -51,7 +55,7 @@ def cohort_of(
         draws=np.array([draws[name] for name in trained.names], np.float64),
         metrics=Needed(type(method).__name__, {metric: trained.column(metric) for metric in method.needs}),
         memory=tuple(kept),
-        gram_of=lambda: _finite(gram_matrix(vectors, exact=method.exact_gram)),
+        gram_of=lambda: _finite(gram_of(method.exact_gram)),
         squared_norms_of=lambda: _finite(updates.squared_norms),
     )
     return cohort, vectors

@@ -116,6 +116,14 @@ class Trained(Replies):
                 raise
         self.metrics[name] = report
 
+    def settle(self, *, gram: bool) -> None:
+        """Refuse those of the lent replies, once all were added, that are not finite; see `Updates.settle`."""
+        wrong = self.updates.settle(gram=gram)
+        if self.snapshots is not None:
+            wrong = self.snapshots.settle(gram=False) | wrong
+        for name, reason in [(self.names[place], reason) for place, reason in sorted(wrong.items())]:
+            self.refuse(name, reason)
+
     def add_rows(self, reports: Reports, others: Sequence[Model], snapshots: Sequence[Model] = ()) -> None:
         """Take in replies whose flat models lie in the rows of `updates.matrix` after those in use.
 

@@ -254,6 +254,7 @@ class FlowerClients:
                 trained.add(name, report, usable_arrays(content, method.arrayrecord_key, self._layout), snapshot)
             except ValueError as reason:
                 refused.add(name, reason)
+        trained.settle(gram=method.uses_gram and not method.progress.kept)
         self._note_debts(asked)
         return trained
 

@@ -313,6 +313,8 @@ class Method:
     """Common options that the method sets by another parameter and therefore refuses."""
     reports: ClassVar[tuple[str, ...]] = ()
     """The names of the metrics that the method itself reports."""
+    uses_gram: ClassVar[bool] = False
+    """Whether `weigh` takes inner products: a round then computes them in the pass that screens large replies."""
     exact_gram: ClassVar[bool] = False
     """Whether inner products must be float64 however large the work."""
     snapshots: ClassVar[bool] = False

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from .memory import read, release
 
 FloatArray = NDArray[np.float64]
+
+T = TypeVar("T")
 
 Model = Mapping[str, NDArray[Any]]
 """A model's arrays by name: parameters, and buffers such as BatchNorm's statistics."""
@@ -118,15 +123,39 @@ class Vectors:
             return
         buffer = np.empty((len(self), min(CHUNK, self.size)), dtype)
         for place in places(self.size):
-            row = 0
-            for block in self.blocks:
-                part = buffer[row : row + len(block), : place.stop - place.start]
-                if isinstance(block, Lent):
-                    block.read(place, part)
-                else:
-                    read(block, place, part)
-                row += len(block)
-            yield place, buffer[:, : place.stop - place.start]
+            yield place, self._columns(place, buffer)
+
+    def each_chunk(self, exact: bool, work: Callable[[slice, NDArray[Any]], T]) -> Iterator[T]:
+        """Yield what `work` makes of the chunks that `chunks` yields, in their order.
+
+        Lent updates are computed, and worked on, by as many threads as BLAS may have, each with a chunk of its own.
+        """
+        if not any(isinstance(block, Lent) for block in self.blocks):
+            for place, chunk in self.chunks(exact):
+                yield work(place, chunk)
+            return
+        dtype = np.dtype(np.float64) if exact else self.blocks[0].dtype
+        buffers = threading.local()
+
+        def compute(place: slice) -> T:
+            if not hasattr(buffers, "own"):
+                buffers.own = np.empty((len(self), min(CHUNK, self.size)), dtype)
+            return work(place, self._columns(place, buffers.own))
+
+        with ThreadPoolExecutor(_blas_threads()) as threads, threadpool_limits(1, "blas"):
+            yield from threads.map(compute, places(self.size))
+
+    def _columns(self, place: slice, buffer: NDArray[Any]) -> NDArray[Any]:
+        """Return these columns of all rows, unscaled, in a buffer of the shape (m, CHUNK)."""
+        columns, row = buffer[:, : place.stop - place.start], 0
+        for block in self.blocks:
+            part = columns[row : row + len(block)]
+            if isinstance(block, Lent):
+                block.read(place, part)
+            else:
+                read(block, place, part)
+            row += len(block)
+        return columns
 
     def _as_they_lie(self, dtype: np.dtype[Any]) -> NDArray[Any] | None:
         """Return the one matrix that they are, if it lies in memory and has the dtype."""
@@ -134,6 +163,11 @@ class Vectors:
         if more or isinstance(only, Lent | np.memmap) or only.dtype != dtype:
             return None
         return only
+
+
+def _blas_threads() -> int:
+    """Return with how many threads BLAS computes here."""
+    return max((int(found["num_threads"]) for found in threadpool_info() if found["user_api"] == "blas"), default=1)
 
 
 def places(size: int) -> Iterator[slice]:
@@ -298,30 +332,18 @@ class Lent:
                 pieces.append((number, self._layout.flat[start:stop], there, to))
         return pieces
 
-    def add(self, arrays: Model) -> float:
-        """Take in a model; return the square sum of its update, or of as much of it as tells that it is usual."""
-        model = [arrays[name].ravel() for name in self._layout.trainable]
-        self._models.append(model)
+    def add(self, arrays: Model) -> None:
+        """Take in a model as it is."""
+        self._models.append([arrays[name].ravel() for name in self._layout.trainable])
         self._exponents.append(0)
-        part, square = np.empty((1, min(CHUNK, self._layout.size)), self.dtype), 0.0
-        with np.errstate(over="ignore", invalid="ignore"):
-            # ‖w − w_k‖² ≤ 2 ‖w‖² + 2 ‖w_k‖²: where both are small, the update is finite, and not large.
-            bounded = 2.0 * (self._received + sum(float(np.dot(array, array)) for array in model)) < USUAL[1]
-            for place in places(self._layout.size):
-                (row,) = columns = part[:, : place.stop - place.start]
-                self.read(place, columns, slice(-1, None))
-                square += float(np.dot(row, row))
-                if bounded and square > USUAL[0]:
-                    break
-        return square
 
-    @cached_property
-    def _received(self) -> float:
-        return float(np.dot(self._layout.flat, self._layout.flat))
+    def model(self, row: int) -> Model:
+        """Return the trainable arrays of a model, flat, by name."""
+        return dict(zip(self._layout.trainable, self._models[row], strict=True))
 
-    def divide_last(self, exponent: int) -> None:
-        """Divide the last update, wherever it is read, by 2^`exponent`."""
-        self._exponents[-1] = exponent
+    def divide(self, row: int, exponent: int) -> None:
+        """Divide an update, wherever it is read, by 2^`exponent`."""
+        self._exponents[row] = exponent
 
     def keep(self, rows: Sequence[int]) -> None:
         """Leave out all but these rows."""
@@ -344,7 +366,7 @@ class Updates:
         What the models are, as the reasons for which one is refused call it, such as "the snapshot"; "": replies.
     lent
         Whether the arrays that `add` is given stay as they are as long as this is in use: many are then not copied,
-        and their updates are computed where they are read, to the same bits.
+        and their updates are computed where they are read. `settle` is called after the last `add`.
     """
 
     def __init__(
@@ -366,6 +388,7 @@ class Updates:
         self._scales: list[float] = []
         self._others: list[Model] = []
         self._squares: FloatArray | None = None
+        self._gram: FloatArray | None = None
 
     @cached_property
     def matrix(self) -> NDArray[Any]:
@@ -380,30 +403,61 @@ class Updates:
         Raises
         ------
         ValueError
-            When an entry is not finite; nothing is taken in then.
+            When an entry is not finite; nothing is taken in then. Among lent arrays, `settle` looks for those.
         """
-        count, lent = len(self._scales), self._lent
-        square = self._subtract(arrays, self.matrix[count]) if lent is None else lent.add(arrays)
-        try:
-            if not np.isfinite(square):
-                self._check_finite({name: arrays[name] for name in self.layout.trainable})
-            self._check_finite({name: arrays[name] for name in self.layout.buffers})
-            exponent = 0
-            if not USUAL[0] < square < USUAL[1]:
-                exponent = _exponent(self.matrix[count] if lent is None else lent[count])
-        except ValueError:
-            if lent is not None:
-                lent.keep(range(count))
-            raise
-        if lent is not None:
-            lent.divide_last(exponent)
+        self._check_finite({name: arrays[name] for name in self.layout.buffers})
+        self._forget()
+        if self._lent is not None:
+            self._lent.add(arrays)
+            self._scales.append(1.0)
         else:
-            if exponent:
-                np.ldexp(self.matrix[count], -exponent, out=self.matrix[count])
-            release(self.matrix)
-        self._squares = None
-        self._scales.append(2.0**exponent)
+            self._scales.append(2.0 ** self._store(arrays, self.matrix[len(self._scales)]))
         self._others.append({name: arrays[name].copy() for name in self._carried})
+
+    def _store(self, arrays: Model, row: NDArray[Any]) -> int:
+        """Store an update in a row, divided by a power of two; return the exponent."""
+        square = self._subtract(arrays, row)
+        if not np.isfinite(square):
+            self._check_finite({name: arrays[name] for name in self.layout.trainable})
+        exponent = 0 if USUAL[0] < square < USUAL[1] else _exponent(row)
+        if exponent:
+            np.ldexp(row, -exponent, out=row)
+        release(self.matrix)
+        return exponent
+
+    def settle(self, *, gram: bool) -> dict[int, ValueError]:
+        """Look at the lent updates once all are here, in the one pass that also gives their lengths.
+
+        Parameters
+        ----------
+        gram
+            Whether that pass is to compute the Gram matrix as well.
+
+        Returns
+        -------
+        Why rows cannot be used, by their places; they are still there.
+        """
+        lent, wrong = self._lent, dict[int, ValueError]()
+        if lent is None or not len(lent):
+            return wrong
+        squares, products = squares_and_products(self.vectors, gram=gram)
+        unusual = np.flatnonzero(~((squares > USUAL[0]) & (squares < USUAL[1])))  # NaN is unusual, too
+        for k in map(int, unusual):
+            try:
+                if not np.isfinite(squares[k]):
+                    self._check_finite(lent.model(k))
+                exponent = _exponent(lent[k])
+                lent.divide(k, exponent)
+                self._scales[k] = 2.0**exponent
+            except ValueError as reason:
+                wrong[k] = reason
+        if not len(unusual):
+            self._squares, self._gram = squares, products
+        return wrong
+
+    def _forget(self) -> None:
+        """Forget what was computed of the rows, which are others now."""
+        self._squares = self._gram = None
 
     def add_rows(self, others: Sequence[Model]) -> dict[int, ValueError]:
         """Turn the rows of `matrix` after those in use, which hold flat models, into updates; all as `add` does it.
@@ -418,7 +472,7 @@ class Updates:
         Why new rows are left out, by their place among the new ones; those after them move up.
         """
         first, wrong = len(self._scales), dict[int, ValueError]()
-        self._squares = None
+        self._forget()
         self._others += [{name: other[name].copy() for name in self._carried} for other in others]
         self._scales += [1.0] * len(others)
         step = max(1, IN_CACHE // max(1, self.layout.size))
@@ -458,7 +512,7 @@ class Updates:
                     release(self.matrix)
         self._scales = [self._scales[k] for k in left]
         self._others = [self._others[k] for k in left]
-        self._squares = None
+        self._forget()
 
     def shorten(self, factors: FloatArray) -> None:
         """Multiply each update, wherever it is read, by its factor, shape (m,)."""
@@ -480,6 +534,12 @@ class Updates:
         if self._squares is None:
             self._squares = unscaled_squares(self.vectors)
         return self._squares
+
+    def gram(self, *, exact: bool) -> FloatArray:
+        """Return the Gram matrix of the updates, as `gram_matrix` does; of lent ones, `settle` may know it."""
+        if self._gram is None or exact:
+            return gram_matrix(self.vectors, exact=exact)
+        return _finished(self.vectors, self._gram)
 
     def buffer_changes(self) -> FloatArray:
         """Return how far each reply's buffers are from the global model's, as one vector, shape (m,)."""
@@ -563,11 +623,30 @@ def gram_matrix(vectors: Vectors, *, exact: bool = False) -> FloatArray:
     see EXACT_NUMBERS.
     """
     gram = np.zeros((len(vectors), len(vectors)))
-    if len(vectors) == 0 or vectors.size == 0:
-        return gram
-    for _, block in vectors.chunks(exact or vectors.few):
-        gram += block @ block.T
-    gram *= np.outer(vectors.scales, vectors.scales)
+    if len(vectors) and vectors.size:
+        for part in vectors.each_chunk(exact or vectors.few, lambda _, block: block @ block.T):
+            gram += part
+    return _finished(vectors, gram)
+
+
+def squares_and_products(vectors: Vectors, *, gram: bool) -> tuple[FloatArray, FloatArray | None]:
+    """Return what `unscaled_squares` does and, if `gram`, the inner products of the unscaled vectors, in one pass."""
+
+    def work(_: slice, block: NDArray[Any]) -> tuple[FloatArray, NDArray[Any] | None]:
+        return _squares(block), block @ block.T if gram else None
+
+    squares, products = np.zeros(len(vectors)), np.zeros((len(vectors), len(vectors)))
+    if vectors.size:
+        for some, part in vectors.each_chunk(vectors.few, work):
+            squares += some
+            if part is not None:
+                products += part
+    return squares, products if gram else None
+
+
+def _finished(vectors: Vectors, products: FloatArray) -> FloatArray:
+    """Return the Gram matrix of vectors from the inner products of the unscaled ones: equal vectors have equal rows."""
+    gram = products * np.outer(vectors.scales, vectors.scales)
     for row, twin in _equal_vectors(vectors, gram):
         gram[row] = gram[twin]
         gram[:, row] = gram[:, twin]
@@ -600,13 +679,14 @@ def squared_norms(vectors: Vectors) -> FloatArray:
 
 def unscaled_squares(vectors: Vectors) -> FloatArray:
     """Return the squared norm of each vector as it lies, without its scale, shape (m,), accumulated in float64."""
-    squares = np.zeros(len(vectors))
-    if len(vectors) == 0 or vectors.size == 0:
-        return squares
-    for _, block in vectors.chunks(vectors.few):
+    return squares_and_products(vectors, gram=False)[0] if len(vectors) else np.zeros(0)
+
+
+def _squares(block: NDArray[Any]) -> NDArray[Any]:
+    """Return the squared norm of each row."""
+    with np.errstate(over="ignore", invalid="ignore"):
         few = block.shape[1] < WIDE  # a call for each row then takes longer than the work
-        squares += np.vecdot(block, block) if few else [np.dot(part, part) for part in block]
-    return squares
+        return np.vecdot(block, block) if few else np.array([np.dot(part, part) for part in block])
 
 
 def length(values: NDArray[Any], less: NDArray[Any] | None = None) -> float:
@@ -637,8 +717,13 @@ def weighted_sum(coefficients: FloatArray, vectors: Vectors, into: NDArray[Any])
     if not len(vectors) or into.size == 0 or not coefficients.any():
         return
     scaled = coefficients * vectors.scales
-    for place, block in vectors.chunks(vectors.few):
-        into[place] = into[place] - scaled.astype(block.dtype) @ block
+
+    def subtract(place: slice, block: NDArray[Any]) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
+            into[place] = into[place] - scaled.astype(block.dtype) @ block
+
+    for _ in vectors.each_chunk(vectors.few, subtract):
+        pass
 
 
 def combine(coefficients: FloatArray, vectors: Vectors) -> Vectors:

@@ -55,6 +55,7 @@ class FedFV(FairStrategy):
     """
 
     needs = frozenset({"loss-before"})
+    uses_gram = True
     default_weighting = None
 
     def __init__(

@@ -41,6 +41,8 @@ class FedMGDA(Stepped):
     Cost: a Gram matrix and a QP
     """
 
+    uses_gram = True
+
     def __init__(
         self,
         *,

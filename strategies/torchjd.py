@@ -51,6 +51,8 @@ class FromTorchJD(FairStrategy):
 
     default_weighting = None
 
+    uses_gram = True
+
     def __init__(self, weighting: Callable[[Any], Any], **options: Unpack[CommonOptions]) -> None:
         if not takes_gram(type(weighting)):
             raise ValueError(f"weighting must be a Gram-based weighting of TorchJD, got {weighting!r}")
