@@ -177,7 +177,7 @@ def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
 
 
 def test_the_extra_all_brings_every_other_one() -> None:
-    """But for those of devices, which list what a plain installation has."""
+    """But for those of real nodes, which list what a plain installation has, and ask for one version of Flower."""
     (line,) = OPTIONAL["all"]
     assert Requirement(line).name == PROJECT["project"]["name"]
     assert Requirement(line).extras == OPTIONAL.keys() - {"all", "client", "deploy", "server"}
