@@ -42,7 +42,7 @@ def main() -> None:
         chosen.rows, chosen.repeats = 100_000, 1
     report = Report(chosen)
     with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch, "clients.csv")
+        path = Path(scratch, "table.csv")
         write_table(path, chosen.rows)
         found: dict[str, list[dict[str, float]]] = {side: [] for side in chosen.by}
         for _ in range(chosen.repeats):
