@@ -12,8 +12,8 @@ from fairbloom.imports import is_import_string
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import RunSettings, Value
 
+from .datasets.store import folder_of, md5_of
 from .known import TASKS
-from .store import folder_of, md5_of
 from .task import DataFile, Described, Examples, Setup, Splits, Task, TaskInfo
 
 __all__ = [

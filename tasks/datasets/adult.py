@@ -20,9 +20,9 @@ from fairbloom.errors import FairbloomError
 from ..known import TASKS
 from ..models import build
 from ..partition import FEWEST, Dealt, Indices, Labels, Parts, deal, labelled, numbered, split, splits_of
-from ..store import located
 from ..task import Setup, Splits, Task
-from .archive import fetch
+from .downloads import fetch
+from .store import located
 
 COLUMNS = (
     "age",

@@ -1,7 +1,7 @@
 """CIFAR-10: 60,000 coloured pictures of animals and vehicles of 32×32 pixels."""
 
-from .cifar import SHAPE, read
-from .pictures import Album
+from .pictures.album import Album
+from .pictures.formats import SHAPE, read
 
 ALBUM = Album(
     name="cifar10",

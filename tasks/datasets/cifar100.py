@@ -1,7 +1,7 @@
 """CIFAR-100: 60,000 coloured pictures of 100 kinds of things of 32×32 pixels, in the format of CIFAR-10."""
 
-from .cifar import SHAPE, read
-from .pictures import Album
+from .pictures.album import Album
+from .pictures.formats import SHAPE, read
 
 ALBUM = Album(
     name="cifar100",

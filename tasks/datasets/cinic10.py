@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from ..known import TASKS
 from ..partition import Labels
-from ..store import located
 from ..task import Setup
 from . import cifar10
-from .hub import columns_in, decoded, fetch_from, numbers
-from .pictures import Album, Pictures
+from .parquet import columns_in, decoded, fetch_from, numbers
+from .pictures.album import Album, Pictures
+from .store import located
 
 REPOSITORY = "flwrlabs/cinic10"
 

@@ -10,7 +10,7 @@ import numpy as np
 from fairbloom.errors import FairbloomError
 
 from ..task import Setup, Task
-from .pictures import Album, Pictures, Shifts, task_of
+from .pictures.album import Album, Pictures, Shifts, task_of
 
 SIDE = 8
 

@@ -1,7 +1,7 @@
 """Fashion-MNIST: 70,000 pictures of clothes of 28×28 pixels, in the format of MNIST."""
 
 from .idx import read
-from .pictures import Album
+from .pictures.album import Album
 
 ALBUM = Album(
     name="fashion-mnist",

@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 
 from ..known import TASKS
 from ..models import build
-from ..owners import drawn, rows_of
 from ..partition import FEWEST, Indices, Labels, deal, labelled, numbered, split, splits_of
-from ..store import located
 from ..task import Setup, Splits, Task
-from .hub import columns_in, decoded, fetch_from, numbers
+from .clients import drawn, rows_of
+from .parquet import columns_in, decoded, fetch_from, numbers
+from .store import located
 
 REPOSITORY = "flwrlabs/femnist"
 

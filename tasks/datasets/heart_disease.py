@@ -27,9 +27,9 @@ from ..known import TASKS
 from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy
 from ..models import build
 from ..partition import Indices, Labels, Parts, split, splits_of
-from ..store import folder_of, located
 from ..task import Setup, Splits, Task, is_highest
-from .archive import fetch
+from .downloads import fetch
+from .store import folder_of, located
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "long-beach")
 """The clients, in the order of their files."""

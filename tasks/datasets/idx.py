@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 
 from ..known import TASKS
-from ..store import located
 from ..task import Setup
-from .pictures import Pictures
+from .pictures.album import Pictures
+from .store import located
 from .vision import fetch
 
 UNSIGNED_BYTES = 0x08

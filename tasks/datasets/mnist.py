@@ -1,7 +1,7 @@
 """MNIST: 70,000 hand-written digits of 28×28 pixels."""
 
 from .idx import read
-from .pictures import Album
+from .pictures.album import Album
 
 ALBUM = Album(
     name="mnist",

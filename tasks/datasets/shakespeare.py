@@ -23,11 +23,11 @@ from fairbloom.errors import FairbloomError
 
 from ..known import TASKS
 from ..models import build
-from ..owners import drawn, rows_of
 from ..partition import Indices, Parts, splits_of
-from ..store import library, located
 from ..task import Setup, Splits, Task
-from .hub import fetch_from
+from .clients import drawn, rows_of
+from .parquet import fetch_from
+from .store import library, located
 
 TINY, LEAF = "shakespeare", "shakespeare-leaf"
 """The two editions' tasks."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..store import library
+from .store import library
 
 
 def fetch(dataset: str, place: Path) -> None:

@@ -10,8 +10,8 @@ from threading import Thread
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks.datasets import archive
-from fairbloom.tasks.store import located
+from fairbloom.tasks.datasets import downloads
+from fairbloom.tasks.datasets.store import located
 from fairbloom.tasks.task import DataFile, Setup, TaskInfo
 
 CONTENT = b"39, Private\n"
@@ -32,7 +32,7 @@ def uci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "flowers" / "iris.data").write_bytes(CONTENT)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(archive, "UCI", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(downloads, "UCI", f"http://127.0.0.1:{server.server_port}")
     yield folder
     server.shutdown()
     server.server_close()
@@ -48,7 +48,7 @@ def setup_in(root: Path) -> Setup:
 
 def test_files_come_to_the_same_paths_below_the_data_folder(uci: Path, tmp_path: Path) -> None:
     info = info_of(ORIGINAL)
-    root = located(info, setup_in(tmp_path / "data"), partial(archive.fetch, info))
+    root = located(info, setup_in(tmp_path / "data"), partial(downloads.fetch, info))
     assert (root / "flowers" / "iris.data").read_bytes() == CONTENT
 
 
@@ -57,5 +57,5 @@ def test_a_file_that_is_another_or_not_there_is_refused_and_none_is_left(
     uci: Path, tmp_path: Path, info: TaskInfo
 ) -> None:
     with pytest.raises(FairbloomError, match=r"iris.*cannot be downloaded.*--data-dir"):
-        located(info, setup_in(tmp_path / "data"), partial(archive.fetch, info))
+        located(info, setup_in(tmp_path / "data"), partial(downloads.fetch, info))
     assert not list((tmp_path / "data").rglob("*.data"))

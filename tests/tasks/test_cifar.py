@@ -15,8 +15,8 @@ import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import TASKS, Task, load_task
-from fairbloom.tasks.datasets.cifar import batch_in
 from fairbloom.tasks.datasets.cifar100 import ALBUM
+from fairbloom.tasks.datasets.pictures.album.formats import batch_in
 
 from . import made
 

@@ -12,7 +12,7 @@ import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
-from fairbloom.tasks.owners import rows_of
+from fairbloom.tasks.datasets.clients import rows_of
 from fairbloom.tasks.task import Examples
 
 from . import made

@@ -132,7 +132,7 @@ def test_a_hospital_needs_no_file_but_its_own(tmp_path: Path) -> None:
 
 
 def test_a_hospital_whose_file_is_missing_says_which(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairbloom.tasks.datasets.archive.UCI", "http://127.0.0.1:9")  # where nobody answers
+    monkeypatch.setattr("fairbloom.tasks.datasets.downloads.UCI", "http://127.0.0.1:9")  # where nobody answers
     task = load(made_up, verify_data=False)
     assert len(task.splits("cleveland").train) == 19
     with pytest.raises(FairbloomError, match=r"processed.hungarian.data is not in .* cannot be downloaded"):

@@ -16,7 +16,7 @@ import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task
-from fairbloom.tasks.datasets.pictures import Album, Pictures, Shifts, shifted, task_of
+from fairbloom.tasks.datasets.pictures.album.album import Album, Pictures, Shifts, shifted, task_of
 from fairbloom.tasks.task import Examples, Setup
 
 from . import made

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks import TASKS, store
-from fairbloom.tasks.store import folder_of, library, located
+from fairbloom.tasks import TASKS
+from fairbloom.tasks.datasets import store
+from fairbloom.tasks.datasets.store import folder_of, library, located
 from fairbloom.tasks.task import DataFile, Setup, TaskInfo
 
 CONTENT = {"things/raw/a": b"first", "things/b": b"second"}

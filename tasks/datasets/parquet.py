@@ -11,8 +11,8 @@ from PIL import Image
 
 from fairbloom.errors import FairbloomError
 
-from ..store import library
 from ..task import TaskInfo
+from .store import library
 
 EXTRA = "datasets"
 """The extra that brings the hub's and parquet's libraries."""

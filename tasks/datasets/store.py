@@ -13,7 +13,7 @@ from types import ModuleType
 from fairbloom.errors import FairbloomError
 from fairbloom.system.lock import exclusive_lock
 
-from .task import DataFile, Setup, TaskInfo
+from ..task import DataFile, Setup, TaskInfo
 
 ENVIRONMENT = "FAIRBLOOM_DATA"
 """The environment variable that names the folder of known data sets, where no data-dir does."""

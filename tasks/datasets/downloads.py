@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from ..store import library
 from ..task import TaskInfo
+from .store import library
 
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
 

@@ -8,8 +8,8 @@ import numpy as np
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.streams import generator
 
-from .partition import Indices
-from .task import Setup
+from ..partition import Indices
+from ..task import Setup
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 

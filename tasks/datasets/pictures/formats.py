@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 
-from ..known import TASKS
-from ..partition import Labels
+from ...known import TASKS
+from ...partition import Labels
+from ...task import Setup
 from ..store import located
-from ..task import Setup
-from .pictures import Pictures
-from .vision import fetch
+from ..vision import fetch
+from .album import Pictures
 
 SHAPE = (3, 32, 32)
 """Of an image: channels, height and width."""

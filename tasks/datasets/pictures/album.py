@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.streams import generator
 
-from ..models import build
-from ..partition import Dealt, Labels, Parts, deal, labelled, numbered, split, splits_of
-from ..task import Setup, Splits, Task
+from ...models import build
+from ...partition import Dealt, Labels, Parts, deal, labelled, numbered, split, splits_of
+from ...task import Setup, Splits, Task
 
 CLASS = "class"
 """The partition that makes a client of each class."""

@@ -1,0 +1,1 @@
+"""The data sets of pictures with an official test set."""
