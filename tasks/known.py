@@ -2,83 +2,8 @@
 
 from fairbloom.protocol.parameters import Choices, Parameter, Range
 
-from .task import DataFile, TaskInfo
-
-SHIFTS = (
-    Parameter("rotated-clients", int, 0, "Number of clients whose images are turned by 90 degrees", Range("[0, inf)")),
-    Parameter(
-        "noisy-clients",
-        int,
-        0,
-        "Number of clients whose images have noise of half the range of grey",
-        Range("[0, inf)"),
-    ),
-    Parameter(
-        "dimmed-clients", int, 0, "Number of clients whose images have a quarter of the brightness", Range("[0, inf)")
-    ),
-)
-"""How the images of some clients differ from the others': the same classes through another camera."""
-
-IMAGES = (
-    Parameter("classes", str, "", "Numbers of the classes to keep, as in '0,2,6'; by default all"),
-    Parameter(
-        "test",
-        str,
-        "merged",
-        "Test images: merged holds out a share of official training and test images, train one of the "
-        "training images alone, and official deals the official test images like the training images",
-        Choices("merged", "train", "official"),
-    ),
-    Parameter(
-        "standardise",
-        str,
-        "channel",
-        "What pixels are standardised by, over the official training images: mean and deviation of a channel, or of "
-        "each pixel, or none, which leaves them from 0 to 1",
-        Choices("channel", "pixel", "none"),
-    ),
-    *SHIFTS,
-)
-"""What tasks of images, with an official test set, have to set."""
-
-DEALT = ("shards", "classes", "class-groups", "dirichlet", "sizes", "iid")
-"""The partitions that deal examples with labels to clients."""
-
-
-def _idx(folder: str, *digests: str) -> tuple[DataFile, ...]:
-    """Return the four files of a data set in the format of MNIST."""
-    parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-    return tuple(DataFile(f"{folder}/raw/{part}-ubyte", md5) for part, md5 in zip(parts, digests, strict=True))
-
-
-def _files(folder: str, **digests: str) -> tuple[DataFile, ...]:
-    """Return the files of a folder, each with its checksum."""
-    return tuple(DataFile(f"{folder}/{name}", md5) for name, md5 in digests.items())
-
-
-def _parquet(folder: str, *parts: str) -> tuple[DataFile, ...]:
-    """Return the files of a data set of the Hugging Face hub; it may be uploaded again, so they have no checksums."""
-    return tuple(DataFile(f"{folder}/data/{part}-00000-of-00001.parquet", "") for part in parts)
-
-
-def _pictures(
-    name: str, *, summary: str, source: str, models: tuple[str, ...], files: tuple[DataFile, ...], classes: int = 10
-) -> TaskInfo:
-    """Return what is known of a data set of pictures with an official test set, which has a module."""
-    return TaskInfo(
-        name,
-        summary=summary,
-        source=source,
-        loader=f"{__package__}.datasets.{name.replace('-', '_')}:load",
-        models=models,
-        partitions=(*DEALT, "class"),
-        classes=classes,
-        settings=IMAGES,
-        clients=100,
-        natural=("class",),
-        files=files,
-    )
-
+from .datasets.pictures import PICTURES, SHIFTS
+from .task import LABEL_PARTITIONS, DataFile, TaskInfo
 
 KNOWN = (
     TaskInfo(
@@ -87,35 +12,22 @@ KNOWN = (
         source="UCI Optical Recognition of Handwritten Digits, in scikit-learn",
         loader="fairbloom.tasks.datasets.digits:load",
         models=("logistic", "mlp", "cnn"),
-        partitions=DEALT,
+        partitions=LABEL_PARTITIONS,
         classes=10,
         settings=SHIFTS,
     ),
-    _pictures(
-        "mnist",
-        summary="70,000 hand-written digits of 28×28 pixels",
-        source="LeCun, Cortes, Burges, 1998; through torchvision",
-        models=("logistic", "softmax", "mlp", "cnn", "mnist-cnn", "lenet", "lenet-dropout"),
-        files=_idx(
-            "MNIST",
-            "6bbc9ace898e44ae57da46a324031adb",
-            "a25bea736e30d166cdddb491f175f624",
-            "2646ac647ad5339dbf082846283269ea",
-            "27ae3e4e09519cfbb04c329615203637",
-        ),
-    ),
-    _pictures(
-        "fashion-mnist",
-        summary="70,000 pictures of clothes of 28×28 pixels",
-        source="Xiao, Rasul, Vollgraf, 2017; through torchvision",
-        models=("mlp", "logistic", "softmax", "cnn", "lenet", "lenet-dropout", "mnist-cnn"),
-        files=_idx(
-            "FashionMNIST",
-            "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            "9018921c3c673c538a1fc5bad174d6f9",
-            "8181f5470baa50b63fa0f6fddb340f0a",
-            "15d484375f8d13e6eb1aabb0c3f46965",
-        ),
+    *PICTURES,
+    TaskInfo(
+        "femnist",
+        summary="814,277 hand-written digits and letters of 28×28 pixels, by who has written them",
+        source="LEAF: Caldas et al., 2018; from the Hugging Face hub, flwrlabs/femnist",
+        loader="fairbloom.tasks.datasets.femnist:load",
+        models=("femnist-cnn", "mnist-cnn", "mlp", "logistic", "cnn"),
+        partitions=("writer", *LABEL_PARTITIONS),
+        classes=62,
+        clients=100,
+        natural=("writer",),
+        files=(DataFile("femnist/data/train-00000-of-00001.parquet", ""),),
     ),
     TaskInfo(
         "adult",
@@ -123,7 +35,7 @@ KNOWN = (
         source="UCI Adult: Becker, Kohavi, 1996; from the UCI archive",
         loader="fairbloom.tasks.datasets.adult:load",
         models=("logistic", "mlp"),
-        partitions=("phd", "education", "race", "sex", *DEALT),
+        partitions=("phd", "education", "race", "sex", *LABEL_PARTITIONS),
         classes=2,
         settings=(
             Parameter(
@@ -166,52 +78,6 @@ KNOWN = (
             DataFile("heart-disease/processed.switzerland.data", "9a87f7577310b3917730d06ba9349e20"),
             DataFile("heart-disease/processed.va.data", "4249d03ca7711e84f4444768c9426170"),
         ),
-    ),
-    _pictures(
-        "cifar10",
-        summary="60,000 coloured pictures of animals and vehicles of 32×32 pixels, in ten classes",
-        source="Krizhevsky, 2009; through torchvision",
-        models=("cifar-cnn", "resnet18-gn", "mlp", "mlp-softmax", "logistic", "cnn"),
-        files=_files(
-            "cifar-10-batches-py",
-            data_batch_1="c99cafc152244af753f735de768cd75f",
-            data_batch_2="d4bba439e000b95fd0a9bffe97cbabec",
-            data_batch_3="54ebc095f3ab1f0389bbae665268c751",
-            data_batch_4="634d18415352ddfa80567beed471001a",
-            data_batch_5="482c414d41f54cd18b22e5b47cb7c3cb",
-            test_batch="40351d587109b95175f43aff81a1287e",
-        ),
-    ),
-    _pictures(
-        "cifar100",
-        summary="60,000 coloured pictures of 32×32 pixels, in a hundred classes",
-        source="Krizhevsky, 2009; through torchvision",
-        models=("resnet18-gn", "cifar-cnn", "mlp", "logistic", "cnn"),
-        classes=100,
-        files=_files(
-            "cifar-100-python",
-            train="16019d7e3df5f24257cddd939b257f8d",
-            test="f0ef6b0ae62326f3e7ffdfab6717acfc",
-        ),
-    ),
-    _pictures(
-        "cinic10",
-        summary="270,000 coloured pictures of 32×32 pixels, in the ten classes of CIFAR-10",
-        source="Darlow, Crowley, Antoniou, Storkey, 2018; from the Hugging Face hub, flwrlabs/cinic10",
-        models=("resnet18-gn", "cifar-cnn", "mlp", "logistic", "cnn"),
-        files=_parquet("cinic10", "train", "validation", "test"),
-    ),
-    TaskInfo(
-        "femnist",
-        summary="814,277 hand-written digits and letters of 28×28 pixels, by who has written them",
-        source="LEAF: Caldas et al., 2018; from the Hugging Face hub, flwrlabs/femnist",
-        loader="fairbloom.tasks.datasets.femnist:load",
-        models=("femnist-cnn", "mnist-cnn", "mlp", "logistic", "cnn"),
-        partitions=("writer", *DEALT),
-        classes=62,
-        clients=100,
-        natural=("writer",),
-        files=_parquet("femnist", "train"),
     ),
     TaskInfo(
         "shakespeare",

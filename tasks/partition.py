@@ -284,6 +284,22 @@ def numbered(clients: int) -> tuple[str, ...]:
     return tuple(f"client-{i:0{width}d}" for i in range(clients))
 
 
+def named(setup: Setup, clients: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of clients that come with the data.
+
+    Raises
+    ------
+    FairbloomError
+        When another number of clients is asked for.
+    """
+    if setup.clients not in (0, len(clients)):
+        raise FairbloomError(
+            f"clients = {setup.clients}: partition = {setup.partition} has {len(clients)} clients, {clients[0]} to "
+            f"{clients[-1]}: leave clients out"
+        )
+    return tuple(clients)
+
+
 class Parts(NamedTuple):
     """The indices of a client's examples: those to train on, to be tested on, and to choose the best model by."""
 

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 DEFAULT_CLIENTS = 20
 """The number of clients that data is split into where neither a run nor its task says one."""
 
+LABEL_PARTITIONS = ("shards", "classes", "class-groups", "dirichlet", "sizes", "iid")
+"""The partitions that deal examples with labels to clients."""
+
 DEFAULT_PARTITION = "shards"
 """How data is split where neither a run nor its task says it."""
 
@@ -239,10 +242,14 @@ class TaskInfo:
         text, reasons = imported("task", self.agree)(summaries)
         return str(text), dict(reasons)
 
+    def make(self, setup: Setup, **arguments: Value) -> object:
+        """Return what the loader makes."""
+        return imported("task", self.loader)(setup, **arguments)
+
     def load(self, setup: Setup, parameters: Mapping[str, Value]) -> Task:
         """Return the task; a folder is looked for when a client's data are asked for, since a server has none."""
         names = {each.key: each.argument for each in self.settings}
-        task = Task.of(imported("task", self.loader)(setup, **{names[key]: value for key, value in parameters.items()}))
+        task = Task.of(self.make(setup, **{names[key]: value for key, value in parameters.items()}))
         if not self.reads_folder:
             return task
 

@@ -19,10 +19,10 @@ from fairbloom.errors import FairbloomError
 
 from ..known import TASKS
 from ..models import build
-from ..partition import FEWEST, Dealt, Indices, Labels, Parts, deal, labelled, numbered, split, splits_of
+from ..partition import FEWEST, Dealt, Indices, Labels, Parts, deal, labelled, named, numbered, split, splits_of
 from ..task import Setup, Splits, Task
-from .downloads import fetch
-from .store import located
+from .downloads import fetch_from_uci
+from .store import locate
 
 COLUMNS = (
     "age",
@@ -169,15 +169,8 @@ def load(setup: Setup, *, groups: str) -> Task:
 
 def _names(setup: Setup) -> tuple[str, ...]:
     """Return the clients' names, which need no data."""
-    own = PHD_CLIENTS if setup.partition == PHD else CATEGORIES.get(setup.partition)
-    if own is None:
-        return numbered(setup.clients)
-    if setup.clients not in (0, len(own)):
-        raise FairbloomError(
-            f"clients = {setup.clients}: partition = {setup.partition} has the clients {', '.join(own)}: leave clients "
-            "out"
-        )
-    return own
+    groups = PHD_CLIENTS if setup.partition == PHD else CATEGORIES.get(setup.partition)
+    return numbered(setup.clients) if groups is None else named(setup, groups)
 
 
 # Who is a client's ----------------------------------------------------------------------------------------------------
@@ -237,7 +230,7 @@ def read(setup: Setup) -> tuple[People, People]:
         When the files are missing and cannot be downloaded, or are something else.
     """
     info = TASKS["adult"]
-    root = located(info, setup, partial(fetch, info))
+    root = locate(info, setup, partial(fetch_from_uci, info))
     train, test = (people_in(root / file.path) for file in info.files)
     return train, test
 

@@ -1,4 +1,4 @@
-"""Clients that come with the data, a writer or a speaker each: whose an example is, and which of them take part."""
+"""Clients that come with the data, a writer or a speaker each: which examples each has, and which take part."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +14,16 @@ from ..task import Setup
 log = logging.getLogger("flwr").getChild("fairbloom")
 
 
-def rows_of(owners: Sequence[str]) -> dict[str, Indices]:
+def group_rows(owners: Sequence[str]) -> dict[str, Indices]:
     """Return the examples of each owner, in their order, by the owners' names in ascending order."""
     names, numbers = np.unique(np.asarray(owners, np.str_), return_inverse=True)
     rows = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
     return dict(zip(names.tolist(), rows, strict=True))
 
 
-def drawn(rows: Mapping[str, Indices], setup: Setup, what: str, enough: Callable[[int], bool]) -> dict[str, Indices]:
+def draw_clients(
+    rows: Mapping[str, Indices], setup: Setup, what: str, enough: Callable[[int], bool]
+) -> dict[str, Indices]:
     """Return the examples of those who take part, by their names in ascending order.
 
     Parameters
@@ -40,7 +42,7 @@ def drawn(rows: Mapping[str, Indices], setup: Setup, what: str, enough: Callable
     FairbloomError
         When there are fewer than are asked for, or none.
     """
-    usable = {name: own for name, own in sorted(rows.items()) if enough(len(own))}
+    usable = {name: examples for name, examples in sorted(rows.items()) if enough(len(examples))}
     if len(usable) < len(rows):
         log.info("%d of %d %s have too few examples and are left out", len(rows) - len(usable), len(rows), what)
     if not usable or setup.clients > len(usable):

@@ -13,9 +13,10 @@ from ..known import TASKS
 from ..models import build
 from ..partition import FEWEST, Indices, Labels, deal, labelled, numbered, split, splits_of
 from ..task import Setup, Splits, Task
-from .clients import drawn, rows_of
-from .parquet import columns_in, decoded, fetch_from, numbers
-from .store import located
+from .clients import draw_clients, group_rows
+from .downloads import fetch_from_hub
+from .parquet import decode, read_columns, to_labels
+from .store import locate
 
 REPOSITORY = "flwrlabs/femnist"
 
@@ -60,14 +61,13 @@ def load(setup: Setup) -> Task:
     @cache
     def rows() -> dict[str, Indices]:
         if setup.partition == WRITER:
-            return drawn(rows_of(characters().writers), setup, "writers", lambda count: count >= FEWEST)
-        return dict(
-            zip(numbered(setup.clients), (own.examples for own in deal(characters().labels, setup)), strict=True)
-        )
+            return draw_clients(group_rows(characters().writers), setup, "writers", lambda count: count >= FEWEST)
+        dealt = (each.examples for each in deal(characters().labels, setup))
+        return dict(zip(numbered(setup.clients), dealt, strict=True))
 
     @cache
     def pixels(client: str) -> NDArray[np.uint8]:
-        return decoded(characters().path, characters().images, rows()[client].tolist(), "L", SHAPE)
+        return decode(characters().path, characters().images, rows()[client].tolist(), "L", SHAPE)
 
     def splits(client: str) -> Splits:
         images = torch.from_numpy(pixels(client) / np.float32(255))
@@ -95,7 +95,7 @@ def read(setup: Setup) -> Characters:
         When the file is missing and cannot be downloaded, or is something else.
     """
     info = TASKS["femnist"]
-    path = located(info, setup, fetch_from(REPOSITORY, info)) / info.files[0].path
-    columns = columns_in(path, ("image", "character", "writer_id"))
-    labels = numbers(path, "character", columns["character"], info.classes)
+    path = locate(info, setup, partial(fetch_from_hub, info, REPOSITORY)) / info.files[0].path
+    columns = read_columns(path, ("image", "character", "writer_id"))
+    labels = to_labels(path, "character", columns["character"], info.classes)
     return Characters(path, columns["image"], labels, columns["writer_id"].to_pylist())

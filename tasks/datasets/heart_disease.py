@@ -26,10 +26,10 @@ from fairbloom.protocol.streams import generator
 from ..known import TASKS
 from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy
 from ..models import build
-from ..partition import Indices, Labels, Parts, split, splits_of
+from ..partition import Indices, Labels, Parts, named, split, splits_of
 from ..task import Setup, Splits, Task, is_highest
-from .downloads import fetch
-from .store import folder_of, located
+from .downloads import fetch_from_uci
+from .store import folder_of, locate
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "long-beach")
 """The clients, in the order of their files."""
@@ -88,7 +88,7 @@ def load(setup: Setup, *, split: int) -> Task:
         return splits_of(torch.from_numpy(scaled), torch.from_numpy(targets), parts)
 
     return Task(
-        clients=HOSPITALS,
+        clients=named(setup, HOSPITALS),
         model=partial(build, setup.model, (INPUTS,), 2, setup.seed),
         loss=partial(cross_entropy, reduction="none"),
         splits=splits,
@@ -97,10 +97,6 @@ def load(setup: Setup, *, split: int) -> Task:
 
 
 def _check(setup: Setup) -> None:
-    if setup.clients not in (0, len(HOSPITALS)):
-        raise FairbloomError(
-            f"clients = {setup.clients}: task heart-disease has the clients {', '.join(HOSPITALS)}: leave clients out"
-        )
     if setup.test_share != RunSettings.model_fields["test_share"].default:
         raise FairbloomError(
             f"test-share = {setup.test_share:g}: task heart-disease tests on {1 - TRAINED:.0%} of each hospital's "
@@ -147,7 +143,7 @@ def _file_of(client: str, setup: Setup) -> Path:
     info = TASKS["heart-disease"]
     file = info.files[HOSPITALS.index(client)]
     needed = replace(info, files=(file,)) if (folder_of(setup) / file.path).is_file() else info
-    return located(needed, setup, partial(fetch, info)) / file.path
+    return locate(needed, setup, partial(fetch_from_uci, info)) / file.path
 
 
 def patients_in(path: Path) -> tuple[NDArray[np.float64], Labels]:

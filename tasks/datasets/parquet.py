@@ -1,6 +1,6 @@
-"""Data sets of the Hugging Face hub: below a data folder, each lies in its own folder as in its repository there."""
+"""Tables of the Hugging Face hub: parquet files with columns of labels and of images."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,10 @@ from PIL import Image
 
 from fairbloom.errors import FairbloomError
 
-from ..task import TaskInfo
-from .store import library
-
-EXTRA = "datasets"
-"""The extra that brings the hub's and parquet's libraries."""
+from .downloads import import_library
 
 
-def fetch_from(repository: str, info: TaskInfo) -> Callable[[Path], None]:
-    """Return what downloads the files of a data set into a folder, with progress bars."""
-
-    def fetch(place: Path) -> None:
-        hub = library("huggingface_hub", EXTRA)
-        for file in info.files:
-            folder, _, inside = file.path.partition("/")
-            hub.hf_hub_download(repository, inside, repo_type="dataset", local_dir=place / folder)
-
-    return fetch
-
-
-def columns_in(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
+def read_columns(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
     """Return columns of a parquet file, as Arrow's arrays, by their names; of images, their files' content.
 
     Raises
@@ -39,7 +23,7 @@ def columns_in(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
         When it is no parquet file, or lacks one of the columns, or nothing here can read it.
     """
     try:
-        parquet = library("pyarrow.parquet", EXTRA)
+        parquet = import_library("pyarrow.parquet", "datasets")
         with parquet.ParquetFile(path) as file:
             lacking = [name for name in names if name not in file.schema_arrow.names]
             if lacking:
@@ -52,16 +36,16 @@ def columns_in(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
         if isinstance(error, FairbloomError):
             raise
         raise FairbloomError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    return {name: _plain(table.column(name).combine_chunks()) for name in names}
+    return {name: _extract_content(table.column(name).combine_chunks()) for name in names}
 
 
-def _plain(column: Any) -> Any:
+def _extract_content(column: Any) -> Any:
     """Return a column, and of one of images, each with its content and its path, the contents."""
     fields = [column.type.field(place).name for place in range(column.type.num_fields)]
     return column.field("bytes") if "bytes" in fields else column
 
 
-def numbers(path: Path, name: str, column: Any, classes: int) -> NDArray[np.int64]:
+def to_labels(path: Path, name: str, column: Any, classes: int) -> NDArray[np.int64]:
     """Return a column of labels.
 
     Raises
@@ -77,7 +61,7 @@ def numbers(path: Path, name: str, column: Any, classes: int) -> NDArray[np.int6
     return labels.astype(np.int64)  # type: ignore[no-any-return]
 
 
-def decoded(path: Path, column: Any, rows: Sequence[int], mode: str, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+def decode(path: Path, column: Any, rows: Sequence[int], mode: str, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
     """Return images of a column, shape (n, channels, height, width).
 
     Parameters

@@ -1,4 +1,4 @@
-"""Shakespeare's plays, by who speaks: from 80 characters the next is to be told.
+"""Shakespeare's plays, by who speaks: the next character is predicted from 80.
 
 Two editions: that of a million characters known as tiny Shakespeare, and LEAF's of all plays, of which the papers'
 numbers are.
@@ -25,19 +25,19 @@ from ..known import TASKS
 from ..models import build
 from ..partition import Indices, Parts, splits_of
 from ..task import Setup, Splits, Task
-from .clients import drawn, rows_of
-from .parquet import fetch_from
-from .store import library, located
+from .clients import draw_clients, group_rows
+from .downloads import fetch_from_address, fetch_from_hub
+from .store import locate
 
 TINY, LEAF = "shakespeare", "shakespeare-leaf"
 """The two editions' tasks."""
 
-ADDRESS = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+ADDRESS = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
 
 REPOSITORY = "flwrlabs/shakespeare"
 
 LENGTH = 80
-"""The number of characters of an example, after which one is to be told."""
+"""The number of characters of an example, after which one is predicted."""
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF, in its order; any other becomes the last of them, which the plays hardly have."""
@@ -70,7 +70,7 @@ class Lines(NamedTuple):
 def load(setup: Setup) -> Task:
     """Return tiny Shakespeare, a speaker a client."""
     info = TASKS[TINY]
-    path = located(info, setup, _fetch_tiny) / info.files[0].path
+    path = locate(info, setup, partial(fetch_from_address, info, ADDRESS)) / info.files[0].path
     lines = lines_of(speeches_in(path))
     return _task(lines._replace(rows=_speakers(lines, setup)), setup)
 
@@ -78,7 +78,7 @@ def load(setup: Setup) -> Task:
 def load_leaf(setup: Setup) -> Task:
     """Return LEAF's edition, a speaker in one of the plays a client."""
     info = TASKS[LEAF]
-    path = located(info, setup, fetch_from(REPOSITORY, info)) / info.files[0].path
+    path = locate(info, setup, partial(fetch_from_hub, info, REPOSITORY)) / info.files[0].path
     lines = lines_in(path)
     return _task(_alone(lines, _speakers(lines, setup)), setup)
 
@@ -105,7 +105,7 @@ def _speakers(lines: Lines, setup: Setup) -> dict[str, Indices]:
         train, test, validation = map(len, in_time(np.arange(count), setup))
         return min(train, test, validation if setup.validation_share else 1) > 0
 
-    return drawn(lines.rows, setup, "speakers", enough)
+    return draw_clients(lines.rows, setup, "speakers", enough)
 
 
 def _alone(lines: Lines, rows: Mapping[str, Indices]) -> Lines:
@@ -136,14 +136,6 @@ def in_time(rows: Indices, setup: Setup) -> Parts:
 # The files ------------------------------------------------------------------------------------------------------------
 
 
-def _fetch_tiny(place: Path) -> None:
-    """Download tiny Shakespeare into a folder, with a progress bar."""
-    (file,) = TASKS[TINY].files
-    path = place / file.path
-    retrieve = library("pooch", "downloads").retrieve
-    retrieve(ADDRESS, f"md5:{file.md5}", fname=path.name, path=path.parent, progressbar=True)
-
-
 def speeches_in(path: Path) -> dict[str, str]:
     """Return what each speaker says, one speech after the other, in a text where NAME: stands above each speech.
 
@@ -157,11 +149,11 @@ def speeches_in(path: Path) -> dict[str, str]:
         name, _, speech = block.strip("\n").partition("\n")
         if not name.endswith(":"):
             raise FairbloomError(
-                f"{path}: speech {number} begins with {name[:40]!r}, and the speaker's name and a colon are due: put "
+                f"{path}: speech {number} begins with {name[:40]!r}, not with the speaker's name and a colon: put "
                 "the original in its place"
             )
         speeches[name.removesuffix(":")].append(speech)
-    return {name: "\n".join(filter(None, own)) for name, own in speeches.items()}
+    return {name: "\n".join(filter(None, said)) for name, said in speeches.items()}
 
 
 def lines_of(texts: Mapping[str, str]) -> Lines:
@@ -198,7 +190,7 @@ def lines_in(path: Path) -> Lines:
     if not codes:
         raise FairbloomError(f"{path} has no example: put the original in its place")
     both = torch.frombuffer(codes, dtype=torch.uint8).reshape(-1, LENGTH + 1)
-    return Lines(both[:, :LENGTH], both[:, LENGTH], rows_of(speakers))
+    return Lines(both[:, :LENGTH], both[:, LENGTH], group_rows(speakers))
 
 
 def _codes(text: str) -> bytes:

@@ -5,10 +5,8 @@ import os
 from collections.abc import Callable
 from functools import lru_cache
 from hashlib import file_digest
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 
 from fairbloom.errors import FairbloomError
 from fairbloom.system.lock import exclusive_lock
@@ -30,7 +28,7 @@ def folder_of(setup: Setup) -> Path:
     return Path(setup.data_dir or os.environ.get(ENVIRONMENT) or CACHE).expanduser()
 
 
-def located(info: TaskInfo, setup: Setup, fetch: Fetch) -> Path:
+def locate(info: TaskInfo, setup: Setup, fetch: Fetch) -> Path:
     """Return the folder below which the files of a known data set lie, downloaded if they are not there yet.
 
     Raises
@@ -75,21 +73,6 @@ def _download(root: Path, info: TaskInfo, fetch: Fetch) -> None:
         ) from error
 
 
-def library(name: str, extra: str = "") -> ModuleType:
-    """Return a library that data sets alone need, imported when one is downloaded or read.
-
-    Raises
-    ------
-    ImportError
-        When it is not installed; the message says how to install it, by the extra of ours that brings it.
-    """
-    try:
-        return import_module(name)
-    except ImportError as error:
-        what = f"'fairbloom[{extra}]'" if extra else name
-        raise ImportError(f"{name.partition('.')[0]} cannot be imported: {error}: pip install {what}") from error
-
-
 def _check(path: Path, file: DataFile, info: TaskInfo) -> None:
     """Raise FairbloomError when a file is not the original."""
     about = path.stat()
@@ -102,6 +85,6 @@ def _check(path: Path, file: DataFile, info: TaskInfo) -> None:
 
 @lru_cache(maxsize=256)
 def md5_of(path: Path, changed: int, size: int) -> str:
-    """Return the md5 of a file, made anew when the time of its last change or its size is another."""
+    """Return the md5 of a file, computed again when the time of its last change or its size is another."""
     with path.open("rb") as content:
         return file_digest(content, "md5").hexdigest()

@@ -12,7 +12,7 @@ import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
-from fairbloom.tasks.datasets.clients import rows_of
+from fairbloom.tasks.datasets.clients import group_rows
 from fairbloom.tasks.task import Examples
 
 from . import made
@@ -96,8 +96,8 @@ def test_a_server_without_data_knows_the_model_where_characters_are_dealt(tmp_pa
 
 
 @pytest.mark.parametrize("owners", [["b", "a", "b"], ["a"], ["é", "e", "E", "e"], ["a b", "a", "a,b"]])
-def test_rows_of_owners_are_complete_and_in_order(owners: list[str]) -> None:
-    rows = rows_of(owners)
+def test_group_rows_owners_are_complete_and_in_order(owners: list[str]) -> None:
+    rows = group_rows(owners)
     assert list(rows) == sorted(set(owners))
     for name, own in rows.items():
         assert own.tolist() == [i for i, owner in enumerate(owners) if owner == name]

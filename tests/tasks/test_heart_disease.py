@@ -196,7 +196,7 @@ def test_inputs_are_standardised_by_the_patients_that_are_trained_on(made_up: Pa
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"clients": 5}, r"clients = 5.*cleveland, hungarian, switzerland, long-beach.*leave clients out"),
+        ({"clients": 5}, r"clients = 5.*hospital has 4 clients.*leave clients out"),
         ({"test_share": 0.3}, r"test-share = 0.3.*34%.*leave test-share out"),
         ({"partition": "iid"}, r"partition = 'iid'.*hospital"),
         ({"heart_disease__split": -1}, r"heart-disease.split = -1.*int in .0, 4294967295"),

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import load_task
-from fairbloom.tasks.datasets.idx import array_in
+from fairbloom.tasks.datasets.pictures.formats import read_idx
 from tests.originals import needs
 
 from . import made
@@ -22,7 +22,7 @@ ORIGINALS = needs("MNIST/raw/train-images-idx3-ubyte")
 @given(array=hnp.arrays(np.uint8, hnp.array_shapes(max_dims=4, min_side=0, max_side=5)))
 def test_an_array_comes_out_as_it_went_in(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray) -> None:
     path = made.idx(tmp_path_factory.mktemp("idx") / "file", array)
-    read = array_in(path)
+    read = read_idx(path)
     assert read.dtype == np.uint8
     assert read.shape == array.shape
     np.testing.assert_array_equal(read, array)
@@ -33,7 +33,7 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path_factory: pytest.TempPathFa
     path = made.idx(tmp_path_factory.mktemp("idx") / "file", np.ones((3, 2, 4), np.uint8))
     path.write_bytes(path.read_bytes()[:-cut])
     with pytest.raises(FairbloomError, match="is no IDX file of bytes, or is cut short: put the original"):
-        array_in(path)
+        read_idx(path)
 
 
 WHOLE = bytes((0, 0, 8, 1, 0, 0, 0, 3, 1, 2, 3))
@@ -59,7 +59,7 @@ def test_a_file_of_something_else_is_refused_with_its_path(tmp_path: Path, conte
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(content)
     with pytest.raises(FairbloomError, match="train-images-idx3-ubyte is no IDX file of bytes"):
-        array_in(path)
+        read_idx(path)
 
 
 @ORIGINALS

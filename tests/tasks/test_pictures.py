@@ -16,7 +16,7 @@ import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task
-from fairbloom.tasks.datasets.pictures.album.album import Album, Pictures, Shifts, shifted, task_of
+from fairbloom.tasks.datasets.pictures.album import Album, Pictures, Shifts, shift, task_of
 from fairbloom.tasks.task import Examples, Setup
 
 from . import made
@@ -118,7 +118,7 @@ def test_clients_share_one_copy_of_the_images() -> None:
 # Classes --------------------------------------------------------------------------------------------------------------
 
 
-def test_classes_that_are_kept_are_numbered_anew_in_their_order() -> None:
+def test_classes_that_are_kept_are_renumbered_in_their_order() -> None:
     made_of = task(own={"classes": "2,0", "test": "official"}, partition="class", clients=0)
     assert made_of.clients == ("star", "circle")
     images, labels = everything(made_of.splits("star").train)
@@ -144,9 +144,7 @@ def test_classes_that_are_none_are_refused(classes: str) -> None:
 
 @pytest.mark.parametrize("clients", [1, 2, 4])
 def test_another_number_of_clients_than_of_classes_is_refused(clients: int) -> None:
-    with pytest.raises(
-        FairbloomError, match=rf"clients = {clients}: partition = class makes a client of each of the 3"
-    ):
+    with pytest.raises(FairbloomError, match=rf"clients = {clients}: .*3.*leave clients out"):
         task(partition="class", clients=clients)
     assert len(task(partition="class", clients=3).clients) == 3
 
@@ -208,7 +206,7 @@ def test_shifted_images_are_standardised_as_the_others_are() -> None:
 
 
 def test_so_many_clients_are_shifted_as_are_asked_for_and_the_seed_draws_which() -> None:
-    drawn = [Shifts(2, 3, 1).drawn(album(), [f"{k}" for k in range(10)], seed) for seed in (0, 0, 1)]
+    drawn = [Shifts(2, 3, 1).draw(album(), [f"{k}" for k in range(10)], seed) for seed in (0, 0, 1)]
     assert {kind: len(clients) for kind, clients in drawn[0].items()} == {"rotated": 2, "noisy": 3, "dimmed": 1}
     assert drawn[0] == drawn[1] != drawn[2]
 
@@ -223,10 +221,10 @@ def test_more_shifted_clients_than_there_are_are_refused(kind: str) -> None:
 @given(st.integers(0, 2**32), st.text(max_size=5))
 def test_noise_is_of_the_seed_and_the_client_and_leaves_images_between_black_and_white(seed: int, client: str) -> None:
     images = torch.full((50, 1, 4, 4), 0.5)
-    noisy = shifted(images, {"noisy"}, seed, client)
-    assert torch.equal(noisy, shifted(images, {"noisy"}, seed, client))
-    assert not torch.equal(noisy, shifted(images, {"noisy"}, seed, client + "x"))
-    assert not torch.equal(noisy, shifted(images, {"noisy"}, seed + 1, client))
+    noisy = shift(images, {"noisy"}, seed, client)
+    assert torch.equal(noisy, shift(images, {"noisy"}, seed, client))
+    assert not torch.equal(noisy, shift(images, {"noisy"}, seed, client + "x"))
+    assert not torch.equal(noisy, shift(images, {"noisy"}, seed + 1, client))
     assert (noisy.min(), noisy.max()) == (0.0, 1.0)
     assert noisy.std() > 0.2
     assert (images == 0.5).all()
@@ -234,7 +232,7 @@ def test_noise_is_of_the_seed_and_the_client_and_leaves_images_between_black_and
 
 def test_a_client_can_be_shifted_in_all_ways_at_once() -> None:
     image = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]])
-    both = shifted(image, {"rotated", "dimmed"}, 0, "a")
+    both = shift(image, {"rotated", "dimmed"}, 0, "a")
     assert both.tolist() == [[[[0.0, 0.0], [0.25, 0.0]]]]
     assert both.is_contiguous()
 

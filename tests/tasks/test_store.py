@@ -13,7 +13,7 @@ import pytest
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import TASKS
 from fairbloom.tasks.datasets import store
-from fairbloom.tasks.datasets.store import folder_of, library, located
+from fairbloom.tasks.datasets.store import folder_of, locate
 from fairbloom.tasks.task import DataFile, Setup, TaskInfo
 
 CONTENT = {"things/raw/a": b"first", "things/b": b"second"}
@@ -72,7 +72,7 @@ def test_files_that_are_there_are_not_downloaded_even_where_nothing_can_be_writt
     write(tmp_path)
     tmp_path.chmod(0o500)
     try:
-        assert located(INFO, setup_of(tmp_path), never) == tmp_path
+        assert locate(INFO, setup_of(tmp_path), never) == tmp_path
         assert left_in(tmp_path) == set(CONTENT)
     finally:
         tmp_path.chmod(0o700)
@@ -81,7 +81,7 @@ def test_files_that_are_there_are_not_downloaded_even_where_nothing_can_be_writt
 def test_a_file_that_is_not_the_original_is_refused_with_both_checksums_and_both_remedies(tmp_path: Path) -> None:
     write(tmp_path, b=b"forged")
     with pytest.raises(FairbloomError) as refusal:
-        located(INFO, setup_of(tmp_path), never)
+        locate(INFO, setup_of(tmp_path), never)
     for word in (
         str(tmp_path / "things/b"),
         md5_of(b"forged"),
@@ -94,21 +94,21 @@ def test_a_file_that_is_not_the_original_is_refused_with_both_checksums_and_both
 
 def test_files_are_taken_as_they_are_where_that_is_asked_for(tmp_path: Path) -> None:
     write(tmp_path, a=b"", b=b"forged")
-    assert located(INFO, setup_of(tmp_path, verify=False), never) == tmp_path
+    assert locate(INFO, setup_of(tmp_path, verify=False), never) == tmp_path
 
 
 def test_a_file_without_a_known_checksum_is_taken_as_it_is(tmp_path: Path) -> None:
     write(tmp_path, b=b"another edition")
     unknown = replace(INFO, files=(INFO.files[0], INFO.files[1]._replace(md5="")))
-    assert located(unknown, setup_of(tmp_path), never) == tmp_path
+    assert locate(unknown, setup_of(tmp_path), never) == tmp_path
 
 
 def test_a_file_that_is_changed_after_it_was_checked_is_checked_again(tmp_path: Path) -> None:
     write(tmp_path)
-    located(INFO, setup_of(tmp_path), never)
+    locate(INFO, setup_of(tmp_path), never)
     (tmp_path / "things/b").write_bytes(b"forged!")
     with pytest.raises(FairbloomError, match="is not the original"):
-        located(INFO, setup_of(tmp_path), never)
+        locate(INFO, setup_of(tmp_path), never)
 
 
 # Files that are missing -----------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_missing_files_are_downloaded_once_and_nothing_else_is_left(tmp_path: Pa
 
     root = tmp_path / "not" / "there" / "yet"
     for _ in range(2):
-        assert located(INFO, setup_of(root), fetch) == root
+        assert locate(INFO, setup_of(root), fetch) == root
     assert len(fetched) == 1
     assert left_in(root) == set(CONTENT)
     assert (root / "things/raw/a").read_bytes() == b"first"
@@ -133,14 +133,14 @@ def test_missing_files_are_downloaded_once_and_nothing_else_is_left(tmp_path: Pa
 def test_one_file_that_is_missing_brings_all_anew(tmp_path: Path) -> None:
     write(tmp_path, b=b"forged")
     (tmp_path / "things/raw/a").unlink()
-    located(INFO, setup_of(tmp_path), write)
+    locate(INFO, setup_of(tmp_path), write)
     assert (tmp_path / "things/b").read_bytes() == b"second"
 
 
 def test_a_folder_in_place_of_a_file_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "things/b").mkdir(parents=True)
     with pytest.raises(FairbloomError, match=r"cannot be downloaded \(IsADirectoryError"):
-        located(INFO, setup_of(tmp_path), write)
+        locate(INFO, setup_of(tmp_path), write)
 
 
 def broken(place: Path) -> None:
@@ -159,7 +159,7 @@ def test_without_network_and_files_the_message_names_the_file_the_folder_and_the
     tmp_path: Path, fetch: Callable[[Path], None], why: str
 ) -> None:
     with pytest.raises(FairbloomError) as refusal:
-        located(INFO, setup_of(tmp_path), fetch)
+        locate(INFO, setup_of(tmp_path), fetch)
     text = str(refusal.value)
     for word in ("task = 'things'", "things/b", str(tmp_path), why, "put the files there", "--data-dir"):
         assert word in text
@@ -170,7 +170,7 @@ def test_without_network_and_files_the_message_names_the_file_the_folder_and_the
 def test_a_folder_that_nothing_can_be_written_to_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FairbloomError, match=r"things/raw/a is not in .*file.* cannot be downloaded"):
-        located(INFO, setup_of(tmp_path / "file"), never)
+        locate(INFO, setup_of(tmp_path / "file"), never)
 
 
 def test_what_a_download_says_itself_is_not_wrapped(tmp_path: Path) -> None:
@@ -178,12 +178,12 @@ def test_what_a_download_says_itself_is_not_wrapped(tmp_path: Path) -> None:
         raise FairbloomError("these data are not free")
 
     with pytest.raises(FairbloomError, match=r"^these data are not free$"):
-        located(INFO, setup_of(tmp_path), refuse)
+        locate(INFO, setup_of(tmp_path), refuse)
 
 
 def test_a_download_that_is_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match="is not the original of things"):
-        located(INFO, setup_of(tmp_path), lambda place: write(place, a=b"an error page"))
+        locate(INFO, setup_of(tmp_path), lambda place: write(place, a=b"an error page"))
 
 
 def test_processes_that_want_the_same_data_download_them_once(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_processes_that_want_the_same_data_download_them_once(tmp_path: Path) ->
 
     def want(_: int) -> Path:
         together.wait()
-        return located(INFO, setup_of(tmp_path), fetch)
+        return locate(INFO, setup_of(tmp_path), fetch)
 
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(want, range(4))) == {tmp_path}
@@ -209,19 +209,8 @@ def test_an_interrupted_download_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        located(INFO, setup_of(tmp_path), interrupt)
+        locate(INFO, setup_of(tmp_path), interrupt)
     assert not left_in(tmp_path)
-
-
-# Libraries ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_library_that_is_missing_is_named_with_the_extra_that_brings_it() -> None:
-    assert library("json") is __import__("json")
-    with pytest.raises(ImportError, match=r"nonsense cannot be imported: .*pip install 'fairbloom\[datasets\]'"):
-        library("nonsense.parquet", "datasets")
-    with pytest.raises(ImportError, match=r"pip install nonsense$"):
-        library("nonsense")
 
 
 # What is known --------------------------------------------------------------------------------------------------------
@@ -241,4 +230,4 @@ def test_the_real_files_that_are_here_are_the_originals(name: str) -> None:
     root, info = Path(os.environ.get(store.ENVIRONMENT, "/nowhere")), TASKS[name]
     if not all((root / file.path).is_file() for file in info.files):
         pytest.skip(f"FAIRBLOOM_DATA names no folder with {info.files[0].path}")
-    assert located(info, setup_of(root), never) == root
+    assert locate(info, setup_of(root), never) == root

@@ -1,4 +1,4 @@
-"""What data sets of images with one label each have in common: they are dealt to clients, standardised and shifted."""
+"""How images with one label each are dealt to clients, standardised and shifted."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.streams import generator
 
 from ...models import build
-from ...partition import Dealt, Labels, Parts, deal, labelled, numbered, split, splits_of
+from ...partition import Dealt, Labels, Parts, deal, labelled, named, numbered, split, splits_of
 from ...task import Setup, Splits, Task
 
 CLASS = "class"
@@ -67,21 +67,6 @@ class Album:
     brightest: float
     read: Callable[[Setup], Pictures]
 
-    def load(
-        self,
-        setup: Setup,
-        *,
-        classes: str,
-        test: str,
-        standardise: str,
-        rotated_clients: int,
-        noisy_clients: int,
-        dimmed_clients: int,
-    ) -> Task:
-        """Return the task, split into clients; called with the settings that `known.IMAGES` lists, see `task_of`."""
-        shifts = Shifts(rotated_clients, noisy_clients, dimmed_clients)
-        return task_of(self, setup, shifts, classes=classes, test=test, standardise=standardise)
-
 
 @dataclass(frozen=True)
 class Shifts:
@@ -91,7 +76,7 @@ class Shifts:
     noisy: int
     dimmed: int
 
-    def drawn(self, album: Album, names: Sequence[str], seed: int) -> Mapping[str, frozenset[str]]:
+    def draw(self, album: Album, names: Sequence[str], seed: int) -> Mapping[str, frozenset[str]]:
         """Return the clients of each kind.
 
         Raises
@@ -109,7 +94,7 @@ class Shifts:
         return drawn
 
 
-def shifted(images: Tensor, kinds: Collection[str], seed: int, client: str) -> Tensor:
+def shift(images: Tensor, kinds: Collection[str], seed: int, client: str) -> Tensor:
     """Return a client's images, from 0 to 1 and of shape (n, channels, height, width), as its camera sees them."""
     if "rotated" in kinds:
         images = torch.rot90(images, dims=(2, 3)).contiguous()
@@ -135,7 +120,7 @@ def task_of(
     shifts
         How the images of some clients differ.
     classes
-        The classes that are kept, by their numbers, with commas; "" for all. They are numbered anew, in this order.
+        The classes that are kept, by their numbers, with commas; "" for all. They are renumbered in this order.
     test
         What clients are tested on: "merged" a share of what they get of all images, "train" of the training images
         alone, "official" what they get of the official test set, by the same shards, classes or shares.
@@ -148,24 +133,24 @@ def task_of(
     FairbloomError
         When there are no such classes or clients.
     """
-    kept = _kept(album, classes)
-    names = _names(album, kept, setup)
-    drawn = shifts.drawn(album, names, setup.seed)
+    kept = _read_classes(album, classes)
+    names = _name_clients(album, kept, setup)
+    drawn = shifts.draw(album, names, setup.seed)
 
     @cache
     def dealt() -> _Dealt:
         return _Dealt.of(album, setup, names, kept, test, standardise)
 
     def parts_of(client: str) -> Parts:
-        own = dealt().clients[client]
-        return split(own.examples, setup, client, own.tested if test == "official" else None)
+        examples, tested = dealt().clients[client]
+        return split(examples, setup, client, tested if test == "official" else None)
 
     def splits(client: str) -> Splits:
         all_dealt, parts = dealt(), parts_of(client)
         if not (kinds := [kind for kind, clients in drawn.items() if client in clients]):
             return splits_of(all_dealt.inputs, all_dealt.targets, parts)
         rows = np.concatenate(parts)
-        images = shifted(all_dealt.unit(rows), kinds, setup.seed, client)
+        images = shift(all_dealt.unit(rows), kinds, setup.seed, client)
         starts = np.cumsum([0, *map(len, parts)])
         mine = Parts(*(np.arange(start, end) for start, end in pairwise(starts)))
         return splits_of(all_dealt.scaled(images), all_dealt.targets[torch.from_numpy(rows)], mine)
@@ -179,7 +164,7 @@ def task_of(
     )
 
 
-def _kept(album: Album, classes: str) -> tuple[int, ...]:
+def _read_classes(album: Album, classes: str) -> tuple[int, ...]:
     """Return the numbers of the classes that are kept."""
     if not classes:
         return tuple(range(len(album.classes)))
@@ -193,21 +178,16 @@ def _kept(album: Album, classes: str) -> tuple[int, ...]:
     return tuple(known[word] for word in words)
 
 
-def _names(album: Album, kept: tuple[int, ...], setup: Setup) -> tuple[str, ...]:
+def _name_clients(album: Album, kept: tuple[int, ...], setup: Setup) -> tuple[str, ...]:
     """Return the clients' names: those of the classes where each is a client, else numbers."""
     if setup.partition != CLASS:
         return numbered(setup.clients)
-    if setup.clients not in (0, len(kept)):
-        raise FairbloomError(
-            f"clients = {setup.clients}: partition = {CLASS} makes a client of each of the {len(kept)} classes: leave "
-            "clients out"
-        )
-    return tuple(album.classes[number] for number in kept)
+    return named(setup, [album.classes[number] for number in kept])
 
 
 @dataclass(frozen=True)
 class _Dealt:
-    """The images that are kept, and whose they are.
+    """The images that are kept, and which client has which.
 
     Attributes
     ----------
@@ -238,18 +218,18 @@ class _Dealt:
     ) -> "_Dealt":
         """Read the images, keep the classes that are wanted, and deal them."""
         pictures = album.read(setup)
-        scaled = _scaling(pictures.images, album.brightest, standardise)
+        scaled = _make_scaling(pictures.images, album.brightest, standardise)
         mine, tested = (
-            _of_classes(images, labels, kept)
+            _keep_classes(images, labels, kept)
             for images, labels in ((pictures.images, pictures.labels), (pictures.tested, pictures.tested_labels))
         )
         if test == "train":
             tested = (tested[0][:0], tested[1][:0])
         images, labels = (np.concatenate(pair) for pair in zip(mine, tested, strict=True))
         apart = test == "official"
-        parts = _parts(mine[1] if apart else labels, tested[1] if apart else None, setup, len(kept))
+        parts = _deal(mine[1] if apart else labels, tested[1] if apart else None, setup, len(kept))
         parts = [Dealt(each.examples, each.tested + len(mine[1])) for each in parts]
-        unit = _unit(images, album.brightest)
+        unit = _to_unit(images, album.brightest)
         return cls(
             images,
             scaled(unit),
@@ -261,10 +241,10 @@ class _Dealt:
 
     def unit(self, rows: NDArray[np.intp]) -> Tensor:
         """Return these images, from 0 to 1."""
-        return _unit(self.images[rows], self.brightest)
+        return _to_unit(self.images[rows], self.brightest)
 
 
-def _parts(labels: Labels, tested: Labels | None, setup: Setup, classes: int) -> list[Dealt]:
+def _deal(labels: Labels, tested: Labels | None, setup: Setup, classes: int) -> list[Dealt]:
     """Return what each client is dealt."""
     if setup.partition != CLASS:
         return deal(labels, setup, tested)
@@ -272,24 +252,24 @@ def _parts(labels: Labels, tested: Labels | None, setup: Setup, classes: int) ->
     return [Dealt(np.flatnonzero(labels == label), np.flatnonzero(none == label)) for label in range(classes)]
 
 
-def _of_classes(
+def _keep_classes(
     images: NDArray[np.generic], labels: Labels, kept: tuple[int, ...]
 ) -> tuple[NDArray[np.generic], Labels]:
-    """Return the images of these classes, with labels numbered anew."""
+    """Return the images of these classes, with labels renumbered in their order."""
     numbers = np.full(max(max(kept), labels.max(initial=0)) + 1, -1)
     numbers[list(kept)] = np.arange(len(kept))
     new = numbers[labels]
     return (images, new) if (new >= 0).all() else (images[new >= 0], new[new >= 0])
 
 
-def _unit(images: NDArray[np.generic], brightest: float) -> Tensor:
+def _to_unit(images: NDArray[np.generic], brightest: float) -> Tensor:
     """Return images from 0 to 1, in float32."""
     unit = images.astype(np.float32)
     unit /= np.float32(brightest)  # in place, as all of this: a copy of CINIC-10 takes three gigabytes
     return torch.from_numpy(unit)
 
 
-def _scaling(images: NDArray[np.generic], brightest: float, standardise: str) -> Callable[[Tensor], Tensor]:
+def _make_scaling(images: NDArray[np.generic], brightest: float, standardise: str) -> Callable[[Tensor], Tensor]:
     """Return what standardises images that are from 0 to 1, in place, by mean and deviation of the training images."""
     if standardise == "none":
         return lambda unit: unit

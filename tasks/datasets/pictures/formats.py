@@ -1,52 +1,99 @@
-"""Data sets in the format of CIFAR: pickled batches of coloured images of 32×32 pixels, laid out by torchvision."""
+"""The formats in which data sets of pictures come: IDX files, pickled batches and parquet tables."""
 
 import pickle
+from functools import partial
+from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 
-from ...known import TASKS
 from ...partition import Labels
-from ...task import Setup
-from ..store import located
-from ..vision import fetch
-from .album import Pictures
+from ...task import Setup, Task
+from .. import parquet
+from ..downloads import fetch_from_hub, fetch_from_torchvision
+from ..store import locate
+from . import PictureSet
+from .album import Album, Pictures, Shifts, task_of
 
-SHAPE = (3, 32, 32)
-"""Of an image: channels, height and width."""
+UNSIGNED_BYTES = 0x08
+"""IDX's number for the type of elements."""
+
+CIFAR = (3, 32, 32)
+"""The shape of an image in a batch: channels, height and width."""
 
 
-def read(name: str, setup: Setup, dataset: str, target: str) -> Pictures:
-    """Return the images of one of the data sets; it is downloaded by torchvision where it is not there.
+def load(
+    info: PictureSet,
+    setup: Setup,
+    *,
+    classes: str,
+    test: str,
+    standardise: str,
+    rotated_clients: int,
+    noisy_clients: int,
+    dimmed_clients: int,
+) -> Task:
+    """Return the task of a data set; called with the SETTINGS that all of them have, see `album.task_of`."""
+    album = Album(info.name, info.shape, info.labels, 255.0, partial(read, info))
+    shifts = Shifts(rotated_clients, noisy_clients, dimmed_clients)
+    return task_of(album, setup, shifts, classes=classes, test=test, standardise=standardise)
 
-    Parameters
-    ----------
-    name
-        The task, whose last file is the official test set.
-    setup
-        Says where the data lie.
-    dataset
-        torchvision's class.
-    target
-        What the batches call their labels.
+
+def read(info: PictureSet, setup: Setup) -> Pictures:
+    """Return the images of a data set, which is downloaded where it is not there.
 
     Raises
     ------
     FairbloomError
         When the files are missing and cannot be downloaded, or are something else.
     """
-    info = TASKS[name]
-    root = located(info, setup, lambda place: fetch(dataset, place))
-    *train, test = (batch_in(root / file.path, target, info.classes) for file in info.files)
-    images, labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
-    return Pictures(images, labels, *test)
+    fetch = fetch_from_hub if info.format == "parquet" else fetch_from_torchvision
+    root = locate(info, setup, partial(fetch, info, info.origin))
+    paths = [root / file.path for file in info.files]
+    if info.format == "idx":
+        images, labels, tested, tested_labels = map(read_idx, paths)
+        return Pictures(images[:, None], labels.astype(np.int64), tested[:, None], tested_labels.astype(np.int64))
+    if info.format == "cifar":
+        *train, test = (read_batch(path, info.target, info.classes) for path in paths)
+    else:
+        *train, test = (_read_table(path, info) for path in paths)
+    trained, classes = (np.concatenate(parts) for parts in zip(*train, strict=True))
+    return Pictures(trained, classes, *test)
 
 
-def batch_in(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8], Labels]:
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """Return the array of an IDX file of bytes.
+
+    Raises
+    ------
+    FairbloomError
+        When it is none.
+    """
+    content = path.read_bytes()
+    dimensions = content[3] if len(content) > 4 else 0
+    start = 4 + 4 * dimensions
+    shape = tuple(map(int, np.frombuffer(content[4:start], ">u4"))) if len(content) >= start else ()
+    if content[:3] != bytes((0, 0, UNSIGNED_BYTES)) or not shape or len(content) != start + prod(shape):
+        raise FairbloomError(f"{path} is no IDX file of bytes, or is cut short: put the original in its place")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _read_table(path: Path, info: PictureSet) -> tuple[NDArray[np.uint8], Labels]:
+    """Return the images, shape (n, channels, height, width), and the labels, shape (n,), of a parquet file."""
+    columns = parquet.read_columns(path, ("image", info.target))
+    labels = parquet.to_labels(path, info.target, columns[info.target], info.classes)
+    content = columns["image"]
+    return parquet.decode(path, content, range(len(content)), "RGB", info.shape), labels
+
+
+# Pickled batches ------------------------------------------------------------------------------------------------------
+
+
+def read_batch(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8], Labels]:
     """Return the images, shape (n, 3, 32, 32), and the labels, shape (n,), of a pickled batch.
 
     Raises
@@ -65,7 +112,7 @@ def batch_in(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8], 
     if (
         not isinstance(images, np.ndarray)
         or images.dtype != np.uint8
-        or images.shape != (len(images), int(np.prod(SHAPE)))
+        or images.shape != (len(images), prod(CIFAR))
         or labels.shape != (len(images),)
         or labels.dtype.kind != "i"
         or not len(labels)
@@ -75,14 +122,11 @@ def batch_in(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8], 
             f"{path} is no CIFAR batch: its data must be bytes of shape (n, 3072), and {target} n whole numbers from 0 "
             f"to {classes - 1}: put the original in its place"
         )
-    return images.reshape(-1, *SHAPE), labels.astype(np.int64)
+    return images.reshape(-1, *CIFAR), labels.astype(np.int64)
 
 
 class _Plain(pickle.Unpickler):
     """Loads NumPy arrays and Python's plain types, and nothing else: a pickle can name any function to be called."""
-
-    def __init__(self, content: IO[bytes], encoding: str) -> None:
-        super().__init__(content, encoding=encoding)
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a pickle of a NumPy array asks for.
@@ -97,10 +141,10 @@ class _Plain(pickle.Unpickler):
         return ALLOWED[module, name]
 
 
-def _encoded(text: str, encoding: str) -> bytes:
+def _encode(text: str, encoding: str) -> bytes:
     """Return the bytes of an array, which Python 3 writes as text in the old format of pickles."""
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it has bytes in {encoding!r}, and latin1 is due")
+        raise pickle.UnpicklingError(f"it has bytes in {encoding!r}, not in latin1")
     return text.encode("latin1")
 
 
@@ -111,6 +155,6 @@ ALLOWED = {
     ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _encoded,
+    ("_codecs", "encode"): _encode,
 }
 """What a pickle may name: the parts of a NumPy array, under its old and its new module."""

@@ -1,4 +1,4 @@
-"""Data sets of the UCI archive, here one on this machine."""
+"""Downloads of data sets, from an archive that here is on this machine, and the libraries that they need."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -11,7 +11,8 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks.datasets import downloads
-from fairbloom.tasks.datasets.store import located
+from fairbloom.tasks.datasets.downloads import fetch_from_uci, import_library
+from fairbloom.tasks.datasets.store import locate
 from fairbloom.tasks.task import DataFile, Setup, TaskInfo
 
 CONTENT = b"39, Private\n"
@@ -39,7 +40,7 @@ def uci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def info_of(digest: str, path: str = "flowers/iris.data") -> TaskInfo:
-    return TaskInfo("iris", "flowers", "nowhere", "nothing:load", files=(DataFile(path, digest),))
+    return TaskInfo("flowers", "flowers", "nowhere", "nothing:load", files=(DataFile(path, digest),))
 
 
 def setup_in(root: Path) -> Setup:
@@ -48,7 +49,7 @@ def setup_in(root: Path) -> Setup:
 
 def test_files_come_to_the_same_paths_below_the_data_folder(uci: Path, tmp_path: Path) -> None:
     info = info_of(ORIGINAL)
-    root = located(info, setup_in(tmp_path / "data"), partial(downloads.fetch, info))
+    root = locate(info, setup_in(tmp_path / "data"), partial(fetch_from_uci, info))
     assert (root / "flowers" / "iris.data").read_bytes() == CONTENT
 
 
@@ -56,6 +57,17 @@ def test_files_come_to_the_same_paths_below_the_data_folder(uci: Path, tmp_path:
 def test_a_file_that_is_another_or_not_there_is_refused_and_none_is_left(
     uci: Path, tmp_path: Path, info: TaskInfo
 ) -> None:
-    with pytest.raises(FairbloomError, match=r"iris.*cannot be downloaded.*--data-dir"):
-        located(info, setup_in(tmp_path / "data"), partial(downloads.fetch, info))
+    with pytest.raises(FairbloomError, match=r"flowers.*cannot be downloaded.*--data-dir"):
+        locate(info, setup_in(tmp_path / "data"), partial(fetch_from_uci, info))
     assert not list((tmp_path / "data").rglob("*.data"))
+
+
+# Libraries ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_library_that_is_missing_is_named_with_the_extra_that_brings_it() -> None:
+    assert import_library("json") is __import__("json")
+    with pytest.raises(ImportError, match=r"nonsense cannot be imported: .*pip install 'fairbloom\[datasets\]'"):
+        import_library("nonsense.parquet", "datasets")
+    with pytest.raises(ImportError, match=r"pip install nonsense$"):
+        import_library("nonsense")
