@@ -22,7 +22,7 @@ from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
-from fairbloom.tasks import find_task, forget_own_tasks
+from fairbloom.tasks import find_task, forget_user_defined_tasks
 
 from .packing import packing
 
@@ -98,7 +98,7 @@ def evaluate(message: Message, context: Context) -> Message:
 @lru_cache(maxsize=1)
 def begin_run(run_id: int) -> None:
     """Load a user's own task again for the first message of another run: its files may have changed since the last."""
-    forget_own_tasks()
+    forget_user_defined_tasks()
 
 
 def is_deployed(context: Context) -> bool:
@@ -152,7 +152,7 @@ def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
     config = {**context.run_config, **{key: place for key in PLACES if (place := node.get(key))}}
     config[wire.DEPLOYED] = is_deployed(context)
     partition, name = node.get("partition-id"), node.get("name")
-    if "num-partitions" not in node and find_task(str(config["task"])).own_clients:
+    if "num-partitions" not in node and find_task(str(config["task"])).has_clients:
         partition = None  # a device's data are its own: a number that it was enrolled with chooses nothing there
     return config, partition, None if name is None else str(name)
 

@@ -11,7 +11,7 @@ from fairbloom.server.run_folder.files import SCORES
 from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
-from fairbloom.tasks import forget_own_tasks
+from fairbloom.tasks import forget_user_defined_tasks
 
 from .recipes.labels import title
 from .recipes.variants import baseline_of, variants
@@ -114,7 +114,7 @@ def run(
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
     folder = choose_run_folder(chosen)
-    forget_own_tasks()  # a notebook's earlier run may have loaded them from files that have changed
+    forget_user_defined_tasks()  # a notebook's earlier run may have loaded them from files that have changed
     with progress_bar("mean [b]{task.fields[mean]}[/]  worst 10 % [b]{task.fields[worst]}[/]", shown=progress) as bar:
         shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, mean="–", worst="–")
 

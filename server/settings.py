@@ -229,9 +229,9 @@ def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, 
                 )
     info = find_task(task)
     none_to_choose = {
-        "model": not info.models and not info.is_own,
-        "partition": not info.partitions and not info.is_own,
-        "clients": info.own_clients and not deployed,
+        "model": not info.models and not info.is_user_defined,
+        "partition": not info.partitions and not info.is_user_defined,
+        "clients": info.has_clients and not deployed,
         "verify-data": not info.files,
         "test-share": given.get(f"{info.name}.test") == "official",
     }

@@ -60,7 +60,7 @@ def rehearse(settings: Settings, *, name: str = "", allow: Collection[str] = ())
     FairbloomError
         When the settings are impossible, or none that a device takes.
     """
-    own_clients = find_task(settings.task).own_clients
+    has_clients = find_task(settings.task).has_clients
     config = settings.run_config()
     clients = load_task(config).clients
     place = {"data-dir": settings.data_dir} if settings.data_dir else {}
@@ -75,7 +75,7 @@ def rehearse(settings: Settings, *, name: str = "", allow: Collection[str] = ())
         suppress(FairbloomError),
     ):  # which stands in the replies
         changed = {"num_rounds": 1, "fraction": 1.0, "out": str(Path(folder, "run")), "training_clients": ""}
-        if own_clients:
+        if has_clients:
             changed["data_dir"] = ""  # a server has none
         one_round = settings.model_copy(update=changed)
         federate(one_round, lambda method: FlowerClients(method, grid, settings.round_timeout), deployed=True)

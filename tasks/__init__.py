@@ -12,7 +12,7 @@ from fairbloom.imports import is_import_string
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import RunSettings, Value
 
-from .datasets.store import folder_of, md5_of
+from .datasets.store import compute_md5, folder_of
 from .known import TASKS
 from .task import DataFile, Described, Examples, Setup, Splits, Task, TaskInfo
 
@@ -44,7 +44,7 @@ def find_task(name: str) -> TaskInfo:
         When there is no such task.
     """
     if is_import_string(name):
-        return _own(name)
+        return _read_user_defined(name)
     if name not in TASKS:
         hint = did_you_mean(name, TASKS)
         raise FairbloomError(
@@ -72,15 +72,15 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
     info = find_task(settings.task)
     setup = info.setup(settings)
     info.check(setup)
-    stamps = _stamps(setup.data_dir) if info.reads_folder or info.is_own else ()
-    task = (_loaded_user_defined if info.is_own else _loaded)(
+    stamps = _read_stamps(setup.data_dir) if info.reads_folder or info.is_user_defined else ()
+    task = (_load_user_defined if info.is_user_defined else _load_known)(
         info, setup, tuple(info.check_parameters(settings.parameters).items()), stamps
     )
     if not settings.pooled:
         return task
-    from .pooled import pooled  # imported late: it needs PyTorch
+    from .pooled import pool  # imported late: it needs PyTorch
 
-    return pooled(task)
+    return pool(task)
 
 
 def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
@@ -95,7 +95,7 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
     if info.files:
         task = load_task(settings)
         task.splits(task.clients[0])
-    if info.own_clients and len(clients := load_task(settings).clients) == 1:
+    if info.has_clients and len(clients := load_task(settings).clients) == 1:
         alone = f"data-dir = {setup.data_dir!r} holds the data of one client alone, {clients[0]}"
         one_file = ", or, for a single file, name the column that names each row's client by csv.client"
         raise FairbloomError(f"{alone}: give a file or folder for each client{one_file if info.name == 'csv' else ''}")
@@ -110,25 +110,25 @@ def digests(settings: RunSettings | Mapping[str, Any]) -> dict[str, str]:
     info = find_task(settings.task)
     setup = info.setup(settings)
     if info.files:
-        return {file.path: _md5(folder_of(setup), file, setup) for file in info.files}
+        return {file.path: _find_md5(folder_of(setup), file, setup) for file in info.files}
     place = setup.data_dir
     if not place:
         return {}
     path = Path(place).expanduser()
-    return _digests(path if path.is_dir() else path.parent, _stamps(place))
+    return _compute_digests(path if path.is_dir() else path.parent, _read_stamps(place))
 
 
-def _md5(root: Path, file: DataFile, setup: Setup) -> str:
+def _find_md5(root: Path, file: DataFile, setup: Setup) -> str:
     """Return the checksum of a known data set's file; one that has been verified is not read once more."""
     path = root / file.path
     if not path.is_file():
         raise FairbloomError(f"{path} is missing: put it there, or name a folder that has all files by --data-dir")
     about = path.stat()
-    return (setup.verify_data and file.md5) or md5_of(path, about.st_mtime_ns, about.st_size)
+    return (setup.verify_data and file.md5) or compute_md5(path, about.st_mtime_ns, about.st_size)
 
 
 @lru_cache(maxsize=4)
-def _digests(place: Path, files: Stamps) -> dict[str, str]:
+def _compute_digests(place: Path, files: Stamps) -> dict[str, str]:
     """Return the checksums of files, by their paths in a folder; they are made again when a time or size is another."""
     found = {}
     for file, _, _ in files:
@@ -148,7 +148,7 @@ def describe_data(settings: RunSettings | Mapping[str, Any]) -> Described:
     task = load_task(settings)
     if task.describe is not None:
         described = task.describe()
-        return {**described, "clients": _compared(info, task, described["clients"])}
+        return {**described, "clients": _mark_differing(info, task, described["clients"])}
     rows: list[Mapping[str, str | int]] = []
     for client in task.clients:
         train, test = task.splits(client)
@@ -156,7 +156,7 @@ def describe_data(settings: RunSettings | Mapping[str, Any]) -> Described:
     return {"clients": rows}
 
 
-def _compared(
+def _mark_differing(
     info: TaskInfo, task: Task, clients: Sequence[Mapping[str, str | int]]
 ) -> Sequence[Mapping[str, str | int]]:
     """Return the rows of clients, with the reason under `problem` for those with data that differ from the others'."""
@@ -168,30 +168,28 @@ def _compared(
 
 
 @cache
-def _own(name: str) -> TaskInfo:
+def _read_user_defined(name: str) -> TaskInfo:
     return TaskInfo.of(name)
 
 
-def forget_own_tasks() -> None:
+def forget_user_defined_tasks() -> None:
     """Let user-defined tasks be loaded again: nothing says whether files that they read have changed."""
-    _loaded_user_defined.cache_clear()
+    _load_user_defined.cache_clear()
 
 
 @lru_cache(maxsize=4)
-def _loaded_user_defined(
-    info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value], ...], stamps: Stamps
-) -> Task:
-    from .checks import checked  # imported late, as PyTorch is with it
+def _load_user_defined(info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value], ...], stamps: Stamps) -> Task:
+    from .checks import guard_task  # imported late, as PyTorch is with it
 
-    return checked(info.loader, info.load(setup, dict(parameters)))
+    return guard_task(info.loader, info.load(setup, dict(parameters)))
 
 
 @lru_cache(maxsize=4)
-def _loaded(info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value], ...], stamps: Stamps) -> Task:
+def _load_known(info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value], ...], stamps: Stamps) -> Task:
     return info.load(setup, dict(parameters))
 
 
-def _stamps(place: str) -> Stamps:
+def _read_stamps(place: str) -> Stamps:
     """Return what says whether a file, or those of a folder and of all folders in it, have changed since then.
 
     The files are in order, each with the time of its last change and its size.

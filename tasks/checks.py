@@ -15,7 +15,7 @@ from .task import Examples, Splits, Task
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def checked(name: str, task: Task) -> Task:
+def guard_task(name: str, task: Task) -> Task:
     """Return the same task, which says in words what is wrong with its examples and losses.
 
     Parameters
@@ -51,10 +51,10 @@ def checked(name: str, task: Task) -> Task:
                 check_examples(f"task = {name!r}: the {which} examples of client {client}", examples, task)
         return made
 
-    return replace(task, splits=splits, loss=checked_loss(name, task.loss))
+    return replace(task, splits=splits, loss=guard_loss(name, task.loss))
 
 
-def checked_loss(name: str, loss: Loss) -> Loss:
+def guard_loss(name: str, loss: Loss) -> Loss:
     """Return the same loss, which says when it does not give one number for each example."""
 
     @wraps(loss)  # what it is a check of can be seen

@@ -153,12 +153,12 @@ KNOWN = (
                 "smallest-category",
                 int,
                 5,
-                "Fewest training rows of a category whose name a deployed client reports; rarer ones become other",
+                "Fewest training rows of a category that a deployed client reports by name; rarer ones become other",
                 Range("[1, inf)"),
             ),
         ),
         reads_folder=True,
-        own_clients=True,
+        has_clients=True,
         agree="fairbloom.tasks.files.columns:agree",
     ),
     TaskInfo(
@@ -177,7 +177,7 @@ KNOWN = (
             Parameter("classes", str, "", "All classes, as in 'cat,dog', so that a client may lack some"),
         ),
         reads_folder=True,
-        own_clients=True,
+        has_clients=True,
         agree="fairbloom.tasks.files.shapes:agree_on_images",
     ),
     TaskInfo(
@@ -188,7 +188,7 @@ KNOWN = (
         models=("logistic", "mlp", "cnn"),
         settings=(Parameter("classes", str, "", "All classes, as in '0,1,2', so that a client may lack some"),),
         reads_folder=True,
-        own_clients=True,
+        has_clients=True,
         agree="fairbloom.tasks.files.shapes:agree_on_arrays",
     ),
 )

@@ -25,7 +25,7 @@ FEWEST = 5
 
 
 class Dealt(NamedTuple):
-    """What a client is dealt: indices of examples, and of those in a test set of its own, where there is one."""
+    """What a client is dealt: indices of examples, and of those in its test set, where it has one apart."""
 
     examples: Indices
     tested: Indices
@@ -49,7 +49,7 @@ def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dea
         When there are too few examples for so many clients, shards or classes.
     """
     clients, seed = setup.clients, setup.seed
-    if setup.partition != "shards":  # whose number is checked as well before any client is dealt to
+    if setup.partition != "shards":  # the number of shards is checked first
         check_enough(len(labels) // clients, clients, len(labels))
     both = (labels, np.empty(0, np.int64) if tested is None else tested)
     match setup.partition:
@@ -110,7 +110,7 @@ def shards(sets: Sequence[Labels], clients: int, per_client: int, seed: int) -> 
 def classes(sets: Sequence[Labels], clients: int, per_client: int, seed: int) -> list[list[Indices]]:
     """Let each client have examples of `per_client` classes; the clients of a class have equal shares of it.
 
-    Classes are dealt from a shuffled pack, begun anew when it is used up, so that all are had by as many clients as
+    Classes are dealt from a shuffled pack, and from another when it is used up, so that as many clients have each as
     the others, give or take one or two.
 
     Source: Zhao et al., Federated Learning with Non-IID Data, 2018.
@@ -132,7 +132,7 @@ def classes(sets: Sequence[Labels], clients: int, per_client: int, seed: int) ->
         rarest = sorted(random.permutation(there), key=lambda label: len(holders[label]))
         for label in rarest[:per_client]:
             holders[int(label)].append(client)
-    return _shared(sets, holders, clients, random)
+    return _deal_evenly(sets, holders, clients, random)
 
 
 def class_groups(sets: Sequence[Labels], clients: int, per_group: int, seed: int) -> list[list[Indices]]:
@@ -156,10 +156,10 @@ def class_groups(sets: Sequence[Labels], clients: int, per_group: int, seed: int
         )
     having = np.arange(clients) * groups // clients
     holders = {int(label): np.flatnonzero(having == i // per_group).tolist() for i, label in enumerate(there)}
-    return _shared(sets, holders, clients, generator(seed, "class groups"))
+    return _deal_evenly(sets, holders, clients, generator(seed, "class groups"))
 
 
-def _shared(
+def _deal_evenly(
     sets: Sequence[Labels], holders: Mapping[int, Sequence[int]], clients: int, random: np.random.Generator
 ) -> list[list[Indices]]:
     """Deal the examples of each class in equal shares to the clients that are to have it."""
@@ -190,11 +190,11 @@ def dirichlet(
         shuffled = random.permutation(np.flatnonzero(sets[0] == label))
         ends = np.cumsum(random.dirichlet(np.full(clients, alpha)))
         rest = (random.permutation(np.flatnonzero(labels == label)) for labels in sets[1:])
-        for own, mine in zip(parts, (shuffled, *rest), strict=True):
-            for part, piece in zip(own, np.split(mine, (ends * len(mine)).round().astype(int)[:-1]), strict=True):
+        for of_set, mine in zip(parts, (shuffled, *rest), strict=True):
+            for part, piece in zip(of_set, np.split(mine, (ends * len(mine)).round().astype(int)[:-1]), strict=True):
                 part.extend(piece.tolist())
     _fill_up(parts[0], fewest)
-    return [[np.array(part, np.intp) for part in own] for own in parts]
+    return [[np.array(part, np.intp) for part in of_set] for of_set in parts]
 
 
 def sizes(sets: Sequence[Labels], clients: int, alpha: float, seed: int, fewest: int = FEWEST) -> list[list[Indices]]:
@@ -205,9 +205,9 @@ def sizes(sets: Sequence[Labels], clients: int, alpha: float, seed: int, fewest:
         [part.tolist() for part in np.split(random.permutation(len(labels)), (ends * len(labels)).round().astype(int))]
         for labels in sets
     ]
-    own = [each[:clients] for each in parts]
-    _fill_up(own[0], fewest)
-    return [[np.array(part, np.intp) for part in each] for each in own]
+    kept = [each[:clients] for each in parts]
+    _fill_up(kept[0], fewest)
+    return [[np.array(part, np.intp) for part in each] for each in kept]
 
 
 def _fill_up(parts: list[list[int]], fewest: int) -> None:
@@ -219,14 +219,14 @@ def _fill_up(parts: list[list[int]], fewest: int) -> None:
 def from_flwr_datasets(setup: Setup, labels: Labels, tested: Labels | None) -> list[list[Indices]]:
     """Deal the examples by one of flwr-datasets' partitioners, as in flwr:DistributionPartitioner(…).
 
-    It is told the number of clients, the label's column and the run's seed, where it takes them.
+    It gets the number of clients, the label's column and the run's seed, where it takes them.
 
     Raises
     ------
     FairbloomError
         When flwr-datasets is not installed, has no such partitioner, or that one refuses its arguments or the data.
     """
-    name, own = _called(setup.partition)
+    name, arguments = _parse_call(setup.partition)
     try:
         from datasets import Dataset  # imported late: they are an extra, and take seconds
         from flwr_datasets import partitioner
@@ -243,7 +243,7 @@ def from_flwr_datasets(setup: Setup, labels: Labels, tested: Labels | None) -> l
     takes = inspect.signature(maker).parameters
     ours = {"num_partitions": setup.clients, "partition_by": "label", "seed": setup.seed}
     try:
-        chosen = maker(**{key: value for key, value in ours.items() if key in takes} | own)
+        chosen = maker(**{key: value for key, value in ours.items() if key in takes} | arguments)
         parts = []
         for each in (labels, np.empty(0, np.int64) if tested is None else tested):
             if len(each):
@@ -256,7 +256,7 @@ def from_flwr_datasets(setup: Setup, labels: Labels, tested: Labels | None) -> l
     return parts
 
 
-def _called(words: str) -> tuple[str, dict[str, Any]]:
+def _parse_call(words: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the keyword arguments of flwr:Name(argument=1)."""
     try:
         call = ast.parse(words.removeprefix(FLWR), mode="eval").body
@@ -278,13 +278,13 @@ def check_enough(fewest: int, clients: int, examples: int) -> None:
         )
 
 
-def numbered(clients: int) -> tuple[str, ...]:
+def number_clients(clients: int) -> tuple[str, ...]:
     """Return the names of clients that have no others: numbers, so that their order is that of partition ids."""
     width = len(str(clients - 1))
     return tuple(f"client-{i:0{width}d}" for i in range(clients))
 
 
-def named(setup: Setup, clients: Sequence[str]) -> tuple[str, ...]:
+def name_clients(setup: Setup, clients: Sequence[str]) -> tuple[str, ...]:
     """Return the names of clients that come with the data.
 
     Raises
@@ -320,7 +320,7 @@ def split(indices: Indices, setup: Setup, client: str, tested: Indices | None = 
     client
         Its name, with which the seed draws.
     tested
-        Examples of a test set of its own; None: a share of `indices` is held out.
+        Its examples in a test set apart; None: a share of `indices` is held out.
 
     Raises
     ------
@@ -346,7 +346,7 @@ def _share(share: float, count: int) -> int:
     return max(int(Fraction(str(share)) * count), 1) if share else 0
 
 
-def labelled(parts: Parts, labels: Labels) -> list[tuple[Indices, Labels]]:
+def add_labels(parts: Parts, labels: Labels) -> list[tuple[Indices, Labels]]:
     """Return each part's indices with their labels, for `Task.dealt`."""
     return [(rows, labels[rows]) for rows in parts]
 

@@ -12,7 +12,7 @@ from .task import Examples, Splits, Task
 
 
 @lru_cache(maxsize=4)
-def pooled(task: Task) -> Task:
+def pool(task: Task) -> Task:
     """Return a task whose clients all train on the training examples of all of them, which lie in memory once.
 
     The examples are put together when a client's are first asked for.
@@ -20,7 +20,7 @@ def pooled(task: Task) -> Task:
 
     @cache
     def together() -> Examples:
-        return joined([task.splits(client).train for client in task.clients])
+        return join([task.splits(client).train for client in task.clients])
 
     def splits(client: str) -> Splits:
         return replace(task.splits(client), train=together())
@@ -28,7 +28,7 @@ def pooled(task: Task) -> Task:
     return replace(task, splits=splits)
 
 
-def joined(parts: Sequence[Examples]) -> Examples:
+def join(parts: Sequence[Examples]) -> Examples:
     """Return the examples of all parts, one after the other; tensors that all of them share are not copied."""
     first, rows = parts[0], [part.rows for part in parts if part.rows is not None]
     if len(rows) == len(parts) and all(p.inputs is first.inputs and p.targets is first.targets for p in parts):

@@ -130,13 +130,13 @@ class TaskInfo:
         The files of a known data set, below the folder that `data-dir`, or the environment, names.
     reads_folder
         Whether the data lie in the folder or file that the setting `data-dir` names.
-    own_clients
+    has_clients
         Whether the clients come with the data, so that nothing is split.
     agree
         "module:function" that finds what clients agree on, from each one's summary of its data; "" where nothing needs
         to be agreed. Called with {client: summary}; it returns the text that all of them get, and the reasons
         of those that cannot take part, by client. It raises FairbloomError where nobody can.
-    is_own
+    is_user_defined
         Whether a user has named it by an import string: then it takes any model, and says itself what it cannot take.
     """
 
@@ -152,9 +152,9 @@ class TaskInfo:
     natural: tuple[str, ...] = ()
     files: tuple[DataFile, ...] = ()
     reads_folder: bool = False
-    own_clients: bool = False
+    has_clients: bool = False
     agree: str = ""
-    is_own: bool = False
+    is_user_defined: bool = False
 
     def __post_init__(self) -> None:
         """Put the task's name before those of its parameters."""
@@ -183,14 +183,14 @@ class TaskInfo:
             if each.default is None:
                 raise FairbloomError(f"task = {name!r}: its parameter {each.argument} needs a default")
         summary = (inspect.getdoc(maker) or "").partition("\n\n")[0]
-        return cls(owner, " ".join(summary.split()), name, name, settings=settings, is_own=True)
+        return cls(owner, " ".join(summary.split()), name, name, settings=settings, is_user_defined=True)
 
     def setup(self, settings: RunSettings | Mapping[str, Any]) -> Setup:
         """Return what a run's settings say to the task, with the task's choice where they leave one."""
         setup = Setup.of(settings)
         model = setup.model or next(iter(self.models), "")
         partition = setup.partition or next(iter(self.partitions), DEFAULT_PARTITION)
-        clients = 0 if self.own_clients else setup.clients or (0 if partition in self.natural else self.clients)
+        clients = 0 if self.has_clients else setup.clients or (0 if partition in self.natural else self.clients)
         return replace(setup, model=model, partition=partition, clients=clients)
 
     def check_parameters(self, config: Mapping[str, object]) -> dict[str, Value]:
@@ -208,7 +208,7 @@ class TaskInfo:
         if self.models and setup.model not in self.models:
             check_model(setup.model, self)
         self._check_partition(setup.partition)
-        if setup.data_dir and not (self.reads_folder or self.files or self.is_own):
+        if setup.data_dir and not (self.reads_folder or self.files or self.is_user_defined):
             raise FairbloomError(
                 f"data-dir = {setup.data_dir!r}: task {self.name} reads no folder; leave data-dir out (a deployed "
                 "client may have it in its client.toml)"

@@ -33,7 +33,7 @@ def check_honoured(federation: Federation, settings: Settings, given: Mapping[st
             f"client.toml{module}); the others are refused, by name in each round"
         )
     dealt = info.setup(given).clients
-    if dealt and not info.is_own and (far := describe_clients_beyond(federation, dealt)):
+    if dealt and not info.is_user_defined and (far := describe_clients_beyond(federation, dealt)):
         yield far
 
 

@@ -19,27 +19,26 @@ from fairbloom.errors import FairbloomError
 
 from ..known import TASKS
 from ..models import build
-from ..partition import FEWEST, Dealt, Indices, Labels, Parts, deal, labelled, named, numbered, split, splits_of
+from ..partition import (
+    FEWEST,
+    Dealt,
+    Indices,
+    Labels,
+    Parts,
+    add_labels,
+    deal,
+    name_clients,
+    number_clients,
+    split,
+    splits_of,
+)
 from ..task import Setup, Splits, Task
 from .downloads import fetch_from_uci
 from .store import locate
 
 COLUMNS = (
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education-num",
-    "marital-status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital-gain",
-    "capital-loss",
-    "hours-per-week",
-    "native-country",
-    "income",
+    *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),
+    *("race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income"),
 )
 """The columns of the files, of which `income` is the target."""
 
@@ -139,7 +138,7 @@ def load(setup: Setup, *, groups: str) -> Task:
             f"adult.groups = 'published': it says who is a client of partition = {PHD}; leave it out with partition = "
             f"{setup.partition}"
         )
-    names = _names(setup)
+    names = _find_names(setup)
 
     @cache
     def dealt() -> tuple[torch.Tensor, torch.Tensor, dict[str, Dealt]]:
@@ -163,26 +162,26 @@ def load(setup: Setup, *, groups: str) -> Task:
         model=partial(build, setup.model, (INPUTS,), len(INCOMES), setup.seed),
         loss=partial(cross_entropy, reduction="none"),
         splits=splits,
-        dealt=lambda client: labelled(parts_of(client), dealt()[1].numpy()),
+        dealt=lambda client: add_labels(parts_of(client), dealt()[1].numpy()),
     )
 
 
-def _names(setup: Setup) -> tuple[str, ...]:
+def _find_names(setup: Setup) -> tuple[str, ...]:
     """Return the clients' names, which need no data."""
     groups = PHD_CLIENTS if setup.partition == PHD else CATEGORIES.get(setup.partition)
-    return numbered(setup.clients) if groups is None else named(setup, groups)
+    return number_clients(setup.clients) if groups is None else name_clients(setup, groups)
 
 
-# Who is a client's ----------------------------------------------------------------------------------------------------
+# Who belongs to which client ------------------------------------------------------------------------------------------
 
 
 def _deal(train: People, test: People, setup: Setup, groups: str) -> list[Dealt]:
     """Return each client's people of the two files."""
     if setup.partition not in (PHD, *CATEGORIES):
         return deal(train.targets, setup, test.targets)
-    ours = published(train.doctorates) if groups == "published" else _grouped(train, setup.partition)
-    parts = list(map(Dealt, ours, _grouped(test, setup.partition)))
-    for name, part in zip(_names(setup), parts, strict=True):
+    ours = published(train.doctorates) if groups == "published" else _group(train, setup.partition)
+    parts = list(map(Dealt, ours, _group(test, setup.partition)))
+    for name, part in zip(_find_names(setup), parts, strict=True):
         if len(part.examples) < FEWEST or not len(part.tested):
             raise FairbloomError(
                 f"partition = {setup.partition!r}: client {name} would train on {len(part.examples)} people of "
@@ -192,7 +191,7 @@ def _deal(train: People, test: People, setup: Setup, groups: str) -> list[Dealt]
     return parts
 
 
-def _grouped(people: People, partition: str) -> list[Indices]:
+def _group(people: People, partition: str) -> list[Indices]:
     """Return the people of each client of a partition whose clients come with the data."""
     if partition == PHD:
         return [np.flatnonzero(mine) for mine in (people.doctorates, ~people.doctorates)]
@@ -200,7 +199,7 @@ def _grouped(people: People, partition: str) -> list[Indices]:
 
 
 def published(doctorates: NDArray[np.bool_]) -> list[Indices]:
-    """Return whom the two clients train on in the code behind FedMGDA+'s Table 7 (watml/Fed-MGDA, adult/).
+    """Return the people that the two clients train on in the code behind FedMGDA+'s Table 7 (watml/Fed-MGDA, adult/).
 
     It numbers people from 1 and later counts them from 0, so that its PhD client has the person on the line after each
     doctorate. It keeps these numbers in Python sets, and trains on the first four fifths in a set's own order. That is
@@ -231,11 +230,11 @@ def read(setup: Setup) -> tuple[People, People]:
     """
     info = TASKS["adult"]
     root = locate(info, setup, partial(fetch_from_uci, info))
-    train, test = (people_in(root / file.path) for file in info.files)
+    train, test = (read_people(root / file.path) for file in info.files)
     return train, test
 
 
-def people_in(path: Path) -> People:
+def read_people(path: Path) -> People:
     """Return the people of a file in the format of adult.data.
 
     Raises
@@ -254,13 +253,13 @@ def people_in(path: Path) -> People:
     if not rows:
         raise FairbloomError(f"{path} has no people: put the original in its place")
     columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
-    categories = {name: _numbers(path, name, columns[name], (*known, UNKNOWN)) for name, known in CATEGORIES.items()}
+    categories = {name: _look_up(path, name, columns[name], (*known, UNKNOWN)) for name, known in CATEGORIES.items()}
     one_hot = [np.eye(len(CATEGORIES[name]) + 1, dtype=np.float32)[each, :-1] for name, each in categories.items()]
     incomes = [word.rstrip(".") for word in columns["income"]]
-    return People(np.concatenate(one_hot, axis=1), _numbers(path, "income", incomes, INCOMES), categories)
+    return People(np.concatenate(one_hot, axis=1), _look_up(path, "income", incomes, INCOMES), categories)
 
 
-def _numbers(path: Path, column: str, words: Sequence[str], known: tuple[str, ...]) -> Labels:
+def _look_up(path: Path, column: str, words: Sequence[str], known: tuple[str, ...]) -> Labels:
     """Return the place of each word among those that are known."""
     places = {word: place for place, word in enumerate(known)}
     if unknown := set(words) - places.keys():

@@ -17,7 +17,7 @@ SIDE = 8
 
 @cache
 def read() -> Pictures:
-    """Return the images, shape (1797, 1, 8, 8), from 0 to 16, and their labels, from scikit-learn's own file.
+    """Return the images, shape (1797, 1, 8, 8), from 0 to 16, and their labels, from scikit-learn's file.
 
     There is no official test set.
 

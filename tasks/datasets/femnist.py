@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from ..known import TASKS
 from ..models import build
-from ..partition import FEWEST, Indices, Labels, deal, labelled, numbered, split, splits_of
+from ..partition import FEWEST, Indices, Labels, add_labels, deal, number_clients, split, splits_of
 from ..task import Setup, Splits, Task
 from .clients import draw_clients, group_rows
 from .downloads import fetch_from_hub
@@ -63,7 +63,7 @@ def load(setup: Setup) -> Task:
         if setup.partition == WRITER:
             return draw_clients(group_rows(characters().writers), setup, "writers", lambda count: count >= FEWEST)
         dealt = (each.examples for each in deal(characters().labels, setup))
-        return dict(zip(numbered(setup.clients), dealt, strict=True))
+        return dict(zip(number_clients(setup.clients), dealt, strict=True))
 
     @cache
     def pixels(client: str) -> NDArray[np.uint8]:
@@ -75,10 +75,10 @@ def load(setup: Setup) -> Task:
         return splits_of(images, labels, split(np.arange(len(labels)), setup, client))
 
     def dealt(client: str) -> list[tuple[Indices, Labels]]:
-        return labelled(split(rows()[client], setup, client), characters().labels)
+        return add_labels(split(rows()[client], setup, client), characters().labels)
 
     return Task(
-        clients=tuple(rows()) if setup.partition == WRITER else numbered(setup.clients),
+        clients=tuple(rows()) if setup.partition == WRITER else number_clients(setup.clients),
         model=partial(build, setup.model, SHAPE, TASKS["femnist"].classes, setup.seed),
         loss=partial(cross_entropy, reduction="none"),
         splits=splits,

@@ -26,7 +26,7 @@ from fairbloom.protocol.streams import generator
 from ..known import TASKS
 from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy
 from ..models import build
-from ..partition import Indices, Labels, Parts, named, split, splits_of
+from ..partition import Indices, Labels, Parts, name_clients, split, splits_of
 from ..task import Setup, Splits, Task, is_highest
 from .downloads import fetch_from_uci
 from .store import folder_of, locate
@@ -82,13 +82,13 @@ def load(setup: Setup, *, split: int) -> Task:
 
     @cache
     def splits(client: str) -> Splits:
-        inputs, targets = patients_in(_file_of(client, setup))
+        inputs, targets = read_patients(_locate_file(client, setup))
         parts = parts_of(targets, setup, client, split)
-        scaled = standardised(inputs, parts.train)
+        scaled = standardise(inputs, parts.train)
         return splits_of(torch.from_numpy(scaled), torch.from_numpy(targets), parts)
 
     return Task(
-        clients=named(setup, HOSPITALS),
+        clients=name_clients(setup, HOSPITALS),
         model=partial(build, setup.model, (INPUTS,), 2, setup.seed),
         loss=partial(cross_entropy, reduction="none"),
         splits=splits,
@@ -126,7 +126,7 @@ def parts_of(targets: Labels, setup: Setup, client: str, random_state: int) -> P
     return split(train, setup, client, test)
 
 
-def standardised(inputs: NDArray[np.float64], train: Indices) -> NDArray[np.float32]:
+def standardise(inputs: NDArray[np.float64], train: Indices) -> NDArray[np.float32]:
     """Return the inputs by mean and deviation over these patients, 0 where all of them have the same value."""
     known = inputs[train]
     deviation = known.std(axis=0, ddof=1)
@@ -138,7 +138,7 @@ def standardised(inputs: NDArray[np.float64], train: Indices) -> NDArray[np.floa
 # The files ------------------------------------------------------------------------------------------------------------
 
 
-def _file_of(client: str, setup: Setup) -> Path:
+def _locate_file(client: str, setup: Setup) -> Path:
     """Return a hospital's file, which alone is looked at where it is there; else all four are downloaded."""
     info = TASKS["heart-disease"]
     file = info.files[HOSPITALS.index(client)]
@@ -146,7 +146,7 @@ def _file_of(client: str, setup: Setup) -> Path:
     return locate(needed, setup, partial(fetch_from_uci, info)) / file.path
 
 
-def patients_in(path: Path) -> tuple[NDArray[np.float64], Labels]:
+def read_patients(path: Path) -> tuple[NDArray[np.float64], Labels]:
     """Return the inputs of the patients who lack no value, shape (n, 13), and 1 for those with a disease, shape (n,).
 
     Raises
@@ -164,7 +164,7 @@ def patients_in(path: Path) -> tuple[NDArray[np.float64], Labels]:
                 )
             patient = {name: value for name, value in zip(COLUMNS, row, strict=True) if name not in DROPPED}
             if UNKNOWN not in patient.values():
-                rows.append([_number(path, number, name, value) for name, value in patient.items()])
+                rows.append([_parse_number(path, number, name, value) for name, value in patient.items()])
     if not rows:
         raise FairbloomError(f"{path} has no patient without missing values: put the original in its place")
     names = [name for name in COLUMNS if name not in DROPPED]
@@ -174,7 +174,7 @@ def patients_in(path: Path) -> tuple[NDArray[np.float64], Labels]:
     return inputs, (columns["num"] > 0).astype(np.int64)
 
 
-def _number(path: Path, line: int, column: str, text: str) -> float:
+def _parse_number(path: Path, line: int, column: str, text: str) -> float:
     """Return a value as a number, which in a column of categories is one of these."""
     try:
         value = float(text)

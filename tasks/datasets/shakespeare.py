@@ -71,21 +71,21 @@ def load(setup: Setup) -> Task:
     """Return tiny Shakespeare, a speaker a client."""
     info = TASKS[TINY]
     path = locate(info, setup, partial(fetch_from_address, info, ADDRESS)) / info.files[0].path
-    lines = lines_of(speeches_in(path))
-    return _task(lines._replace(rows=_speakers(lines, setup)), setup)
+    lines = make_lines(read_speeches(path))
+    return _task(lines._replace(rows=_draw_speakers(lines, setup)), setup)
 
 
 def load_leaf(setup: Setup) -> Task:
     """Return LEAF's edition, a speaker in one of the plays a client."""
     info = TASKS[LEAF]
     path = locate(info, setup, partial(fetch_from_hub, info, REPOSITORY)) / info.files[0].path
-    lines = lines_in(path)
-    return _task(_alone(lines, _speakers(lines, setup)), setup)
+    lines = read_lines(path)
+    return _task(_keep_speakers(lines, _draw_speakers(lines, setup)), setup)
 
 
 def _task(lines: Lines, setup: Setup) -> Task:
     def splits(client: str) -> Splits:
-        return splits_of(lines.inputs, lines.targets, in_time(lines.rows[client], setup))
+        return splits_of(lines.inputs, lines.targets, split_in_time(lines.rows[client], setup))
 
     return Task(
         clients=tuple(lines.rows),
@@ -98,17 +98,17 @@ def _task(lines: Lines, setup: Setup) -> Task:
 # Who is a client ------------------------------------------------------------------------------------------------------
 
 
-def _speakers(lines: Lines, setup: Setup) -> dict[str, Indices]:
+def _draw_speakers(lines: Lines, setup: Setup) -> dict[str, Indices]:
     """Return the examples of those who take part: speakers who have at least one in each part that is asked for."""
 
     def enough(count: int) -> bool:
-        train, test, validation = map(len, in_time(np.arange(count), setup))
+        train, test, validation = map(len, split_in_time(np.arange(count), setup))
         return min(train, test, validation if setup.validation_share else 1) > 0
 
     return draw_clients(lines.rows, setup, "speakers", enough)
 
 
-def _alone(lines: Lines, rows: Mapping[str, Indices]) -> Lines:
+def _keep_speakers(lines: Lines, rows: Mapping[str, Indices]) -> Lines:
     """Return the lines of these speakers alone, which are far fewer than all of LEAF's, as a network takes them."""
     kept = np.concatenate(list(rows.values()))
     ends = np.cumsum([0, *map(len, rows.values())])
@@ -116,7 +116,7 @@ def _alone(lines: Lines, rows: Mapping[str, Indices]) -> Lines:
     return Lines(inputs, targets, dict(zip(rows, (np.arange(*pair) for pair in pairwise(ends)), strict=True)))
 
 
-def in_time(rows: Indices, setup: Setup) -> Parts:
+def split_in_time(rows: Indices, setup: Setup) -> Parts:
     """Return a speaker's examples as LEAF splits them: the first part trains, and the last is for testing.
 
     Where a part ends, 79 examples are left out: they share characters with those on both sides.
@@ -136,7 +136,7 @@ def in_time(rows: Indices, setup: Setup) -> Parts:
 # The files ------------------------------------------------------------------------------------------------------------
 
 
-def speeches_in(path: Path) -> dict[str, str]:
+def read_speeches(path: Path) -> dict[str, str]:
     """Return what each speaker says, one speech after the other, in a text where NAME: stands above each speech.
 
     Raises
@@ -156,12 +156,12 @@ def speeches_in(path: Path) -> dict[str, str]:
     return {name: "\n".join(filter(None, said)) for name, said in speeches.items()}
 
 
-def lines_of(texts: Mapping[str, str]) -> Lines:
+def make_lines(texts: Mapping[str, str]) -> Lines:
     """Return every 80 characters of each speaker's text that one more follows.
 
     All examples lie in one tensor of characters, of which each is a window: the text takes no more memory than itself.
     """
-    text = torch.tensor(list(_codes("".join(texts.values()))), dtype=torch.int64)
+    text = torch.tensor(list(_encode("".join(texts.values()))), dtype=torch.int64)
     if len(text) <= LENGTH:
         return Lines(text.new_empty(0, LENGTH), text.new_empty(0), dict.fromkeys(texts, np.empty(0, np.intp)))
     ends = np.cumsum([0, *map(len, texts.values())])
@@ -169,7 +169,7 @@ def lines_of(texts: Mapping[str, str]) -> Lines:
     return Lines(text.unfold(0, LENGTH, 1)[:-1], text[LENGTH:], dict(zip(texts, rows, strict=True)))
 
 
-def lines_in(path: Path) -> Lines:
+def read_lines(path: Path) -> Lines:
     """Return the examples of a CSV file with the columns character_id, x and y, as bytes.
 
     Raises
@@ -186,14 +186,14 @@ def lines_in(path: Path) -> Lines:
             if len(row["x"] or "") != LENGTH or len(row["y"] or "") != 1:
                 raise FairbloomError(f"{path}: example {number} must have {LENGTH} characters in x and one in y")
             speakers.append(row["character_id"])
-            codes += _codes(row["x"] + row["y"])
+            codes += _encode(row["x"] + row["y"])
     if not codes:
         raise FairbloomError(f"{path} has no example: put the original in its place")
     both = torch.frombuffer(codes, dtype=torch.uint8).reshape(-1, LENGTH + 1)
     return Lines(both[:, :LENGTH], both[:, LENGTH], group_rows(speakers))
 
 
-def _codes(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     """Return the number of each character."""
     if not text.isascii():
         text = FOREIGN.sub("\0", text)

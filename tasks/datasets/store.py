@@ -76,7 +76,7 @@ def _download(root: Path, info: TaskInfo, fetch: Fetch) -> None:
 def _check(path: Path, file: DataFile, info: TaskInfo) -> None:
     """Raise FairbloomError when a file is not the original."""
     about = path.stat()
-    if file.md5 and (found := md5_of(path, about.st_mtime_ns, about.st_size)) != file.md5:
+    if file.md5 and (found := compute_md5(path, about.st_mtime_ns, about.st_size)) != file.md5:
         raise FairbloomError(
             f"{path} is not the original of {info.name}: its md5 is {found}, and the original's {file.md5}. Delete it, "
             "and it is downloaded again; or take it as it is by --set verify-data=false"
@@ -84,7 +84,7 @@ def _check(path: Path, file: DataFile, info: TaskInfo) -> None:
 
 
 @lru_cache(maxsize=256)
-def md5_of(path: Path, changed: int, size: int) -> str:
+def compute_md5(path: Path, changed: int, size: int) -> str:
     """Return the md5 of a file, computed again when the time of its last change or its size is another."""
     with path.open("rb") as content:
         return file_digest(content, "md5").hexdigest()

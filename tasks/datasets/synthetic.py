@@ -64,7 +64,7 @@ def load(setup: Setup, *, alpha: float, beta: float, iid: bool) -> Task:
 
     @cache
     def splits(client: str) -> Splits:
-        inputs, targets = examples(setup.seed, places[client], alpha, beta, iid=iid)
+        inputs, targets = draw_examples(setup.seed, places[client], alpha, beta, iid=iid)
         parts = split(np.arange(len(targets)), setup, client)
         return splits_of(torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets), parts)
 
@@ -76,18 +76,18 @@ def load(setup: Setup, *, alpha: float, beta: float, iid: bool) -> Task:
     )
 
 
-def examples(
+def draw_examples(
     seed: int, place: int, alpha: float, beta: float, *, iid: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the inputs, shape (n, 60), and classes, shape (n,), of one device: the class with the highest x W + b."""
-    device = same_for_all(seed) if iid else device_of(seed, place, alpha, beta)
+    device = draw_common_device(seed) if iid else draw_device(seed, place, alpha, beta)
     random = generator(seed, "synthetic examples", place)
     count = LEAST + int(random.lognormal(MEAN_LOG, DEVIATION_LOG))
     inputs = device.mean + DEVIATIONS * random.standard_normal((count, INPUTS))
     return inputs, (inputs @ device.W + device.b).argmax(axis=1)
 
 
-def device_of(seed: int, place: int, alpha: float, beta: float) -> Device:
+def draw_device(seed: int, place: int, alpha: float, beta: float) -> Device:
     """Return what a device draws from."""
     random = generator(seed, "synthetic device", place)
     u, B = alpha * random.standard_normal(), beta * random.standard_normal()
@@ -95,7 +95,7 @@ def device_of(seed: int, place: int, alpha: float, beta: float) -> Device:
     return Device(mean, random.normal(u, 1.0, (INPUTS, CLASSES)), random.normal(u, 1.0, CLASSES))
 
 
-def same_for_all(seed: int) -> Device:
+def draw_common_device(seed: int) -> Device:
     """Return what all devices draw from where they are alike."""
     random = generator(seed, "synthetic iid")
     return Device(np.zeros(INPUTS), random.standard_normal((INPUTS, CLASSES)), random.standard_normal(CLASSES))

@@ -1,4 +1,4 @@
-"""Models by name: our own networks, a user's own, and those of torchvision."""
+"""Models by name: built-in networks, user-defined ones, and those of torchvision."""
 
 import inspect
 import math
@@ -24,7 +24,7 @@ TORCHVISION_ARGUMENTS: dict[str, dict[str, Any]] = {
     "googlenet": {"aux_logits": False, "init_weights": True},
     "inception_v3": {"aux_logits": False, "init_weights": True},
 }
-"""What these of torchvision's models are told so that they return one tensor in training too, and do not warn."""
+"""Arguments of these models of torchvision, so that they return one tensor in training too, and do not warn."""
 
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
@@ -41,7 +41,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "resnet18-gn": networks.resnet18_gn,
     "lstm": networks.LSTM,
 }
-"""Our own models by name."""
+"""The built-in models by name."""
 
 
 def build(name: str, shape: Shape, outputs: int, seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -52,7 +52,7 @@ def build(name: str, shape: Shape, outputs: int, seed: int, dtype: torch.dtype =
     Parameters
     ----------
     name
-        One of ours, an import string of a user's own, or the name of one of torchvision's.
+        A built-in model, the import string of a user-defined one, or the name of one of torchvision's.
     shape
         Shape of one example: (features,), (channels, height, width), or (length,) of a line of text.
     outputs
@@ -72,7 +72,7 @@ def build(name: str, shape: Shape, outputs: int, seed: int, dtype: torch.dtype =
         if name in MODELS:
             model = MODELS[name](shape, outputs)
         elif is_import_string(name):
-            model = own(name, shape, outputs)
+            model = build_user_defined(name, shape, outputs)
         else:
             model = from_torchvision(name, shape, outputs)
         _check_outputs(name, model, torch.zeros(1, *shape, dtype=dtype), outputs)
@@ -80,11 +80,11 @@ def build(name: str, shape: Shape, outputs: int, seed: int, dtype: torch.dtype =
     return model
 
 
-# A user's own ---------------------------------------------------------------------------------------------------------
+# User-defined ones ----------------------------------------------------------------------------------------------------
 
 
-def own(name: str, shape: Shape, outputs: int) -> nn.Module:
-    """Return the model that an import string's class, or function, makes; it is told what its signature asks for.
+def build_user_defined(name: str, shape: Shape, outputs: int) -> nn.Module:
+    """Return the model that an import string's class, or function, makes; it gets what its signature asks for.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def maker_of(name: str) -> Callable[..., Any]:
     Raises
     ------
     FairbloomError
-        When there is none, or a finished module stands there, whose weights no seed decides.
+        When there is none, or a finished module stands there, with weights that no seed decides.
     """
     maker = imported("model", name)
     if isinstance(maker, nn.Module) or not callable(maker):
@@ -155,8 +155,8 @@ def from_torchvision(name: str, shape: Shape, outputs: int) -> nn.Module:
             f"model = {name!r}: torchvision's models take images, (channels, height, width), and an example of this "
             f"task has shape {shape}: logistic and mlp take it"
         )
-    told = {"weights": None, "num_classes": outputs, **TORCHVISION_ARGUMENTS.get(name, {})}
-    model: nn.Module = import_module("torchvision.models").get_model(name, **told)
+    arguments = {"weights": None, "num_classes": outputs, **TORCHVISION_ARGUMENTS.get(name, {})}
+    model: nn.Module = import_module("torchvision.models").get_model(name, **arguments)
     set_channels(model, shape[0])
     return model
 
@@ -235,7 +235,7 @@ def _remedy(name: str) -> str:
     if not is_import_string(name):
         return "it takes images of another size; choose another model"
     return (
-        "its parameters outputs, inputs, channels and shape, where it has them, are told the number of outputs, the "
+        "its parameters outputs, inputs, channels and shape, where it has them, are the number of outputs, the "
         "numbers in an example, its channels and its shape"
     )
 

@@ -16,7 +16,7 @@ from fairbloom.client.linear import linear_step
 from fairbloom.client.training import fetched, gradients_of
 from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples, Splits, Task
-from fairbloom.tasks.checks import checked_loss
+from fairbloom.tasks.checks import guard_loss
 
 LOSS = partial(cross_entropy, reduction="none")
 
@@ -125,7 +125,7 @@ def test_any_other_model_is_left_to_autograd(model: nn.Module) -> None:
 
 
 def test_a_loss_of_a_users_own_task_is_seen_through_its_check() -> None:
-    loss = checked_loss("hers", LOSS)
+    loss = guard_loss("hers", LOSS)
     assert loss is not LOSS
     assert linear_step(flat(3, 2), task_with(loss), work(), [], []) is not None
 

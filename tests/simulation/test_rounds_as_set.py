@@ -20,7 +20,7 @@ from fairbloom.server.checkpoint import load_last, load_model
 from fairbloom.server.settings import SettingsError
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.tasks import Examples, load_task
-from fairbloom.tasks.pooled import joined
+from fairbloom.tasks.pooled import join
 
 from .helpers import Outcome, checkpoints_every, run, small, table
 
@@ -218,10 +218,10 @@ def test_pooled_clients_share_their_training_tensors_and_keep_their_own_tests() 
 def test_examples_that_share_tensors_are_joined_by_their_rows_and_others_are_copied() -> None:
     inputs, targets = torch.arange(12.0).view(6, 2), torch.arange(6)
     parts = [Examples(inputs, targets, torch.tensor(rows)) for rows in ([4, 0], [5])]
-    shared, whole = joined(parts), Examples(inputs + 100, targets + 100)
+    shared, whole = join(parts), Examples(inputs + 100, targets + 100)
     assert shared.inputs is inputs
     assert shared.targets is targets
-    copied = joined([*parts, whole])
+    copied = join([*parts, whole])
     assert copied.rows is None
     assert copied.targets.tolist() == [4, 0, 5, 100, 101, 102, 103, 104, 105]
     assert copied[:][0][:3].tolist() == shared[:][0].tolist()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
-from fairbloom.tasks.datasets.adult import CATEGORIES, COLUMNS, INCOMES, INPUTS, people_in, published
+from fairbloom.tasks.datasets.adult import CATEGORIES, COLUMNS, INCOMES, INPUTS, published, read_people
 from fairbloom.tasks.task import Examples
 from tests.originals import needs
 
@@ -68,7 +68,7 @@ def small(tmp_path: Path) -> Path:
 def test_an_example_has_one_input_of_each_column_and_none_where_the_category_is_unknown(tmp_path: Path) -> None:
     path = tmp_path / "people"
     path.write_text("\n".join([line_of("Doctorate", ">50K", sex="Male"), line_of(occupation="?", workclass="?")]))
-    people = people_in(path)
+    people = read_people(path)
     ends = dict(zip(CATEGORIES, np.cumsum([len(known) for known in CATEGORIES.values()]), strict=True))
     assert people.inputs.shape == (2, INPUTS) == (2, 99)
     assert people.inputs.sum(axis=1).tolist() == [8, 6]
@@ -80,7 +80,7 @@ def test_an_example_has_one_input_of_each_column_and_none_where_the_category_is_
 
 
 def test_the_remark_and_the_dots_of_the_test_file_are_no_data(small: Path) -> None:
-    test = people_in(small / "adult" / "adult.test")
+    test = read_people(small / "adult" / "adult.test")
     assert test.targets.tolist() == [1, 0, 0, 1]
     assert test.doctorates.tolist() == [True, False, False, False]
 
@@ -97,7 +97,7 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path, line: str, words: S
     path = tmp_path / "people"
     path.write_text(f"{line_of()}\n{line}\n")
     with pytest.raises(FairbloomError) as refusal:
-        people_in(path)
+        read_people(path)
     for word in (str(path), *words):
         assert word in str(refusal.value)
 
@@ -106,7 +106,7 @@ def test_a_file_without_people_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "people"
     path.write_text("|1x3 Cross validator\n\n")
     with pytest.raises(FairbloomError, match="no people"):
-        people_in(path)
+        read_people(path)
 
 
 def test_a_server_without_data_knows_the_clients_and_the_model(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_the_published_groups_are_the_next_lines_nearly_in_the_order_of_any_pyth
 
 @ORIGINALS
 def test_the_published_groups_of_the_real_data_are_the_first_four_fifths_of_python_sets() -> None:
-    doctorates = people_in(Path(os.environ["FAIRBLOOM_DATA"], "adult", "adult.data")).doctorates
+    doctorates = read_people(Path(os.environ["FAIRBLOOM_DATA"], "adult", "adult.data")).doctorates
     assert [set(rows.tolist()) for rows in published(doctorates)] == in_set_order(doctorates)
 
 

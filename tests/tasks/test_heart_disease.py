@@ -15,7 +15,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import TASKS, Task, load_task
-from fairbloom.tasks.datasets.heart_disease import COLUMNS, HOSPITALS, INPUTS, NUMBERS, patients_in
+from fairbloom.tasks.datasets.heart_disease import COLUMNS, HOSPITALS, INPUTS, NUMBERS, read_patients
 from fairbloom.tasks.task import Examples
 from tests.originals import needs
 
@@ -70,7 +70,7 @@ def made_up(tmp_path: Path) -> Path:
 def test_an_example_has_the_numbers_and_all_categories_but_the_first(tmp_path: Path) -> None:
     path = tmp_path / "patients"
     path.write_text("\n".join([line_of(cp="1"), line_of(cp="4", restecg="2", num="3"), line_of(restecg="0")]))
-    inputs, targets = patients_in(path)
+    inputs, targets = read_patients(path)
     assert inputs.shape == (3, INPUTS) == (3, 13)
     assert NUMBERS == ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
     assert inputs[:, :8].tolist() == [[63, 1, 1, 1, 1, 1, 1, 1]] * 3
@@ -83,7 +83,7 @@ def test_patients_who_lack_a_value_are_left_out_but_for_the_dropped_columns(tmp_
     path.write_text(
         "\n".join([line_of(chol="?"), line_of(slope="?", ca="?", thal="?", age="50"), line_of(restecg="?")])
     )
-    inputs, _ = patients_in(path)
+    inputs, _ = read_patients(path)
     assert inputs[:, 0].tolist() == [50]
 
 
@@ -100,7 +100,7 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path, line: str, words: S
     path = tmp_path / "patients"
     path.write_text(f"{line_of()}\n{line}\n")
     with pytest.raises(FairbloomError) as refusal:
-        patients_in(path)
+        read_patients(path)
     for word in (str(path), *words):
         assert word in str(refusal.value)
 
@@ -109,7 +109,7 @@ def test_a_file_without_complete_patients_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "patients"
     path.write_text(line_of(chol="?"))
     with pytest.raises(FairbloomError, match="no patient without missing values"):
-        patients_in(path)
+        read_patients(path)
 
 
 # What a server, and a hospital, need ----------------------------------------------------------------------------------
@@ -213,8 +213,8 @@ def test_what_the_data_decide_is_no_choice(settings: dict[str, Value], words: st
 @ORIGINALS
 def test_the_hospitals_have_as_many_complete_patients_as_flamby_says() -> None:
     files = [DATA.parent / file.path for file in TASKS["heart-disease"].files]
-    assert [len(patients_in(file)[1]) for file in files] == [303, 261, 46, 130]
-    assert [int(patients_in(file)[1].sum()) for file in files] == [139, 98, 45, 101]
+    assert [len(read_patients(file)[1]) for file in files] == [303, 261, 46, 130]
+    assert [int(read_patients(file)[1].sum()) for file in files] == [139, 98, 45, 101]
 
 
 @ORIGINALS
@@ -242,7 +242,7 @@ def test_the_examples_are_flambys() -> None:
 @ORIGINALS
 def test_all_healthy_patients_of_switzerland_are_one() -> None:
     """Whoever says that everybody is sick is hardly ever wrong there, which makes a poor measure of a model."""
-    _, targets = patients_in(DATA / "processed.switzerland.data")
+    _, targets = read_patients(DATA / "processed.switzerland.data")
     assert targets.tolist().count(0) == 1
 
 

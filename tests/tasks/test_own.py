@@ -17,7 +17,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import Examples, Setup, Splits, Task, TaskInfo, find_task, load_task
-from fairbloom.tasks.checks import checked
+from fairbloom.tasks.checks import guard_task
 from fairbloom.tasks.task import is_highest
 from tests.experiments.helpers import fairbloom
 
@@ -168,7 +168,7 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
 def task_with(made: Any, **others: Any) -> Task:
     loss = partial(cross_entropy, reduction="none")
     plain = Task(("site",), lambda: torch.nn.Linear(3, 2), loss, lambda client: made)
-    return checked("hers:task", replace(plain, **others))
+    return guard_task("hers:task", replace(plain, **others))
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -237,5 +237,5 @@ def test_a_task_is_a_task_or_anything_with_its_attributes() -> None:
     assert Task.of(task) is task
     plain = Task(("a",), made.model, made.loss, made.splits)
     assert list(plain.scores.values()) == [is_highest]
-    assert TaskInfo.of(WARDS).own_clients is False
+    assert TaskInfo.of(WARDS).has_clients is False
     assert np.isfinite(mine.recall(torch.zeros(2, 2), torch.tensor([1, 0])))

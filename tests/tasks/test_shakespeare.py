@@ -15,7 +15,7 @@ import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
-from fairbloom.tasks.datasets.shakespeare import CHARACTERS, CODES, LENGTH, in_time, lines_of, speeches_in
+from fairbloom.tasks.datasets.shakespeare import CHARACTERS, CODES, LENGTH, make_lines, read_speeches, split_in_time
 from fairbloom.tasks.task import Examples, Setup
 
 from . import made
@@ -119,7 +119,7 @@ def test_the_examples_of_the_tiny_edition_take_no_more_memory_than_the_text(tmp_
 def test_speeches_of_one_speaker_are_put_together_and_lines_that_end_in_a_colon_are_text(tmp_path: Path) -> None:
     speeches = [("ROMEO", "Ay me:\nsad hours"), ("BENVOLIO", "What?"), ("ROMEO", "Not having that"), ("TITUS", "")]
     made.shakespeare(tmp_path, speeches)
-    assert speeches_in(tmp_path / "shakespeare" / "input.txt") == {
+    assert read_speeches(tmp_path / "shakespeare" / "input.txt") == {
         "ROMEO": "Ay me:\nsad hours\nNot having that",
         "BENVOLIO": "What?",
         "TITUS": "",
@@ -130,12 +130,12 @@ def test_a_text_without_names_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "input.txt"
     path.write_text("ROMEO:\nAy me\n\nsad hours seem long\n")
     with pytest.raises(FairbloomError, match=r"speech 2 begins with 'sad hours seem long'.*speaker's name"):
-        speeches_in(path)
+        read_speeches(path)
 
 
 @pytest.mark.parametrize("texts", [{}, {"A": ""}, {"A": "x" * 80}, {"A": "x" * 40, "B": "y" * 40}])
 def test_a_play_without_a_whole_example_has_none(texts: Mapping[str, str]) -> None:
-    lines = lines_of(texts)
+    lines = make_lines(texts)
     assert lines.inputs.shape == (0, LENGTH)
     assert {name: len(rows) for name, rows in lines.rows.items()} == dict.fromkeys(texts, 0)
 
@@ -143,7 +143,7 @@ def test_a_play_without_a_whole_example_has_none(texts: Mapping[str, str]) -> No
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=6))
 def test_no_example_has_characters_of_two_speakers(lengths: list[int]) -> None:
     texts = {str(k): chr(ord("a") + k) * length for k, length in enumerate(lengths)}
-    lines = lines_of(texts)
+    lines = make_lines(texts)
     for name, spoken in texts.items():
         rows = torch.from_numpy(lines.rows[name])
         assert len(rows) == max(len(spoken) - 80, 0)
@@ -161,7 +161,7 @@ def test_too_many_speakers_are_refused(edition: tuple[str, Path]) -> None:
 
 @given(st.integers(1, 3000), st.sampled_from([0.1, 0.2, 0.5]), st.sampled_from([0.0, 0.1, 0.3]))
 def test_parts_are_in_the_order_of_the_text_and_share_no_character(count: int, test: float, validation: float) -> None:
-    parts = in_time(np.arange(count), setup_of(test, validation))
+    parts = split_in_time(np.arange(count), setup_of(test, validation))
     assert bool(len(parts.validation)) <= bool(validation)
     in_order = [part for part in (parts.train, parts.validation, parts.test) if len(part)]
     for before, after in pairwise(in_order):
@@ -172,7 +172,7 @@ def test_parts_are_in_the_order_of_the_text_and_share_no_character(count: int, t
 
 @pytest.mark.parametrize("count", [1, 2, 10, 399, 400, 5000])
 def test_without_validation_the_split_is_leafs(count: int) -> None:
-    parts = in_time(np.arange(count), setup_of())
+    parts = split_in_time(np.arange(count), setup_of())
     trained = int(0.8 * count)
     assert parts.train.tolist() == list(range(trained))
     assert parts.test.tolist() == list(range(trained + 80 - 1, count))

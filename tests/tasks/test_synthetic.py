@@ -9,7 +9,7 @@ import torch
 import fairbloom as api
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
-from fairbloom.tasks.datasets.synthetic import DEVIATIONS, device_of, examples, same_for_all
+from fairbloom.tasks.datasets.synthetic import DEVIATIONS, draw_common_device, draw_device, draw_examples
 
 
 def load(**settings: Value) -> Task:
@@ -18,8 +18,8 @@ def load(**settings: Value) -> Task:
 
 
 def test_an_examples_class_is_that_of_its_devices_model() -> None:
-    device = device_of(3, 7, 1.0, 1.0)
-    inputs, classes = examples(3, 7, 1.0, 1.0, iid=False)
+    device = draw_device(3, 7, 1.0, 1.0)
+    inputs, classes = draw_examples(3, 7, 1.0, 1.0, iid=False)
     logits = inputs @ device.W + device.b
     assert classes.tolist() == torch.from_numpy(logits).softmax(dim=1).argmax(dim=1).tolist()
     assert set(classes.tolist()) <= set(range(10))
@@ -27,7 +27,7 @@ def test_an_examples_class_is_that_of_its_devices_model() -> None:
 
 def test_inputs_vary_the_less_the_later_they_stand() -> None:
     inputs = np.concatenate(
-        [examples(0, place, 0.0, 0.0, iid=False)[0] - device_of(0, place, 0.0, 0.0).mean for place in range(100)]
+        [draw_examples(0, place, 0.0, 0.0, iid=False)[0] - draw_device(0, place, 0.0, 0.0).mean for place in range(100)]
     )
     assert len(inputs) > 10_000
     np.testing.assert_allclose(inputs.var(axis=0), np.arange(1, 61) ** -1.2, rtol=0.1)
@@ -37,20 +37,20 @@ def test_inputs_vary_the_less_the_later_they_stand() -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 3.0])
 def test_alpha_is_how_much_models_differ(alpha: float) -> None:
     """Each W has 600 numbers about u_k, whose standard deviation is alpha."""
-    centers = np.array([device_of(0, place, alpha, 1.0).W.mean() for place in range(1000)])
+    centers = np.array([draw_device(0, place, alpha, 1.0).W.mean() for place in range(1000)])
     assert centers.std() == pytest.approx(np.hypot(alpha, 1 / np.sqrt(600)), rel=0.1)
-    biases = np.array([device_of(0, place, alpha, 1.0).b.mean() for place in range(1000)])
+    biases = np.array([draw_device(0, place, alpha, 1.0).b.mean() for place in range(1000)])
     assert np.cov(centers, biases)[0, 1] == pytest.approx(alpha**2, abs=0.02 + 0.15 * alpha**2)  # they share u_k
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 3.0])
 def test_beta_is_how_much_inputs_differ(beta: float) -> None:
-    centers = np.array([device_of(0, place, 1.0, beta).mean.mean() for place in range(1000)])
+    centers = np.array([draw_device(0, place, 1.0, beta).mean.mean() for place in range(1000)])
     assert centers.std() == pytest.approx(np.hypot(beta, 1 / np.sqrt(60)), rel=0.1)
 
 
 def test_sizes_are_log_normal_from_50() -> None:
-    sizes = np.array([len(examples(1, place, 1.0, 1.0, iid=False)[1]) for place in range(300)]) - 50
+    sizes = np.array([len(draw_examples(1, place, 1.0, 1.0, iid=False)[1]) for place in range(300)]) - 50
     assert sizes.min() >= 0
     logs = np.log(sizes + 0.5)
     assert logs.mean() == pytest.approx(4.0, abs=0.4)
@@ -58,12 +58,12 @@ def test_sizes_are_log_normal_from_50() -> None:
 
 
 def test_devices_that_are_alike_share_model_and_inputs_whatever_alpha_and_beta() -> None:
-    device = same_for_all(0)
+    device = draw_common_device(0)
     for place in (0, 1):
-        inputs, classes = examples(0, place, 5.0, 5.0, iid=True)
+        inputs, classes = draw_examples(0, place, 5.0, 5.0, iid=True)
         assert classes.tolist() == (inputs @ device.W + device.b).argmax(axis=1).tolist()
         assert abs(inputs[:, 1:].mean()) < 0.1
-    assert len(examples(0, 0, 5.0, 5.0, iid=True)[1]) == len(examples(0, 0, 0.0, 0.0, iid=True)[1])
+    assert len(draw_examples(0, 0, 5.0, 5.0, iid=True)[1]) == len(draw_examples(0, 0, 0.0, 0.0, iid=True)[1])
 
 
 def test_a_device_draws_the_same_whatever_the_number_of_devices_and_another_by_another_seed() -> None:

@@ -232,8 +232,8 @@ def test_the_sizes_of_splits_are_shown_where_a_task_shows_no_more() -> None:
 
 def test_clients_that_come_with_the_data_are_not_counted_by_a_setting() -> None:
     for name, info in TASKS.items():
-        assert info.own_clients == (name in ("csv", "image-folder", "npz"))
+        assert info.has_clients == (name in ("csv", "image-folder", "npz"))
         setup = info.setup({"clients": 7})
-        assert setup.clients == (0 if info.own_clients else 7)
+        assert setup.clients == (0 if info.has_clients else 7)
     assert TASKS["digits"].setup({}).clients == 20
     assert TASKS["csv"].setup({}).model == "logistic"

@@ -16,7 +16,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.streams import generator
 
 from ...models import build
-from ...partition import Dealt, Labels, Parts, deal, labelled, named, numbered, split, splits_of
+from ...partition import Dealt, Labels, Parts, add_labels, deal, name_clients, number_clients, split, splits_of
 from ...task import Setup, Splits, Task
 
 CLASS = "class"
@@ -134,12 +134,12 @@ def task_of(
         When there are no such classes or clients.
     """
     kept = _read_classes(album, classes)
-    names = _name_clients(album, kept, setup)
+    names = _find_names(album, kept, setup)
     drawn = shifts.draw(album, names, setup.seed)
 
     @cache
     def dealt() -> _Dealt:
-        return _Dealt.of(album, setup, names, kept, test, standardise)
+        return _deal(album, setup, names, kept, test, standardise)
 
     def parts_of(client: str) -> Parts:
         examples, tested = dealt().clients[client]
@@ -150,17 +150,17 @@ def task_of(
         if not (kinds := [kind for kind, clients in drawn.items() if client in clients]):
             return splits_of(all_dealt.inputs, all_dealt.targets, parts)
         rows = np.concatenate(parts)
-        images = shift(all_dealt.unit(rows), kinds, setup.seed, client)
+        images = shift(_to_unit(all_dealt.images[rows], album.brightest), kinds, setup.seed, client)
         starts = np.cumsum([0, *map(len, parts)])
         mine = Parts(*(np.arange(start, end) for start, end in pairwise(starts)))
-        return splits_of(all_dealt.scaled(images), all_dealt.targets[torch.from_numpy(rows)], mine)
+        return splits_of(all_dealt.scale(images), all_dealt.targets[torch.from_numpy(rows)], mine)
 
     return Task(
         clients=names,
         model=partial(build, setup.model, album.shape, len(kept), setup.seed),
         loss=partial(cross_entropy, reduction="none"),
         splits=splits,
-        dealt=lambda client: labelled(parts_of(client), dealt().targets.numpy()),
+        dealt=lambda client: add_labels(parts_of(client), dealt().targets.numpy()),
     )
 
 
@@ -178,73 +178,57 @@ def _read_classes(album: Album, classes: str) -> tuple[int, ...]:
     return tuple(known[word] for word in words)
 
 
-def _name_clients(album: Album, kept: tuple[int, ...], setup: Setup) -> tuple[str, ...]:
+def _find_names(album: Album, kept: tuple[int, ...], setup: Setup) -> tuple[str, ...]:
     """Return the clients' names: those of the classes where each is a client, else numbers."""
     if setup.partition != CLASS:
-        return numbered(setup.clients)
-    return named(setup, [album.classes[number] for number in kept])
+        return number_clients(setup.clients)
+    return name_clients(setup, [album.classes[number] for number in kept])
 
 
-@dataclass(frozen=True)
-class _Dealt:
+class _Dealt(NamedTuple):
     """The images that are kept, and which client has which.
 
     Attributes
     ----------
     images
         As they were read, official training images first.
-    inputs
-        The same, standardised.
-    targets
-        Their classes.
+    inputs, targets
+        The same, standardised, and their classes.
     clients
         What each client is dealt.
-    scaled
+    scale
         Standardises images that are from 0 to 1.
-    brightest
-        The value of white in `images`.
     """
 
     images: NDArray[np.generic]
     inputs: Tensor
     targets: Tensor
     clients: Mapping[str, Dealt]
-    scaled: Callable[[Tensor], Tensor]
-    brightest: float
-
-    @classmethod
-    def of(
-        cls, album: Album, setup: Setup, names: Sequence[str], kept: tuple[int, ...], test: str, standardise: str
-    ) -> "_Dealt":
-        """Read the images, keep the classes that are wanted, and deal them."""
-        pictures = album.read(setup)
-        scaled = _make_scaling(pictures.images, album.brightest, standardise)
-        mine, tested = (
-            _keep_classes(images, labels, kept)
-            for images, labels in ((pictures.images, pictures.labels), (pictures.tested, pictures.tested_labels))
-        )
-        if test == "train":
-            tested = (tested[0][:0], tested[1][:0])
-        images, labels = (np.concatenate(pair) for pair in zip(mine, tested, strict=True))
-        apart = test == "official"
-        parts = _deal(mine[1] if apart else labels, tested[1] if apart else None, setup, len(kept))
-        parts = [Dealt(each.examples, each.tested + len(mine[1])) for each in parts]
-        unit = _to_unit(images, album.brightest)
-        return cls(
-            images,
-            scaled(unit),
-            torch.from_numpy(labels),
-            dict(zip(names, parts, strict=True)),
-            scaled,
-            album.brightest,
-        )
-
-    def unit(self, rows: NDArray[np.intp]) -> Tensor:
-        """Return these images, from 0 to 1."""
-        return _to_unit(self.images[rows], self.brightest)
+    scale: Callable[[Tensor], Tensor]
 
 
-def _deal(labels: Labels, tested: Labels | None, setup: Setup, classes: int) -> list[Dealt]:
+def _deal(
+    album: Album, setup: Setup, names: Sequence[str], kept: tuple[int, ...], test: str, standardise: str
+) -> _Dealt:
+    """Read the images, keep the classes that are wanted, and deal them."""
+    pictures = album.read(setup)
+    scale = _make_scaling(pictures.images, album.brightest, standardise)
+    trained, labels = _keep_classes(pictures.images, pictures.labels, kept)
+    tested, tested_labels = _keep_classes(pictures.tested, pictures.tested_labels, kept)
+    if test == "train":
+        tested, tested_labels = tested[:0], tested_labels[:0]
+    images, targets = np.concatenate([trained, tested]), np.concatenate([labels, tested_labels])
+    if test == "official":
+        parts = [
+            Dealt(mine, beyond + len(labels)) for mine, beyond in _deal_labels(labels, setup, len(kept), tested_labels)
+        ]
+    else:
+        parts = _deal_labels(targets, setup, len(kept))
+    inputs = scale(_to_unit(images, album.brightest))
+    return _Dealt(images, inputs, torch.from_numpy(targets), dict(zip(names, parts, strict=True)), scale)
+
+
+def _deal_labels(labels: Labels, setup: Setup, classes: int, tested: Labels | None = None) -> list[Dealt]:
     """Return what each client is dealt."""
     if setup.partition != CLASS:
         return deal(labels, setup, tested)
