@@ -13,12 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import FairbloomError
 
 from ..known import TASKS
-from ..models import build
 from ..partition import (
     FEWEST,
     Dealt,
@@ -33,6 +31,7 @@ from ..partition import (
     splits_of,
 )
 from ..task import Setup, Splits, Task
+from .classification import classify
 from .downloads import fetch_from_uci
 from .store import locate
 
@@ -157,13 +156,10 @@ def load(setup: Setup, *, groups: str) -> Task:
         inputs, targets, _ = dealt()
         return splits_of(inputs, targets, parts_of(client))
 
-    return Task(
-        clients=names,
-        model=partial(build, setup.model, (INPUTS,), len(INCOMES), setup.seed),
-        loss=partial(cross_entropy, reduction="none"),
-        splits=splits,
-        dealt=lambda client: add_labels(parts_of(client), dealt()[1].numpy()),
-    )
+    def rows_of(client: str) -> list[tuple[Indices, Labels]]:
+        return add_labels(parts_of(client), dealt()[1].numpy())
+
+    return classify(setup, names, (INPUTS,), len(INCOMES), splits, rows_of)
 
 
 def _find_names(setup: Setup) -> tuple[str, ...]:

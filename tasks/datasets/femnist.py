@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import cross_entropy
 
 from ..known import TASKS
-from ..models import build
 from ..partition import FEWEST, Indices, Labels, add_labels, deal, number_clients, split, splits_of
 from ..task import Setup, Splits, Task
+from .classification import classify
 from .clients import draw_clients, group_rows
 from .downloads import fetch_from_hub
 from .parquet import decode, read_columns, to_labels
@@ -77,13 +76,8 @@ def load(setup: Setup) -> Task:
     def dealt(client: str) -> list[tuple[Indices, Labels]]:
         return add_labels(split(rows()[client], setup, client), characters().labels)
 
-    return Task(
-        clients=tuple(rows()) if setup.partition == WRITER else number_clients(setup.clients),
-        model=partial(build, setup.model, SHAPE, TASKS["femnist"].classes, setup.seed),
-        loss=partial(cross_entropy, reduction="none"),
-        splits=splits,
-        dealt=dealt,
-    )
+    names = tuple(rows()) if setup.partition == WRITER else number_clients(setup.clients)
+    return classify(setup, names, SHAPE, TASKS["femnist"].classes, splits, dealt)
 
 
 def read(setup: Setup) -> Characters:

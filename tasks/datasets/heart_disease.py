@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY
@@ -25,9 +24,9 @@ from fairbloom.protocol.streams import generator
 
 from ..known import TASKS
 from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy
-from ..models import build
 from ..partition import Indices, Labels, Parts, name_clients, split, splits_of
 from ..task import Setup, Splits, Task, is_highest
+from .classification import classify
 from .downloads import fetch_from_uci
 from .store import folder_of, locate
 
@@ -78,7 +77,11 @@ def load(setup: Setup, *, split: int) -> Task:
     FairbloomError
         When another number of clients, or another share of test patients, is asked for.
     """
-    _check(setup)
+    if setup.test_share != RunSettings.model_fields["test_share"].default:
+        raise FairbloomError(
+            f"test-share = {setup.test_share:g}: task heart-disease tests on {1 - TRAINED:.0%} of each hospital's "
+            "patients, as FLamby does: leave test-share out"
+        )
 
     @cache
     def splits(client: str) -> Splits:
@@ -87,21 +90,8 @@ def load(setup: Setup, *, split: int) -> Task:
         scaled = standardise(inputs, parts.train)
         return splits_of(torch.from_numpy(scaled), torch.from_numpy(targets), parts)
 
-    return Task(
-        clients=name_clients(setup, HOSPITALS),
-        model=partial(build, setup.model, (INPUTS,), 2, setup.seed),
-        loss=partial(cross_entropy, reduction="none"),
-        splits=splits,
-        scores={ACCURACY: is_highest, AUC: auc, BALANCED_ACCURACY: balanced_accuracy},
-    )
-
-
-def _check(setup: Setup) -> None:
-    if setup.test_share != RunSettings.model_fields["test_share"].default:
-        raise FairbloomError(
-            f"test-share = {setup.test_share:g}: task heart-disease tests on {1 - TRAINED:.0%} of each hospital's "
-            "patients, as FLamby does: leave test-share out"
-        )
+    task = classify(setup, name_clients(setup, HOSPITALS), (INPUTS,), 2, splits)
+    return replace(task, scores={ACCURACY: is_highest, AUC: auc, BALANCED_ACCURACY: balanced_accuracy})
 
 
 # Who is trained on ----------------------------------------------------------------------------------------------------

@@ -17,14 +17,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import FairbloomError
 
 from ..known import TASKS
-from ..models import build
 from ..partition import Indices, Parts, splits_of
 from ..task import Setup, Splits, Task
+from .classification import classify
 from .clients import draw_clients, group_rows
 from .downloads import fetch_from_address, fetch_from_hub
 from .store import locate
@@ -87,12 +86,7 @@ def _task(lines: Lines, setup: Setup) -> Task:
     def splits(client: str) -> Splits:
         return splits_of(lines.inputs, lines.targets, split_in_time(lines.rows[client], setup))
 
-    return Task(
-        clients=tuple(lines.rows),
-        model=partial(build, setup.model, (LENGTH,), len(CHARACTERS), setup.seed, torch.int64),
-        loss=partial(cross_entropy, reduction="none"),
-        splits=splits,
-    )
+    return classify(setup, tuple(lines.rows), (LENGTH,), len(CHARACTERS), splits, dtype=torch.int64)
 
 
 # Who is a client ------------------------------------------------------------------------------------------------------

@@ -5,19 +5,18 @@ devices; Li et al., Fair Resource Allocation in Federated Learning (q-FFL), ICLR
 set: their programs draw one, and so does this.
 """
 
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import cross_entropy
 
 from fairbloom.protocol.streams import generator
 
-from ..models import build
 from ..partition import split, splits_of
 from ..task import Setup, Splits, Task
+from .classification import classify
 
 INPUTS, CLASSES = 60, 10
 
@@ -68,12 +67,7 @@ def load(setup: Setup, *, alpha: float, beta: float, iid: bool) -> Task:
         parts = split(np.arange(len(targets)), setup, client)
         return splits_of(torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets), parts)
 
-    return Task(
-        clients=names,
-        model=partial(build, setup.model, (INPUTS,), CLASSES, setup.seed),
-        loss=partial(cross_entropy, reduction="none"),
-        splits=splits,
-    )
+    return classify(setup, names, (INPUTS,), CLASSES, splits)
 
 
 def draw_examples(

@@ -36,7 +36,7 @@ def softmax(shape: Shape, outputs: int) -> nn.Module:
     """Return FedFV's model of three classes of Fashion-MNIST (IJCAI 2021, Table 3): 2,355 parameters.
 
     It is linear, its bias begins at 0 and its weights at U(±1/√inputs), and it returns the softmax. The cross-entropy
-    of a task takes the softmax a second time: the published numbers come from this double softmax, whose loss for k
+    of a task takes the softmax a second time: the published numbers come from this double softmax: its loss for k
     classes lies between ln(1 + (k − 1)/e) and ln(e + k − 1), however sure the model is.
     """
     linear = nn.Linear(math.prod(shape), outputs)
@@ -80,15 +80,15 @@ def cnn(shape: Shape, outputs: int) -> nn.Module:
     """
     channels, height, width = _image("cnn", shape, 4)
     return nn.Sequential(
-        nn.Conv2d(channels, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
+        *_pooled_convolution(channels, 16, 3, padding=1),
+        *_pooled_convolution(16, 32, 3, padding=1),
         nn.Flatten(),
         nn.Linear(32 * (height // 4) * (width // 4), outputs),
     )
+
+
+def _pooled_convolution(before: int, after: int, width: int, padding: int = 0) -> tuple[nn.Module, ...]:
+    return nn.Conv2d(before, after, width, padding=padding), nn.ReLU(), nn.MaxPool2d(2)
 
 
 def mnist_cnn(shape: Shape, outputs: int) -> nn.Module:
@@ -114,12 +114,8 @@ def _two_convolutions(name: str, shape: Shape, outputs: int, hidden: int) -> nn.
     """Return padded 5×5 convolutions of 32 and 64 channels, each with pooling, and a layer of hidden units."""
     channels, height, width = _image(name, shape, 4)
     return nn.Sequential(
-        nn.Conv2d(channels, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
+        *_pooled_convolution(channels, 32, 5, padding=2),
+        *_pooled_convolution(32, 64, 5, padding=2),
         nn.Flatten(),
         nn.Linear(64 * (height // 4) * (width // 4), hidden),
         nn.ReLU(),
@@ -175,12 +171,8 @@ def cifar_cnn(shape: Shape, outputs: int) -> nn.Module:
     """
     channels, height, width = _image("cifar-cnn", shape, 16)
     return nn.Sequential(
-        nn.Conv2d(channels, 64, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
+        *_pooled_convolution(channels, 64, 5),
+        *_pooled_convolution(64, 64, 5),
         nn.Flatten(),
         nn.Linear(64 * _left(height) * _left(width), 384),
         nn.ReLU(),

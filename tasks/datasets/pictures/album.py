@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.streams import generator
 
-from ...models import build
-from ...partition import Dealt, Labels, Parts, add_labels, deal, name_clients, number_clients, split, splits_of
+from ...partition import Dealt, Indices, Labels, Parts, add_labels, deal, name_clients, number_clients, split, splits_of
 from ...task import Setup, Splits, Task
+from ..classification import classify
 
 CLASS = "class"
 """The partition that makes a client of each class."""
@@ -155,13 +154,10 @@ def task_of(
         mine = Parts(*(np.arange(start, end) for start, end in pairwise(starts)))
         return splits_of(all_dealt.scale(images), all_dealt.targets[torch.from_numpy(rows)], mine)
 
-    return Task(
-        clients=names,
-        model=partial(build, setup.model, album.shape, len(kept), setup.seed),
-        loss=partial(cross_entropy, reduction="none"),
-        splits=splits,
-        dealt=lambda client: add_labels(parts_of(client), dealt().targets.numpy()),
-    )
+    def rows_of(client: str) -> list[tuple[Indices, Labels]]:
+        return add_labels(parts_of(client), dealt().targets.numpy())
+
+    return classify(setup, names, album.shape, len(kept), splits, rows_of)
 
 
 def _read_classes(album: Album, classes: str) -> tuple[int, ...]:
