@@ -173,17 +173,8 @@ def set_channels(model: nn.Module, channels: int) -> None:
 
 def _with_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
     c = convolution
-    return nn.Conv2d(
-        channels,
-        c.out_channels,
-        c.kernel_size,  # type: ignore[arg-type]
-        c.stride,  # type: ignore[arg-type]
-        c.padding,  # type: ignore[arg-type]
-        c.dilation,  # type: ignore[arg-type]
-        c.groups,
-        c.bias is not None,
-        c.padding_mode,
-    )
+    sizes: Any = (c.kernel_size, c.stride, c.padding, c.dilation)
+    return nn.Conv2d(channels, c.out_channels, *sizes, c.groups, c.bias is not None, c.padding_mode)
 
 
 def check_known(name: str, ours: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ line on departures says where a network differs from the code that its paper's n
 """
 
 import math
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn.functional import relu
@@ -46,14 +47,13 @@ def softmax(shape: Shape, outputs: int) -> nn.Module:
 
 def mlp(shape: Shape, outputs: int) -> nn.Module:
     """Return a perceptron with two hidden layers of 200 units: 199,210 parameters on MNIST, 656,810 on CIFAR-10."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(math.prod(shape), 200),
-        nn.ReLU(),
-        nn.Linear(200, 200),
-        nn.ReLU(),
-        nn.Linear(200, outputs),
-    )
+    return nn.Sequential(nn.Flatten(), *_perceptron(math.prod(shape), 200, 200, outputs))
+
+
+def _perceptron(*widths: int) -> list[nn.Module]:
+    """Return linear layers between these widths, with a ReLU between two layers."""
+    layers = [module for pair in pairwise(widths) for module in (nn.ReLU(), nn.Linear(*pair))]
+    return layers[1:]
 
 
 def mlp_softmax(shape: Shape, outputs: int) -> nn.Module:
@@ -117,9 +117,7 @@ def _two_convolutions(name: str, shape: Shape, outputs: int, hidden: int) -> nn.
         *_pooled_convolution(channels, 32, 5, padding=2),
         *_pooled_convolution(32, 64, 5, padding=2),
         nn.Flatten(),
-        nn.Linear(64 * (height // 4) * (width // 4), hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, outputs),
+        *_perceptron(64 * (height // 4) * (width // 4), hidden, outputs),
     )
 
 
@@ -174,11 +172,7 @@ def cifar_cnn(shape: Shape, outputs: int) -> nn.Module:
         *_pooled_convolution(channels, 64, 5),
         *_pooled_convolution(64, 64, 5),
         nn.Flatten(),
-        nn.Linear(64 * _left(height) * _left(width), 384),
-        nn.ReLU(),
-        nn.Linear(384, 192),
-        nn.ReLU(),
-        nn.Linear(192, outputs),
+        *_perceptron(64 * _left(height) * _left(width), 384, 192, outputs),
     )
 
 

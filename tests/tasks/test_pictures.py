@@ -1,6 +1,7 @@
 """What all data sets of images do: classes that are kept, sets that clients are tested on, pixels, and shifts."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from torch import Tensor
 import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
-from fairbloom.tasks import Task
+from fairbloom.tasks import TASKS, Task, load_task
+from fairbloom.tasks.datasets.pictures import PICTURES
 from fairbloom.tasks.datasets.pictures.album import Album, Pictures, Shifts, shift, task_of
 from fairbloom.tasks.task import Examples, Setup
 
@@ -263,3 +265,20 @@ def test_files_of_that_format_train_with_shifted_clients(tmp_path: Path, name: s
     )
     assert ran.finished
     assert len(ran.final()) == 4
+
+
+@pytest.mark.parametrize(
+    ("like", "write"), [("mnist", made.mnist), ("cifar10", made.cifar10), ("cinic10", made.cinic10)]
+)
+def test_another_data_set_in_a_known_format_takes_one_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, like: str, write: Callable[[Path], Path]
+) -> None:
+    entry = next(each for each in PICTURES if each.name == like)
+    labels = tuple(f"{name}s" for name in entry.labels)
+    monkeypatch.setitem(TASKS, "mine", replace(entry, name="mine", labels=labels))
+    data = {"data-dir": str(write(tmp_path)), "verify-data": False}
+    task = load_task({"task": "mine", "partition": "class", "mine.classes": "7,1", "mine.test": "official", **data})
+    assert task.clients == (labels[7], labels[1])
+    train, test = task.splits(labels[7])
+    assert set(train[0 : len(train)][1].tolist()) == set(test[0 : len(test)][1].tolist()) == {0}
+    assert task.model()(train[0:2][0]).shape == (2, 2)
