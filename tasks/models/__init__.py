@@ -173,7 +173,7 @@ def set_channels(model: nn.Module, channels: int) -> None:
 
 def _with_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
     c = convolution
-    sizes: Any = (c.kernel_size, c.stride, c.padding, c.dilation)
+    sizes: tuple[Any, Any, Any, Any] = (c.kernel_size, c.stride, c.padding, c.dilation)
     return nn.Conv2d(channels, c.out_channels, *sizes, c.groups, c.bias is not None, c.padding_mode)
 
 

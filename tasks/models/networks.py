@@ -6,6 +6,7 @@ line on departures says where a network differs from the code that its paper's n
 """
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ def mlp(shape: Shape, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *_perceptron(math.prod(shape), 200, 200, outputs))
 
 
-def _perceptron(*widths: int) -> list[nn.Module]:
+def _perceptron(*widths: int) -> Sequence[nn.Module]:
     """Return linear layers between these widths, with a ReLU between two layers."""
     layers = [module for pair in pairwise(widths) for module in (nn.ReLU(), nn.Linear(*pair))]
     return layers[1:]
