@@ -82,7 +82,7 @@ def test_the_command_is_flowers_own_with_our_beginning(bundle: Path) -> None:
             sys.executable,
             "-P",
             "-c",
-            f"from fairbloom.deploy.flower.device.supernode import main; main({os.getpid()})",
+            f"from fairbloom.deploy.flower.gate import start; start('client', 'device.supernode', {os.getpid()})",
             "--isolated",
             "--any-bundle",
             "--",
