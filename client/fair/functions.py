@@ -288,19 +288,17 @@ class Session:
 
     def _report(self, steps: Steps, anchor: Anchor) -> None:
         """Note what is asked for of these steps, and of the model as it is after the work on the received one."""
-        done = WorkDone(steps.learning_rate, [*anchor.values()], [*anchor])
-        self.metrics |= requested_metrics(self._terms.measure, {}, lambda: done)
+        done = WorkDone(steps.learning_rate, lambda: ((old, new) for new, old in anchor.items()))
+        self.metrics |= requested_metrics(self._terms.measure, {}, done)
 
     def _measure(self, call: Call, measurement: Measurement) -> None:
         """Measure the model as it is now, where that is asked for, and note it by the names on the wire."""
         if asked := measurement.requests(self._terms.measure):
-            measured = measurement.named(self._measured(call))
-            for name in asked:
-                if name not in measured:
-                    raise ReportableError(
-                        f"measure = {name}: {_name(self._test)}() returns no {measurement.score(name)}; {RETURNED}"
-                    )
-                self.metrics[name] = measured[name]
+            measured = self._measured(call)
+            for name, score in asked.items():
+                if score not in measured:
+                    raise ReportableError(f"measure = {name}: {_name(self._test)}() returns no {score}; {RETURNED}")
+                self.metrics[name] = measured[score]
 
     def _measured(self, call: Call) -> dict[str, float]:
         """Return the means of loss and accuracy over the training examples; nothing is left changed by that."""

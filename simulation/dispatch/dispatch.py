@@ -19,7 +19,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model
 
-from ..clients import LocalClients, Reply, failure_reason
+from ..clients import LocalClients, Reply, answer_of, refuse_failed
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -252,25 +252,15 @@ class DispatchedClients(LocalClients):
 
     def _replies(self, call: Call, names: Sequence[str], refused: Refusals) -> dict[str, Reply]:
         """Return what workers compute of these clients, in the order of names; those that fail are refused."""
-        cost, clients, costs = self._cost(call, names), list[ClientTask](), list[float]()
-        number = last_round(call.work, call.terms) + 1
-        for row, name in enumerate(names):
-            try:
-                needed, last = cost(name), self.personal(name).before(number) if call.personal else None
-            except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(name, failure_reason(error))
-                continue
-            clients.append(ClientTask(name, row, last))
-            costs.append(needed)
+        cost, number = self._cost(call, names), last_round(call.work, call.terms) + 1
+
+        def prepare(row: int, name: str) -> tuple[ClientTask, float]:
+            return ClientTask(name, row, self.personal(name).before(number) if call.personal else None), cost(name)
+
+        prepared = refuse_failed({name: answer_of(prepare, row, name) for row, name in enumerate(names)}, refused)
+        clients, costs = [client for client, _ in prepared.values()], [needed for _, needed in prepared.values()]
         answers = Dispatch(self._transport(call, clients), call).answers(self._lists(clients, costs))
-        replies: dict[str, Reply] = {}
-        for name in (client.name for client in clients):
-            answer = answers[name]
-            if isinstance(answer, Reply):
-                replies[name] = answer
-            else:
-                refused.add(name, answer)
-        return replies
+        return refuse_failed({name: answers[name] for name in prepared}, refused)
 
     # Each transport's -------------------------------------------------------------------------------------------------
 
