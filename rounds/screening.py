@@ -1,12 +1,12 @@
 """What makes a reply usable; every check raises ValueError with the reason for which the reply is refused."""
 
-import logging
 import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from fairbloom.logs import log
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import (
     ACCURACY,
@@ -20,8 +20,6 @@ from fairbloom.protocol.names import (
 )
 
 from .updates import NotFiniteError
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 LONGEST_REASON = 2000
 """A reason is cut to so many characters: a client's error may be a whole traceback, or a flood."""

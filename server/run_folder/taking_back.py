@@ -4,13 +4,13 @@ config.toml first gets the settings and an entry that the run is being taken bac
 start completes it.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairbloom.logs import log
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.rounds.average import Average
 from fairbloom.system.files import write_whole
@@ -21,8 +21,6 @@ from .errors import RunFolderError, explain_write_errors
 from .files import BEST, CHECKPOINTS, CONFIG, MODEL
 from .tables import TableWriter
 from .values import Recorded
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 UNDER_WAY = "under-way"
 """Key of an entry in config.toml by which a run is being taken back."""

@@ -5,7 +5,6 @@ a lost worker has not answered is computed again, to the same numbers. A transpo
 pipes to forked processes, or as actors on a Ray cluster.
 """
 
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from fairbloom.client.local import Metrics
 from fairbloom.client.personal import StateDict
+from fairbloom.logs import log
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
@@ -20,8 +20,6 @@ from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model
 
 from ..clients import LocalClients, Reply, answer_of, refuse_failed
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 LOSSES = 2
 """A client is refused when so many workers have ended while they computed it."""

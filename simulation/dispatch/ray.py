@@ -20,6 +20,7 @@ import torch
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
+from fairbloom.logs import log
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Trained
@@ -45,7 +46,6 @@ try:
 except ModuleNotFoundError as error:
     raise FairbloomError("engine = 'ray': Ray is not installed: pip install 'fairbloom[ray]'") from error
 
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError)
 """What Ray raises where a worker, its node or its answer is gone."""

@@ -5,7 +5,6 @@ with the weights that it would have.
 """
 
 import copy
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from fairbloom.client.metrics import (
 from fairbloom.client.personal import StateDict
 from fairbloom.client.training import measure
 from fairbloom.client.work import LocalWork, batch_order, epochs_in_time, global_work, personal_work
+from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
@@ -43,8 +43,6 @@ from ..clients import LocalClients, Reply, answer_of, failure_reason, refuse_fai
 from .blocks import Member, Step, divide_into_blocks, full_batch, minibatches, repeat_step, takes_all
 from .programs import Program, StepArrays, UnstackableError, make_program
 from .together import Measures, losses_of, measure_clients, score_clients, split_into_passes
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 HONOURED = Honoured(
     work=frozenset(

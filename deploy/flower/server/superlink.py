@@ -8,7 +8,6 @@ else is Flower's. Started by `fairbloom server`.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sqlite3
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fairbloom.logs import colour_on_terminals_alone
+from fairbloom.logs import colour_on_terminals_alone, log
 from fairbloom.system.parents import end_with_parent
 
 from ...operator.federation import Federation
@@ -41,8 +40,6 @@ of it at a time."""
 
 INCREMENTAL = 2
 """SQLite's number for a database whose free room can be given back a little at a time."""
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 def install_guards(federation: Federation, descriptors: int) -> Connections:
