@@ -26,7 +26,8 @@ from fairbloom.rounds.updates import Layout, Model, Updates
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.task import REMEMBERED
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MOST_NAMES = 20
 """An error lists so many clients at most."""

@@ -23,7 +23,7 @@ from fairbloom.logs import colour_on_terminals_alone, log
 from fairbloom.system.parents import end_with_parent
 
 from ...operator.federation import Federation
-from ...processes import leave
+from ...processes import leave, split_address
 from ...server.connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
 from ...server.refusals import RefusalLog
 from ..relied_on import HTTP_APP, SQL, STATE_FACTORY, STORE_FACTORY, SUPERLINK, look_up, replace
@@ -186,9 +186,9 @@ def connected(path: Path) -> Iterator[sqlite3.Connection]:
 
 def arguments(federation: Federation) -> list[str]:
     """Return the arguments of flower-superlink that a federation's folder stands for."""
-    host, _, port = federation.control.rpartition(":")
+    host, port = split_address(federation.control)
     return [
-        *("--isolation", "process", "--host", host.strip("[]"), "--port", port),
+        *("--isolation", "process", "--host", host, "--port", str(port)),
         *("--fleet-api-address", federation.listen, "--enable-supernode-auth"),
         *("--ssl-ca-certfile", str(federation.authority)),
         *("--ssl-certfile", str(federation.certificate), "--ssl-keyfile", str(federation.certificate_key)),
