@@ -262,8 +262,8 @@ def out_of_proportion(
 def largest_in_proportion(sizes: Iterable[float], limit: float, floor: float) -> float:
     """Return `limit` times the lower median of the sizes, or of `floor` where that is more.
 
-    As long as the largest size is beyond, it is left out and the median taken anew: the bound is the one that the sizes
-    within it have by themselves, whatever the others are. Of two sizes the smaller one is the median.
+    As long as the largest size is beyond, it is left out and the median taken again: the bound is that of the sizes
+    within it alone, whatever the others are. Of two sizes the smaller one is the median.
     """
     ascending = sorted(sizes)
     bound = math.inf

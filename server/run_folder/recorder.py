@@ -48,7 +48,7 @@ from .files import (
 )
 from .rows import Row, client_columns, format_clients, format_round, mean_column, round_columns
 from .tables import TableWriter, find_furthest_round, find_last_step
-from .taking_back import Kept, TakeBack, complete_taking_back, take_back
+from .taking_back import StoredRun, TakeBack, complete_taking_back, take_back
 from .values import Recorded
 
 SHARED_SECONDS = 0.5
@@ -126,7 +126,7 @@ class RunRecorder:
         if not is_run_folder(self.path):
             _lay_out(self.path, config, self._scores)
             return
-        kept = Kept(self.path, (self._rounds, self._clients), self._best_by, self._personal)
+        kept = StoredRun(self.path, (self._rounds, self._clients), self._best_by, self._personal)
         recorded = complete_taking_back(kept, CONFIG.read(self.path))
         if find_grown(recorded.settings, config):
             self._check_extensible(recorded.num_rounds, config["num-rounds"])

@@ -145,7 +145,7 @@ class Actors:
     share
         What each takes of the cluster, as options of an actor.
     begin
-        What each is told of the run, as `ShardWorker.begin` takes it.
+        What each gets to know of the run, as `ShardWorker.begin` takes it.
 
     Raises
     ------

@@ -56,8 +56,8 @@ class _Unscreened(LocalClients):
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
         self.replies = replies
 
-    def evaluated(self, told: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
-        self.replies = {name: Reply(row, dict(metrics), {}, {}) for row, (name, metrics) in enumerate(told.items())}
+    def evaluated(self, reports: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
+        self.replies = {name: Reply(row, dict(metrics), {}, {}) for row, (name, metrics) in enumerate(reports.items())}
         return Replies(metrics={}, refused=refused)
 
 
