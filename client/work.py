@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -67,17 +68,17 @@ OF_STEPS = frozenset({"epochs", "batch_size", "steps", "snapshot_step", "time_bu
 """The fields that say which steps are taken, and when; all others say what a step does."""
 
 
-def set_fields(of: object) -> Mapping[str, Any]:
+def set_fields(of: Any) -> Mapping[str, Any]:
     """Return the fields of local work, or of terms, that are not at the default with which they have no effect."""
-    return {name: value for name, default in _DEFAULTS[type(of)].items() if (value := getattr(of, name)) != default}
+    defaults = _defaults(type(of))  # type: ignore[arg-type] # mypy takes a class for unhashable
+    return {name: value for name, default in defaults.items() if (value := getattr(of, name)) != default}
 
 
-_DEFAULTS: Mapping[type, Mapping[str, Any]] = {
-    kind: {
+@cache  # each client of each round asks
+def _defaults(kind: Any) -> Mapping[str, Any]:
+    return {
         each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(kind)
     }
-    for kind in (LocalWork, Terms)
-}
 
 
 def step_fields(work: LocalWork) -> frozenset[str]:

@@ -77,7 +77,7 @@ def weighed(method: Method, cohort: Cohort) -> FloatArray:
     if coefficients.shape != expected or coefficients.dtype.kind not in "fiu":
         got = f"{coefficients.dtype} of shape {coefficients.shape}"
         raise MethodError(
-            f"{name} returned {got}: it must return a number for each update and kept row, shape {expected}"
+            f"{name} returned {got}: it must return one number for each update and kept row, shape {expected}"
         )
     if not np.isfinite(coefficients).all():
         wrong = ", ".join(name for name, c in zip(cohort.names, coefficients, strict=False) if not math.isfinite(c))
