@@ -48,8 +48,8 @@ class Measurement(NamedTuple):
         """Return whether a client with these examples measures it on these terms."""
         if self.requested:
             return bool(self.requests(terms.measure))
-        there: Examples | None = getattr(splits, self.examples)
-        return bool(there) and (self.model != PERSONAL or terms.personal_lambda is not None)
+        there = self.model != PERSONAL or terms.personal_lambda is not None
+        return there and bool(getattr(splits, self.examples))
 
     def of(self, splits: Splits) -> Examples:
         """Return the examples that it is measured on, where it applies."""

@@ -267,8 +267,10 @@ class StackedClients(LocalClients):
         reports: dict[str, Metrics] = {each.name: {wire.NUM_EXAMPLES: len(each.splits.test)} for each in clients}
         model.load_state_dict(received)
         for measurement in OF_EVALUATION:
-            there = asked if measurement.requested else clients
-            some = [each for each in there if measurement.applies(terms, each.splits)]
+            if measurement.requested:
+                some = asked if measurement.requests(terms.measure) else []
+            else:
+                some = [each for each in clients if measurement.applies(terms, each.splits)]
             if measurement.model == PERSONAL:
                 before = terms.server_round + 1
                 found = [self._measure_personal(each, measurement, received, before) for each in some]
