@@ -7,7 +7,6 @@ every message.
 from __future__ import annotations
 
 import json
-import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from fairbloom.errors import FairbloomError, ReportableError, reportable
+from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.terms import Terms
@@ -36,7 +36,6 @@ PERSONAL_MODEL, ABOUT_PERSONAL, ROUND = "personal-model", "personal", "round"
 PLACES = marked(Mark.DEVICE)
 """Where this device keeps things: its owner says it in the node config, which wins over a run's settings."""
 
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 app = ClientApp(mods=[packing])
 

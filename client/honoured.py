@@ -51,5 +51,5 @@ def metric_row(name: str) -> str:
     """Return the row of the table of a metric that terms ask for, "" where no client measures it on request."""
     if name in OF_WORK:
         return name
-    rows = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if each.requested and each.requests([name])]
+    rows = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if each.requested and each.requests((name,))]
     return rows[0] if rows else ""

@@ -140,7 +140,7 @@ class LocalClient:
         snapshot = {} if terms.local_only else train(self.model, self.task, examples, work)
         if AFTER.applies(terms, self.splits):
             scores |= self._measured(AFTER, terms)
-        metrics = requested_metrics(terms.measure, scores, lambda: self._work_done(work, received))
+        metrics = requested_metrics(terms.measure, scores, self._work_done(work, received))
         arrays = self.model.state_dict()
         if terms.personal_lambda is not None:
             arrays = {name: tensor.clone() for name, tensor in arrays.items()}
@@ -162,8 +162,10 @@ class LocalClient:
         """Return what was measured as this client reports it, by names on the wire."""
         if measurement.examples == TRAIN:
             scores = apply_reporting(scores, len(self.splits.train), self.name, self.settings)
-        named = measurement.named(scores)
-        return {name: named[name] for name in terms.measure if name in named} if measurement.requested else named
+        if not measurement.requested:
+            return measurement.named(scores)
+        asked = measurement.requests(terms.measure)
+        return {name: scores[score] for name, score in asked.items() if score in scores}
 
     def _measured(self, measurement: Measurement, terms: Terms) -> dict[str, float]:
         """Return what the model, as it is now, has by a measurement."""
@@ -171,8 +173,9 @@ class LocalClient:
 
     def _work_done(self, work: LocalWork, received: StateDict) -> WorkDone:
         """Return the work that has made the model what it is now."""
-        trained = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
-        return WorkDone(lambda: work.learning_rate, [received[name] for name in trained], [*trained.values()])
+        named = self.model.named_parameters
+        changes = lambda: [(received[name], each) for name, each in named() if each.requires_grad]  # noqa: E731
+        return WorkDone(lambda: work.learning_rate, changes)
 
     def _load_personal(self, before: int) -> None:
         """Load the personal model; where there is none yet, that is the model as it is."""

@@ -1,6 +1,7 @@
 """What a client measures, in one table: each metric, by its name on the wire, of which model and on which examples."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -39,22 +40,16 @@ class Measurement(NamedTuple):
     examples: str
     requested: bool = True
 
-    def requests(self, measure: Iterable[str]) -> list[str]:
-        """Return those of these names that are of this measurement."""
-        before, after = self.pattern.split("{}")
-        return [name for name in measure if name.startswith(before) and name.endswith(after)]
-
-    def score(self, name: str) -> str:
-        """Return the loss or score that one of its names on the wire is about."""
-        before, after = self.pattern.split("{}")
-        return name.removeprefix(before).removesuffix(after)
+    def requests(self, measure: tuple[str, ...]) -> Mapping[str, str]:
+        """Return those of these names that are of this measurement, and the loss or score that each is about."""
+        return _find_scores(self.pattern, measure)
 
     def applies(self, terms: Terms, splits: Splits) -> bool:
         """Return whether a client with these examples measures it on these terms."""
         if self.requested:
             return bool(self.requests(terms.measure))
-        there: Examples | None = getattr(splits, self.examples)
-        return bool(there) and (self.model != PERSONAL or terms.personal_lambda is not None)
+        there = self.model != PERSONAL or terms.personal_lambda is not None
+        return there and bool(getattr(splits, self.examples))
 
     def of(self, splits: Splits) -> Examples:
         """Return the examples that it is measured on, where it applies."""
@@ -64,6 +59,13 @@ class Measurement(NamedTuple):
     def named(self, scores: Mapping[str, V]) -> dict[str, V]:
         """Return loss and scores by their names on the wire."""
         return {self.pattern.format(name): value for name, value in scores.items()}
+
+
+@lru_cache(maxsize=64)  # each client of each round asks
+def _find_scores(pattern: str, measure: tuple[str, ...]) -> Mapping[str, str]:
+    before, after = pattern.split("{}")
+    names = [name for name in measure if name.startswith(before) and name.endswith(after)]
+    return {name: name.removeprefix(before).removesuffix(after) for name in names}
 
 
 BEFORE = Measurement(f"{{}}-{wire.BEFORE}", RECEIVED, TRAIN)
@@ -90,18 +92,17 @@ class WorkDone(NamedTuple):
     ----------
     learning_rate
         Returns the one of its steps.
-    received, trained
-        The trainable parameters before and after it.
+    changes
+        Returns the trainable parameters before and after it, in pairs.
     """
 
     learning_rate: Callable[[], float]
-    received: Sequence[Tensor]
-    trained: Sequence[Tensor]
+    changes: Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
     def update_norm(self) -> float:
         """Return ‖w_k − w‖, the norm of all that the work has changed."""
-        pairs = zip(self.trained, self.received, strict=True)
-        norms = [torch.linalg.vector_norm(new.detach() - old.to(new.device), dtype=torch.float64) for new, old in pairs]
+        moves = [new.detach() - old.to(new.device) for old, new in self.changes()]
+        norms = [torch.linalg.vector_norm(move, dtype=torch.float64) for move in moves]
         return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
@@ -112,9 +113,7 @@ OF_WORK: Mapping[str, Callable[[WorkDone], float]] = {
 """What is reported of local work itself, where the terms ask for it."""
 
 
-def requested_metrics(
-    measure: Iterable[str], scores: Mapping[str, float], done: Callable[[], WorkDone]
-) -> dict[str, float]:
+def requested_metrics(measure: Iterable[str], scores: Mapping[str, float], done: WorkDone) -> dict[str, float]:
     """Return what is asked for of local work, in the order in which it is asked.
 
     Parameters
@@ -124,12 +123,12 @@ def requested_metrics(
     scores
         What was measured before and after, by names on the wire.
     done
-        Returns the work.
+        The work.
     """
     found = {}
     for name in measure:
         if name in scores:
             found[name] = scores[name]
         elif name in OF_WORK:
-            found[name] = OF_WORK[name](done())
+            found[name] = OF_WORK[name](done)
     return found

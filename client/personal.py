@@ -6,7 +6,6 @@ server went down and had to go back to the checkpoint before its last.
 """
 
 import hashlib
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.files import make_folder, write_whole
 
@@ -28,8 +28,6 @@ FOLDER = re.compile(r"(?![.%])[^/\\\x00-\x1f\x7f]+")
 
 LONGEST_FOLDER = 200
 """Bytes of a folder's name; no file system takes more than 255."""
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 class PersonalModels:

@@ -11,8 +11,16 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import AGREED, DEPLOYED
-from fairbloom.protocol.parameters import of_kind
-from fairbloom.protocol.settings import OWN_SETTINGS, SETTINGS, Mark, digest, expand_own_settings, marked
+from fairbloom.protocol.parameters import Parameter
+from fairbloom.protocol.settings import (
+    OWN_SETTINGS,
+    SETTINGS,
+    Mark,
+    SettingsError,
+    digest,
+    expand_own_settings,
+    marked,
+)
 from fairbloom.tasks import TASKS, find_task
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
@@ -31,20 +39,15 @@ class SettingRefusedError(FairbloomError):
     """A setting of a run that this device does not allow; the message names it and its value."""
 
 
-def work_setting_types(config: Mapping[str, Any]) -> dict[str, type]:
-    """Return the keys of all settings that a client's work depends on, with their types: the run's task's own too.
+def work_settings(config: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Return all settings that a client's work depends on, by their keys: the parameters of the run's task too.
 
-    A task that is named by an import string is imported for it.
+    A task that is named by an import string is imported for it; one that is not known here has no parameters.
     """
-    return {**marked(Mark.WORK), **_task_setting_types(config.get("task"))}
-
-
-def _task_setting_types(task: object) -> dict[str, type]:
-    """Return the keys of a task's own settings with their types; none for a task that is not known here."""
-    if not isinstance(task, str) or not (task in TASKS or is_import_string(task)):
-        return {}
-    info = find_task(task)
-    return {setting.key: setting.kind for setting in info.settings}
+    task = config.get("task")
+    known = isinstance(task, str) and (task in TASKS or is_import_string(task))
+    of_task = find_task(str(task)).settings if known else ()
+    return {key: SETTINGS[key] for key in marked(Mark.WORK)} | {each.key: each for each in of_task}
 
 
 def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:
@@ -60,22 +63,23 @@ def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) ->
     Raises
     ------
     SettingRefusedError
-        When a setting that is taken has a value of another type, or one that is no plain word and not allowed.
+        When a setting that is taken has an impossible value, or one that is no plain word and not allowed.
     """
     try:
         config = expand_own_settings(config)
         _check_word("task", config.get("task"), allow)  # before anything is imported by it
-        kinds = work_setting_types(config)
+        known = work_settings(config)
     except SettingRefusedError:
         raise
     except FairbloomError as error:
         raise SettingRefusedError(f"the run sets {getattr(error, 'reportable', error)}") from error
-    chosen = {key: value for key, value in config.items() if key in kinds}
+    chosen = {key: value for key, value in config.items() if key in known}
     for key, value in chosen.items():
-        if not of_kind(value, kinds[key]):
-            raise SettingRefusedError(
-                f"the run sets {key} = {shorten_value(value)}: it must be of type {kinds[key].__name__}"
-            )
+        try:
+            known[key].checked(value)
+        except SettingsError as error:
+            words = f"the run sets {key} = {shorten_value(value)}: allowed is {known[key].range}"
+            raise SettingRefusedError(words) from error
         _check_word(key, value, allow)
     return chosen | {FINGERPRINT: fingerprint(config)}
 
@@ -89,8 +93,8 @@ def settings_to_allow(config: Mapping[str, Any]) -> dict[str, str]:
         When the run's task cannot be found.
     """
     config = expand_own_settings(config)
-    kinds = work_setting_types(config)
-    return {key: value for key, value in config.items() if key in kinds and not _is_harmless(key, value)}
+    known = work_settings(config)
+    return {key: value for key, value in config.items() if key in known and not _is_harmless(key, value)}
 
 
 def _is_harmless(key: str, value: object) -> bool:

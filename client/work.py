@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -69,10 +70,15 @@ OF_STEPS = frozenset({"epochs", "batch_size", "steps", "snapshot_step", "time_bu
 
 def set_fields(of: Any) -> Mapping[str, Any]:
     """Return the fields of local work, or of terms, that are not at the default with which they have no effect."""
-    defaults = {
-        each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(of)
+    defaults = _defaults(type(of))  # type: ignore[arg-type] # mypy takes a class for unhashable
+    return {name: value for name, default in defaults.items() if (value := getattr(of, name)) != default}
+
+
+@cache  # each client of each round asks
+def _defaults(kind: Any) -> Mapping[str, Any]:
+    return {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(kind)
     }
-    return {name: value for name in defaults if (value := getattr(of, name)) != defaults[name]}
 
 
 def step_fields(work: LocalWork) -> frozenset[str]:

@@ -4,6 +4,7 @@ import re
 
 from . import pki
 from .errors import DeployError
+from .processes import split_address
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 """Names that a client may have."""
@@ -32,10 +33,11 @@ def check_port(option: str, given: int) -> int:
 
 def parse_address(option: str, given: str) -> tuple[str, int]:
     """Return host and port of HOST:PORT, or raise DeployError."""
-    host, _, port = given.rpartition(":")
-    if not host or not re.fullmatch(r"[0-9]{1,5}", port):
-        raise DeployError(f"{option} {given!r}: write it as HOST:PORT, 127.0.0.1:8000 say")
-    return check_host(option, host.removeprefix("[").removesuffix("]")), check_port(option, int(port))
+    try:
+        host, port = split_address(given)
+    except ValueError as error:
+        raise DeployError(f"{option} {error}") from None
+    return check_host(option, host), check_port(option, port)
 
 
 def join_address(host: str, port: int) -> str:

@@ -1,6 +1,7 @@
-"""What our processes around Flower's share: words for what happened."""
+"""What our processes around Flower's share: addresses, and words for what happened."""
 
 import os
+import re
 import socket
 import sys
 from typing import NoReturn
@@ -11,6 +12,20 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT, an IPv6 address without its brackets.
+
+    Raises
+    ------
+    ValueError
+        When it is no such address.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port):
+        raise ValueError(f"{address!r}: write it as HOST:PORT, example.org:9092 say")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def duration(seconds: float) -> str:

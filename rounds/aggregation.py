@@ -72,15 +72,17 @@ def weighed(method: Method, cohort: Cohort) -> FloatArray:
         When the method asks for inner products that are not finite.
     """
     coefficients = np.asarray(method.weigh(cohort))
-    due = (cohort.size + len(cohort.memory),)
+    expected = (cohort.size + len(cohort.memory),)
     name = f"{type(method).__name__}.weigh, in round {cohort.round},"
-    if coefficients.shape != due or coefficients.dtype.kind not in "fiu":
+    if coefficients.shape != expected or coefficients.dtype.kind not in "fiu":
         got = f"{coefficients.dtype} of shape {coefficients.shape}"
-        raise MethodError(f"{name} returned {got}: it must return one number for each update and kept row, shape {due}")
+        raise MethodError(
+            f"{name} returned {got}: it must return one number for each update and kept row, shape {expected}"
+        )
     if not np.isfinite(coefficients).all():
         wrong = ", ".join(name for name, c in zip(cohort.names, coefficients, strict=False) if not math.isfinite(c))
-        whose = f" (of {wrong})" if wrong else ""
-        raise MethodError(f"{name} returned coefficients that are not finite{whose}: mend the method")
+        of = f" (of {wrong})" if wrong else ""
+        raise MethodError(f"{name} returned coefficients that are not finite{of}: correct the method")
     return coefficients.astype(np.float64, copy=False)
 
 

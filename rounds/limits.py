@@ -1,11 +1,11 @@
 """The limits that a method's options set to a round: which replies they refuse, and which step."""
 
-import logging
 import math
 
 import numpy as np
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
 from fairbloom.protocol.names import NUM_EXAMPLES
 
 from .clients import Trained
@@ -13,8 +13,6 @@ from .lengths import LongestStep, Usual, too_long
 from .method import Method
 from .screening import implausible_counts, largest_in_proportion, out_of_proportion
 from .updates import Layout, Model
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 LARGEST_PARAMETER = 1e6
 """A model with a larger parameter is beyond all measure: where training fails with it, the model is the reason."""

@@ -1,6 +1,5 @@
 """One round after the other, for every method and everybody who computes."""
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
@@ -31,8 +31,6 @@ from .roster import sample, share
 from .round import Round, size_on_the_wire
 from .screening import out_of_proportion
 from .updates import FloatArray, Model, Vectors, combine
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 Metrics = dict[str, Any]
 M = TypeVar("M")

@@ -1,13 +1,11 @@
 """How many clients must be online for a run to go on, and for how long it waits for them."""
 
-import logging
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping
 
 from fairbloom.errors import FairbloomError
-
-log = logging.getLogger("flwr").getChild("fairbloom")
+from fairbloom.logs import log
 
 NOTICE_SECONDS, AGAIN_SECONDS = 10.0, 300.0
 """After how long a wait for clients is said, and after how long it is said again."""

@@ -41,12 +41,6 @@ def whole(lowest: int, **named: object) -> int:
     return value
 
 
-def flag(**named: object) -> bool:
-    """Return the one named value if it is True or False."""
-    value: bool = _checked(named, bool, None)
-    return value
-
-
 def one_of(choices: tuple[str, ...], **named: object) -> str:
     """Return the one named value if it is among `choices`."""
     value: str = _checked(named, str, Choices(*choices))

@@ -1,6 +1,5 @@
 """Who is there, by client name, and who still owes a reply."""
 
-import logging
 import math
 import time
 from collections import Counter
@@ -8,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from fairbloom.logs import log
 from fairbloom.protocol.streams import generator
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 FEW = 9
 """Up to so many clients all train in every round, unless somebody sets another fraction."""

@@ -1,12 +1,12 @@
 """What makes a reply usable; every check raises ValueError with the reason for which the reply is refused."""
 
-import logging
 import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from fairbloom.logs import log
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import (
     ACCURACY,
@@ -20,8 +20,6 @@ from fairbloom.protocol.names import (
 )
 
 from .updates import NotFiniteError
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 LONGEST_REASON = 2000
 """A reason is cut to so many characters: a client's error may be a whole traceback, or a flood."""
@@ -264,8 +262,8 @@ def out_of_proportion(
 def largest_in_proportion(sizes: Iterable[float], limit: float, floor: float) -> float:
     """Return `limit` times the lower median of the sizes, or of `floor` where that is more.
 
-    As long as the largest size is beyond, it is left out and the median taken anew: the bound is the one that the sizes
-    within it have by themselves, whatever the others are. Of two sizes the smaller one is the median.
+    As long as the largest size is beyond, it is left out and the median taken again: the bound is that of the sizes
+    within it alone, whatever the others are. Of two sizes the smaller one is the median.
     """
     ascending = sorted(sizes)
     bound = math.inf

@@ -1,6 +1,5 @@
 """The ServerApp: a run from settings to run folder, whoever computes."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
@@ -11,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.scores import Score
@@ -38,8 +38,6 @@ from .run_folder.rows import Row
 from .run_folder.taking_back import TakeBack
 from .run_folder.values import Beginning
 from .settings import POOLED_IN_ONE_PROCESS, Settings, may_differ, may_grow
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 app = ServerApp()
 

@@ -1,16 +1,14 @@
 """How a run on deployed clients begins and resumes: whom it waits for, and how many of them are enough."""
 
-import logging
 import os
 import time
 import tomllib
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from fairbloom.logs import log
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError, Wait, listed, quorum_of, some
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
 """Environment variable by which `fairbloom server` names the folder with a file for each client ever enrolled."""

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from fairbloom.logs import log
 from fairbloom.system.files import write_whole
 
 from .run_folder.errors import RunFolderError
@@ -27,8 +27,6 @@ KEPT = 2
 EARLIER, BEST, SPREAD = "earlier", 2, 2
 """Folder of the checkpoints that a run may be taken back to beside those; how many lie there that had the best scores,
 and how many others at growing distance."""
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 @dataclass(frozen=True)

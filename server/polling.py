@@ -1,6 +1,5 @@
 """A grid that looks for replies often, in place of every three seconds, and outlives a SuperLink that falls."""
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fairbloom.flower import ErrorCode, NodeInfo, ObjectPushError, Run, set_created_at, set_waits_for_objects
+from fairbloom.logs import log
 from fairbloom.rounds.quorum import Quorum
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
@@ -35,7 +35,6 @@ SHORT_LIFE_SECONDS = 2.0
 PATIENCE_SECONDS = 600.0
 """How long a call may fail before the run gives up: long enough to clear a disk, or to restart a SuperLink."""
 
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 T = TypeVar("T")
 

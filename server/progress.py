@@ -1,20 +1,18 @@
 """How far a deployed run is: which folder it writes to, and what that folder shows the server's status."""
 
-import logging
 import os
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fairbloom.logs import log
 from fairbloom.system.files import write_whole
 
 from .run_folder.errors import RunFolderError
 from .run_folder.files import CONFIG, ROUNDS, is_finished
 from .run_folder.lock import is_running
 from .run_folder.rows import parse_refusals
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 FOLDERS = "FAIRBLOOM_RUN_FOLDERS"
 """Environment variable of the server: the folder where each deployed run leaves a file with its run folder's path."""

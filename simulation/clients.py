@@ -3,10 +3,10 @@
 import traceback
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch.nn import Module
@@ -25,6 +25,9 @@ from fairbloom.rounds.screening import Refusals, usable_evaluations, usable_repo
 from fairbloom.rounds.updates import Layout, Model, Updates
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.task import REMEMBERED
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MOST_NAMES = 20
 """An error lists so many clients at most."""
@@ -184,28 +187,25 @@ class LocalClients(ABC):
         """Let these clients train one by one."""
         self.begin(names, terms)
         received, trained = self.on_device(model), self.none_trained(names, model, terms)
-        replies: dict[str, Reply] = {}
-        for row, name in enumerate(names):
-            try:
-                update = self.local(name).train(received, terms)
-                replies[name] = store_reply(trained.updates, trained.snapshots, row, update)
-            except Exception as error:  # one client's failure is one refused reply, whatever it is
-                trained.refused.add(name, failure_reason(error))
-        self.hand_over(trained, replies)
+
+        def train(row: int, name: str) -> Reply:
+            update = self.local(name).train(received, terms)
+            return store_reply(trained.updates, trained.snapshots, row, update)
+
+        answers = {name: answer_of(train, row, name) for row, name in enumerate(names)}
+        self.hand_over(trained, refuse_failed(answers, trained.refused))
         return trained
 
     def evaluate_each(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate one by one; of `participants` alone is asked what the terms ask to measure."""
         received, refused = self.on_device(model), Refusals(terms.server_round)
-        reports = dict[str, Mapping[str, int | float]]()
         of_others, asked = replace(terms, measure=()), set(participants)
         self.begin(names, terms)
-        for name in names:
-            try:
-                reports[name] = self.local(name).evaluate(received, terms if name in asked else of_others)
-            except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(name, failure_reason(error))
-        return self.evaluated(reports, refused)
+
+        def evaluate(name: str) -> Metrics:
+            return self.local(name).evaluate(received, terms if name in asked else of_others)
+
+        return self.evaluated(refuse_failed({name: answer_of(evaluate, name) for name in names}, refused), refused)
 
     def evaluated(self, reports: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
         """Return what clients measured, in the order of names, as far as it can be used; the others are refused."""
@@ -229,6 +229,22 @@ def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
                 f"{key} names {name!r}, which is none of the clients: {did_you_mean(name, clients)}there are "
                 f"{', '.join(clients[:MOST_NAMES])}{more}"
             )
+
+
+def answer_of(compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
+    """Return what one client computes, or why it cannot: its failure is one refused reply, whatever the error is."""
+    try:
+        return compute(*args, **kwargs)
+    except Exception as error:
+        return failure_reason(error)
+
+
+def refuse_failed(answers: Mapping[str, T | str], refused: Refusals) -> dict[str, T]:
+    """Return what clients have computed, by their names; refuse those whose answer is the reason why they cannot."""
+    for name, answer in answers.items():
+        if isinstance(answer, str):
+            refused.add(name, answer)
+    return {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
 
 
 def failure_reason(error: Exception) -> str:

@@ -1,6 +1,5 @@
 """A method as Flower's users know it: a `Strategy` with its hooks. The one file of this package that knows Flower."""
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Unpack
@@ -10,6 +9,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fairbloom.flower import log_start
+from fairbloom.logs import log
 from fairbloom.rounds.clients import Replies
 from fairbloom.rounds.flower import FlowerClients, model_of, record_of
 from fairbloom.rounds.limits import check_model
@@ -17,8 +17,6 @@ from fairbloom.rounds.loop import Metrics, Rounds, iterate_rounds, means
 from fairbloom.rounds.method import Aggregate, Method, Options
 from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.round import Round
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 class FairStrategy(Method, Strategy):

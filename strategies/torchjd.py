@@ -1,18 +1,16 @@
 """Every Gram-based aggregator of TorchJD, by its weighting."""
 
 import inspect
-import logging
 from collections.abc import Callable
 from typing import Any, Unpack
 
 import numpy as np
 
+from fairbloom.logs import log
 from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import Cohort, CommonOptions, FloatArray
 
 from .strategy import FairStrategy
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 TORCHJD = "torchjd:"
 """The beginning of a method's name that means one of TorchJD's weightings, as in torchjd:upgrad."""

@@ -45,7 +45,7 @@ class Measured(BaseException):
 
 
 @dataclass(frozen=True)
-class Call:
+class TrainingCall:
     """One call of a training function.
 
     Attributes
@@ -65,7 +65,7 @@ class Call:
     loader: Loader
 
     @classmethod
-    def of(cls, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Call":
+    def of(cls, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "TrainingCall":
         """Return a call; model and loader are found by their types.
 
         Raises
@@ -190,7 +190,7 @@ class Session:
                 f"the server asks for {self._asks()}"
             )
         self._called = True
-        call = Call.of(self._train, args, kwargs)
+        call = TrainingCall.of(self._train, args, kwargs)
         if self._measure_only:
             self._measure(call, ON_TRAINING)
             raise Measured
@@ -209,7 +209,7 @@ class Session:
         measures = [f"measure = {' '.join(self._terms.measure)}"] if self._terms.measure else []
         return ", ".join([*_asked(self._terms), *measures])
 
-    def _work(self, call: Call) -> Any:
+    def _work(self, call: TrainingCall) -> Any:
         terms, anchor = self._terms, call.anchor()
         received = call.states() if terms.personal_lambda is not None else []
         self._measure(call, BEFORE)
@@ -226,7 +226,7 @@ class Session:
             raise ReportableError("local-only = True came without personal-lambda: there is nothing to train")
         return outcome
 
-    def _global_work(self, call: Call, anchor: Anchor) -> tuple[Any, Steps]:
+    def _global_work(self, call: TrainingCall, anchor: Anchor) -> tuple[Any, Steps]:
         """Train the received model as the terms say."""
         terms = self._terms
 
@@ -270,7 +270,7 @@ class Session:
         if terms.snapshot_step is not None and not self.snapshot:
             raise ReportableError(f"snapshot-step = {terms.snapshot_step}: the training took fewer steps")
 
-    def _personal_work(self, call: Call, anchor: Anchor, received: States) -> tuple[Any, Steps]:
+    def _personal_work(self, call: TrainingCall, anchor: Anchor, received: States) -> tuple[Any, Steps]:
         """Train the personal model, pulled to the received one, and keep it; the call's model stays as it is."""
         terms, pull = self._terms, self._terms.personal_lambda or 0.0
         steps = Steps(anchor, pull=pull, pull_term="personal-lambda")
@@ -288,21 +288,19 @@ class Session:
 
     def _report(self, steps: Steps, anchor: Anchor) -> None:
         """Note what is asked for of these steps, and of the model as it is after the work on the received one."""
-        done = WorkDone(steps.learning_rate, [*anchor.values()], [*anchor])
-        self.metrics |= requested_metrics(self._terms.measure, {}, lambda: done)
+        done = WorkDone(steps.learning_rate, lambda: ((old, new) for new, old in anchor.items()))
+        self.metrics |= requested_metrics(self._terms.measure, {}, done)
 
-    def _measure(self, call: Call, measurement: Measurement) -> None:
+    def _measure(self, call: TrainingCall, measurement: Measurement) -> None:
         """Measure the model as it is now, where that is asked for, and note it by the names on the wire."""
         if asked := measurement.requests(self._terms.measure):
-            measured = measurement.named(self._measured(call))
-            for name in asked:
-                if name not in measured:
-                    raise ReportableError(
-                        f"measure = {name}: {_name(self._test)}() returns no {measurement.score(name)}; {RETURNED}"
-                    )
-                self.metrics[name] = measured[name]
+            measured = self._measured(call)
+            for name, score in asked.items():
+                if score not in measured:
+                    raise ReportableError(f"measure = {name}: {_name(self._test)}() returns no {score}; {RETURNED}")
+                self.metrics[name] = measured[score]
 
-    def _measured(self, call: Call) -> dict[str, float]:
+    def _measured(self, call: TrainingCall) -> dict[str, float]:
         """Return the means of loss and accuracy over the training examples; nothing is left changed by that."""
         modes = [(module, module.training) for module in call.model.modules()]
         totals: dict[str, float] = {}
@@ -350,7 +348,7 @@ def understood(function: Function, returned: Any) -> dict[str, float]:
     return numbers
 
 
-def arguments_of(test: Function, call: Call, loader: Loader) -> tuple[list[Any], dict[str, Any]]:
+def arguments_of(test: Function, call: TrainingCall, loader: Loader) -> tuple[list[Any], dict[str, Any]]:
     """Return what the test function is called with: the call's model, a loader, and the call's values by their names.
 
     Of its parameters without default that the training function has no value for, the first takes the model and the

@@ -49,11 +49,6 @@ def run(
     allow: Annotated[
         list[str] | None, typer.Option(metavar="VALUE", help="A path or import string that a run may use.")
     ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(help="Address of the API for app processes, where the node starts them as Flower does."),
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="Port of that API; 0: a free one.")] = None,
 ) -> None:
     """Run a client: a SuperNode that keeps model and data in memory and is started again whenever it ends."""
     from .client import ClientSettings
@@ -67,7 +62,7 @@ def run(
         "name": name,
     }
     given |= {"data-dir": data_dir, "state-dir": state_dir, "insecure": insecure, "isolated": isolated}
-    given |= {"bundles": bundles, "app": app, "allow": allow or None, "host": host, "port": port}
+    given |= {"bundles": bundles, "app": app, "allow": allow or None}
     replace_process(ClientSettings.of(given, config))
 
 

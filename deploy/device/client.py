@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import ClientError
 from ..flower.environment import HOME, QUIET
-from ..processes import free_port
+from ..processes import split_address
 from .connectivity import tls_context
 
 APP = "fairbloom.client.app:app"
@@ -61,8 +61,6 @@ class ClientSettings:
         Values that a run may give to its settings although they are paths or import strings, with bundles = "ours".
     node_config
         What else a user's app finds in Flower's node config: num-partitions, say.
-    host, port
-        Where the API for app processes listens when the node runs as Flower's does; a warm node has none.
     """
 
     superlink: str
@@ -78,13 +76,12 @@ class ClientSettings:
     app: str = APP
     allow: tuple[str, ...] = ()
     node_config: Mapping[str, Any] = field(default_factory=dict)
-    port: int = 0
-    host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
-        host, _, port = self.superlink.rpartition(":")
-        if not host or not port.isdigit():
-            raise ClientError(f"superlink = {self.superlink!r}: write it as HOST:PORT, example.org:9092 say")
+        try:
+            split_address(self.superlink)
+        except ValueError as error:
+            raise ClientError(f"superlink = {error}") from None
         if self.bundles not in BUNDLES:
             raise ClientError(f'bundles = {self.bundles!r}: write "ours" or "any"')
         if not IMPORT_STRING.fullmatch(self.app):
@@ -171,12 +168,11 @@ class ClientSettings:
         own = (self.partition_id, self.name, self.data_dir, self.state_dir)
         node = {**dict(zip(NODE_CONFIG, own, strict=True)), **self.node_config}
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items() if value != "")
-        place = ["--host", self.host, "--port", str(self.port or free_port())]
         # Not by -m: children of the fork server would import the module once more, as their main one.
         # The node ends with this process and gets its id here: asked for later, the id might be another process's.
         code = f"from fairbloom.deploy.flower.gate import start; start('client', 'device.supernode', {os.getpid()})"
         python = [sys.executable, "-P", "-c", code]
-        return [*python, *ours, "--", "--superlink", self.superlink, *safety, "--node-config", config, *place]
+        return [*python, *ours, "--", "--superlink", self.superlink, *safety, "--node-config", config]
 
     def environment(self) -> dict[str, str]:
         """Return the SuperNode's environment: no telemetry, Flower's files in the state folder, unless ours says so."""

@@ -11,6 +11,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from ..errors import ClientError
+from ..processes import split_address
 
 if TYPE_CHECKING:
     from .client import ClientSettings
@@ -21,8 +22,7 @@ PROBE_SECONDS = 10.0
 
 def connection_fault(client: ClientSettings) -> str | None:
     """Return, in words, why this client cannot talk to its SuperLink just now; None where nothing is in the way."""
-    host, _, port = client.superlink.rpartition(":")
-    place = (host.strip("[]"), int(port))
+    place = split_address(client.superlink)
     try:
         context = tls_context(client.ca or None)
         context.set_alpn_protocols(["h2"])

@@ -149,9 +149,7 @@ RELIED_ON = (
             f"{SUPERNODE}:flower_supernode": "",
         },
         {
-            SUPERNODE: (
-                *("--isolation", "--superlink", "--node-config", "--auth-supernode-private-key", "--host", "--port"),
-            ),
+            SUPERNODE: (*("--isolation", "--superlink", "--node-config", "--auth-supernode-private-key"),),
             "flwr.clientapp.client_app": ("function registered with name",),
         },
     ),

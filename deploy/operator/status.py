@@ -24,7 +24,6 @@ from .federation import Federation
 from .registry import EnrolledClient
 
 RECENT_RUNS = 5
-SHOWN_REFUSALS = 5
 WIDEST_REASON = 200
 """How many characters of a reason the tables show; the JSON has it whole."""
 

@@ -8,7 +8,6 @@ good credential.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import resource
 import socket
@@ -19,6 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import NamedTuple
+
+from fairbloom.logs import log
 
 from .refusals import RefusalLog
 
@@ -40,8 +41,6 @@ CONNECTIONS_OF_ONE_KEY = 4
 """Most connections on which one client has shown its key; it needs one. The oldest beyond are closed."""
 
 LOOK_SECONDS = 0.25
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 class Place(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from datetime import UTC, datetime
@@ -10,14 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
 
 from ..operator.federation import Federation
 from ..operator.registry import ClientKey
 
 READ_SECONDS = 1.0
 """Seconds after which the operator's files are read again."""
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 class Members(Protocol):

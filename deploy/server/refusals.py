@@ -1,9 +1,10 @@
 """Refused attempts, noted in the audit log without letting whoever makes them fill the disk."""
 
-import logging
 import threading
 import time
 from pathlib import Path
+
+from fairbloom.logs import log
 
 from ..operator import audit
 
@@ -15,8 +16,6 @@ DIFFERENT = 1000
 
 LONGEST = 200
 """How many characters of a value a note keeps."""
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 class RefusalLog:

@@ -31,6 +31,7 @@ from ..flower.environment import GUARDED, HOME, LOG_LEVEL, QUIET
 from ..flower.gate import check_version, end_unless_fit
 from ..operator import audit
 from ..operator.federation import Federation
+from ..processes import split_address
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Shortest and longest pause, in seconds, before a part that ended is started again."""
@@ -250,9 +251,9 @@ def check_port(federation: Federation, what: str, given: str) -> None:
 
 def reachable(address: str) -> bool:
     """Return whether something listens at an address of this machine."""
-    host, _, port = address.rpartition(":")
-    host = dict(zip(EVERY_ADDRESS, ("127.0.0.1", "::1"), strict=True)).get(host.strip("[]"), host.strip("[]"))
-    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2):
+    host, port = split_address(address)
+    host = dict(zip(EVERY_ADDRESS, ("127.0.0.1", "::1"), strict=True)).get(host, host)
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2):
         return True
     return False
 

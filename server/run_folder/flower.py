@@ -1,6 +1,5 @@
 """The run folder for a user's ServerApp: any fair strategy records its rounds there, and continues from them."""
 
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.flower import record_of
@@ -26,8 +26,6 @@ from .files import MODEL
 from .lock import locked_folder
 from .recorder import RunRecorder
 from .taking_back import TakeBack
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 FREE = {name for name, option in OPTIONS.items() if option.marks & {Mark.FREE, Mark.LIMIT}}
 """Options of a strategy that a continued run may change."""

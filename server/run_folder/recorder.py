@@ -1,7 +1,6 @@
 """What a run leaves on disk round by round, and what an interrupted run continues from."""
 
 import copy
-import logging
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fairbloom import __version__
+from fairbloom.logs import log
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
@@ -48,10 +48,8 @@ from .files import (
 )
 from .rows import Row, client_columns, format_clients, format_round, mean_column, round_columns
 from .tables import TableWriter, find_furthest_round, find_last_step
-from .taking_back import Kept, TakeBack, complete_taking_back, take_back
+from .taking_back import StoredRun, TakeBack, complete_taking_back, take_back
 from .values import Recorded
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 SHARED_SECONDS = 0.5
 """Where rounds share checkpoints, one is written once the rounds since the last one have taken so long together."""
@@ -128,7 +126,7 @@ class RunRecorder:
         if not is_run_folder(self.path):
             _lay_out(self.path, config, self._scores)
             return
-        kept = Kept(self.path, (self._rounds, self._clients), self._best_by, self._personal)
+        kept = StoredRun(self.path, (self._rounds, self._clients), self._best_by, self._personal)
         recorded = complete_taking_back(kept, CONFIG.read(self.path))
         if find_grown(recorded.settings, config):
             self._check_extensible(recorded.num_rounds, config["num-rounds"])

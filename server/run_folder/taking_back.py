@@ -4,13 +4,13 @@ config.toml first gets the settings and an entry that the run is being taken bac
 start completes it.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairbloom.logs import log
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.rounds.average import Average
 from fairbloom.system.files import write_whole
@@ -21,8 +21,6 @@ from .errors import RunFolderError, explain_write_errors
 from .files import BEST, CHECKPOINTS, CONFIG, MODEL
 from .tables import TableWriter
 from .values import Recorded
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 UNDER_WAY = "under-way"
 """Key of an entry in config.toml by which a run is being taken back."""
@@ -52,7 +50,7 @@ class TakeBack:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredRun:
     """What a run keeps that is cut back with it.
 
     Attributes
@@ -73,7 +71,7 @@ class Kept:
     personal: bool
 
 
-def take_back(run: Kept, order: TakeBack, recorded: Recorded, config: Mapping[str, Any]) -> None:
+def take_back(run: StoredRun, order: TakeBack, recorded: Recorded, config: Mapping[str, Any]) -> None:
     """Take a run back to an earlier round; raise RunFolderError, before anything is changed, when that cannot be."""
     path, there = run.path, recorded.settings
     _check_reachable(run, order.number, there, config)
@@ -92,7 +90,7 @@ def take_back(run: Kept, order: TakeBack, recorded: Recorded, config: Mapping[st
     log.warning(words, path, last, order.number)
 
 
-def complete_taking_back(run: Kept, recorded: Recorded) -> Recorded:
+def complete_taking_back(run: StoredRun, recorded: Recorded) -> Recorded:
     """Bring a taking back that is under way to its end, wherever it was interrupted; return what config.toml says."""
     if not any(entry.get(UNDER_WAY) for entry in recorded.taken_back):
         return recorded
@@ -109,7 +107,7 @@ def complete_taking_back(run: Kept, recorded: Recorded) -> Recorded:
     return completed
 
 
-def _check_reachable(run: Kept, number: int, there: Mapping[str, object], config: Mapping[str, object]) -> None:
+def _check_reachable(run: StoredRun, number: int, there: Mapping[str, object], config: Mapping[str, object]) -> None:
     """Raise RunFolderError when the run cannot be taken back to a round."""
     folder = CHECKPOINTS.path_in(run.path)
     have = {0} | list_reachable(folder)
@@ -127,7 +125,7 @@ def _check_reachable(run: Kept, number: int, there: Mapping[str, object], config
         load_checkpoint(find_checkpoint(folder, number))
 
 
-def _restore_best(run: Kept, number: int) -> None:
+def _restore_best(run: StoredRun, number: int) -> None:
     """Make the best model that of the rounds up to a checkpoint's."""
     folder, path = CHECKPOINTS.path_in(run.path), BEST.path_in(run.path)
     arrays, state = load_checkpoint(find_checkpoint(folder, number)) if number else ({}, {"best": {}})

@@ -5,7 +5,6 @@ a lost worker has not answered is computed again, to the same numbers. A transpo
 pipes to forked processes, or as actors on a Ray cluster.
 """
 
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -13,15 +12,14 @@ from typing import Literal, NamedTuple, Protocol
 
 from fairbloom.client.local import Metrics
 from fairbloom.client.personal import StateDict
+from fairbloom.logs import log
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model
 
-from ..clients import LocalClients, Reply, failure_reason
-
-log = logging.getLogger("flwr").getChild("fairbloom")
+from ..clients import LocalClients, Reply, answer_of, refuse_failed
 
 LOSSES = 2
 """A client is refused when so many workers have ended while they computed it."""
@@ -252,25 +250,15 @@ class DispatchedClients(LocalClients):
 
     def _replies(self, call: Call, names: Sequence[str], refused: Refusals) -> dict[str, Reply]:
         """Return what workers compute of these clients, in the order of names; those that fail are refused."""
-        cost, clients, costs = self._cost(call, names), list[ClientTask](), list[float]()
-        number = last_round(call.work, call.terms) + 1
-        for row, name in enumerate(names):
-            try:
-                needed, last = cost(name), self.personal(name).before(number) if call.personal else None
-            except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(name, failure_reason(error))
-                continue
-            clients.append(ClientTask(name, row, last))
-            costs.append(needed)
+        cost, number = self._cost(call, names), last_round(call.work, call.terms) + 1
+
+        def prepare(row: int, name: str) -> tuple[ClientTask, float]:
+            return ClientTask(name, row, self.personal(name).before(number) if call.personal else None), cost(name)
+
+        prepared = refuse_failed({name: answer_of(prepare, row, name) for row, name in enumerate(names)}, refused)
+        clients, costs = [client for client, _ in prepared.values()], [needed for _, needed in prepared.values()]
         answers = Dispatch(self._transport(call, clients), call).answers(self._lists(clients, costs))
-        replies: dict[str, Reply] = {}
-        for name in (client.name for client in clients):
-            answer = answers[name]
-            if isinstance(answer, Reply):
-                replies[name] = answer
-            else:
-                refused.add(name, answer)
-        return replies
+        return refuse_failed({name: answers[name] for name in prepared}, refused)
 
     # Each transport's -------------------------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.updates import Layout, Model, Updates
 
-from ..clients import Reply, failure_reason, store_reply
-from .dispatch import Answers, Call, Lost, ScheduledTask, last_round
+from ..clients import Reply, answer_of, store_reply
+from .dispatch import Answers, Call, Lost, ScheduledTask, Work, last_round
 from .processes import Forked, shared_array
 
 REPORT_SECONDS = 0.1
@@ -170,25 +170,21 @@ class Pipes:
             plain, answers, since = replace(terms, measure=()), Answers(), time.monotonic()
             for name, row, has_personal, measures in clients:
                 self.buffers.computed[worker] = row
-                try:
-                    last = (last_round(work, terms), self.buffers.personal_of(row)) if has_personal else None
-                    local = replace(self._find_client(name), personal=PersonalModels(None, last))
-                    compute = self._train if work == "train" else self._evaluate
-                    answers[name] = compute(local, row, received, terms if measures else plain)
-                except Exception as error:  # one client's failure is one refused reply, whatever it is
-                    answers[name] = failure_reason(error)
+                last = last_round(work, terms) if has_personal else None
+                answers[name] = answer_of(self._compute, work, received, terms if measures else plain, name, row, last)
                 if time.monotonic() - since > REPORT_SECONDS:
                     pipe.send(answers)
                     answers, since = Answers(), time.monotonic()
             if answers:
                 pipe.send(answers)
 
-    def _train(self, local: LocalClient, row: int, received: StateDict, terms: Terms) -> Reply:
-        """Train a client, and leave its models in the shared memory."""
+    def _compute(self, work: Work, received: StateDict, terms: Terms, name: str, row: int, last: int | None) -> Reply:
+        """Compute a client, the personal model of which is of round `last`; leave its models in the shared memory."""
+        personal = PersonalModels(None, None if last is None else (last, self.buffers.personal_of(row)))
+        local = replace(self._find_client(name), personal=personal)
+        if work == "evaluate":
+            return Reply(row, local.evaluate(received, terms), {}, {})
         update = local.train(received, terms)
         if terms.personal_lambda is not None and local.personal.last is not None:
             self.buffers.load_personal(row, local.personal.last[1])
         return store_reply(self.buffers.updates, self.buffers.snapshots, row, update)
-
-    def _evaluate(self, local: LocalClient, row: int, received: StateDict, terms: Terms) -> Reply:
-        return Reply(row, local.evaluate(received, terms), {}, {})

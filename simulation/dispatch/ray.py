@@ -20,6 +20,7 @@ import torch
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
+from fairbloom.logs import log
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Trained
@@ -45,7 +46,6 @@ try:
 except ModuleNotFoundError as error:
     raise FairbloomError("engine = 'ray': Ray is not installed: pip install 'fairbloom[ray]'") from error
 
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError)
 """What Ray raises where a worker, its node or its answer is gone."""
@@ -145,7 +145,7 @@ class Actors:
     share
         What each takes of the cluster, as options of an actor.
     begin
-        What each is told of the run, as `ShardWorker.begin` takes it.
+        What each gets to know of the run, as `ShardWorker.begin` takes it.
 
     Raises
     ------

@@ -17,7 +17,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model
 
-from ..clients import LocalClients, Reply, arrays_of, failure_reason
+from ..clients import LocalClients, Reply, answer_of, arrays_of, refuse_failed
 from ..loop import LoopClients
 from ..stacked.clients import StackedClients
 from .dispatch import Call, last_round
@@ -56,8 +56,8 @@ class _Unscreened(LocalClients):
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
         self.replies = replies
 
-    def evaluated(self, told: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
-        self.replies = {name: Reply(row, dict(metrics), {}, {}) for row, (name, metrics) in enumerate(told.items())}
+    def evaluated(self, reports: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
+        self.replies = {name: Reply(row, dict(metrics), {}, {}) for row, (name, metrics) in enumerate(reports.items())}
         return Replies(metrics={}, refused=refused)
 
 
@@ -121,13 +121,13 @@ class ShardWorker:
 
     def _count(self, names: Sequence[str]) -> Share:
         """Return how many training examples each client has."""
-        replies, refused = dict[str, Reply](), dict[str, str]()
-        for row, name in enumerate(names):
-            try:
-                replies[name] = Reply(row, {NUM_EXAMPLES: len(self._clients.local(name).splits.train)}, {}, {})
-            except Exception as error:  # its reply to the training says so again
-                refused[name] = failure_reason(error)
-        return Share(replies, refused, {})
+        refused = Refusals(0)  # a client's reply to the training says so again
+
+        def count(row: int, name: str) -> Reply:
+            return Reply(row, {NUM_EXAMPLES: len(self._clients.local(name).splits.train)}, {}, {})
+
+        answers = {name: answer_of(count, row, name) for row, name in enumerate(names)}
+        return Share(refuse_failed(answers, refused), refused.reasons, {})
 
 
 def asking(method: Method) -> Method:

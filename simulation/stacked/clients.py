@@ -5,7 +5,6 @@ with the weights that it would have.
 """
 
 import copy
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from fairbloom.client.metrics import (
 from fairbloom.client.personal import StateDict
 from fairbloom.client.training import measure
 from fairbloom.client.work import LocalWork, batch_order, epochs_in_time, global_work, personal_work
+from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
@@ -39,12 +39,10 @@ from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import Examples, Task
 
-from ..clients import LocalClients, Reply, failure_reason, store_reply
+from ..clients import LocalClients, Reply, answer_of, failure_reason, refuse_failed, store_reply
 from .blocks import Member, Step, divide_into_blocks, full_batch, minibatches, repeat_step, takes_all
 from .programs import Program, StepArrays, UnstackableError, make_program
 from .together import Measures, losses_of, measure_clients, score_clients, split_into_passes
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 HONOURED = Honoured(
     work=frozenset(
@@ -91,8 +89,11 @@ class Rows:
 
     def work_done(self, row: int, work: LocalWork) -> WorkDone:
         """Return the work that has made the model of a row what it is now."""
-        received = [self._received[name] for name in self._layout.trainable]
-        return WorkDone(lambda: work.learning_rate, received, [array[row] for array in self.arrays])
+        return WorkDone(lambda: work.learning_rate, partial(self._changes, row))
+
+    def _changes(self, row: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Return the trainable arrays of a row, each as received and as it is now."""
+        return [(self._received[n], array[row]) for n, array in zip(self._layout.trainable, self.arrays, strict=True)]
 
     def write(self, matrix: NDArray[Any], places: Sequence[int]) -> None:
         """Write the models into rows of a matrix, their arrays one after the other."""
@@ -208,17 +209,18 @@ class StackedClients(LocalClients):
 
     def _members(self, names: Sequence[str], terms: Terms, refused: Refusals) -> list[Member]:
         """Return the clients that can train, the same ones for the same names and work; the others are refused."""
-        members, work = list[Member](), global_work(self.settings, terms)
+        work = global_work(self.settings, terms)
         about = (tuple(names), work.batch_size, work.epochs, work.steps, terms.agreed)
         if self._crew[0] == about:
             return self._crew[1]
-        for place, name in enumerate(names):
-            try:
-                in_full = terms.full_batch_step
-                epochs = work.epochs if in_full else epochs_in_time(self.settings, terms.server_round, name)
-                members.append(Member.of(self.local(name), place, work, epochs))
-            except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(name, failure_reason(error))
+
+        def member(place: int, name: str) -> Member:
+            in_full = terms.full_batch_step
+            epochs = work.epochs if in_full else epochs_in_time(self.settings, terms.server_round, name)
+            return Member.of(self.local(name), place, work, epochs)
+
+        found = refuse_failed({name: answer_of(member, place, name) for place, name in enumerate(names)}, refused)
+        members = list(found.values())
         if len(members) == len(names) and not self.settings.stragglers:
             self._crew = (about, members)
         return members
@@ -252,14 +254,8 @@ class StackedClients(LocalClients):
 
     def _one_by_one(self, block: Sequence[Member], alone: Callable[[Member], None], refused: Refusals) -> int:
         """Do something with one client after the other; refuse those that fail, and return how many did."""
-        failed = 0
-        for member in block:
-            try:
-                alone(member)
-            except Exception as error:  # one client's failure is one refused reply, whatever it is
-                refused.add(member.local.name, failure_reason(error))
-                failed += 1
-        return failed
+        answers = {member.local.name: answer_of(alone, member) for member in block}
+        return len(block) - len(refuse_failed(answers, refused))
 
     def _measures(
         self, names: Sequence[str], received: StateDict, terms: Terms, participants: Collection[str]
@@ -267,19 +263,21 @@ class StackedClients(LocalClients):
         """Return what each client measures of the received model, and of its personal one."""
         clients = [self.local(name) for name in names]
         task, model = clients[0].task, clients[0].model
-        of_others = replace(terms, measure=())
-        terms_of = {name: terms if name in participants else of_others for name in names}
+        asked = [each for each in clients if each.name in participants]
         reports: dict[str, Metrics] = {each.name: {wire.NUM_EXAMPLES: len(each.splits.test)} for each in clients}
         model.load_state_dict(received)
         for measurement in OF_EVALUATION:
-            some = [each for each in clients if measurement.applies(terms_of[each.name], each.splits)]
+            if measurement.requested:
+                some = asked if measurement.requests(terms.measure) else []
+            else:
+                some = [each for each in clients if measurement.applies(terms, each.splits)]
             if measurement.model == PERSONAL:
                 before = terms.server_round + 1
                 found = [self._measure_personal(each, measurement, received, before) for each in some]
             else:
                 found = measure_clients(model, task, [measurement.of(each.splits) for each in some])
             for local, scores in zip(some, found, strict=True):
-                reports[local.name] |= local.report(measurement, scores, terms_of[local.name])
+                reports[local.name] |= local.report(measurement, scores, terms)
         return reports
 
     def _measure_personal(
@@ -322,7 +320,7 @@ class _Training:
             halfway, first = train_together(program, task, rows, steps, work)
         scores: list[Metrics] = [{} for _ in block]
         if asked := BEFORE.requests(terms.measure):
-            if first is not None and takes_all(block) and asked == [wire.LOSS_BEFORE]:
+            if first is not None and takes_all(block) and [*asked] == [wire.LOSS_BEFORE]:
                 self._note(scores, block, BEFORE, [{wire.LOSS: loss} for loss in first.tolist()])
             else:
                 model.load_state_dict(self._received)
@@ -335,8 +333,8 @@ class _Training:
             halfway.write(trained.snapshots.matrix, places)
         others = {name: self._layout.arrays[name] for name in (*self._layout.buffers, *self._layout.integers)}
         for row, member in enumerate(block):
-            done = partial(rows.work_done, row, work)
-            metrics = {wire.NUM_EXAMPLES: member.size, **requested_metrics(terms.measure, scores[row], done)}
+            done = requested_metrics(terms.measure, scores[row], rows.work_done(row, work))
+            metrics = {wire.NUM_EXAMPLES: member.size, **done}
             self.replies[member.local.name] = Reply(member.place, metrics, others, others)
 
     def _note(

@@ -86,7 +86,7 @@ def measure_clients(model: nn.Module, task: Task, parts: Sequence[Examples]) -> 
         pool = Pool.of(some)
         inputs, targets = pool.at(torch.arange(len(pool.rows)))
         with torch.no_grad():
-            found += score_clients(task, outputs_of(model, inputs), targets, [len(part) for part in some])
+            found += score_clients(task, outputs_of(model, inputs), targets, pool.counts)
     return found
 
 
@@ -122,10 +122,11 @@ def split_into_passes(parts: Sequence[Examples]) -> Iterator[list[Examples]]:
     some: list[Examples] = []
     total = 0
     for part in parts:
-        if some and total + len(part) > EVALUATION_BATCH:
+        size = len(part)
+        if some and total + size > EVALUATION_BATCH:
             yield some
             some, total = [], 0
         some.append(part)
-        total += len(part)
+        total += size
     if some:
         yield some

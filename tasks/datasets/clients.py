@@ -1,17 +1,15 @@
 """Clients that come with the data, a writer or a speaker each: which examples each has, and which take part."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
 from fairbloom.protocol.streams import generator
 
 from ..partition import Indices
 from ..task import Setup
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 def group_rows(owners: Sequence[str]) -> dict[str, Indices]:

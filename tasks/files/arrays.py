@@ -1,6 +1,5 @@
 """NumPy files of a user's own: CLIENT.npz with x and y, or with x_train, y_train, x_test and y_test."""
 
-import logging
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fairbloom.logs import log
 from fairbloom.protocol.settings import split_names
 
 from ..partition import FEWEST, split, splits_of
@@ -22,8 +22,6 @@ from .reasons import DataError, Heading
 from .rows import measure_moments
 from .shapes import AgreedShape, summarise, task_of
 from .targets import as_targets, join_names, sort_classes
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 FEW_WHOLE = 10
 """So few different whole numbers are probably classes."""

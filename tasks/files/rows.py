@@ -1,7 +1,6 @@
 """The rows of one client: which are used, how they are summarised for the server, and what is learned from them."""
 
 import difflib
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,8 +21,6 @@ from .reasons import DataError, Heading
 from .table import CATEGORIES, EMPTY, NUMBERS, Column, ColumnHints, Rows, Table
 from .targets import as_targets, join_names, sort_classes
 from .text import looks_like_data, no_header_error
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 TARGETS = ("target", "label", "y")
 """One of these columns is the target where none is named, in any case of letters."""

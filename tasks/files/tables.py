@@ -1,6 +1,5 @@
 """CSV files of a user's own: a file for each client, or one file with a column that names the client."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 
 from fairbloom.errors import FairbloomError, ReportableError
+from fairbloom.logs import log
 from fairbloom.protocol.settings import split_names
 
 from .. import models
@@ -21,8 +21,6 @@ from .reasons import DataError
 from .rows import ClientRows, CsvSettings, find_column
 from .table import EMPTY, Column, Rows, Table
 from .targets import Target, join_names, sort_classes
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 ENDINGS = (".csv", ".tsv")
 

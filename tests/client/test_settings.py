@@ -13,7 +13,7 @@ from fairbloom.client.settings import (
     SettingRefusedError,
     accepted_settings,
     fingerprint,
-    work_setting_types,
+    work_settings,
 )
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import default_config, may_differ, may_grow
@@ -28,7 +28,7 @@ TOLD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-WORK = work_setting_types({"task": "digits"})
+WORK = {key: each.kind for key, each in work_settings({"task": "digits"}).items()}
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_every_setting_of_the_list_is_one_of_a_run_and_has_its_type() -> None:
 def test_settings_of_another_task_and_of_none_are_not_on_the_list() -> None:
     everything = {**run_config(), "ones.noise": "/etc/shadow"}
     assert "ones.noise" not in accepted_settings(everything)
-    assert "digits.rotated-clients" not in work_setting_types({"task": "ones"})
-    assert work_setting_types({"task": 3}) == work_setting_types({})
+    assert "digits.rotated-clients" not in work_settings({"task": "ones"})
+    assert work_settings({"task": 3}) == work_settings({})
 
 
 @pytest.mark.parametrize("key", ["state-dir", "data-dir", "out", "metrics-port", "app", "fedfv.alpha", FINGERPRINT])
@@ -107,10 +107,15 @@ def test_a_run_may_leave_the_model_to_the_task() -> None:
         ("task", 3),
         ("digits.rotated-clients", 1.0),
         ("digits.rotated-clients", "os:system"),
+        ("momentum", 1.0),
+        ("local-epochs", 0),
+        ("learning-rate", float("nan")),
+        ("reported-loss", "sum"),
+        ("digits.rotated-clients", -1),
     ],
 )
-def test_a_value_of_another_type_is_refused(key: str, value: object) -> None:
-    with pytest.raises(SettingRefusedError, match=rf"the run sets {key} = {value!r}: it must be of type"):
+def test_a_value_of_another_type_or_out_of_range_is_refused(key: str, value: object) -> None:
+    with pytest.raises(SettingRefusedError, match=rf"the run sets {key} = {value!r}: allowed is "):
         accepted_settings({**run_config(), key: value})
 
 

@@ -74,9 +74,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str | None, w
 
 
 def test_the_command_is_flowers_own_with_our_beginning(bundle: Path) -> None:
-    client = ClientSettings.of(
-        {"data-dir": "/my data", "isolated": True, "bundles": "any", "port": 9}, bundle / "client.toml"
-    )
+    client = ClientSettings.of({"data-dir": "/my data", "isolated": True, "bundles": "any"}, bundle / "client.toml")
     assert client.command() == [
         *(
             sys.executable,
@@ -89,7 +87,7 @@ def test_the_command_is_flowers_own_with_our_beginning(bundle: Path) -> None:
         ),
         *("--superlink", "localhost:1", "--root-certificates", str(bundle / "ca.crt")),
         *("--auth-supernode-private-key", str(bundle / "key")),
-        *("--node-config", 'partition-id=3 data-dir="/my data"', "--host", "127.0.0.1", "--port", "9"),
+        *("--node-config", 'partition-id=3 data-dir="/my data"'),
     ]
 
 

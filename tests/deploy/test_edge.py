@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import runpy
 import shutil
 import stat
 import subprocess
@@ -10,11 +11,13 @@ import sys
 import tarfile
 import tomllib
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.operator.federation import server_unit
 
 ROOT = Path(__file__).parents[2]
@@ -372,3 +375,8 @@ def test_settings_that_cannot_be_changed_are_left_and_so_are_certificate_and_key
     assert done.returncode == 1
     assert words in done.stderr
     assert etc(tmp_path) == before
+
+
+def test_the_settings_that_the_installer_writes_are_settings_of_a_client() -> None:
+    written = {*runpy.run_path(str(EDGE / "settings.py"))["OPERATOR_SETTINGS"], "data-dir"}
+    assert written <= {each.name.replace("_", "-") for each in fields(ClientSettings)}

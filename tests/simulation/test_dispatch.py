@@ -20,6 +20,7 @@ from warnings import catch_warnings
 
 import pytest
 
+from fairbloom.client.personal import PersonalModels
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
@@ -155,6 +156,21 @@ def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(
     assert trained["refused"].keys() == {"client-1"}
     (place / harm).unlink()
     assert list(clients.train(FIVE, model, replace(terms, server_round=2)).metrics) == FIVE
+
+
+def test_a_client_with_an_unreadable_personal_model_is_refused_alone_and_in_the_words_of_the_loop(
+    start: Start, tmp_path: Path
+) -> None:
+    config, method = config_of(**CONFIG), personal()
+    model, found = model_of(config), list[list[dict[str, Any]]]()
+    (tmp_path / "0.safetensors").mkdir()  # reading it is an error of the system, unlike damaged bytes
+    for clients in (start(method), LoopClients(method, config)):
+        clients._personal[FIVE[1]] = PersonalModels(tmp_path, stored_at_once=False)
+        found.append(both_of(clients, FIVE, model, method.terms(1)))
+    assert found[0] == found[1]
+    for outcome in found[0]:
+        assert [name for name, _ in outcome["metrics"]] == [name for name in FIVE if name != FIVE[1]]
+        assert list(outcome["refused"]) == [FIVE[1]]
 
 
 def test_workers_know_what_has_been_agreed_since_they_were_started(start: Start) -> None:

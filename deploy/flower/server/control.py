@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -31,6 +30,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fairbloom.logs import log
 from fairbloom.protocol.version import PROTOCOL
 
 from ...operator import audit
@@ -65,9 +65,6 @@ NOTED: Mapping[str, str] = {
     "/v1/control/stop-automation": "automation stopped",
 }
 """Calls of the control API that change something, and what the audit log calls them."""
-
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 class Operators:

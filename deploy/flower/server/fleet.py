@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import time
 from collections import OrderedDict
@@ -32,6 +31,7 @@ from flwr.supercore.utils import get_metadata_bytes, get_metadata_str, int64_to_
 from grpc import ServicerContext, StatusCode
 
 from fairbloom.flower import ErrorCode, set_message_id
+from fairbloom.logs import log
 from fairbloom.protocol.names import VERSION_HEADER
 
 from ...device.instance import HEADER
@@ -138,8 +138,6 @@ BEGIN = "INSERT INTO fairbloom_replies VALUES (:session_id, :node_id, :reply_id,
 UNDER_WAY = """
 SELECT node_id, reply_id, allowed FROM fairbloom_replies
 WHERE session_id = :session_id AND session_id IN (SELECT session_id FROM object_push_sessions)"""
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 @dataclass

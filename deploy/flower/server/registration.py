@@ -7,17 +7,16 @@ keys of clients that have been revoked since.
 from __future__ import annotations
 
 import contextlib
-import logging
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
+
+from fairbloom.logs import log
 
 from ... import pki
 from ...operator import audit
 from ...operator.registry import Registry
 from .run_state import RunState
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 def register_enrolled(state: RunState, registry: Registry, state_folder: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fairbloom.errors import is_expected
-from fairbloom.logs import colour_on_terminals_alone
+from fairbloom.logs import colour_on_terminals_alone, log
 from fairbloom.system.parents import end_with_parent
 
 from ...operator.federation import Federation
@@ -33,8 +33,6 @@ AGAIN_SECONDS = 1.0
 HELD_SECONDS, MOST_IN_A_ROW = 60.0, 5
 """A process that is killed more often than this in a row, each time within HELD_SECONDS of its start, is not started
 again here: the SuperLink hands its run out again after a minute."""
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 @dataclass

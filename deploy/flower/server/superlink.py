@@ -8,7 +8,6 @@ else is Flower's. Started by `fairbloom server`.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sqlite3
 import sys
@@ -20,11 +19,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fairbloom.logs import colour_on_terminals_alone
+from fairbloom.logs import colour_on_terminals_alone, log
 from fairbloom.system.parents import end_with_parent
 
 from ...operator.federation import Federation
-from ...processes import leave
+from ...processes import leave, split_address
 from ...server.connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
 from ...server.refusals import RefusalLog
 from ..relied_on import HTTP_APP, SQL, STATE_FACTORY, STORE_FACTORY, SUPERLINK, look_up, replace
@@ -41,8 +40,6 @@ of it at a time."""
 
 INCREMENTAL = 2
 """SQLite's number for a database whose free room can be given back a little at a time."""
-
-log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 def install_guards(federation: Federation, descriptors: int) -> Connections:
@@ -189,9 +186,9 @@ def connected(path: Path) -> Iterator[sqlite3.Connection]:
 
 def arguments(federation: Federation) -> list[str]:
     """Return the arguments of flower-superlink that a federation's folder stands for."""
-    host, _, port = federation.control.rpartition(":")
+    host, port = split_address(federation.control)
     return [
-        *("--isolation", "process", "--host", host.strip("[]"), "--port", port),
+        *("--isolation", "process", "--host", host, "--port", str(port)),
         *("--fleet-api-address", federation.listen, "--enable-supernode-auth"),
         *("--ssl-ca-certfile", str(federation.authority)),
         *("--ssl-certfile", str(federation.certificate), "--ssl-keyfile", str(federation.certificate_key)),
