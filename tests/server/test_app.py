@@ -11,6 +11,7 @@ from flwr.app import Context, RecordDict
 
 from fairbloom.client.app import app
 from fairbloom.rounds.quorum import QuorumError
+from fairbloom.server import polling
 from fairbloom.server.app import choose_run_folder, main
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import KNOWN
@@ -69,7 +70,10 @@ def deployed(out: Path, online: Mapping[int, int], **changes: Any) -> list[dict[
         return list(csv.DictReader(file))
 
 
-def test_a_run_records_whom_it_began_with_and_each_round_who_was_offline(tmp_path: Path) -> None:
+def test_a_run_records_whom_it_began_with_and_each_round_who_was_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "GRACE_SECONDS", 0.5)  # in place of a minute for the reply of whoever goes offline
     rows = deployed(tmp_path / "run", {0: 4, 12: 3})
     assert KNOWN.read(tmp_path / "run").began == ("client-0", "client-1", "client-2", "client-3")
     offline = [row["offline"] for row in rows]
