@@ -15,7 +15,7 @@ from fairbloom.deploy.device.supervisor import CONNECTED
 from fairbloom.deploy.processes import free_port
 from fairbloom.server.run_folder.files import ROUNDS
 
-from .flower import ROOT, SCRIPTS, Flower, wait_until
+from .flower import SCRIPTS, Flower, wait_until
 from .processes import family
 
 
@@ -85,9 +85,10 @@ class Deployment(Flower):
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
-    def submitting(self, run_config: Mapping[str, object], app: Path = ROOT) -> subprocess.Popen[bytes]:
+    def submitting(self, run_config: Mapping[str, object], app: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start the submission of an app, or of the installed Fairbloom: Flower reads every folder of a checkout."""
         words = [word for key, value in run_config.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-        self.submitted = self.start("fairbloom", "deploy", "submit", "--app", str(app), *words)
+        self.submitted = self.start("fairbloom", "deploy", "submit", *(("--app", str(app)) if app else ()), *words)
         return self.submitted
 
     def submit(self, run_config: Mapping[str, object], seconds: float = 300.0) -> int:

@@ -32,6 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         files.setdefault(item.path, []).append(item)
     slow = [own for own in files.values() if any("runtimes" in item.keywords for item in own)]
+    slow.sort(key=len, reverse=True)  # the file that takes longest is begun first
     others = [own for own in files.values() if own not in slow]
     apart = len(others) // len(slow) if slow else 0
     for place, own in enumerate(slow):

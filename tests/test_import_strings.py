@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.flower import flower
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import imported
 from fairbloom.strategies import FedFV, find_method
@@ -174,15 +173,3 @@ def test_ours_are_found_as_tables_print_them_and_unknown_ones_get_a_hint() -> No
 
 def test_what_they_name_may_be_nested() -> None:
     assert imported("method", "fairbloom.strategies:FedFV.weigh") is FedFV.weigh
-
-
-@pytest.mark.runtimes
-def test_both_are_run_by_flower_on_ray_with_settings_that_its_run_config_does_not_know(tmp_path: Path) -> None:
-    with flower(tmp_path / "home") as runtime:
-        (runtime.home / "theirs.py").write_text(THEIRS)  # where the local SuperLink is started
-        own = "slopes.noise=0.2 worsthalf.share=0.25"
-        names = {"task": OURS["task"], "method": OURS["method"], "own-settings": own, "out": str(tmp_path / "a")}
-        federation = f"num-supernodes={CLIENTS} client-resources-num-cpus=1"
-        status = runtime.run("local", {**SETTINGS, **names}, federation)
-        assert status == "finished:completed", (runtime.home / "run.log").read_text()[-3000:]
-    assert_it_is_theirs(tmp_path / "a", 0.25)

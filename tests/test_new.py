@@ -4,6 +4,7 @@ import csv
 import importlib
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from io import BytesIO
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 from zipfile import ZipFile
@@ -28,6 +30,8 @@ from fairbloom.scaffold.new import TEMPLATE
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FairStrategy, FedAvg, FedMGDAPlus
 from tests.experiments.helpers import ROOT, fairbloom
+
+from .commands import STARTED
 
 OURS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 DEPLOYED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["deploy"]
@@ -213,20 +217,33 @@ def rows(file: Path) -> list[dict[str, str]]:
         return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(table)]
 
 
+def run_app(folder: Path, *words: str) -> None:
+    """Do in a forked process what `python -m my_hearts` does in the app's folder."""
+    os.chdir(folder)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    sys.path.insert(0, str(folder))
+    sys.argv = ["my_hearts", *words]
+    runpy.run_module("my_hearts", run_name="__main__")
+
+
 def test_killed_in_mid_run_it_goes_on_to_the_same_numbers(app: Path) -> None:
-    def start(out: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "my_hearts", "num-rounds=6", f"out={out}"]
-        return subprocess.Popen(command, cwd=app, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
+    def start(out: str) -> BaseProcess:
+        process = STARTED.Process(target=run_app, args=(app, "num-rounds=6", f"out={out}"))
+        process.start()
+        return process
+
+    def end(process: BaseProcess) -> int | None:
+        process.join(120)
+        return process.exitcode
 
     whole, killed = start("whole"), start("killed")
     while len(rows(app / "killed" / "rounds.csv")) < 2:
-        assert killed.poll() is None
+        assert killed.is_alive()
         time.sleep(0.02)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    killed.kill()
+    assert end(killed) == -signal.SIGKILL
     assert not (app / "killed" / "model.safetensors").exists()
-    assert start("killed").wait(timeout=120) == 0
-    assert whole.wait(timeout=120) == 0
+    assert end(start("killed")) == end(whole) == 0
     for table in ("rounds.csv", "clients.csv"):
         assert rows(app / "killed" / table) == rows(app / "whole" / table)
     assert (app / "killed" / "model.safetensors").read_bytes() == (app / "whole" / "model.safetensors").read_bytes()

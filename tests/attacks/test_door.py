@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from benchmarks.federation import Deployment, cmdline, federation, wait_for_rounds
-from benchmarks.flower import ROOT, SCRIPTS
+from benchmarks.flower import SCRIPTS
 from fairbloom.deploy.operator.folder import write_flower_home
+from tests.runtimes.test_wheel import APP
 
 pytestmark = pytest.mark.runtimes
 
@@ -135,7 +136,7 @@ def test_another_account_is_refused_by_every_call_of_the_runtime_api(
 def test_flowers_command_gets_nothing_done_without_the_credential(there: Deployment, tmp_path: Path) -> None:
     home = tmp_path / "flower"
     home.mkdir()
-    everything = (["list"], ["run", str(ROOT)], ["supernode", "list"], ["stop", "1"], ["log", "1"])
+    everything = (["list"], ["run", str(APP)], ["supernode", "list"], ["stop", "1"], ["log", "1"])
     for token, commands in ((None, everything[:1]), ("guessed", everything)):
         write_flower_home(home, f"127.0.0.1:{there.control}", there.folder / "ca.crt", token or "")
         if token is None:

@@ -1,4 +1,4 @@
-"""The app that `fairbloom new` writes, on Ray and between real processes; killed there, it goes on."""
+"""The app that `fairbloom new` writes, between real processes; killed there, it goes on."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.federation import Deployment, federation, names, rounds, wait_for_rounds
-from benchmarks.flower import flower
 from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import table
 
@@ -22,16 +21,6 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     assert fairbloom("new", "hearts") == 0
     return tmp_path / "hearts"
-
-
-def test_flwr_run_runs_it_with_all_clients(app: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with flower(tmp_path / "home") as runtime:
-        options = "num-supernodes=8 client-resources-num-cpus=1"
-        status = runtime.run("local", {"out": str(out), "num-rounds": 2}, options, app)
-        assert status == "finished:completed", (tmp_path / "home" / "run.log").read_text()[-3000:]
-    assert [row["replies_used"] for row in rounds(out)] == ["8", "8"]
-    assert {row["client"] for row in table(out / "clients.csv")} == {f"client-{i}" for i in range(8)}
 
 
 @pytest.fixture

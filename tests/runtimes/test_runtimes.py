@@ -1,13 +1,24 @@
-"""The same settings in process, on Ray and between real processes over gRPC give the same run."""
+"""The same settings in process, on Ray and between real processes over gRPC give the same run.
 
+The runs on Ray, those of other apps too, share one local SuperLink. One submits this checkout, the others the
+installed Fairbloom: of a checkout, Flower reads every folder.
+"""
+
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.flower import deployment, flower
+from benchmarks.federation import rounds
+from benchmarks.flower import ROOT, Flower, deployment, flower
+from fairbloom.deploy.operator.run_bundle import temporary_app
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from tests import test_import_strings as theirs
+from tests.client import changed
+from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import assert_same_model, table
 
 pytestmark = pytest.mark.runtimes
@@ -30,6 +41,32 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return simulate(Settings.of({**SETTINGS, "out": str(tmp_path_factory.mktemp("in-process") / "run")}))
 
 
+@pytest.fixture(scope="module")
+def installed() -> Iterator[Path]:
+    """The installed Fairbloom, as an app."""
+    with temporary_app() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
+    """A local SuperLink, which is started where somebody's own method and task lie."""
+    with flower(tmp_path_factory.mktemp("local") / "home") as runtime:
+        (runtime.home / "theirs.py").write_text(theirs.THEIRS)
+        yield runtime
+
+
+def run_on_ray(local: Flower, config: dict[str, Any], app: Path, clients: int = CLIENTS) -> None:
+    """Run an app to its end."""
+    status = local.run("local", config, f"num-supernodes={clients} client-resources-num-cpus=1", app)
+    assert status == "finished:completed", log_of(local)[-3000:]
+
+
+def log_of(local: Flower) -> str:
+    """Return what the last run logged."""
+    return (local.home / "run.log").read_text()
+
+
 def assert_same_run(folder: Path, other: Path) -> None:
     assert_same_model(folder, other)
     rows, expected_rows = table(folder / "clients.csv"), table(other / "clients.csv")
@@ -43,24 +80,79 @@ def assert_same_run(folder: Path, other: Path) -> None:
                 assert float(row[key]) == pytest.approx(float(value), abs=1e-4)
 
 
-def test_flwr_run_on_ray_gives_the_run_in_process(in_process: Path, tmp_path: Path) -> None:
+def test_flwr_run_on_ray_gives_the_run_in_process(local: Flower, in_process: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with flower(tmp_path / "home") as runtime:
-        federation = f"num-supernodes={CLIENTS} client-resources-num-cpus=1"
-        assert runtime.run("local", {**SETTINGS, "out": str(out)}, federation) == "finished:completed"
+    run_on_ray(local, {**SETTINGS, "out": str(out)}, ROOT)
     assert_same_run(out, in_process)
 
 
-def test_real_processes_over_grpc_give_the_run_in_process(in_process: Path, tmp_path: Path) -> None:
+def test_their_method_and_task_run_on_ray_with_settings_that_the_run_config_does_not_know(
+    local: Flower, installed: Path, tmp_path: Path
+) -> None:
+    own = {**theirs.SETTINGS, **theirs.OURS, "out": str(tmp_path / "a")}
+    del own["slopes.noise"]
+    own["own-settings"] = "slopes.noise=0.2 worsthalf.share=0.25"
+    run_on_ray(local, own, installed, theirs.CLIENTS)
+    theirs.assert_it_is_theirs(tmp_path / "a", 0.25)
+
+
+def test_an_impossible_setting_fails_the_run_before_any_client_works(
+    local: Flower, installed: Path, tmp_path: Path
+) -> None:
+    config = {**SETTINGS, "fedfv.alpha": 2.0, "out": str(tmp_path / "run")}
+    assert local.run("local", config, f"num-supernodes={CLIENTS}", installed) == "finished:failed"
+    assert "fedfv.alpha = 2.0: allowed is float in [0, 1]" in log_of(local)
+    assert not (tmp_path / "run").exists()
+
+
+def test_real_processes_over_grpc_give_the_run_in_process(in_process: Path, installed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with deployment(tmp_path / "home", CLIENTS) as runtime:
-        assert runtime.run("real", {**SETTINGS, "out": str(out)}) == "finished:completed"
+        assert runtime.run("real", {**SETTINGS, "out": str(out)}, app=installed) == "finished:completed"
     assert_same_run(out, in_process)
 
 
-def test_an_impossible_setting_fails_the_run_before_any_client_works(tmp_path: Path) -> None:
-    with flower(tmp_path / "home") as runtime:
-        config = {**SETTINGS, "fedfv.alpha": 2.0, "out": str(tmp_path / "run")}
-        assert runtime.run("local", config, f"num-supernodes={CLIENTS}") == "finished:failed"
-        assert "fedfv.alpha = 2.0: allowed is float in [0, 1]" in (tmp_path / "home" / "run.log").read_text()
-    assert not (tmp_path / "run").exists()
+# Other apps on Ray ----------------------------------------------------------------------------------------------------
+
+QUICKSTART = {
+    "num-server-rounds": 2,
+    "fraction-evaluate": 1.0,
+    "local-epochs": 1,
+    "learning-rate": 0.1,
+    "batch-size": 32,
+}
+
+
+def test_the_changed_quickstart_gives_the_run_in_process(local: Flower, tmp_path: Path) -> None:
+    """Her loader shuffles by the global generator, and every worker of the simulation draws the same."""
+    for name in ("simulated", "in-process"):
+        changed.change(tmp_path / name)
+        changed.aim(tmp_path / name, tmp_path / name / "run")
+    changed.run_in_process(tmp_path / "in-process", QUICKSTART, CLIENTS)
+    run_on_ray(local, QUICKSTART, tmp_path / "simulated")
+    simulated, expected = (table(tmp_path / name / "run" / "clients.csv") for name in ("simulated", "in-process"))
+    assert [row["client"] for row in simulated] == ["client-0", "client-1"] * 2
+    for row, other in zip(simulated, expected, strict=True):
+        for column in ("test_eval_acc_of_global_model", "loss_before"):
+            if other.get(column):
+                assert float(row[column]) == pytest.approx(float(other[column]), abs=1e-5)
+
+
+def test_an_app_without_a_query_function_leaves_no_traceback_in_the_log(local: Flower, tmp_path: Path) -> None:
+    shutil.copytree(changed.QUICKSTART, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    server = tmp_path / "app" / "mydigits" / "server_app.py"
+    changed.edit(server, "flwr.serverapp.strategy import FedAvg", "fairbloom.strategies import FedAvg")
+    run_on_ray(local, QUICKSTART, tmp_path / "app")
+    log = log_of(local)
+    assert log.count("the clients' app answers no QUERY") == 1
+    assert "Traceback" not in log
+    assert "An exception was raised when processing a message" not in log
+
+
+def test_a_new_app_runs_with_all_clients(local: Flower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fairbloom("new", "hearts") == 0
+    out = tmp_path / "run"
+    run_on_ray(local, {"out": str(out), "num-rounds": 2}, tmp_path / "hearts", clients=8)
+    assert [row["replies_used"] for row in rounds(out)] == ["8", "8"]
+    assert {row["client"] for row in table(out / "clients.csv")} == {f"client-{i}" for i in range(8)}
