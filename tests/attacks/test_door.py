@@ -17,6 +17,8 @@ from benchmarks.flower import SCRIPTS
 from fairbloom.deploy.operator.folder import write_flower_home
 from tests.runtimes.test_wheel import APP
 
+from .unhurried import start_unhurried_client
+
 pytestmark = pytest.mark.runtimes
 
 NOBODY = 65534
@@ -52,8 +54,7 @@ RUNTIME = [
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A federation with one client, and an endless run."""
     with federation(tmp_path_factory.mktemp("door") / "home", 1) as runtime:
-        runtime.start_client("client-0")
-        runtime.wait_for_clients("client-0")
+        start_unhurried_client(runtime, "client-0")
         runtime.submitting({**ENDLESS, "out": str(runtime.home / "run")})
         wait_for_rounds(runtime.home / "run", 2)
         yield runtime

@@ -17,6 +17,8 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from benchmarks.federation import Deployment, federation, rounds, wait_for_rounds
 from benchmarks.peer import Peer, enrolled, flooded, message_of, pushed
 
+from .unhurried import start_unhurried_client
+
 pytestmark = pytest.mark.runtimes
 
 ENDLESS: dict[str, Any] = {"clients": 2, "fraction": 1.0, "num-rounds": 100_000, "evaluate-every": 0, "device": "cpu"}
@@ -27,8 +29,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A federation with an honest client, and an endless run that a second, enrolled one is part of as well."""
     with federation(tmp_path_factory.mktemp("nodes") / "home") as runtime:
         runtime.enroll("honest", "mallory")
-        runtime.start_client("honest")
-        runtime.wait_for_clients("honest")
+        start_unhurried_client(runtime, "honest")
         settings = {**ENDLESS, "clients": 1, "round-timeout": 20.0, "out": str(runtime.home / "run")}
         runtime.submitting(settings)
         wait_for_rounds(runtime.home / "run", 2)

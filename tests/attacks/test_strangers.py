@@ -21,6 +21,7 @@ from benchmarks.peer import enrolled
 from benchmarks.processes import grown_memory
 from fairbloom.deploy.flower.server.control import STATUS_PATH
 from tests.attacks.strangers import Stranger, descriptors
+from tests.attacks.unhurried import start_unhurried_client
 
 pytestmark = pytest.mark.runtimes
 
@@ -53,8 +54,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     try:
         runtime.start_server()
         runtime.enroll("client-0")
-        runtime.start_client("client-0")
-        runtime.wait_for_clients("client-0")
+        start_unhurried_client(runtime, "client-0")
         runtime.submitting({**ENDLESS, "out": str(runtime.home / "run")})
         wait_for_rounds(runtime.home / "run", 2)
         with descriptors(4 * IDLE):

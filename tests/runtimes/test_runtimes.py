@@ -67,10 +67,10 @@ def log_of(local: Flower) -> str:
     return (local.home / "run.log").read_text()
 
 
-def assert_same_run(folder: Path, other: Path) -> None:
+def assert_same_run(folder: Path, other: Path, number: int = SETTINGS["num-rounds"]) -> None:
     assert_same_model(folder, other)
     rows, expected_rows = table(folder / "clients.csv"), table(other / "clients.csv")
-    assert len(rows) == len(expected_rows) == CLIENTS * SETTINGS["num-rounds"]
+    assert len(rows) == len(expected_rows) == CLIENTS * number
     for row, expected_row in zip(rows, expected_rows, strict=True):
         assert {key: row[key] for key in ("round", "client", "participated", "test_examples")} == {
             key: expected_row[key] for key in ("round", "client", "participated", "test_examples")
@@ -105,11 +105,12 @@ def test_an_impossible_setting_fails_the_run_before_any_client_works(
     assert not (tmp_path / "run").exists()
 
 
-def test_real_processes_over_grpc_give_the_run_in_process(in_process: Path, installed: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
+def test_real_processes_over_grpc_give_the_run_in_process(installed: Path, tmp_path: Path) -> None:
+    """For one round: Flower starts a process for every message."""
+    out, settings = tmp_path / "run", {**SETTINGS, "num-rounds": 1}
     with deployment(tmp_path / "home", CLIENTS) as runtime:
-        assert runtime.run("real", {**SETTINGS, "out": str(out)}, app=installed) == "finished:completed"
-    assert_same_run(out, in_process)
+        assert runtime.run("real", {**settings, "out": str(out)}, app=installed) == "finished:completed"
+    assert_same_run(out, simulate(Settings.of({**settings, "out": str(tmp_path / "in-process")})), number=1)
 
 
 # Other apps on Ray ----------------------------------------------------------------------------------------------------
