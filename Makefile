@@ -8,7 +8,7 @@ TORCH ?= $(shell grep -o '^torch==[^ ]*' locks/torch.lock)
 INSTALL = -m pip install --quiet --quiet
 DEMO := runs/demo
 SHIPPED := $(VENV)/shipped# the wheel, unpacked: types and imports are checked on what ships
-WORKERS ?= 2
+WORKERS ?= 4# more than cores: much of the time, tests wait for servers and clients
 # Tests that start servers and clients, or read what only the Flower of requirements.lock has.
 DEPLOYED := tests/deploy $(wildcard tests/attacks/test_[bdnrs]*.py) tests/runtimes tests/test_supply_chain.py
 
@@ -54,8 +54,8 @@ test-latest-flower: ## run the tests on the newest Flower that can be installed,
 	-.venv-latest/bin/python -m fairbloom.deploy.flower
 	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "not docker and not federation and not soak" \
 		$(addprefix --ignore ,$(DEPLOYED)) --deselect tests/test_newcomer.py::test_they_are_run_by_deployed_clients
-	.venv-latest/bin/pytest -m "" tests/deploy/test_flower.py \
-		tests/runtimes/test_runtimes.py::test_flwr_run_on_ray_gives_the_run_in_process
+	.venv-latest/bin/pytest -m "" tests/deploy/test_flower.py tests/runtimes/test_runtimes.py \
+		--deselect tests/runtimes/test_runtimes.py::test_real_processes_over_grpc_give_the_run_in_process
 
 test-docker: setup ## build the images and run a federation of containers; needs a Docker engine
 	$(BIN)/pytest -m docker -s tests/docker

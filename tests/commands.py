@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 STARTED = multiprocessing.get_context("forkserver")
@@ -17,9 +18,16 @@ STARTED.set_forkserver_preload(["fairbloom.cli", "fairbloom.experiments.api", "f
 
 def fairbloom(folder: Path, *words: str, seconds: float = 300.0) -> subprocess.CompletedProcess[str]:
     """Run `fairbloom` with these words in a folder; return its exit code and what it printed."""
+    return forked(folder, _command, *words, seconds=seconds)
+
+
+def forked(
+    folder: Path, function: Callable[..., None], *words: str, seconds: float = 300.0
+) -> subprocess.CompletedProcess[str]:
+    """Call a function of a module in a folder, in a process of its own; return its exit code and what it printed."""
     with tempfile.TemporaryDirectory() as written:
         printed = tuple(Path(written, name) for name in ("stdout", "stderr"))
-        process = STARTED.Process(target=_run, args=(words, folder, dict(os.environ), printed))
+        process = STARTED.Process(target=_run, args=(function, words, folder, dict(os.environ), printed))
         process.start()
         process.join(seconds)
         if process.exitcode is None:
@@ -29,7 +37,13 @@ def fairbloom(folder: Path, *words: str, seconds: float = 300.0) -> subprocess.C
         return subprocess.CompletedProcess(words, process.exitcode, *(file.read_text() for file in printed))
 
 
-def _run(words: tuple[str, ...], folder: Path, environment: dict[str, str], printed: tuple[Path, ...]) -> None:
+def _run(
+    function: Callable[..., None],
+    words: tuple[str, ...],
+    folder: Path,
+    environment: dict[str, str],
+    printed: tuple[Path, ...],
+) -> None:
     for number, file in enumerate(printed, start=1):
         opened = os.open(file, os.O_WRONLY | os.O_CREAT)
         os.dup2(opened, number)
@@ -37,6 +51,10 @@ def _run(words: tuple[str, ...], folder: Path, environment: dict[str, str], prin
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    function(*words)
+
+
+def _command(*words: str) -> None:
     from fairbloom.cli import main
 
     sys.argv = ["fairbloom", *words]

@@ -241,7 +241,12 @@ def simple_clients() -> ClientApp:
     return app
 
 
-if __name__ == "__main__":
+def follow(page: str) -> None:
+    """Do all that a page says, in this process and its folder."""
     sys.dont_write_bytecode = True  # a file that goes on within the same second would be taken for the one before
     sys.path.insert(0, str(Path.cwd()))
-    Reader().follow(sys.argv[1])
+    Reader().follow(page)
+
+
+if __name__ == "__main__":
+    follow(sys.argv[1])

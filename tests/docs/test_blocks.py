@@ -1,11 +1,8 @@
 """Every code block of README.md and docs/ is run as it is printed, by the reader or by a test that is named."""
 
 import importlib
-import os
 import re
 import shlex
-import subprocess
-import sys
 import traceback
 from pathlib import Path
 from shutil import copytree
@@ -15,21 +12,21 @@ import typer
 
 from fairbloom.cli import app
 from fairbloom.deploy.device.cli import DEFAULT, WithDefault
+from tests.commands import forked
 
 from .pages import ELSEWHERE, PAGES, ROOT, blocks
-from .reader import Reader, is_shown
+from .reader import Reader, follow, is_shown
 
 READ = [page for page in PAGES if any(not block.elsewhere for block in blocks(page))]
 
 
 @pytest.mark.parametrize("page", READ)
-def test_what_a_page_shows_works(page: str, tmp_path: Path) -> None:
+def test_what_a_page_shows_works(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the page takes for granted, the reader's own data and modules, lies in given/."""
     if (given := Path(__file__).parent / "given" / Path(page).stem).is_dir():
         copytree(given, tmp_path, dirs_exist_ok=True)
-    reader = [sys.executable, "-P", "-m", "tests.docs.reader", page]
-    wide = os.environ | {"COLUMNS": "120"}  # tables are as wide as on a screen
-    done = subprocess.run(reader, cwd=tmp_path, env=wide, capture_output=True, text=True, timeout=300)
+    monkeypatch.setenv("COLUMNS", "120")  # tables are as wide as on a screen
+    done = forked(tmp_path, follow, page)
     assert done.returncode == 0, done.stderr[-5000:]
 
 
