@@ -405,25 +405,34 @@ class Updates:
         ValueError
             When an entry is not finite; nothing is taken in then. Among lent arrays, `settle` looks for those.
         """
-        self._check_finite({name: arrays[name] for name in self.layout.buffers})
-        self._forget()
-        if self._lent is not None:
-            self._lent.add(arrays)
-            self._scales.append(1.0)
+        exponent = 0
+        if self._lent is None:
+            exponent = self._store(arrays, self.matrix[len(self._scales)])
         else:
-            self._scales.append(2.0 ** self._store(arrays, self.matrix[len(self._scales)]))
+            self._check_buffers(arrays)
+            self._lent.add(arrays)
+        self._forget()
+        self._scales.append(2.0**exponent)
         self._others.append({name: arrays[name].copy() for name in self._carried})
 
     def _store(self, arrays: Model, row: NDArray[Any]) -> int:
         """Store an update in a row, divided by a power of two; return the exponent."""
-        square = self._subtract(arrays, row)
-        if not np.isfinite(square):
+        if not np.isfinite(square := self._subtract(arrays, row)):
             self._check_finite({name: arrays[name] for name in self.layout.trainable})
+        self._check_finite({name: arrays[name] for name in self.layout.buffers})
         exponent = 0 if USUAL[0] < square < USUAL[1] else _exponent(row)
         if exponent:
             np.ldexp(row, -exponent, out=row)
         release(self.matrix)
         return exponent
+
+    def _check_buffers(self, arrays: Model) -> None:
+        """Raise NotFiniteError where buffers are not finite; what else is not is named before them."""
+        try:
+            self._check_finite({name: arrays[name] for name in self.layout.buffers})
+        except NotFiniteError:
+            self._check_finite({name: arrays[name] for name in self.layout.trainable})
+            raise
 
     def settle(self, *, gram: bool) -> dict[int, ValueError]:
         """Look at the lent updates once all are here, in the one pass that also gives their lengths.
@@ -633,11 +642,12 @@ def squares_and_products(vectors: Vectors, *, gram: bool) -> tuple[FloatArray, F
     """Return what `unscaled_squares` does and, if `gram`, the inner products of the unscaled vectors, in one pass."""
 
     def work(_: slice, block: NDArray[Any]) -> tuple[FloatArray, NDArray[Any] | None]:
-        return _squares(block), block @ block.T if gram else None
+        with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
+            return _squares(block), block @ block.T if gram else None
 
     squares, products = np.zeros(len(vectors)), np.zeros((len(vectors), len(vectors)))
-    if vectors.size:
-        for some, part in vectors.each_chunk(vectors.few, work):
+    with np.errstate(over="ignore", invalid="ignore"):
+        for some, part in vectors.each_chunk(vectors.few, work) if vectors.size else ():
             squares += some
             if part is not None:
                 products += part
@@ -684,9 +694,8 @@ def unscaled_squares(vectors: Vectors) -> FloatArray:
 
 def _squares(block: NDArray[Any]) -> NDArray[Any]:
     """Return the squared norm of each row."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        few = block.shape[1] < WIDE  # a call for each row then takes longer than the work
-        return np.vecdot(block, block) if few else np.array([np.dot(part, part) for part in block])
+    few = block.shape[1] < WIDE  # a call for each row then takes longer than the work
+    return np.vecdot(block, block) if few else np.array([np.dot(part, part) for part in block])
 
 
 def length(values: NDArray[Any], less: NDArray[Any] | None = None) -> float:

@@ -22,9 +22,14 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
+from fairbloom.protocol.settings import Mark, marked
+
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.clientapp import ClientApp
+
+PLACES = marked(Mark.DEVICE)
+"""The settings that say where a device keeps things. A bundle with another Fairbloom must not be asked for them."""
 
 SETTINGS = "pyproject.toml"
 """The one file of a bundle that is read."""
@@ -103,9 +108,7 @@ class Installed:
 
 def own_places(context: Context) -> dict[str, Any]:
     """Return where this device keeps things, which wins over a run's settings of the same name."""
-    from fairbloom.protocol.settings import Mark, marked
-
-    return {key: value for key, value in context.node_config.items() if key in marked(Mark.DEVICE)}
+    return {key: value for key, value in context.node_config.items() if key in PLACES}
 
 
 # The run's settings -------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_a_run_in_process_says_which_engine_computed_it() -> None:
 
 def test_an_engine_that_does_not_exist_is_refused() -> None:
     _, refused = in_turn({"turbo": InProcess("turbo")}, SETTINGS, seconds=0.1, repeats=1)
-    assert "unknown engine" in refused["turbo"]
+    assert "engine = 'turbo'" in refused["turbo"]
 
 
 def test_a_ratio_is_taken_repeat_by_repeat() -> None:

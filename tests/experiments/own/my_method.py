@@ -1,9 +1,11 @@
 """A method as a user writes one."""
 
 from math import ceil
+from typing import Annotated
 
 import numpy as np
 
+from fairbloom.rounds.ranges import Range
 from fairbloom.strategies import FairStrategy
 
 
@@ -12,13 +14,13 @@ class WorstHalf(FairStrategy):
 
     Parameters
     ----------
-    share : float in (0, 1], default 0.5
+    share : float, default 0.5
         Share of the clients that count.
     """
 
     needs = frozenset({"loss-before"})
 
-    def __init__(self, *, share: float = 0.5, **options):
+    def __init__(self, *, share: Annotated[float, Range("(0, 1]")] = 0.5, **options):
         super().__init__(**options)
         self.share = share
 

@@ -1,9 +1,12 @@
 """A regression task as a user writes one, with two measures of its own."""
 
+from typing import Annotated
+
 import torch
 from torch import nn
 
 from fairbloom import Score
+from fairbloom.protocol.parameters import Range
 from fairbloom.tasks import Examples, Setup, Splits, Task
 
 TOWNS = tuple(f"town-{k}" for k in range(5))
@@ -21,12 +24,12 @@ def loss(outputs, targets):
     return (outputs.squeeze(1) - targets).square()
 
 
-def prices(setup: Setup, *, noise: float = 0.1) -> Task:
+def prices(setup: Setup, *, noise: Annotated[float, Range("[0, inf)")] = 0.1) -> Task:
     """Prices of houses in five towns.
 
     Parameters
     ----------
-    noise : float at least 0, default 0.1
+    noise : float, default 0.1
         How much the price of a house varies.
     """
 
