@@ -244,9 +244,13 @@ def test_ctrl_c_ends_the_workers_and_what_they_were_computing_answers_no_later_c
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        clients.train(FIVE, model, Terms(server_round=2, local_steps=1))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist's workers ignore it
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            clients.train(FIVE, model, Terms(server_round=2, local_steps=1))
+    finally:
+        signal.signal(signal.SIGINT, before)
     stalled = {int(path.stem) for path in place.glob("*.stalled")}
     assert len(stalled) == 2
     assert all(map(is_gone, stalled))

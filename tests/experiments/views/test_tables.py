@@ -149,7 +149,7 @@ def test_lists_are_printed_whole_at_any_width(
                 told = f"{parameter.key} ({parameter.range}, default {default_of(parameter)}) {parameter.description}"
                 assert re.sub(r"\s", "", told) in together
     if command == "tasks":
-        assert "digits.rotated-clients(intatleast0,default0)Numberofclientswhoseimages" in together
+        assert "digits.rotated-clients(intatleast0,default0)Numberofclientswithimages" in together
 
 
 def test_a_terminal_has_the_width_that_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
