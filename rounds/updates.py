@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +27,9 @@ Model = Mapping[str, NDArray[Any]]
 
 CHUNK = 16384
 """Columns handled at once: m rows of them fit into the processor's cache."""
+
+AT_ONCE = 16
+"""Chunks that a thread works on before it asks for more: to ask takes as long as a chunk of a few updates."""
 
 WIDE = 4096
 """Of rows with so many columns, one after the other is multiplied by itself."""
@@ -137,13 +141,14 @@ class Vectors:
         dtype = np.dtype(np.float64) if exact else self.blocks[0].dtype
         buffers = threading.local()
 
-        def compute(place: slice) -> T:
+        def compute(several: Sequence[slice]) -> list[T]:
             if not hasattr(buffers, "own"):
                 buffers.own = np.empty((len(self), min(CHUNK, self.size)), dtype)
-            return work(place, self._columns(place, buffers.own))
+            return [work(place, self._columns(place, buffers.own)) for place in several]
 
         with ThreadPoolExecutor(_blas_threads()) as threads, threadpool_limits(1, "blas"):
-            yield from threads.map(compute, places(self.size))
+            for results in threads.map(compute, _in_groups(places(self.size))):
+                yield from results
 
     def _columns(self, place: slice, buffer: NDArray[Any]) -> NDArray[Any]:
         """Return these columns of all rows, unscaled, in a buffer of the shape (m, CHUNK)."""
@@ -168,6 +173,12 @@ class Vectors:
 def _blas_threads() -> int:
     """Return with how many threads BLAS computes here."""
     return max((int(found["num_threads"]) for found in threadpool_info() if found["user_api"] == "blas"), default=1)
+
+
+def _in_groups(chunks: Iterator[slice]) -> Iterator[Sequence[slice]]:
+    """Yield AT_ONCE chunks at a time."""
+    while several := list(islice(chunks, AT_ONCE)):
+        yield several
 
 
 def places(size: int) -> Iterator[slice]:
