@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from .memory import read, release
 
@@ -146,7 +146,9 @@ class Vectors:
                 buffers.own = np.empty((len(self), min(CHUNK, self.size)), dtype)
             return [work(place, self._columns(place, buffers.own)) for place in several]
 
-        with ThreadPoolExecutor(_blas_threads()) as threads, threadpool_limits(1, "blas"):
+        blas = _blas()
+        count = max((library.num_threads for library in blas.lib_controllers), default=1)
+        with ThreadPoolExecutor(count) as threads, blas.limit(limits=1):
             for results in threads.map(compute, _in_groups(places(self.size))):
                 yield from results
 
@@ -170,9 +172,10 @@ class Vectors:
         return only
 
 
-def _blas_threads() -> int:
-    """Return with how many threads BLAS computes here."""
-    return max((int(found["num_threads"]) for found in threadpool_info() if found["user_api"] == "blas"), default=1)
+@cache
+def _blas() -> ThreadpoolController:
+    """Return what knows, and sets, with how many threads NumPy's BLAS computes; to look for it takes milliseconds."""
+    return ThreadpoolController().select(user_api="blas")
 
 
 def _in_groups(chunks: Iterator[slice]) -> Iterator[Sequence[slice]]:
@@ -656,13 +659,14 @@ def squares_and_products(vectors: Vectors, *, gram: bool) -> tuple[FloatArray, F
         with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
             return _squares(block), block @ block.T if gram else None
 
-    squares, products = np.zeros(len(vectors)), np.zeros((len(vectors), len(vectors)))
+    squares = np.zeros(len(vectors))
+    products = np.zeros((len(vectors), len(vectors))) if gram else None
     with np.errstate(over="ignore", invalid="ignore"):
         for some, part in vectors.each_chunk(vectors.few, work) if vectors.size else ():
             squares += some
-            if part is not None:
+            if products is not None:
                 products += part
-    return squares, products if gram else None
+    return squares, products
 
 
 def _finished(vectors: Vectors, products: FloatArray) -> FloatArray:

@@ -23,6 +23,8 @@ from packaging.utils import canonicalize_name
 
 from fairbloom.deploy.flower.gate import NEEDED
 
+from .requirements import needed
+
 ROOT = Path(__file__).parents[1]
 LOCKS = {path.stem: path for path in (ROOT / "requirements.lock", *(ROOT / "locks").glob("*.lock"))}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -73,27 +75,6 @@ def declared(*, extras: bool = True, group: str | None = None) -> list[Requireme
         return [Requirement(line) for line in PROJECT["dependency-groups"][group]]
     optional = [line for extra, lines in OPTIONAL.items() if extra != "all" for line in lines]
     return [Requirement(line) for line in (*PROJECT["project"]["dependencies"], *(optional if extras else []))]
-
-
-def needed(asked: Iterable[Requirement], system: dict[str, str], *, cuda: bool) -> Iterator[Requirement]:
-    """Return what is asked for, and all that it needs on a system by what the installed packages say of themselves.
-
-    What PyTorch needs depends on its build: the CPU build's needs are those that its other builds have on all systems.
-    """
-    waiting, seen = list(asked), set()
-    while waiting:
-        requirement = waiting.pop()
-        if str(requirement) in seen:
-            continue
-        seen.add(str(requirement))
-        yield requirement
-        there = system if cuda or requirement.name != "torch" else system | {"platform_system": "none"}
-        for line in [] if requirement.name == "torchvision" else requires(requirement.name) or []:  # it may be absent
-            further = Requirement(line)
-            marker = further.marker
-            if marker is None or any(marker.evaluate(there | {"extra": extra}) for extra in {"", *requirement.extras}):
-                further.marker = None
-                waiting.append(further)
 
 
 @pytest.mark.parametrize("name", LOCKS)

@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Iterable
-from importlib.metadata import packages_distributions, requires
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.requirements import needed
 
 FINDER = """
 import sys
@@ -25,7 +27,7 @@ def environment_of(asked: Iterable[str], folder: Path) -> str:
 
     Their own requirements are found too, and the modules of Fairbloom and of the standard library.
     """
-    there = {"fairbloom", *_closure(asked)}
+    there = {"fairbloom", *(canonicalize_name(each.name) for each in needed(map(Requirement, asked), {}, cuda=True))}
     absent = {
         module
         for module, packages in packages_distributions().items()
@@ -34,21 +36,3 @@ def environment_of(asked: Iterable[str], folder: Path) -> str:
     folder.mkdir(parents=True)
     (folder / "sitecustomize.py").write_text(FINDER.format(absent=absent))
     return str(folder)
-
-
-def _closure(asked: Iterable[str]) -> set[str]:
-    """Return the names of packages that are asked for, and of all that these need here."""
-    waiting, seen, names = [Requirement(line) for line in asked], set[str](), set[str]()
-    while waiting:
-        requirement = waiting.pop()
-        if str(requirement) in seen:
-            continue
-        seen.add(str(requirement))
-        names.add(canonicalize_name(requirement.name))
-        for line in requires(requirement.name) or []:
-            further = Requirement(line)
-            extras = {"", *requirement.extras}
-            if further.marker is None or any(further.marker.evaluate({"extra": extra}) for extra in extras):
-                further.marker = None
-                waiting.append(further)
-    return names
