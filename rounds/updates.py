@@ -664,7 +664,7 @@ def squares_and_products(vectors: Vectors, *, gram: bool) -> tuple[FloatArray, F
     with np.errstate(over="ignore", invalid="ignore"):
         for some, part in vectors.each_chunk(vectors.few, work) if vectors.size else ():
             squares += some
-            if products is not None:
+            if products is not None and part is not None:
                 products += part
     return squares, products
 
