@@ -4,7 +4,6 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +17,23 @@ from fairbloom.deploy import cli as deployment
 from fairbloom.deploy.cli import FromRoundOption
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
+from fairbloom.experiments.commands.options import (
+    ClientsOption,
+    DataOption,
+    DeviceOption,
+    EngineOption,
+    FigureOption,
+    FractionOption,
+    JsonOption,
+    MemoryOption,
+    MethodOption,
+    ModelOption,
+    PartitionOption,
+    RoundsOption,
+    SetOption,
+    TaskOption,
+    settings_of,
+)
 from fairbloom.experiments.recipes.recipe import load_shipped
 from fairbloom.experiments.results.comparison import Plan, load_comparison
 from fairbloom.experiments.results.run import COMPARISON, load
@@ -36,7 +52,7 @@ from fairbloom.experiments.views.tables import (
     show_tuned,
 )
 from fairbloom.logs import colour_on_terminals_alone
-from fairbloom.protocol.settings import SettingsError, Value, assigned
+from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.scaffold.new import new
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings, check_used, default_config
@@ -59,56 +75,6 @@ errors = Console(stderr=True)
 
 CORRECTABLE, INTERRUPTED = 2, 130
 """Exit codes: the user can correct what was wrong, and Ctrl-C ended the command."""
-
-SetOption = Annotated[
-    list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Set any setting; fairbloom settings lists them. May be repeated."),
-]
-TaskOption = Annotated[
-    str | None,
-    typer.Option(help="The task to learn: one that fairbloom tasks lists, or a user-defined one as my_module:task."),
-]
-DataOption = Annotated[str | None, typer.Option("--data-dir", help="The folder that the task reads its data from.")]
-MethodOption = Annotated[
-    str | None,
-    typer.Option(help="The method: one that fairbloom methods lists, or a user-defined one as my_module:Mine."),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(help="The model: one of the task's, one of torchvision's, as resnet18, or yours as my_module:Net."),
-]
-PartitionOption = Annotated[
-    str | None, typer.Option(help="How the data is split among the clients: shards, dirichlet or iid, say.")
-]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", help="The number of rounds of a run.")]
-FractionOption = Annotated[
-    float | None,
-    typer.Option(
-        help="The share of the clients that train in a round; by default all of up to nine clients, and half of more."
-    ),
-]
-ClientsOption = Annotated[int | None, typer.Option(help="The number of clients that the data is split into.")]
-EngineOption = Annotated[
-    str | None,
-    typer.Option(
-        help="How the clients are computed: auto takes what should be fastest here; loop computes one after the other, "
-        "stacked many at once, workers several processes side by side, ray a Ray cluster. All give the same numbers, "
-        "up to rounding; fairbloom tune measures them."
-    ),
-]
-DeviceOption = Annotated[str | None, typer.Option(help="What the clients compute on: auto, cpu, cuda or mps.")]
-MemoryOption = Annotated[
-    float | None,
-    typer.Option(
-        metavar="GB",
-        help="Gigabytes that the clients' updates may take in memory; more lie in a temporary file. "
-        "By default half of the machine's.",
-    ),
-]
-FigureOption = Annotated[
-    Path | None, typer.Option("--figure", metavar="PATH", help="Draw a figure into PATH.png and PATH.svg as well.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def print_version(wanted: bool) -> None:
@@ -550,20 +516,6 @@ app.add_typer(deployment.client, name="client")
 app.command()(deployment.server)
 app.add_typer(deployment.app, name="deploy")
 app.command(epilog="Example: fairbloom new my-app")(new)
-
-
-def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
-    """Return the settings of KEY=VALUE assignments.
-
-    Raises
-    ------
-    FairbloomError
-        When one is none, or a setting is given two values.
-    """
-    config: dict[str, Value] = {}
-    for assignment in assignments:
-        config = api.merge_settings(config, assigned([assignment]))
-    return config
 
 
 class Interrupted(BaseException):

@@ -1,0 +1,75 @@
+"""The options that several commands have, each with its help; `fairbloom.cli` makes commands of functions with them."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairbloom.protocol.settings import Value, assigned
+
+from ..api import merge_settings
+
+SetOption = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any setting; fairbloom settings lists them. May be repeated."),
+]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(help="The task to learn: one that fairbloom tasks lists, or a user-defined one as my_module:task."),
+]
+DataOption = Annotated[str | None, typer.Option("--data-dir", help="The folder that the task reads its data from.")]
+MethodOption = Annotated[
+    str | None,
+    typer.Option(help="The method: one that fairbloom methods lists, or a user-defined one as my_module:Mine."),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="The model: one of the task's, one of torchvision's, as resnet18, or yours as my_module:Net."),
+]
+PartitionOption = Annotated[
+    str | None, typer.Option(help="How the data is split among the clients: shards, dirichlet or iid, say.")
+]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="The number of rounds of a run.")]
+FractionOption = Annotated[
+    float | None,
+    typer.Option(
+        help="The share of the clients that train in a round; by default all of up to nine clients, and half of more."
+    ),
+]
+ClientsOption = Annotated[int | None, typer.Option(help="The number of clients that the data is split into.")]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        help="How the clients are computed: auto takes what should be fastest here; loop computes one after the other, "
+        "stacked many at once, workers several processes side by side, ray a Ray cluster. All give the same numbers, "
+        "up to rounding; fairbloom tune measures them."
+    ),
+]
+DeviceOption = Annotated[str | None, typer.Option(help="What the clients compute on: auto, cpu, cuda or mps.")]
+MemoryOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GB",
+        help="Gigabytes that the clients' updates may take in memory; more lie in a temporary file. "
+        "By default half of the machine's.",
+    ),
+]
+FigureOption = Annotated[
+    Path | None, typer.Option("--figure", metavar="PATH", help="Draw a figure into PATH.png and PATH.svg as well.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
+    """Return the settings of KEY=VALUE assignments.
+
+    Raises
+    ------
+    FairbloomError
+        When one is none, or a setting is given two values.
+    """
+    config: dict[str, Value] = {}
+    for assignment in assignments:
+        config = merge_settings(config, assigned([assignment]))
+    return config
