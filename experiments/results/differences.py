@@ -1,0 +1,201 @@
+"""Differences between two methods over seeds: their size, how sure it is, and how many seeds would tell it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONFIDENCE = 0.95
+"""The share of intervals that hold the true difference."""
+
+LEVEL = 1.0 - CONFIDENCE
+"""The largest p-value, after Holm's correction, of a difference that counts as told."""
+
+POWER = 0.8
+"""With `Difference.enough` seeds, a difference of this size is told in this share of comparisons."""
+
+MOST_SEEDS = 2**30
+"""A difference that so many seeds do not tell is told by no number of them."""
+
+NEGLIGIBLE = 1e-9
+"""Relative spread below which differences are equal up to the rounding of floating-point numbers."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better a method is than the baseline by one measure, from differences that are paired by seed.
+
+    Attributes
+    ----------
+    mean
+        The mean difference; positive is better, whatever the direction of the score.
+    error
+        Its standard error; NaN with a single seed.
+    low, high
+        Its 95 % interval; NaN with a single seed, or where all differences are the same and not zero.
+    better, worse
+        With how many seeds the method is better, and worse; with the others it is equal.
+    seeds
+        The number of seeds.
+    p_value
+        Two-sided, of the t test that there is no difference, after Holm's correction where several methods are compared
+        with one baseline. It is 1 where nothing can be tested: with a single seed, or differences that do not vary.
+    enough
+        How many seeds would tell a difference of this size with a power of 80 %. None where no number of seeds would,
+        because the seeds re-split the same examples or the difference is zero, and where nothing can be tested.
+    """
+
+    mean: float
+    error: float
+    low: float
+    high: float
+    better: int
+    worse: int
+    seeds: int
+    p_value: float
+    enough: int | None
+
+    @property
+    def clear(self) -> bool:
+        """Whether the method is told from the baseline."""
+        return self.p_value < LEVEL
+
+
+def difference_of(differences: Sequence[float], *, test_share: float = 0.0, methods: int = 1) -> Difference:
+    """Return what differences, one a seed, say of the mean difference: by the paired t test.
+
+    Parameters
+    ----------
+    differences
+        By how much the method is better than the baseline with each seed.
+    test_share
+        Number of test examples by number of training examples where the seeds re-split one data set; 0 where each seed
+        has data of its own. Splits of one data set are not independent, so the variance of the mean is
+        (1/n + test_share) s² in place of s²/n: Nadeau and Bengio, Inference for the Generalization Error, Machine
+        Learning 52 (2003), equation 9.
+    methods
+        The number of methods that are compared with the baseline; `enough` seeds tell the difference among so many.
+
+    Raises
+    ------
+    ValueError
+        When there is no difference, or one is not finite, or test_share is negative.
+    """
+    x = _checked(differences, test_share)
+    n, mean = x.size, float(x.mean())
+    better, worse = int((x > 0.0).sum()), int((x < 0.0).sum())
+    if n == 1:
+        return Difference(mean, math.nan, math.nan, math.nan, better, worse, n, 1.0, None)
+    if _is_constant(x):
+        end = math.nan if mean else 0.0  # one value again and again says nothing of how others would scatter
+        return Difference(mean, 0.0, end, end, better, worse, n, 1.0, None)
+    from scipy.stats import t
+
+    spread = float(x.std(ddof=1))
+    error = spread * math.sqrt(1.0 / n + test_share)
+    low, high = t.interval(CONFIDENCE, n - 1, loc=mean, scale=error)
+    p_value = float(2.0 * t.sf(abs(mean) / error, n - 1))
+    enough = seeds_that_tell(abs(mean) / spread, test_share=test_share, level=LEVEL / methods)
+    return Difference(mean, error, float(low), float(high), better, worse, n, p_value, enough)
+
+
+def differences_of(differences: Mapping[str, Sequence[float]], *, test_share: float = 0.0) -> dict[str, Difference]:
+    """Return the difference of each of several methods to one baseline, with Holm's correction over the methods."""
+    if not differences:
+        return {}
+    found = {
+        method: difference_of(each, test_share=test_share, methods=len(differences))
+        for method, each in differences.items()
+    }
+    from statsmodels.stats.multitest import multipletests
+
+    p_values = multipletests([each.p_value for each in found.values()], LEVEL, method="holm")[1]
+    return {
+        method: replace(each, p_value=float(p_value))
+        for (method, each), p_value in zip(found.items(), p_values, strict=True)
+    }
+
+
+def prediction_interval(differences: Sequence[float], *, count: int, test_share: float = 0.0) -> tuple[float, float]:
+    """Return the interval that the mean difference of fresh seeds lies in with 95 % of such predictions.
+
+    Parameters
+    ----------
+    differences
+        Those of the seeds seen.
+    count
+        The number of fresh seeds.
+    test_share
+        As in `difference_of`, where fresh seeds bring fresh data although those seen re-split one data set. Where fresh
+        seeds re-split the same data set once more, they are draws like those seen: leave it 0.
+
+    Returns
+    -------
+    tuple
+        The ends; NaN with a single seed, and both the mean where the differences do not vary.
+    """
+    x = _checked(differences, test_share)
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
+    if x.size == 1:
+        return math.nan, math.nan
+    mean = float(x.mean())
+    if _is_constant(x):
+        return mean, mean
+    from scipy.stats import t
+
+    scale = float(x.std(ddof=1)) * math.sqrt(1.0 / x.size + 1.0 / count + test_share)
+    low, high = t.interval(CONFIDENCE, x.size - 1, loc=mean, scale=scale)
+    return float(low), float(high)
+
+
+def seeds_that_tell(effect: float, *, test_share: float = 0.0, level: float = LEVEL) -> int | None:
+    """Return the smallest number of seeds with which the t test tells a difference with a power of 80 %.
+
+    Parameters
+    ----------
+    effect
+        The mean difference by the standard deviation over seeds, at least 0.
+    test_share
+        As in `difference_of`.
+    level
+        The p-value to get below.
+
+    Returns
+    -------
+    int or None
+        At least 2; None where no number does.
+    """
+    from statsmodels.stats.power import TTestPower
+
+    def tells(seeds: int) -> bool:
+        # The t statistic has the mean effect / sqrt(1/n + test_share): that of n independent draws of a smaller effect.
+        smaller = effect / math.sqrt(1.0 + seeds * test_share)
+        # A difference that is told with the wrong sign is not told, hence one side of the two-sided test.
+        return bool(TTestPower().power(smaller, seeds, level / 2.0, alternative="larger") >= POWER)
+
+    enough = 2
+    while not tells(enough):
+        if enough >= MOST_SEEDS:
+            return None
+        enough *= 2
+    too_few = enough // 2
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        too_few, enough = (too_few, middle) if tells(middle) else (middle, enough)
+    return enough
+
+
+def _checked(differences: Sequence[float], test_share: float) -> NDArray[np.float64]:
+    x = np.asarray(differences, np.float64)
+    if not x.size or not np.isfinite(x).all():
+        raise ValueError(f"there must be differences, all of them finite, got {list(differences)}")
+    if not test_share >= 0.0:
+        raise ValueError(f"test_share must be at least 0, got {test_share}")
+    return x
+
+
+def _is_constant(x: NDArray[np.float64]) -> bool:
+    return float(np.ptp(x)) <= NEGLIGIBLE * float(np.abs(x).max())

@@ -1,0 +1,132 @@
+"""What differences over seeds say: intervals, Holm's correction, shared data, how many seeds would do."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fairbloom.experiments.results.differences import (
+    Difference,
+    difference_of,
+    differences_of,
+    prediction_interval,
+    seeds_that_tell,
+)
+
+FIVE = (8.0, 7.0, 9.0, 12.0, 3.0)
+
+
+def test_a_difference_is_that_of_the_paired_t_test() -> None:
+    found, by_scipy = difference_of(FIVE), stats.ttest_1samp(FIVE, 0.0)
+    interval = by_scipy.confidence_interval(0.95)
+    assert found.mean == pytest.approx(7.8)
+    assert found.error == pytest.approx(stats.sem(FIVE))
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.p_value == pytest.approx(by_scipy.pvalue)
+    assert (found.better, found.worse, found.seeds, found.clear) == (5, 0, 5, True)
+
+
+def test_splits_of_one_data_set_have_the_error_of_nadeau_and_bengio() -> None:
+    """The variance is (1/n + n_test/n_train) s², with n = 5 and a third of the examples for the test: 0.2 + 0.5."""
+    found = difference_of(FIVE, test_share=0.5)
+    assert found.error == pytest.approx(np.std(FIVE, ddof=1) * math.sqrt(0.7))
+    assert found.high - found.mean == pytest.approx(stats.t.isf(0.025, 4) * found.error)
+    assert found.p_value == pytest.approx(2.0 * stats.t.sf(7.8 / found.error, 4))
+
+
+def test_holms_correction_is_over_the_methods() -> None:
+    """Of two p-values the smaller counts twice, the larger once."""
+    one, other = (8.0, 7.0, 9.0, 12.0, 3.0), (1.0, -2.0, 6.0, 3.0, 1.0)
+    both = differences_of({"one": one, "other": other})
+    assert both["one"].p_value == pytest.approx(2.0 * difference_of(one).p_value)
+    assert both["other"].p_value == pytest.approx(difference_of(other).p_value)
+    assert (both["one"].low, both["one"].high) == (difference_of(one).low, difference_of(one).high)
+    assert differences_of({}) == {}
+
+
+@pytest.mark.parametrize("test_share", [0.0, 0.2])
+@pytest.mark.parametrize("effect", [0.6, 1.5, 3.0])
+def test_so_many_seeds_are_enough_and_one_less_is_not(effect: float, test_share: float) -> None:
+    """The power is that of simulated t statistics."""
+    enough = seeds_that_tell(effect, test_share=test_share)
+    if effect == 0.6 and test_share:
+        assert enough is None  # 0.6 / sqrt(0.2) = 1.34 standard errors with any number of seeds
+        return
+    assert enough is not None
+    assert _power(effect, enough, test_share) >= 0.78
+    assert enough == 2 or _power(effect, enough - 1, test_share) <= 0.82
+
+
+def _power(effect: float, seeds: int, test_share: float, trials: int = 20_000) -> float:
+    rng = np.random.default_rng(1)
+    error = math.sqrt(1.0 / seeds + test_share)
+    mean = effect + error * rng.standard_normal(trials)
+    deviation = np.sqrt(rng.chisquare(seeds - 1, trials) / (seeds - 1))
+    return float((mean / (error * deviation) > stats.t.isf(0.025, seeds - 1)).mean())
+
+
+def test_a_difference_among_more_methods_needs_more_seeds() -> None:
+    alone, among_ten = (difference_of(FIVE, methods=count).enough for count in (1, 10))
+    assert alone is not None
+    assert among_ten is not None
+    assert alone < among_ten
+
+
+def test_a_single_seed_says_nothing() -> None:
+    found = difference_of([4.0])
+    assert (found.mean, found.better, found.seeds) == (4.0, 1, 1)
+    assert all(map(math.isnan, (found.error, found.low, found.high)))
+    assert (found.p_value, found.enough, found.clear) == (1.0, None, False)
+
+
+@pytest.mark.parametrize("value", [0.0, 6.25, -1 / 3])
+def test_differences_that_do_not_vary_are_no_claim(value: float) -> None:
+    found = difference_of([value, value + value * 1e-15, value])
+    assert not found.clear
+    assert (found.p_value, found.error, found.enough) == (1.0, 0.0, None)
+    assert (found.low, found.high) == (0.0, 0.0) if value == 0.0 else math.isnan(found.low)
+
+
+@given(st.lists(st.floats(-100.0, 100.0), min_size=2, max_size=20), st.floats(0.0, 2.0))
+def test_a_difference_is_as_sure_as_its_mirror_image(differences: Sequence[float], test_share: float) -> None:
+    found = difference_of(differences, test_share=test_share)
+    mirrored = difference_of([-each for each in differences], test_share=test_share)
+    assert found.p_value == pytest.approx(mirrored.p_value)
+    assert (found.better, found.worse, found.enough) == (mirrored.worse, mirrored.better, mirrored.enough)
+    assert found.clear == (found.low > 0.0 or found.high < 0.0) or found.p_value == pytest.approx(0.05)
+
+
+def test_the_mean_of_fresh_seeds_is_predicted_as_often_as_promised() -> None:
+    rng = np.random.default_rng(2)
+    inside = 0
+    for _ in range(400):
+        low, high = prediction_interval(rng.normal(3.0, 2.0, 5).tolist(), count=10)
+        inside += low <= rng.normal(3.0, 2.0, 10).mean() <= high
+    assert stats.binomtest(inside, 400, 0.95).pvalue > 0.001
+
+
+def test_a_prediction_is_wider_than_an_interval_of_the_mean_and_narrower_for_more_seeds() -> None:
+    found = difference_of(FIVE)
+    widths = [high - low for low, high in (prediction_interval(FIVE, count=count) for count in (1, 10, 1_000_000))]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[-1] == pytest.approx(found.high - found.low, rel=1e-4)
+    assert math.isnan(prediction_interval([1.0], count=10)[0])
+    assert prediction_interval([2.0, 2.0], count=10) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("differences", "test_share", "complaint"),
+    [([], 0.0, "finite"), ([1.0, math.nan], 0.0, "nan"), ([1.0, 2.0], -0.5, "-0.5")],
+)
+def test_what_is_no_difference_is_refused(differences: list[float], test_share: float, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        difference_of(differences, test_share=test_share)
+
+
+def test_a_difference_is_a_value() -> None:
+    assert difference_of(FIVE) == difference_of(FIVE)
+    assert isinstance(difference_of(FIVE), Difference)
