@@ -7,6 +7,7 @@ from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, whatever is installed
 
+from docs.source_links import source_link as linkcode_resolve  # noqa: F401 (sphinx.ext.linkcode asks it)
 from fairbloom import __version__
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.rounds.method import OPTIONS, Method
@@ -14,7 +15,10 @@ from fairbloom.strategies import FromTorchJD
 
 project = "Fairbloom"
 release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.mathml"]
+extensions = [
+    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.linkcode", "sphinx_copybutton"),
+    "docs.mathml",
+]
 exclude_patterns = ["_build"]
 smartquotes_action = "De"  # dashes and dots alone: "" in a docstring is an empty text
 default_role = "py:obj"  # what stands between backticks in a docstring is code, and a link where it is a name of ours
@@ -30,6 +34,9 @@ html_copy_source = False
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
+
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # what is printed is not typed
 
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False

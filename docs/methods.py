@@ -157,8 +157,8 @@ def write(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     methods = [describe(name) for name in METHODS]
     files = {f"{method.name}.md": page(method).encode() for method in methods}
-    files |= {f"{method.name}.png": toy.drawn(method.name, method.title) for method in methods}
-    files |= {"index.md": index(methods).encode(), "torchjd.png": toy.drawn("torchjd:upgrad", "UPGrad")}
+    files |= {f"{method.name}.svg": toy.drawn(method.name, method.title) for method in methods}
+    files |= {"index.md": index(methods).encode(), "torchjd.svg": toy.drawn("torchjd:upgrad", "UPGrad")}
     for old in folder.iterdir():
         if old.name not in files:
             old.unlink()
@@ -180,7 +180,7 @@ def page(method: MethodDoc) -> str:
         command=command(method),
         parameters=parameters(method),
         needs=needs(method),
-        figure=figure(method.name, method.title, f"{method.name}.png"),
+        figure=figure(method.name, method.title, f"{method.name}.svg"),
         source="\n\n".join(label + scripts(text) for label, text in notes.items() if text),
     )
 
@@ -204,7 +204,7 @@ def index(methods: Iterable[MethodDoc]) -> str:
         weightings=", ".join(f"`torchjd:{name}`" for name in names),
         facts=facts(torchjd),
         starting_points=", ".join(starts),
-        figure=figure("torchjd:upgrad", "UPGrad", "torchjd.png"),
+        figure=figure("torchjd:upgrad", "UPGrad", "torchjd.svg"),
         source=scripts(torchjd.source),
         departures=scripts(torchjd.departures),
     )

@@ -1,6 +1,5 @@
 """Two clients with a quadratic loss each, and how every method moves a model of two numbers between them."""
 
-import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import by_name
 from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task, TaskInfo
+
+from .figures import INK, PAPER, svg_of, themed
 
 ROUNDS = 60
 LOCAL_STEPS = 5
@@ -75,7 +76,7 @@ NOTES = {
 }
 """A sentence on what a method's figure shows, where it is not plain to see."""
 
-BLUE, ORANGE, GREEN, DARK = "#1f6fb4", "#d95f0e", "#7fbf7b", "#222222"
+BLUE, ORANGE, GREEN = "#0072b2", "#d95f0e", "#7fbf7b"
 DASHES = (0, (4, 2))
 WIDTH, HEIGHT = (-2.3, 2.5), (-2.1, 2.1)
 CONTOURS = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)
@@ -230,16 +231,14 @@ def pareto_set(points: int = 200) -> FloatArray:
 
 
 def drawn(name: str, title: str) -> bytes:
-    """Return a PNG of a method's course and of the clients' losses; all methods have the same axes."""
-    png = io.BytesIO()
-    with rc_context({"font.size": 9.5, "axes.titlesize": 10.5, "axes.titlelocation": "left"}):
-        figure = Figure(figsize=(9.6, 4.5), layout="constrained", facecolor="white")
+    """Return the SVG of a method's course and of the clients' losses; all methods have the same axes."""
+    with themed(), rc_context({"font.size": 9.5, "axes.titlesize": 10.5, "axes.titlelocation": "left"}):
+        figure = Figure(figsize=(9.6, 4.5), layout="constrained")
         plane, rounds = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
         _draw_plane(plane, name)
         _draw_losses(rounds, name)
         figure.legend(handles=_legend(name, title), loc="outside lower center", ncols=5, frameon=False)
-        figure.savefig(png, dpi=150, metadata={"Software": None})
-    return png.getvalue()
+        return svg_of(figure)
 
 
 def _draw_plane(axes: Axes, name: str) -> None:
@@ -247,23 +246,23 @@ def _draw_plane(axes: Axes, name: str) -> None:
     for quadratic in CLIENTS.values():
         losses, colour = quadratic.loss(np.stack([x, y], axis=-1)), quadratic.colour
         axes.contour(x, y, losses, CONTOURS, colors=colour, linewidths=0.8, alpha=0.4, zorder=1)
-        axes.plot(*quadratic.target, "P", color=colour, markersize=10, markeredgecolor="white", zorder=8)
+        axes.plot(*quadratic.target, "P", color=colour, markersize=10, markeredgecolor=PAPER, zorder=8)
     axes.plot(*pareto_set().T, color=GREEN, linewidth=8, alpha=0.5, solid_capstyle="round", zorder=2)
     for start in STARTS:
         course = run(name, start)
         for client, points in course.personally.items():
             _draw_course(axes, points, CLIENTS[client].colour)
         if np.ptp(course.globally, axis=0).any():
-            _draw_course(axes, course.globally, DARK)
-        filled = DARK if start == STARTS[0] else "white"
-        axes.plot(*start, "o", color=DARK, markersize=8, markerfacecolor=filled, zorder=6)
+            _draw_course(axes, course.globally, INK)
+        filled = INK if start == STARTS[0] else PAPER
+        axes.plot(*start, "o", color=INK, markersize=8, markerfacecolor=filled, zorder=6)
     axes.set(xlim=WIDTH, ylim=HEIGHT, xticks=[], yticks=[], aspect="equal", title="Where the model goes")
-    axes.spines[:].set_color("lightgray")
+    axes.spines[:].set_color("#cccccc")
 
 
 def _draw_course(axes: Axes, points: FloatArray, colour: str) -> None:
     axes.plot(*points.T, color=colour, linewidth=1.1, marker=".", markersize=3.5, zorder=4)
-    axes.plot(*points[-1], "*", color=colour, markersize=13, markeredgecolor="white", zorder=7)
+    axes.plot(*points[-1], "*", color=colour, markersize=13, markeredgecolor=PAPER, zorder=7)
 
 
 def _draw_losses(axes: Axes, name: str) -> None:
@@ -288,7 +287,7 @@ def _legend(name: str, title: str) -> list[Line2D]:
     handles.append(Line2D([], [], color=GREEN, linewidth=8, alpha=0.5, label="Pareto set"))
     if name != "local":
         label = f"{title}, global model" if run(name, STARTS[0]).personally else title
-        handles.append(Line2D([], [], color=DARK, linewidth=1.1, marker="*", markersize=9, label=label))
+        handles.append(Line2D([], [], color=INK, linewidth=1.1, marker="*", markersize=9, label=label))
     if name != "fedavg":
-        handles.append(Line2D([], [], color=DARK, linewidth=1.2, linestyle=DASHES, label="losses under FedAvg"))
+        handles.append(Line2D([], [], color=INK, linewidth=1.2, linestyle=DASHES, label="losses under FedAvg"))
     return handles

@@ -40,7 +40,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_method_has_a_page(built: Path) -> None:
     written = {file.name for file in (built.parent / "docs" / "methods").iterdir()}
-    assert written == {f"{name}{end}" for name in [*METHODS] for end in (".md", ".png")} | {"index.md", "torchjd.png"}
+    assert written == {f"{name}{end}" for name in [*METHODS] for end in (".md", ".svg")} | {"index.md", "torchjd.svg"}
     compared = (built / "methods" / "index.html").read_text()
     for name in METHODS:
         html = (built / "methods" / f"{name}.html").read_text()
