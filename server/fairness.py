@@ -40,7 +40,7 @@ def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> 
     mean = _mean_of(x)
     away = x - mean
     var, cosine = _mean_of(away * away), _cosine(x)
-    counts = [_count(share, x.size) for share in SHARES]
+    counts = [count_of_share(share, x.size) for share in SHARES]
     return {
         "mean": mean,
         "std": math.sqrt(var),
@@ -121,7 +121,7 @@ def _check_same(one: Mapping[str, float], other: Mapping[str, float]) -> None:
         raise ValueError(f"the two are not of the same clients: only one has {', '.join(odd)}")
 
 
-def _count(percent: int, clients: int) -> int:
+def count_of_share(percent: int, clients: int) -> int:
     """Return ⌈percent · clients / 100⌉ in integers: 20 % of 35 clients are 7."""
     return -(-percent * clients // 100)
 

@@ -48,6 +48,7 @@ KNOWN = (
             ),
         ),
         natural=("phd", "education", "race", "sex"),
+        tests="fixed",
         files=(
             DataFile("adult/adult.data", "5d7c39d7b8804f071cdd1f2a7c460872"),
             DataFile("adult/adult.test", "35238206dfdf7f1fe215bbb874adecdc"),
@@ -72,6 +73,8 @@ KNOWN = (
             ),
         ),
         natural=("hospital",),
+        split_by=("split", (0,)),
+        held_out=0.34,
         files=(
             DataFile("heart-disease/processed.cleveland.data", "2d91a8ff69cfd9616aa47b59d6f843db"),
             DataFile("heart-disease/processed.hungarian.data", "22e96bee155b5973568101c93b3705f6"),
@@ -88,6 +91,7 @@ KNOWN = (
         partitions=("speaker",),
         classes=80,
         natural=("speaker",),
+        tests="fixed",
         files=(DataFile("shakespeare/input.txt", "6fb458f1232090904fb40fe944165e91"),),
     ),
     TaskInfo(
@@ -99,6 +103,7 @@ KNOWN = (
         partitions=("speaker",),
         classes=80,
         natural=("speaker",),
+        tests="fixed",
         files=(DataFile("shakespeare-leaf/shakespeare.csv", ""),),
     ),
     TaskInfo(
@@ -115,6 +120,7 @@ KNOWN = (
             Parameter("iid", bool, False, "Whether all devices are alike; α and β have no effect then"),
         ),
         clients=30,
+        tests="fresh",
     ),
     TaskInfo(
         "csv",

@@ -138,6 +138,14 @@ class TaskInfo:
         of those that cannot take part, by client. It raises FairbloomError where nobody can.
     is_user_defined
         Whether a user has named it by an import string: then it takes any model, and says itself what it cannot take.
+    tests
+        What a seed decides of the examples that clients are tested on: "split" draws them from one data set, which all
+        seeds share; "fixed" are the same with each seed; "fresh" are made by the seed, which shares none with others.
+    split_by
+        The task's parameter and those of its values with which a seed splits; with any other value the examples to be
+        tested on are fixed. None where no parameter decides it.
+    held_out
+        The share of the examples that clients are tested on where that is not the setting `test-share`; else 0.
     """
 
     name: str
@@ -155,6 +163,9 @@ class TaskInfo:
     has_clients: bool = False
     agree: str = ""
     is_user_defined: bool = False
+    tests: str = "split"
+    split_by: tuple[str, tuple[Value, ...]] | None = None
+    held_out: float = 0.0
 
     def __post_init__(self) -> None:
         """Put the task's name before those of its parameters."""
@@ -241,6 +252,24 @@ class TaskInfo:
         """
         text, reasons = imported("task", self.agree)(summaries)
         return str(text), dict(reasons)
+
+    def tests_by_seed(self, settings: Mapping[str, Any]) -> str:
+        """Return what a seed decides of the examples that clients are tested on in runs with these settings.
+
+        It is one of the words of `tests`. Of a user-defined task nothing is known, so "split" is assumed, with which
+        differences between methods have the widest intervals.
+        """
+        if self.split_by is None:
+            return self.tests
+        parameter, values = self.split_by
+        (default,) = (each.default for each in self.settings if each.name == parameter)
+        return "split" if settings.get(f"{self.name}.{parameter}", default) in values else "fixed"
+
+    def test_by_train(self, settings: Mapping[str, Any]) -> float:
+        """Return the number of test examples by that of training examples which these settings ask for."""
+        tested = self.held_out or float(settings.get("test-share", RunSettings.model_fields["test_share"].default))
+        chosen_by = float(settings.get("validation-share", 0.0)) * (1.0 - self.held_out)
+        return tested / (1.0 - tested - chosen_by)
 
     def make(self, setup: Setup, **arguments: Value) -> object:
         """Return what the loader makes."""

@@ -1,22 +1,30 @@
 """What several methods make of the same clients over several seeds: who gains, who loses."""
 
 import json
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.server.fairness import count_of_share
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.run_folder.files import ROUNDS, is_finished
+from fairbloom.server.run_folder.rows import MEASURES
 from fairbloom.system.files import write_whole
 
+from ..recipes.recipe import CLIENT
 from .caveats import caveats_of_comparison
+from .differences import Difference, differences_of
 from .presentation import draw, render_html, show
 from .run import COMPARISON, Run, final_of, frame, load, measures
+from .shared_data import deals_clients, test_share_of
+from .verdict import OTHERS, Verdict, verdict_of
 
 if TYPE_CHECKING:
     import pandas
@@ -24,6 +32,12 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, float]
 """A score by client."""
+
+SMALLER_IS_FAIRER, LARGER_IS_FAIRER = ("std", "var", "gap", "gini"), ("jain", "entropy", "cosine")
+"""Measures of how unequal, and of how equal, clients are; the others are better where the score is."""
+
+EQUAL = 1e-9
+"""Relative difference below which two measures are equal up to the rounding of floating-point numbers."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +145,18 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
     ]
     _check_same_clients(folder, plan, finals, scores[0])
     caveats = tuple(caveats_of_comparison(runs))
+    known = runs[plan.baseline][0]
     return Comparison(
-        finals, plan.baseline, scores, tuple(plan.seeds), tuple(personal), tuple(left_out), folder, caveats
+        finals,
+        plan.baseline,
+        scores,
+        tuple(plan.seeds),
+        tuple(personal),
+        tuple(left_out),
+        folder,
+        caveats,
+        test_share_of(known),
+        deals_clients(known),
     )
 
 
@@ -184,6 +208,11 @@ class Comparison:
         Where tables, figure and runs lie.
     caveats
         What limits the numbers, in sentences: single participants, equal models, small test sets.
+    test_share
+        Number of test examples by number of training examples where the seeds split one data set; 0 where each seed has
+        data of its own, or all are tested on the same examples.
+    dealt
+        Whether a seed decides which examples a client has, so that a client's name means others with each seed.
     """
 
     finals: Mapping[str, Sequence[Mapping[str, Values]]]
@@ -194,6 +223,8 @@ class Comparison:
     left_out: tuple[Sequence[str], ...] = ()
     folder: Path = field(default_factory=Path)
     caveats: tuple[str, ...] = ()
+    test_share: float = 0.0
+    dealt: bool = False
 
     @property
     def score(self) -> Score:
@@ -220,8 +251,78 @@ class Comparison:
 
     def gain(self, method: str, measure: str) -> tuple[float, float]:
         """Return mean and deviation over the seeds of how much better a measure is than the baseline's."""
-        pairs = zip(self.measures(method), self.measures(self.baseline), strict=True)
-        return mean_and_deviation([self.score.better(values[measure], base[measure]) for values, base in pairs])
+        return mean_and_deviation(self.gains(method, measure))
+
+    def gains(self, method: str, measure: str) -> list[float]:
+        """Return by how much a measure is better than the baseline's, a number for each seed that has both.
+
+        Parameters
+        ----------
+        method
+            One of `methods`.
+        measure
+            One of `fairbloom.server.fairness.summarize`; "client:NAME", the score of one client; or "others", the mean
+            over the clients that are not in the tenth which the baseline serves worst.
+
+        Raises
+        ------
+        FairbloomError
+            When there is no such method or measure, or no seed has it.
+        """
+        for name in (method, self.baseline):
+            if name not in self.finals:
+                raise FairbloomError(f"method = {name!r}: this comparison has {', '.join(self.methods)}")
+        pairs = [
+            (self._measure(measure, mine, base), self._measure(measure, base, base))
+            for mine, base in zip(self.values[method], self.values[self.baseline], strict=True)
+        ]
+        sign = -1.0 if measure in SMALLER_IS_FAIRER else 1.0 if measure in LARGER_IS_FAIRER else self._sign
+        found = [
+            0.0 if math.isclose(value, base, rel_tol=EQUAL, abs_tol=1e-12) else sign * (value - base)
+            for value, base in pairs
+            if math.isfinite(value) and math.isfinite(base)
+        ]
+        if not found:
+            raise FairbloomError(f"measure = {measure!r}: it is not there, or has no meaning, with any seed")
+        return found
+
+    def difference(self, method: str, measure: str) -> Difference:
+        """Return how much better a method is than the baseline by a measure of `gains`, and how sure that is.
+
+        The p-value has Holm's correction over all methods that are compared with the baseline.
+        """
+        found = self.differences(measure)
+        if method not in found:
+            raise FairbloomError(
+                f"method = {method!r}: the methods that are compared with {self.baseline} are {', '.join(found)}"
+            )
+        return found[method]
+
+    def differences(self, measure: str) -> dict[str, Difference]:
+        """Return the difference of each method but the baseline by a measure of `gains`; see `difference`."""
+        others = [method for method in self.methods if method != self.baseline]
+        return differences_of({each: self.gains(each, measure) for each in others}, test_share=self.test_share)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What the comparison shows, in sentences."""
+        return verdict_of(self)
+
+    def _measure(self, measure: str, values: Values, base: Values) -> float:
+        """Return a measure of one seed; NaN where its clients have none."""
+        if measure.startswith(CLIENT):
+            return values.get(measure.removeprefix(CLIENT), math.nan)
+        if measure == OTHERS:
+            spared = _served_worst(base, self.score)
+            return statistics.fmean([values[client] for client in base if client not in spared] or [math.nan])
+        if measure not in MEASURES:
+            there = ", ".join((*MEASURES, OTHERS, f"{CLIENT}NAME"))
+            raise FairbloomError(f"measure = {measure!r}: there are {there}")
+        return measures(values, self.score)[measure]
+
+    @property
+    def _sign(self) -> float:
+        return self.score.better(1.0, 0.0)
 
     def percent_better(self, method: str) -> tuple[float, float]:
         """Return mean and deviation over the seeds of the percentage of clients better off than under the baseline."""
@@ -229,12 +330,6 @@ class Comparison:
         return mean_and_deviation(
             [100.0 * sum(self.score.better(mine[c], base[c]) > 0.0 for c in base) / len(base) for mine, base in pairs]
         )
-
-    @property
-    def kindest(self) -> str:
-        """The method under which the worst tenth of clients does best; the baseline where none does better."""
-        worst = {method: self.spread(method, "worst_10")[0] for method in self.methods}
-        return max(self.methods, key=lambda m: (self.score.better(worst[m], worst[self.baseline]), m == self.baseline))
 
     @cached_property
     def table(self) -> "pandas.DataFrame":
@@ -272,13 +367,48 @@ class Comparison:
                     rows.append({"method": method, "seed": seed, "client": client, **scores})
         return rows
 
+    def difference_rows(self) -> list[dict[str, Any]]:
+        """Return the rows of differences.csv: one a method and measure; "" for numbers that there are not.
+
+        The measures are those of fairness, "others", and each client where a client is the same with all seeds.
+        """
+        measured = [m for m in (*MEASURES, OTHERS) if any(map(math.isfinite, self._of_baseline(m)))]
+        clients = [] if self.dealt else sorted(set.intersection(*map(set, self.values[self.baseline])))
+        rows = []
+        for measure in (*measured, *(f"{CLIENT}{client}" for client in clients)):
+            for method, found in self.differences(measure).items():
+                numbers = {
+                    key: "" if value is None or value != value else value for key, value in asdict(found).items()
+                }
+                rows.append({"method": method, "measure": measure, **numbers})
+        return rows
+
+    @property
+    def client_count(self) -> int:
+        """The number of clients that have a score, the largest of all seeds."""
+        return max(map(len, self.values[self.baseline]))
+
+    def served_worst(self, place: int) -> frozenset[str]:
+        """Return the tenth of the clients that the baseline serves worst, rounded up, with the seed at a place."""
+        return _served_worst(self.values[self.baseline][place], self.score)
+
+    def _of_baseline(self, measure: str) -> list[float]:
+        return [self._measure(measure, base, base) for base in self.values[self.baseline]]
+
     def figure(self) -> "Figure":
         """Return a figure of the clients under each method, from the worst served to the best."""
         return draw(self)
 
-    def show(self) -> None:
-        """Print the tables as the command line does."""
-        show(self)
+    def show(self, spread: str = "interval") -> None:
+        """Print the tables as the command line does.
+
+        Parameters
+        ----------
+        spread
+            "interval" prints differences to the baseline with their 95 % intervals; "std" prints the measures of each
+            method with their standard deviation over the seeds.
+        """
+        show(self, spread)
 
     def __repr__(self) -> str:
         """Return the comparison in a line."""
@@ -288,6 +418,11 @@ class Comparison:
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
         return render_html(self)
+
+
+def _served_worst(values: Values, score: Score) -> frozenset[str]:
+    ascending = sorted(values, key=lambda client: (score.better(values[client], 0.0), client))
+    return frozenset(ascending[: count_of_share(10, len(values))])
 
 
 def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fairbloom.errors import FairbloomError
-from fairbloom.server.fairness import against_baseline
+from fairbloom.server.fairness import against_baseline, count_of_share
 from fairbloom.server.run_folder.files import CLIENTS
 from fairbloom.server.run_folder.rows import MEASURES
 
@@ -43,6 +43,16 @@ def in_title(measure: str, unit: str) -> str:
         return f"{PERCENTILES[measure]:.0f}th percentile"
     words = re.sub(r"^(worst|best) (\d+)$", r"\1 \2 %", measure.replace("_", " "))
     return f"{words}, %" if unit_of(measure, unit) == "percent" and measure in PERCENT else words
+
+
+def measure_title(measure: str, clients: int) -> str:
+    """Return what tables call a measure over so many clients: "worst 10 %", which of four clients is "worst client"."""
+    if measure.startswith(CLIENT):
+        return measure.removeprefix(CLIENT)
+    end, _, share = measure.partition("_")
+    if end in ("worst", "best") and (not share or count_of_share(int(share), clients) == 1):
+        return f"{end} client"
+    return f"{end} {share} %" if share.isdigit() else measure.replace("_", " ")
 
 
 def measures_of(run: Run, baseline: Run | None, case: Case) -> dict[str, float]:

@@ -14,8 +14,8 @@ def draw(result: object) -> "Figure":
 
 
 @singledispatch
-def show(result: object) -> None:
-    """Print a result as the command line does."""
+def show(result: object, spread: str = "") -> None:
+    """Print a result as the command line does; `spread` says how a comparison prints uncertainty."""
     _raise_missing(result)
 
 

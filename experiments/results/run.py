@@ -348,17 +348,9 @@ def settings_in(folder: Path) -> dict[str, Any]:
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return rows as a data frame, in which all but words are numbers.
+    """Return rows as a data frame, in which all but words are numbers."""
+    import pandas  # imported late: it takes a second
 
-    Raises
-    ------
-    FairbloomError
-        When pandas is not installed.
-    """
-    try:
-        import pandas
-    except ImportError as error:
-        raise FairbloomError("data frames need pandas: pip install 'fairbloom[pandas]'") from error
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     return pandas.DataFrame(
         {

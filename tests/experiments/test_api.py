@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 
 import fairbloom as api
@@ -187,16 +188,7 @@ def test_a_line_tells_what_an_object_is(ran: api.Run, compared: api.Comparison) 
 # Data frames --------------------------------------------------------------------------------------------------------
 
 
-def test_without_pandas_a_data_frame_is_refused_with_what_to_install(
-    ran: api.Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(api.FairbloomError, match=r"data frames need pandas: pip install 'fairbloom\[pandas\]'"):
-        _ = api.load(ran.folder).rounds
-
-
 def test_the_tables_of_a_run_are_data_frames(ran: api.Run) -> None:
-    pandas = pytest.importorskip("pandas")
     assert isinstance(ran.rounds, pandas.DataFrame)
     assert ran.rounds["round"].tolist() == [1, 2, 3]
     assert ran.rounds["test_accuracy_of_global_model_mean"].dtype == float
@@ -205,7 +197,6 @@ def test_the_tables_of_a_run_are_data_frames(ran: api.Run) -> None:
 
 
 def test_the_tables_of_a_comparison_are_data_frames(compared: api.Comparison) -> None:
-    pytest.importorskip("pandas")
     assert compared.table.index.tolist() == ["FedAvg", "Ditto", "Ditto (personal)"]
     assert compared.table.loc["Ditto", "worst_10"] == compared.spread("Ditto", "worst_10")[0]
     assert (
@@ -217,5 +208,4 @@ def test_the_tables_of_a_comparison_are_data_frames(compared: api.Comparison) ->
 
 
 def test_clients_that_are_called_by_numbers_keep_their_names() -> None:
-    pytest.importorskip("pandas")
     assert frame([{"client": "007", "round": "1", "x": ""}])["client"].tolist() == ["007"]

@@ -27,7 +27,7 @@ def fairbloom(plain: dict[str, str], folder: Path, *arguments: str) -> subproces
     return subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("extra", ["ray", "pooch", "tqdm", "pandas", "torchvision", "flwr_datasets", "torchjd"])
+@pytest.mark.parametrize("extra", ["ray", "pooch", "tqdm", "torchvision", "flwr_datasets", "torchjd"])
 def test_what_extras_bring_is_not_found(plain: dict[str, str], extra: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", f"import {extra}"], cwd=tmp_path, env=plain, capture_output=True)
     assert b"ModuleNotFoundError" in done.stderr

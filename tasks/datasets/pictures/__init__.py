@@ -76,6 +76,7 @@ class PictureSet(TaskInfo):
     settings: tuple[Parameter, ...] = SETTINGS
     clients: int = 100
     natural: tuple[str, ...] = ("class",)
+    split_by: tuple[str, tuple[Value, ...]] | None = ("test", ("merged", "train"))
     classes: int = field(init=False)
     format: Literal["idx", "cifar", "parquet"]
     origin: str
