@@ -1,0 +1,528 @@
+"""Charts of reports as Vega-Lite specifications: pure functions from rows of numbers to a specification.
+
+Colours are CSS variables (`var(--ink)`), so that charts follow light, dark and print without being drawn again;
+`for_paper` puts the light colours in their place. Names of clients and methods are only ever values of data or of a
+scale's domain, never a part of an expression.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Spec = dict[str, Any]
+"""A Vega-Lite specification, or a part of one."""
+
+Row = Mapping[str, Any]
+"""A row of a chart's data, by the names of its columns."""
+
+COLOURS = {
+    "ink": ("#1b2430", "#e8ebf0"),
+    "muted": ("#566172", "#a3adbb"),
+    "line": ("#d8dde5", "#36404e"),
+    "grid": ("#e9ecf1", "#28313d"),
+    "page": ("#ffffff", "#12171e"),
+    "panel": ("#f6f8fa", "#1a212b"),
+    "accent": ("#0b5cad", "#7cb8f5"),
+    "better": ("#00714e", "#4fd0a1"),
+    "worse": ("#b3480f", "#ff9d66"),
+    "same": ("#697586", "#939eae"),
+    "series-0": ("#5b6675", "#aab4c2"),
+    "series-1": ("#0072b2", "#56b4e9"),
+    "series-2": ("#d55e00", "#ff8f45"),
+    "series-3": ("#008a63", "#35c89b"),
+    "series-4": ("#b8568f", "#eb9bc8"),
+    "series-5": ("#b07800", "#f0b93a"),
+    "series-6": ("#5e4fa2", "#a99bf0"),
+    "series-7": ("#8c2d04", "#e5a384"),
+    "series-8": ("#1b7f8c", "#6fd3de"),
+    "series-9": ("#6b7d00", "#c3d44a"),
+}
+"""The colours of a page and its charts by their names: in light and in dark. Those of series are close to Okabe and
+Ito's, which colour-blind people tell apart, and dark enough for thin lines."""
+
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
+"""The shapes of points, which tell methods apart without colours."""
+
+PICKED = {"name": "picked", "value": ""}
+"""The label that a page's legend emphasises; "" for all."""
+
+SCHEME = "viridis"
+"""The colours of heat maps, readable on light and dark, and in grey."""
+
+
+def colour(name: str) -> str:
+    """Return a colour as specifications and style sheets have it."""
+    return f"var(--{name})"
+
+
+@dataclass(frozen=True)
+class Series:
+    """How a method, or any other line of a chart, looks.
+
+    Attributes
+    ----------
+    label
+        What it is called.
+    colour
+        The name of its colour in COLOURS.
+    shape
+        The shape of its points.
+    dashed
+        Whether its lines are dashed and its points hollow, as those of personal models.
+    """
+
+    label: str
+    colour: str
+    shape: str = "circle"
+    dashed: bool = False
+
+
+def series_of(labels: Sequence[str], baseline: str = "", dashed: Iterable[str] = ()) -> list[Series]:
+    """Return how each label looks: the baseline is grey, the others have a colour and a shape each."""
+    others = [label for label in labels if label != baseline]
+    count = sum(name.startswith("series-") for name in COLOURS) - 1
+    return [
+        Series(
+            label,
+            "series-0" if label == baseline else f"series-{1 + others.index(label) % count}",
+            SHAPES[0] if label == baseline else SHAPES[(1 + others.index(label)) % len(SHAPES)],
+            label in dashed,
+        )
+        for label in labels
+    ]
+
+
+def thin(rounds: Sequence[int], most: int) -> list[int]:
+    """Return at most so many of the rounds, in even steps, with the first and the last."""
+    if len(rounds) <= most:
+        return list(rounds)
+    places = {round(i * (len(rounds) - 1) / (most - 1)) for i in range(most)}
+    return [rounds[place] for place in sorted(places)]
+
+
+def short(value: float) -> float | None:
+    """Return a number with five digits, which no chart shows more of; None of what is no number."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+# Charts -------------------------------------------------------------------------------------------------------------
+
+
+def clients_by_method(rows: Sequence[Row], series: Sequence[Series], clients: Sequence[str], axis: str) -> Spec:
+    """Return a row for each client with a point for each method; a line spans what the seeds gave.
+
+    Parameters
+    ----------
+    rows
+        With `client`, `method`, `value`, `low` and `high`.
+    series, clients
+        The methods and the clients, in order.
+    axis
+        What the numbers are.
+    """
+    apart = len(series) * len(clients) <= 90
+    place = {"field": "client", "type": "nominal", "sort": list(clients), "title": None}
+    offset = {"yOffset": {"field": "method", "sort": [each.label for each in series]}} if apart else {}
+    common = {
+        "y": {**place, "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
+        **offset,
+        **_method(series),
+        "opacity": _emphasis(),
+    }
+    tooltip = _tooltip(
+        ("client", "client"), ("method", "method"), ("value", axis), ("low", "lowest"), ("high", "highest")
+    )
+    spans = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=1.5)
+    points = _layer("point", {"x": _quantity("value", axis), "shape": _shape(series), **common, "tooltip": tooltip})
+    return {**_spec(rows, [spans, points]), "height": len(clients) * (10 * len(series) + 8 if apart else 24)}
+
+
+def sorted_clients(rows: Sequence[Row], series: Sequence[Series], axis: str) -> Spec:
+    """Return a line for each method over its clients, from the worst served to the best; a band spans the seeds.
+
+    The rows have `rank`, `method`, `value`, `low` and `high`.
+    """
+    x = {"field": "rank", "type": "quantitative", "title": "clients, from the worst served to the best"}
+    x |= {"scale": {"nice": False, "zero": False}, "axis": {"tickMinStep": 1, "grid": False}}
+    return _bands(rows, series, x, axis, "rank")
+
+
+def over_rounds(rows: Sequence[Row], series: Sequence[Series], axis: str) -> Spec:
+    """Return a line for each method over the rounds, in a band.
+
+    The rows have `round`, `method`, `value`, `low` and `high`.
+    """
+    x = {"field": "round", "type": "quantitative", "title": "round", "scale": {"nice": False}}
+    x |= {"axis": {"tickMinStep": 1, "grid": False}}
+    return _bands(rows, series, x, axis, "round")
+
+
+def differences(rows: Sequence[Row], axis: str) -> Spec:
+    """Return the difference of each method to the baseline with its interval; to the right is better.
+
+    The rows have `method`, `mean`, `low`, `high`, and `told`: "better", "worse", or "not told apart".
+    """
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    told = {"field": "told", "type": "nominal", "legend": None}
+    told |= {"scale": {"domain": list(TOLD), "range": [colour(name) for name in TOLD.values()]}}
+    y = {"field": "method", "type": "nominal", "sort": methods, "title": None, "axis": NAMES}
+    common = {"y": y, "color": told, "opacity": _emphasis()}
+    tooltip = _tooltip(("method", "method"), ("mean", axis), ("low", "from"), ("high", "to"), ("told", ""))
+    zero = _layer("rule", {"x": {"datum": 0}}, data={"values": [{}]}, color=colour("muted"), strokeDash=[3, 3])
+    interval = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=3)
+    point = _layer("point", {"x": _quantity("mean", axis), **common, "tooltip": tooltip}, size=70, filled=True)
+    return {**_spec(rows, [zero, interval, point]), "height": 28 * len(methods)}
+
+
+TOLD = {"better": "better", "worse": "worse", "not told apart": "same"}
+"""Whether a difference is told from none, in words, and the colour of each."""
+
+
+def mean_against_worst(
+    rows: Sequence[Row], front: Sequence[str], series: Sequence[Series], axes: tuple[str, str], *, lower: bool = False
+) -> Spec:
+    """Return the methods by their mean (x) and by their worst-served clients (y), with the Pareto front as a line.
+
+    Parameters
+    ----------
+    rows
+        With `method`, `mean`, `worst`, and the bounds `mean_low`, `mean_high`, `worst_low` and `worst_high`.
+    front
+        The labels of the methods than which none is better in both.
+    series
+        The methods.
+    axes
+        What mean and worst are.
+    lower
+        Whether lower is better: the axes are turned then, so that better stays to the right and above.
+    """
+    scale = {"zero": False, "nice": True, "padding": 18, "reverse": lower}
+    x, y = (_quantity(field, axis) | {"scale": scale} for field, axis in zip(("mean", "worst"), axes, strict=True))
+    better = sorted((row for row in rows if row["method"] in front), key=lambda row: float(row["mean"]))
+    line = _layer(
+        "line",
+        {"x": x, "y": y, "order": {"field": "mean"}},
+        data={"values": [{"mean": row["mean"], "worst": row["worst"]} for row in better]},
+        color=colour("muted"),
+        strokeDash=[4, 3],
+        strokeWidth=1.2,
+    )
+    common = {**_method(series), "opacity": _emphasis()}
+    across = {"x": {**x, "field": "mean_low"}, "x2": {"field": "mean_high"}, "y": y, **common}
+    upward = {"x": x, "y": {**y, "field": "worst_low"}, "y2": {"field": "worst_high"}, **common}
+    tooltip = _tooltip(("method", "method"), ("mean", axes[0]), ("worst", axes[1]))
+    points = {"x": x, "y": y, "shape": _shape(series), **common, "tooltip": tooltip}
+    layers = [line, _layer("rule", across), _layer("rule", upward), _layer("point", points, size=110)]
+    placed = _beside(rows, reverse=lower)
+    for side in dict.fromkeys(row["side"] for row in placed):
+        dx, dy, align = SIDES[side]
+        text = {"x": x, "y": y, "text": {"field": "method"}, **common}
+        label = _layer("text", text, dx=dx, dy=dy, align=align, fontSize=11, limit=170, clip=False)
+        label["transform"] = [{"filter": f"datum.side == '{side}'"}]
+        label["mark"]["fillOpacity"] = {"expr": "width < 420 ? 0 : 1"}
+        layers.append(label)
+    return {**_spec(placed, layers), "height": 340}
+
+
+SIDES = {
+    "right": (11, -8, "left"),
+    "left": (-11, -8, "right"),
+    "low right": (11, 10, "left"),
+    "low left": (-11, 10, "right"),
+}
+"""Where the label of a point may stand: away from it in x and y, and how it is aligned."""
+
+
+def heat_map(rows: Sequence[Row], clients: Sequence[str], title: str, *, middle: bool = False) -> Spec:
+    """Return a map of clients × rounds; clients stand from the top in the order given.
+
+    Parameters
+    ----------
+    rows
+        With `round`, `client` and `value`; a value that is None is left blank.
+    clients
+        The names, or names of groups.
+    title
+        What the colours stand for.
+    middle
+        Whether the colours diverge from zero.
+    """
+    rounds = sorted({row["round"] for row in rows})
+    ticks = thin(rounds, 9)
+    scale: Spec = {"scheme": "blueorange", "domainMid": 0} if middle else {"scheme": SCHEME}
+    legend = {"orient": "top", "title": title, "titleLimit": 260, "gradientLength": 140, "gradientThickness": 9}
+    encoding = {
+        "x": {"field": "round", "type": "ordinal", "title": "round", "axis": {"values": ticks, "labelAngle": 0}},
+        "y": {"field": "client", "type": "nominal", "sort": list(clients), "title": None, "axis": NAMES},
+        "color": {"field": "value", "type": "quantitative", "scale": scale, "legend": legend},
+        "tooltip": _tooltip(("client", "client"), ("round", "round"), ("value", title)),
+    }
+    encoding["x"]["scale"] = encoding["y"]["scale"] = {"paddingInner": 0, "paddingOuter": 0}
+    step = min(26, max(9, 320 // max(1, len(clients))))
+    return {**_spec(rows, [_layer("rect", encoding)]), "height": step * len(clients)}
+
+
+def counts_map(rows: Sequence[Row], clients: Sequence[str], classes: Sequence[str]) -> Spec:
+    """Return who has how many examples of each class; the rows have `client`, `label` and `count`."""
+    legend = {"orient": "top", "title": "training examples", "gradientLength": 140, "gradientThickness": 9}
+    encoding = {
+        "x": {"field": "label", "type": "nominal", "sort": list(classes), "title": "class", "axis": {"labelAngle": 0}},
+        "y": {"field": "client", "type": "nominal", "sort": list(clients), "title": None, "axis": NAMES},
+        "color": {
+            "field": "count",
+            "type": "quantitative",
+            "scale": {"scheme": SCHEME, "reverse": True},
+            "legend": legend,
+        },
+        "tooltip": _tooltip(("client", "client"), ("label", "class"), ("count", "examples")),
+    }
+    step = min(26, max(9, 320 // max(1, len(clients))))
+    return {**_spec(rows, [_layer("rect", encoding)]), "height": step * len(clients)}
+
+
+def printed_and_measured(rows: Sequence[Row], names: Sequence[str], axis: str) -> Spec:
+    """Return what was printed and what was measured, a line a row with the spread of each.
+
+    The rows have `row`, `kind` ("printed" or "measured"), `value`, `low` and `high`.
+    """
+    series = [Series("printed", "series-0", "square"), Series("measured", "series-1")]
+    place = {"field": "row", "type": "nominal", "sort": list(names), "title": None, "axis": NAMES}
+    common = {"y": place, "yOffset": {"field": "method", "sort": ["printed", "measured"]}, **_method(series)}
+    tooltip = _tooltip(("row", "row"), ("method", ""), ("value", axis), ("low", "from"), ("high", "to"))
+    spans = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=2)
+    points = _layer("point", {"x": _quantity("value", axis), "shape": _shape(series), **common, "tooltip": tooltip})
+    return {**_spec(rows, [spans, points]), "height": 28 * len(names)}
+
+
+def critical_difference(
+    ranks: Mapping[str, float], groups: Sequence[Sequence[str]], series: Sequence[Series], distance: float | None
+) -> Spec:
+    """Return the methods on a line by their mean rank, with a bar over those that cannot be told apart.
+
+    Parameters
+    ----------
+    ranks
+        The mean rank of each method; 1 is the best.
+    groups
+        The methods of each bar.
+    series
+        The methods.
+    distance
+        The critical difference, drawn as a ruler; None where there is none.
+    """
+    ascending = sorted(ranks, key=lambda method: ranks[method])
+    labels = [{"method": m, "rank": short(ranks[m]), "axis": 0, "place": -1.2 - i} for i, m in enumerate(ascending)]
+    middle = (1 + len(ranks)) / 2
+    bars = [
+        {
+            "from": short(min(ranks[m] for m in group)),
+            "to": short(max(ranks[m] for m in group)),
+            "place": 0.55 + 0.5 * i,
+        }
+        for i, group in enumerate(groups)
+    ]
+    top = 1.0 + 0.5 * len(bars) + (0.7 if distance is not None else 0.0)
+    scale = {"domain": [1, max(2, len(ranks))], "nice": False, "padding": 12}
+    x = {"field": "rank", "type": "quantitative", "scale": scale, "title": "mean rank over the tasks (1: the best)"}
+    x |= {"axis": {"tickMinStep": 1, "grid": True}}
+    y = {"field": "place", "type": "quantitative", "axis": None, "scale": {"domain": [-0.8 - len(ranks), top]}}
+    tooltip = _tooltip(("method", "method"), ("rank", "mean rank"))
+    level = {**y, "field": "axis"}
+    stem = {"x": x, "y": level, "y2": {"field": "place"}, **_method(series), "opacity": _emphasis()}
+    point = {"x": x, "y": level, "shape": _shape(series), **_method(series), "tooltip": tooltip}
+    text = {"x": x, "y": y, "text": {"field": "method"}, **_method(series), "opacity": _emphasis()}
+    layers = [
+        _layer("rule", stem, strokeWidth=1),
+        _layer("point", {**point, "opacity": _emphasis()}, size=90),
+        *(
+            _layer("text", text, align=align, dx=dx, fontSize=12, limit=220)
+            | {"transform": [{"filter": f"datum.rank {sign} {middle}"}]}
+            for align, dx, sign in (("left", 5, "<="), ("right", -5, ">"))
+            if any((row["rank"] <= middle) == (sign == "<=") for row in labels)
+        ),
+    ]
+    if bars:
+        bar = {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "y": y}
+        layers.append(_layer("rule", bar, data={"values": bars}, strokeWidth=5, color=colour("ink"), strokeCap="round"))
+    if distance is not None:
+        ruler = [{"from": 1, "to": short(1 + distance), "place": top - 0.5}]
+        layers.append(
+            _layer("rule", {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "y": y}, data={"values": ruler})
+        )
+        layers.append(
+            _layer(
+                "text",
+                {"x": {**x, "field": "from"}, "y": y, "text": {"value": f"critical difference {distance:.2f}"}},
+                data={"values": ruler},
+                align="left",
+                dy=-9,
+                color=colour("muted"),
+            )
+        )
+    return {**_spec(labels, layers), "height": 90 + 22 * len(ranks)}
+
+
+NAMES: Spec = {"domain": False, "ticks": False, "labelPadding": 8}
+"""An axis of names."""
+
+# Parts of charts ----------------------------------------------------------------------------------------------------
+
+
+def _spec(rows: Sequence[Row], layers: list[Spec]) -> Spec:
+    """Return a specification of layers over the same rows, as wide as the page lets it be."""
+    size = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+    return {**size, "params": [PICKED], "data": {"values": list(rows)}, "layer": layers}
+
+
+def _layer(mark: str, encoding: Mapping[str, Any], data: Spec | None = None, **look: Any) -> Spec:
+    return {**({"data": data} if data else {}), "mark": {"type": mark, **look}, "encoding": dict(encoding)}
+
+
+def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, axis: str, across: str) -> Spec:
+    """Return lines in bands over a quantity."""
+    y = _quantity("value", axis)
+    band = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **_method(series)}
+    # The band of a method that is not picked vanishes.
+    band["fillOpacity"] = {"condition": {"test": EMPHASISED, "value": 0.16}, "value": 0.0}
+    dashes = {"field": "method", "type": "nominal", "legend": None}
+    dashes |= {
+        "scale": {"domain": [s.label for s in series], "range": [[5, 3] if s.dashed else [1, 0] for s in series]}
+    }
+    line = {"x": x, "y": y, "strokeDash": dashes, **_method(series), "opacity": _emphasis()}
+    tooltip = _tooltip(("method", "method"), (across, across), ("value", axis), ("low", "from"), ("high", "to"))
+    dots = {"x": x, "y": y, **_method(series), "tooltip": tooltip}
+    layers = [
+        _layer("area", band, line=False),
+        _layer("line", line, strokeWidth=2, interpolate="linear"),
+        _layer("point", dots, size=80, opacity=0.0),
+    ]
+    if all(row["low"] == row["high"] for row in rows):
+        del layers[0]
+    return {**_spec(rows, layers), "height": 260}
+
+
+EMPHASISED = "picked == '' || datum.method == picked"
+"""Whether a mark is of the method that the page's legend emphasises, or all are."""
+
+
+def _emphasis() -> Spec:
+    return {"condition": {"test": EMPHASISED, "value": 1.0}, "value": 0.12}
+
+
+def _method(series: Sequence[Series]) -> dict[str, Spec]:
+    """Return the colour of marks by their method; the page has the legend."""
+    scale = {"domain": [each.label for each in series], "range": [colour(each.colour) for each in series]}
+    return {"color": {"field": "method", "type": "nominal", "scale": scale, "legend": None}}
+
+
+def _shape(series: Sequence[Series]) -> Spec:
+    scale = {"domain": [each.label for each in series], "range": [each.shape for each in series]}
+    return {"field": "method", "type": "nominal", "scale": scale, "legend": None}
+
+
+def _quantity(field: str, title: str) -> Spec:
+    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False, "nice": True}}
+
+
+def _tooltip(*fields: tuple[str, str]) -> list[Spec]:
+    numbers = ("value", "low", "high", "mean", "worst", "rank", "count")
+    return [{"field": f, "title": title, **({"format": ".4~g"} if f in numbers else {})} for f, title in fields]
+
+
+def _beside(rows: Sequence[Row], *, reverse: bool) -> list[dict[str, Any]]:
+    """Return the rows with the side of the point at which a label meets the fewest others.
+
+    Lengths are those of a chart 640 wide and 340 high; a narrow one shows no labels.
+    """
+    places = [(float(row["mean"]), float(row["worst"])) for row in rows]
+    spans = [max(max(axis) - min(axis), 1e-12) for axis in zip(*places, strict=True)] if places else []
+    boxes: list[tuple[float, float, float, float]] = []
+    points = []
+    for mean, worst in places:
+        across, up = (
+            (value - min(axis)) / span
+            for value, axis, span in zip((mean, worst), zip(*places, strict=True), spans, strict=True)
+        )
+        if reverse:
+            across, up = 1.0 - across, 1.0 - up
+        points.append((40 + 560 * across, 300 - 260 * up))
+    found = []
+    for row, (left, top) in zip(rows, points, strict=True):
+        length = 6.2 * min(len(row["method"]), 27)
+        options = []
+        for number, (side, (dx, dy, align)) in enumerate(SIDES.items()):
+            begin = left + dx if align == "left" else left + dx - length
+            box = (begin, top + dy - 6, begin + length, top + dy + 6)
+            meets = sum(_overlap(box, other) for other in boxes)
+            meets += sum(_overlap(box, (x - 6, y - 6, x + 6, y + 6)) for x, y in points if (x, y) != (left, top))
+            outside = box[0] < 0 or box[2] > 640
+            options.append((meets + 3 * outside, number, side, box))
+        best = min(options)
+        boxes.append(best[3])
+        found.append({**row, "side": best[2]})
+    return found
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+# How charts look ----------------------------------------------------------------------------------------------------
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
+"""What pages and charts are set in: fonts that the reader's machine has."""
+
+CONFIG: Spec = {
+    "background": None,
+    "aria": False,  # the page describes each chart as a whole
+    "font": FONT,
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": colour("muted"),
+        "titleColor": colour("ink"),
+        "gridColor": colour("grid"),
+        "domainColor": colour("line"),
+        "tickColor": colour("line"),
+        "labelFontSize": 11.5,
+        "titleFontSize": 12,
+        "titleFontWeight": 500,
+        "titlePadding": 8,
+        "labelOverlap": True,
+        "tickCount": 6,
+    },
+    "legend": {
+        "labelColor": colour("muted"),
+        "titleColor": colour("ink"),
+        "titleFontWeight": 500,
+        "labelFontSize": 11,
+        "titleFontSize": 11.5,
+    },
+    "point": {"filled": True, "size": 60},
+}
+"""How all charts look."""
+
+
+def for_paper(spec: Spec) -> Spec:
+    """Return a specification that stands alone, for a figure of a paper: light colours, a legend, a width."""
+    text = json.dumps({**spec, "config": CONFIG, "width": 520})
+    for name, (light, _) in COLOURS.items():
+        text = text.replace(colour(name), light)
+    paper: Spec = json.loads(text)
+    paper["config"] |= {"font": "sans-serif", "background": "white"}
+    paper["config"]["legend"] |= {"symbolLimit": 0, "labelLimit": 300}
+    for layer in paper.get("layer", []):
+        encoding = layer["encoding"]
+        for channel in ("color", "shape", "strokeDash"):
+            if channel in encoding and encoding[channel].get("legend", ...) is None:
+                encoding[channel]["legend"] = {"orient": "bottom", "title": None, "columns": 3}
+    return paper
+
+
+def draw_svg(spec: Spec) -> str:
+    """Return the chart as an SVG file for a paper."""
+    import vl_convert  # imported late: it starts a JavaScript engine
+
+    svg: str = vl_convert.vegalite_to_svg(for_paper(spec))
+    return svg

@@ -1,0 +1,66 @@
+"use strict";
+// Draws the charts, emphasises what a legend's button names, saves a chart as SVG, and unfolds all before printing.
+(function () {
+  const parse = (id) => JSON.parse(document.getElementById(id).textContent);
+  const config = parse("chart-config");
+  const views = new Map();
+  const options = {
+    ast: true, // expressions are interpreted, as the page's policy forbids to make code of text
+    renderer: "svg", // whose colours are the style sheet's
+    actions: false,
+    defaultStyle: false,
+    tooltip: { disableDefaultStyle: true },
+  };
+
+  async function draw(plot) {
+    const name = plot.id.slice("chart-".length);
+    const fallback = plot.textContent;
+    const axis = { ...config.axis, labelLimit: Math.max(80, Math.round(0.28 * plot.clientWidth)) };
+    plot.textContent = "";
+    try {
+      const { view } = await vegaEmbed(plot, parse("spec-" + name), { ...options, config: { ...config, axis } });
+      views.set(name, view);
+      plot.dataset.drawn = "yes";
+    } catch (error) {
+      plot.textContent = "This chart could not be drawn: " + error + " " + fallback;
+      plot.dataset.drawn = "no";
+    }
+  }
+
+  function emphasise(label) {
+    for (const button of document.querySelectorAll(".legend button"))
+      button.setAttribute("aria-pressed", String(button.dataset.label === label));
+    for (const view of views.values()) if ("picked" in view.getState().signals) view.signal("picked", label).runAsync();
+  }
+
+  async function save(name) {
+    const style = getComputedStyle(document.documentElement);
+    const svg = (await views.get(name).toSVG()).replace(/var\((--[a-z0-9-]+)\)/g, (_, key) => style.getPropertyValue(key).trim());
+    const link = document.createElement("a");
+    link.href = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(svg);
+    link.download = name + ".svg";
+    link.click();
+  }
+
+  for (const button of document.querySelectorAll(".legend button"))
+    button.addEventListener("click", () => emphasise(button.getAttribute("aria-pressed") === "true" ? "" : button.dataset.label));
+  for (const button of document.querySelectorAll(".save")) {
+    button.hidden = false;
+    button.addEventListener("click", () => save(button.dataset.chart));
+  }
+
+  const contents = document.querySelector(".contents");
+  const wide = matchMedia("(min-width: 70rem)");
+  const fold = () => { contents.open = wide.matches; };
+  wide.addEventListener("change", fold);
+  fold();
+
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details:not([open])")];
+    for (const details of opened) details.open = true;
+  });
+  addEventListener("afterprint", () => { for (const details of opened) details.open = false; });
+
+  window.drawn = (async () => { for (const plot of document.querySelectorAll(".plot")) await draw(plot); })();
+})();
