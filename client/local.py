@@ -18,6 +18,7 @@ from .honoured import Honoured
 from .metrics import (
     AFTER,
     BEFORE,
+    BY_GROUP,
     OF_EVALUATION,
     OF_TRAINING,
     OF_WORK,
@@ -41,7 +42,7 @@ HONOURED = Honoured(
         | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
         | {"propfair_epsilon", "agreed", "others"}
     ),
-    metrics=frozenset(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)) | set(OF_WORK),
+    metrics=frozenset(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)) | set(OF_WORK) | {BY_GROUP},
 )
 """What a LocalClient honours, and by it all who let one client work after the other: it is what the fields mean."""
 
@@ -169,7 +170,9 @@ class LocalClient:
 
     def _measured(self, measurement: Measurement, terms: Terms) -> dict[str, float]:
         """Return what the model, as it is now, has by a measurement."""
-        return self.report(measurement, measure(self.model, self.task, measurement.of(self.splits)), terms)
+        smallest_group = self.settings.smallest_group if measurement.by_group else 0
+        scores = measure(self.model, self.task, measurement.of(self.splits), smallest_group)
+        return self.report(measurement, scores, terms)
 
     def _work_done(self, work: LocalWork, received: StateDict) -> WorkDone:
         """Return the work that has made the model what it is now."""

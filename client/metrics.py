@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fairbloom.protocol import names as wire
+from fairbloom.protocol.scores import name_in_group
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Splits
 
@@ -39,6 +40,11 @@ class Measurement(NamedTuple):
     model: str
     examples: str
     requested: bool = True
+
+    @property
+    def by_group(self) -> bool:
+        """Whether its scores are measured in each group of the examples as well, where the task has groups."""
+        return self.examples == TEST
 
     def requests(self, measure: tuple[str, ...]) -> Mapping[str, str]:
         """Return those of these names that are of this measurement, and the loss or score that each is about."""
@@ -83,6 +89,10 @@ OF_EVALUATION = (
     OF_PERSONAL,
 )
 """What is measured where it evaluates, in the order of a reply."""
+
+
+BY_GROUP = name_in_group("{}", "{}", "{}")
+"""What a client's counts and scores by group are called, of whatever measurement is `by_group`."""
 
 
 class WorkDone(NamedTuple):

@@ -15,6 +15,7 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Examples, Task
 
+from .groups import measure_groups
 from .linear import linear_step
 from .work import LocalWork, descend
 
@@ -210,10 +211,11 @@ def _type(model: nn.Module) -> str:
 
 
 @torch.no_grad()
-def measure(model: nn.Module, task: Task, examples: Examples) -> dict[str, float]:
+def measure(model: nn.Module, task: Task, examples: Examples, smallest_group: int = 0) -> dict[str, float]:
     """Return the mean loss and the task's scores of `model`, in eval mode, over all `examples`, by their names.
 
-    A score that is not finite is left out: an AUC of a single class has no meaning.
+    A score that is not finite is left out: an AUC of a single class has no meaning. With `smallest_group`, what
+    `measure_groups` returns is there too, where the examples have groups.
     """
     model.eval()
     starts = range(0, len(examples), EVALUATION_BATCH)
@@ -225,4 +227,6 @@ def measure(model: nn.Module, task: Task, examples: Examples) -> dict[str, float
         score.name: of(outputs, targets) for score, of in task.scores.items()
     }
     means = {name: torch.as_tensor(value).double().mean().item() for name, value in found.items()}
-    return {name: value for name, value in means.items() if name == LOSS or math.isfinite(value)}
+    scores = {name: value for name, value in means.items() if name == LOSS or math.isfinite(value)}
+    groups = examples.group_places() if smallest_group else None
+    return scores if groups is None else scores | measure_groups(task, outputs, targets, groups, smallest_group)

@@ -46,3 +46,32 @@ class Score:
 
 ACCURACY = Score("accuracy", percent=True)
 """The share of examples whose answer is right."""
+
+
+COUNT = "count"
+"""What counts the examples of a group."""
+
+
+@dataclass(frozen=True)
+class GroupScore(Score):
+    """A score that clients measure in each group of their examples: the mean of a number that each example has.
+
+    Attributes
+    ----------
+    over
+        What counts the examples that it is the mean over: `count` for all of a group, or a word of its own where some
+        do not count, as `positives` for a true positive rate.
+    """
+
+    over: str = COUNT
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of tables that hold it: the count where that is one of its own, and the score."""
+        name = self.name.replace("-", "_")
+        return (name,) if self.over == COUNT else (self.over.replace("-", "_"), name)
+
+
+def name_in_group(name: str, grouping: str, group: str) -> str:
+    """Return what replies call a score, or a count, of one group: "accuracy[sex:female]"."""
+    return f"{name}[{grouping}:{group}]"

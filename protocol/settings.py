@@ -152,6 +152,9 @@ class RunSettings(BaseModel):
     fraction_evaluate: Annotated[float, Range("(0, 1]")] = Field(
         1.0, description="Share of the clients that evaluate the model in a round with an evaluation"
     )
+    smallest_group: Annotated[int, Range("[1, inf)"), Mark.WORK, Mark.LATER] = Field(
+        5, description="Fewest test examples of a group whose count and scores a client reports"
+    )
     round_timeout: Annotated[float, Range("(0, inf)")] = Field(
         600.0, description="Seconds that deployed clients have to reply in a round"
     )

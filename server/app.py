@@ -32,6 +32,7 @@ from .polling import PollingGrid
 from .progress import announce
 from .run_folder.checks import check_folder, check_same_data
 from .run_folder.files import AGREED, CONFIG, KNOWN, is_finished, record_known, write_first_files
+from .run_folder.groups import Grouped
 from .run_folder.lock import locked_folder
 from .run_folder.recorder import RunRecorder
 from .run_folder.rows import Row
@@ -132,6 +133,7 @@ def federate(
             shared=not deployed,
             keep=clients.keep,
             validated=settings.validation_share > 0.0,
+            grouped=Grouped.of(task),
             back=back,
         )
         if recorder.finished:  # by the process that was waited for

@@ -167,9 +167,16 @@ class Settings(RunSettings):
         return self.model_copy(update={"fraction": recorded.get("fraction") or usual_fraction(len(training))})
 
     def run_config(self) -> dict[str, Value]:
-        """Return the flat run config, with the parameters of the chosen task and method."""
+        """Return the flat run config, with the parameters of the chosen task and method.
+
+        A task's parameter that runs were named without once is left out at its default.
+        """
         fields = {key: value for key, value in super().run_config().items() if key not in self.parameters}
-        return fields | find_task(self.task).check_parameters(self.parameters) | self._method_parameters()
+        info = find_task(self.task)
+        later = {each.key: each.default for each in info.settings if Mark.LATER in each.marks}
+        of_task = info.check_parameters(self.parameters)
+        chosen = {key: value for key, value in of_task.items() if key not in later or value != later[key]}
+        return fields | chosen | self._method_parameters()
 
     def _known(self) -> Mapping[str, Parameter]:
         return parameters(task=self.task, methods=[self.method])

@@ -137,12 +137,16 @@ class LocalClients(ABC):
         """Return one of the clients."""
         personal = self.personal(name)  # asked for with its client, so that neither is forgotten before the other
         if name not in self._locals:
-            if self._loaded is None:
-                self._loaded = load_task_and_model(self.settings)  # once: a run keeps the data that it began with
-            task, model = self._loaded
+            task, model = self.task_and_model()
             self._locals[name] = LocalClient(name, name, self.settings, task, task.splits(name), model, personal)
         self._locals.move_to_end(name)
         return self._locals[name]
+
+    def task_and_model(self) -> tuple[Task, Module]:
+        """Return the task and a model on the device, loaded once: a run keeps the data that it began with."""
+        if self._loaded is None:
+            self._loaded = load_task_and_model(self.settings)
+        return self._loaded
 
     def personal(self, name: str) -> PersonalModels:
         """Return the personal models of a client."""

@@ -1,9 +1,15 @@
 """The tasks that are known by name; nothing here imports PyTorch, since names are wanted without it."""
 
-from fairbloom.protocol.parameters import Choices, Parameter, Range
+from fairbloom.protocol.parameters import Choices, Mark, Parameter, Range
 
 from .datasets.pictures import PICTURES, SHIFTS
 from .task import LABEL_PARTITIONS, DataFile, TaskInfo
+
+
+def group_by(meaning: str) -> Parameter:
+    """Return the parameter by which a task's examples are grouped; runs were named without it once."""
+    return Parameter("group", str, "", meaning, marks=frozenset({Mark.LATER}))
+
 
 KNOWN = (
     TaskInfo(
@@ -46,6 +52,7 @@ KNOWN = (
                 "published those whom the code behind FedMGDA+'s Table 7 takes in their place",
                 Choices("described", "published"),
             ),
+            group_by("Columns of categories by which clients report counts and scores in groups, as in 'sex,race'"),
         ),
         natural=("phd", "education", "race", "sex"),
         tests="fixed",
@@ -71,6 +78,7 @@ KNOWN = (
                 "and 0 draws by the run's seed",
                 Range("[0, 4294967295]"),
             ),
+            group_by("What clients report counts and scores in groups by: sex, or a number, as in 'sex,age>=60'"),
         ),
         natural=("hospital",),
         split_by=("split", (0,)),
@@ -161,6 +169,15 @@ KNOWN = (
                 5,
                 "Fewest training rows of a category that a deployed client reports by name; rarer ones become other",
                 Range("[1, inf)"),
+            ),
+            group_by("Columns by which clients report counts and scores in groups, as in 'sex,age>=60'"),
+            Parameter(
+                "positive",
+                str,
+                "",
+                "Positive one of two classes, of which groups have selection and true positive rates; by default the "
+                "second",
+                marks=frozenset({Mark.LATER}),
             ),
         ),
         reads_folder=True,

@@ -5,11 +5,18 @@ NaN, and is left out then.
 """
 
 import math
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fairbloom.protocol.scores import Score
+from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
+
+from .task import is_highest
+
+OfEach = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) → a number of each example."""
 
 BALANCED_ACCURACY = Score("balanced-accuracy", percent=True)
 """The share of right answers in each class, averaged over the classes."""
@@ -25,6 +32,32 @@ RMSE = Score("rmse", higher_is_better=False)
 
 R2 = Score("r2")
 """The share of the targets' variance that the outputs explain; below 0 they are worse than the targets' mean."""
+
+SELECTION_RATE = GroupScore("selection-rate", percent=True)
+"""The share of a group's examples for which the positive class is predicted, whether it is right or not."""
+
+TRUE_POSITIVE_RATE = GroupScore("true-positive-rate", percent=True, over="positives")
+"""The share of a group's positive examples for which the positive class is predicted."""
+
+
+def group_scores_of_classes(classes: int, positive: int = 1) -> Mapping[GroupScore, OfEach]:
+    """Return what is measured in groups where classes are predicted; of two, `positive` is the place of one."""
+    accuracy = {GroupScore(ACCURACY.name, percent=ACCURACY.percent): is_highest}
+    if classes != 2:
+        return accuracy
+    selected, found = (partial(of, positive=positive) for of in (is_selected, is_found))
+    return {**accuracy, SELECTION_RATE: selected, TRUE_POSITIVE_RATE: found}
+
+
+def is_selected(outputs: Tensor, targets: Tensor, *, positive: int) -> Tensor:
+    """Return for each example whether the positive class has the highest output."""
+    return outputs.argmax(dim=1) == positive
+
+
+def is_found(outputs: Tensor, targets: Tensor, *, positive: int) -> Tensor:
+    """Return for each positive example whether the positive class has the highest output, NaN for the others."""
+    found = is_selected(outputs, targets, positive=positive).double()
+    return found.masked_fill(targets != positive, math.nan)
 
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:

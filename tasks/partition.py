@@ -351,7 +351,7 @@ def add_labels(parts: Parts, labels: Labels) -> list[tuple[Indices, Labels]]:
     return [(rows, labels[rows]) for rows in parts]
 
 
-def splits_of(inputs: Tensor, targets: Tensor, parts: Parts) -> Splits:
+def splits_of(inputs: Tensor, targets: Tensor, parts: Parts, groups: Tensor | None = None) -> Splits:
     """Return a client's splits of tensors that hold its examples, and may hold those of others."""
-    train, test, validation = (Examples(inputs, targets, torch.from_numpy(rows)) for rows in parts)
+    train, test, validation = (Examples(inputs, targets, torch.from_numpy(rows), groups) for rows in parts)
     return Splits(train, test, validation if len(validation) else None)

@@ -31,7 +31,9 @@ def pool(task: Task) -> Task:
 def join(parts: Sequence[Examples]) -> Examples:
     """Return the examples of all parts, one after the other; tensors that all of them share are not copied."""
     first, rows = parts[0], [part.rows for part in parts if part.rows is not None]
-    if len(rows) == len(parts) and all(p.inputs is first.inputs and p.targets is first.targets for p in parts):
-        return Examples(first.inputs, first.targets, torch.cat(rows))
+    shared = all(p.inputs is first.inputs and p.targets is first.targets and p.groups is first.groups for p in parts)
+    if shared and len(rows) == len(parts):
+        return Examples(first.inputs, first.targets, torch.cat(rows), first.groups)
     inputs, targets = zip(*(part[:] for part in parts), strict=True)
-    return Examples(torch.cat(inputs), torch.cat(targets))
+    groups = [places for part in parts if (places := part.group_places()) is not None]
+    return Examples(torch.cat(inputs), torch.cat(targets), groups=torch.cat(groups) if groups else None)

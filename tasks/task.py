@@ -13,7 +13,7 @@ from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.names import AGREED, DEPLOYED
 from fairbloom.protocol.parameters import Parameter, parameters_of
-from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Value
 
 if TYPE_CHECKING:
@@ -289,8 +289,9 @@ class TaskInfo:
         return replace(task, splits=splits)
 
 
-REMEMBERED, TENSORS = 1024, 6
-"""So many clients' examples are kept once they are made, and as many tensors each: inputs, targets and rows, twice."""
+REMEMBERED, TENSORS = 1024, 8
+"""So many clients' examples are kept once they are made, and as many tensors each: inputs, targets, rows and groups,
+twice."""
 
 
 def check_model(name: str, info: TaskInfo) -> None:
@@ -315,11 +316,15 @@ class Examples:
         Tensors that clients may share, first dimension the examples.
     rows
         Indices of the examples that are in this split; None for all.
+    groups
+        Which group each example belongs to, as a place among those of each of the task's groupings: shape (n, number of
+        groupings), torch.int64. None where the task has no groupings.
     """
 
     inputs: Tensor
     targets: Tensor
     rows: Tensor | None = None
+    groups: Tensor | None = None
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -332,7 +337,12 @@ class Examples:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Examples:
         """Return the examples with all their tensors changed."""
-        return Examples(change(self.inputs), change(self.targets), None if self.rows is None else change(self.rows))
+        rows, groups = (None if each is None else change(each) for each in (self.rows, self.groups))
+        return Examples(change(self.inputs), change(self.targets), rows, groups)
+
+    def group_places(self) -> Tensor | None:
+        """Return `groups` of the examples of this split, None where they have none."""
+        return self.groups if self.rows is None or self.groups is None else self.groups.index_select(0, self.rows)
 
 
 def _of(tensor: Tensor, rows: Tensor | slice) -> Tensor:
@@ -403,6 +413,12 @@ class Task:
     dealt
         A client's name → the places in the data set, and the classes, of its examples to train on, to be tested on and
         to choose the best model by; where a data set is dealt to clients, None elsewhere.
+    groupings
+        The ways in which examples are grouped, by sex say, each with the names of its groups; `Examples.groups` has the
+        place of each example's group among them. Every example belongs to one group of each grouping.
+    group_scores
+        What is measured in each group: (outputs, targets) → a number of each example, shape (n,), NaN for one that does
+        not count. By default the first of `scores`, which must give a number of each example then.
     """
 
     clients: tuple[str, ...]
@@ -415,6 +431,15 @@ class Task:
     about: Callable[[str], Mapping[str, Any]] | None = None
     describe: Callable[[], Described] | None = None
     dealt: Callable[[str], Sequence[tuple[Places, Places]]] | None = None
+    groupings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    group_scores: Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Let the first score be what is measured in groups, where there are groups and nothing else is said."""
+        if self.groupings and not self.group_scores:
+            score, of = next(iter(self.scores.items()))
+            first = GroupScore(score.name, score.higher_is_better, score.percent)
+            object.__setattr__(self, "group_scores", {first: of})
 
     @classmethod
     def of(cls, made: object) -> Task:

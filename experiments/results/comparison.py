@@ -4,7 +4,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from fairbloom.system.files import write_whole
 from ..recipes.recipe import CLIENT
 from .caveats import caveats_of_comparison
 from .differences import Difference, differences_of
+from .groups import GroupReport
 from .presentation import draw, render_html, show
 from .run import COMPARISON, Run, final_of, frame, load, measures
 from .shared_data import deals_clients, test_share_of
@@ -127,7 +128,7 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
     runs = {label: [load(folder / name) for name in names] for label, names in plan.runs.items()}
     scores = runs[plan.baseline][0].scores
     finals: dict[str, list[Mapping[str, Values]]] = {}
-    personal = []
+    personal: dict[str, str] = {}
     for label, by_seed in runs.items():
         for run in by_seed:
             final_of(run)  # at the latest here it is noticed that nobody evaluated
@@ -136,7 +137,7 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
         if all(each[scores[0].name] for each in of_personal):
             name = f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
             finals[name] = of_personal
-            personal.append(name)
+            personal[name] = label
     left_out = [
         sorted(
             {client for by_seed in runs.values() for client in by_seed[i].without_score} - _scored(finals, scores[0], i)
@@ -157,7 +158,15 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
         caveats,
         test_share_of(known),
         deals_clients(known),
+        _by_group(runs, personal),
     )
+
+
+def _by_group(runs: Mapping[str, Sequence[Run]], personal: Mapping[str, str]) -> Mapping[str, Sequence[GroupReport]]:
+    """Return what clients report of groups under each method's final models; `personal` has labels by other names."""
+    found = {label: [run.by_group() for run in by_seed] for label, by_seed in runs.items()}
+    found |= {name: [run.by_group("personal") for run in runs[label]] for name, label in personal.items()}
+    return {label: [each for each in reports if each] for label, reports in found.items() if all(reports)}
 
 
 def _finals(run: Run, scores: Sequence[Score], model: str = "global") -> Mapping[str, Values]:
@@ -213,6 +222,8 @@ class Comparison:
         data of its own, or all are tested on the same examples.
     dealt
         Whether a seed decides which examples a client has, so that a client's name means others with each seed.
+    by_group
+        By method, one entry a seed: what clients report of groups; empty where they have none.
     """
 
     finals: Mapping[str, Sequence[Mapping[str, Values]]]
@@ -225,6 +236,7 @@ class Comparison:
     caveats: tuple[str, ...] = ()
     test_share: float = 0.0
     dealt: bool = False
+    by_group: Mapping[str, Sequence[GroupReport]] = field(default_factory=dict)
 
     @property
     def score(self) -> Score:
@@ -348,6 +360,32 @@ class Comparison:
     def clients(self) -> "pandas.DataFrame":
         """A row a method, seed and client, with each score."""
         return frame(self.client_rows())
+
+    @cached_property
+    def groups(self) -> "pandas.DataFrame":
+        """A row a method, seed, client and group with counts and scores; empty where there are no groups."""
+        return frame(self.group_rows())
+
+    @cached_property
+    def gaps(self) -> "pandas.DataFrame":
+        """A row a method, seed, client, grouping and score with the gap between groups."""
+        return frame(self.gap_rows())
+
+    def group_rows(self) -> list[dict[str, Any]]:
+        """Return a row a method, seed, client and group: over all clients together, and client by client."""
+        return self._of_groups(GroupReport.rows)
+
+    def gap_rows(self) -> list[dict[str, Any]]:
+        """Return a row a method, seed, client, grouping and score: over all clients together, and client by client."""
+        return self._of_groups(GroupReport.gap_rows)
+
+    def _of_groups(self, rows: Callable[[GroupReport], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        return [
+            {"method": method, "seed": seed, **row}
+            for method, reports in self.by_group.items()
+            for seed, report in zip(self.seeds, reports, strict=True)
+            for row in rows(report)
+        ]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of comparison.csv: one a method and seed."""

@@ -23,6 +23,8 @@ from fairbloom.server.run_folder.files import (
     CLIENTS,
     CONFIG,
     ENGINE,
+    GROUPED,
+    GROUPS,
     ROUNDS,
     SCORES,
     SPLIT,
@@ -31,6 +33,7 @@ from fairbloom.server.run_folder.files import (
     read_model,
 )
 from fairbloom.server.run_folder.flower import collect_options
+from fairbloom.server.run_folder.groups import MODELS
 from fairbloom.server.run_folder.lock import is_running
 from fairbloom.server.run_folder.rows import ABSENT, WORDS, parse_absent
 from fairbloom.server.settings import default_config
@@ -39,6 +42,7 @@ from fairbloom.tasks import find_task
 
 from ..recipes.labels import label_of, title
 from ..recipes.variants import COMMON
+from .groups import GroupReport, read_groups
 from .presentation import draw, render_html, show
 
 if TYPE_CHECKING:
@@ -50,7 +54,7 @@ if TYPE_CHECKING:
 COMPARISON = "comparison.json"
 """The file that makes a folder that of a comparison."""
 
-TEXTS = (*WORDS, "method", "score")
+TEXTS = (*WORDS, "method", "score", "lowest", "highest")
 """The columns of tables that hold words, however much they look like numbers."""
 
 Rows = list[dict[str, str]]
@@ -152,6 +156,40 @@ class Run:
     def clients(self) -> "pandas.DataFrame":
         """The table clients.csv: a row a client and evaluated round."""
         return frame(self._clients)
+
+    @cached_property
+    def groups(self) -> "pandas.DataFrame":
+        """The table groups.csv: a row a client, evaluated round, model and group; empty where there are no groups."""
+        return frame(self._groups)
+
+    @cached_property
+    def gaps(self) -> "pandas.DataFrame":
+        """A row a gap between groups after the last evaluated round: of all clients together, and of each."""
+        return frame(
+            [
+                {"model": model, **row}
+                for model in MODELS
+                if (report := self.by_group(model)) is not None
+                for row in report.gap_rows()
+            ]
+        )
+
+    def by_group(self, model: str = "global") -> GroupReport | None:
+        """Return counts, scores and gaps of groups after the last evaluated round; None where there are no groups.
+
+        Parameters
+        ----------
+        model
+            "global", or "personal" for personal models, which few methods have.
+        """
+        grouped = GROUPED.read(self.folder)
+        if grouped is None:
+            return None
+        last = {row["round"] for row in self._last_rows}
+        rows = [row for row in self._groups if row["round"] in last and row["model"] == model]
+        if model != "global" and not rows:
+            return None
+        return read_groups(grouped, rows, self.test_examples(), GROUPS.path_in(self.folder))
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -303,6 +341,10 @@ class Run:
     @cached_property
     def _clients(self) -> Rows:
         return CLIENTS.read(self.folder)
+
+    @cached_property
+    def _groups(self) -> Rows:
+        return GROUPS.read(self.folder) if GROUPED.exists_in(self.folder) else []
 
     @cached_property
     def _last_rows(self) -> Rows:

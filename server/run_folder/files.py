@@ -18,6 +18,7 @@ from fairbloom.system.files import write_whole
 from ..checkpoint import EARLIER as EARLIER_CHECKPOINTS
 from ..checkpoint import Arrays, load_last, load_model, read_checksum, save_model
 from .errors import explain_read_errors, explain_write_errors
+from .groups import GROUP_KEYS, Grouped
 from .lock import LOCK as LOCK_NAME
 from .tables import Cells, read_table
 from .values import Beginning, Known, Recorded
@@ -277,6 +278,27 @@ ROUNDS = TableFile(
 )
 
 CLIENTS = TableFile(name="clients.csv", holds="a row per client and evaluated round", needed=("round", "client"))
+
+GROUPED = File["Grouped | None"](
+    name="groups.json",
+    holds=(
+        "where clients report [groups](subgroups.md): the groupings with their groups, and what is measured in each"
+    ),
+    encode=lambda grouped: b"" if grouped is None else grouped.encode(),
+    decode=Grouped.decode,
+    absent=None,
+    remedy="Restore it from a copy, or choose another folder (--out)",
+    first=lambda beginning: Grouped.of(beginning.task),
+)
+
+GROUPS = TableFile(
+    name="groups.csv",
+    holds=(
+        "where clients report groups: a row per client, evaluated round, model and group, with the count of test "
+        "examples and the scores; a group that is too small has no row"
+    ),
+    needed=GROUP_KEYS,
+)
 
 CHECKPOINTS = Entry(
     name="checkpoint",

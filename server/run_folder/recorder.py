@@ -40,12 +40,14 @@ from .files import (
     CONFIG,
     EARLIER,
     ENVIRONMENT,
+    GROUPS,
     MODEL,
     ROUNDS,
     SCORES,
     is_finished,
     is_run_folder,
 )
+from .groups import Grouped, format_groups
 from .rows import Row, client_columns, format_clients, format_round, mean_column, round_columns
 from .tables import TableWriter, find_furthest_round, find_last_step
 from .taking_back import StoredRun, TakeBack, complete_taking_back, take_back
@@ -81,6 +83,8 @@ class RunRecorder:
     validated
         Whether clients have validation examples: the best model is then the one with the best mean score on these, and
         not on the test examples.
+    grouped
+        How test examples are grouped, and what clients measure in each group; None: they have no groups.
     back
         The round that the run is taken back to, and for whom; None: it goes on where it was.
 
@@ -100,6 +104,7 @@ class RunRecorder:
         shared: bool = False,
         keep: Callable[[int], None] = lambda since: None,
         validated: bool = False,
+        grouped: Grouped | None = None,
         back: TakeBack | None = None,
     ) -> None:
         self.path = path
@@ -110,6 +115,8 @@ class RunRecorder:
         self._shared, self._keep = shared, keep
         self._rounds = TableWriter(ROUNDS.path_in(path), round_columns(method, self._score, validated=validated))
         self._clients = TableWriter(CLIENTS.path_in(path), client_columns(scores, validated=validated))
+        self._grouped = grouped
+        self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
         self._validated = validated
         self._best_by = mean_column(self._score, validated=validated)
         self._personal = method.terms(1).personal_lambda is not None
@@ -126,7 +133,7 @@ class RunRecorder:
         if not is_run_folder(self.path):
             _lay_out(self.path, config, self._scores)
             return
-        kept = StoredRun(self.path, (self._rounds, self._clients), self._best_by, self._personal)
+        kept = StoredRun(self.path, self._tables, self._best_by, self._personal)
         recorded = complete_taking_back(kept, CONFIG.read(self.path))
         if find_grown(recorded.settings, config):
             self._check_extensible(recorded.num_rounds, config["num-rounds"])
@@ -163,7 +170,7 @@ class RunRecorder:
         self._merits = {int(number): Merit(*merit) for number, merit in state.get("merits", {}).items()}
         with explain_write_errors(f"what is there up to round {self.saved}", self.path):
             furthest = find_furthest_round(self._rounds.path, self.saved, SHARED_SECONDS)
-            for table in (self._rounds, self._clients):
+            for table in self._tables:
                 table.cut_back(self.saved, furthest)
         return None if arrays is None else (arrays, state["strategy"])
 
@@ -180,6 +187,8 @@ class RunRecorder:
         row = format_round(finished, seconds, self.method.reports, self._score)
         self._rounds.add([[row.get(column) for column in self._rounds.columns]])
         self._clients.add(format_clients(finished, self._scores, validated=self._validated))
+        if self._grouped is not None and self._groups is not None:
+            self._groups.add(format_groups(finished, self._grouped))
         mean = row.get(self._best_by)
         if isinstance(mean, float) and (not self._best or self._score.better(mean, self._best["mean"]) > 0.0):
             self._best, self._new_best = {"mean": mean, "round": finished.number}, finished.evaluated
@@ -208,8 +217,8 @@ class RunRecorder:
         with explain_write_errors(
             f"round {first}" if first == last.number else f"rounds {first} to {last.number}", self.path
         ):
-            self._rounds.write()
-            self._clients.write()
+            for table in self._tables:
+                table.write()
             if self._new_best is not None:
                 BEST.write(
                     self.path,
@@ -277,6 +286,10 @@ class RunRecorder:
         self.write()
         with explain_write_errors("the final model", self.path):
             MODEL.write(self.path, arrays, {})
+
+    @property
+    def _tables(self) -> Sequence[TableWriter]:
+        return (self._rounds, self._clients, *([] if self._groups is None else [self._groups]))
 
     @property
     def _checkpoints(self) -> Path:

@@ -20,8 +20,8 @@ REFUSED = re.compile(r"""((?:'[^']*'|"'")+|[^\s'"]\S*?): """)
 ABSENT = ("refused", "missing", "offline")
 """The columns of rounds.csv that name clients whose replies a round did without."""
 
-WORDS = ("client", *ABSENT, "decided_by", "clipped")
-"""The columns of both tables that hold words, however much they look like numbers."""
+WORDS = ("client", *ABSENT, "decided_by", "clipped", "model", "grouping", "group")
+"""The columns of the tables that hold words, however much they look like numbers."""
 
 MEASURES = tuple(summarize({"anyone": 1.0}))
 """The measures of fairness that rounds.csv has of the score."""

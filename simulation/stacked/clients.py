@@ -56,6 +56,7 @@ HONOURED = Honoured(
     ),
     metrics=frozenset(
         {"{}-before", "{}-after", "learning-rate", "update-norm", "{}", "train-{}", "{}-validation", "{}-personal"}
+        | {"{}[{}:{}]"}
     ),
 )
 """What is honoured side by side: no time budget, which is each client's, and nothing that a model draws."""
@@ -157,9 +158,9 @@ class StackedClients(LocalClients):
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
-        if self._are_apart(HONOURED.unmet(terms)):
-            return self.evaluate_each(names, model, terms, participants)
         self.begin(names, terms)
+        if self._are_apart(HONOURED.unmet(terms, by_group=bool(self.task_and_model()[0].groupings))):
+            return self.evaluate_each(names, model, terms, participants)
         try:
             reports = self._measures(names, self.on_device(model), terms, set(participants))
         except Exception:  # one by one it shows whose fault it is
@@ -275,7 +276,8 @@ class StackedClients(LocalClients):
                 before = terms.server_round + 1
                 found = [self._measure_personal(each, measurement, received, before) for each in some]
             else:
-                found = measure_clients(model, task, [measurement.of(each.splits) for each in some])
+                smallest_group = self.settings.smallest_group if measurement.by_group else 0
+                found = measure_clients(model, task, [measurement.of(each.splits) for each in some], smallest_group)
             for local, scores in zip(some, found, strict=True):
                 reports[local.name] |= local.report(measurement, scores, terms)
         return reports
@@ -285,7 +287,7 @@ class StackedClients(LocalClients):
     ) -> Measures:
         """Return what is measured of a client's personal model of rounds before this one, at first the received one."""
         local.model.load_state_dict(local.personal.before(before) or received)
-        return measure(local.model, local.task, measurement.of(local.splits))
+        return measure(local.model, local.task, measurement.of(local.splits), self.settings.smallest_group)
 
 
 class _Training:

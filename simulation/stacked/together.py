@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fairbloom.client.groups import measure_groups
 from fairbloom.client.training import EVALUATION_BATCH, measure, outputs_of
 from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Examples, Task
@@ -72,7 +73,7 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     return task.loss(outputs, targets)
 
 
-def measure_clients(model: nn.Module, task: Task, parts: Sequence[Examples]) -> list[Measures]:
+def measure_clients(model: nn.Module, task: Task, parts: Sequence[Examples], smallest_group: int = 0) -> list[Measures]:
     """Return what `fairbloom.client.training.measure` does of each client's examples, the model being the same for all.
 
     The model must not draw as it evaluates.
@@ -81,12 +82,19 @@ def measure_clients(model: nn.Module, task: Task, parts: Sequence[Examples]) -> 
     found: list[Measures] = []
     for some in split_into_passes(parts):
         if len(some) == 1:
-            found.append(measure(model, task, some[0]))
+            found.append(measure(model, task, some[0], smallest_group))
             continue
         pool = Pool.of(some)
         inputs, targets = pool.at(torch.arange(len(pool.rows)))
         with torch.no_grad():
-            found += score_clients(task, outputs_of(model, inputs), targets, pool.counts)
+            outputs = outputs_of(model, inputs)
+            scores = score_clients(task, outputs, targets, pool.counts)
+        if smallest_group and task.groupings:
+            apart = (torch.split(each, list(pool.counts)) for each in (outputs, targets))
+            for measured, part, its_outputs, its_targets in zip(scores, some, *apart, strict=True):
+                if (groups := part.group_places()) is not None:
+                    measured |= measure_groups(task, its_outputs, its_targets, groups, smallest_group)
+        found += scores
     return found
 
 

@@ -6,6 +6,7 @@ clients are people with a doctorate and those without, as in AFL, q-FFL and FedM
 
 import csv
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,9 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, did_you_mean
 
+from ..groups import OTHER, parse_groups
 from ..known import TASKS
+from ..measures import group_scores_of_classes
 from ..partition import (
     FEWEST,
     Dealt,
@@ -115,7 +118,7 @@ class People(NamedTuple):
         return np.equal(self.categories["education"], doctorate)
 
 
-def load(setup: Setup, *, groups: str) -> Task:
+def load(setup: Setup, *, groups: str, group: str) -> Task:
     """Return the task, with adult.test as the test set, which is split into the same groups as adult.data.
 
     Parameters
@@ -125,12 +128,14 @@ def load(setup: Setup, *, groups: str) -> Task:
     groups
         "described": each client trains on all of its people. "published": as in the code behind FedMGDA+'s Table 7,
         see `published`; for partition = phd alone.
+    group
+        By which columns of categories people are grouped, as in "sex,race".
 
     Raises
     ------
     FairbloomError
-        When a number of clients is asked for although they come with the data, or `groups` does not go with the
-        partition.
+        When a number of clients is asked for although they come with the data, `groups` does not go with the
+        partition, or there is no column as `group` says.
     """
     if groups == "published" and setup.partition != PHD:
         raise FairbloomError(
@@ -138,28 +143,48 @@ def load(setup: Setup, *, groups: str) -> Task:
             f"{setup.partition}"
         )
     names = _find_names(setup)
+    grouped = _find_grouped(group)
 
     @cache
-    def dealt() -> tuple[torch.Tensor, torch.Tensor, dict[str, Dealt]]:
+    def dealt() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Dealt]]:
         train, test = read(setup)
         parts = _deal(train, test, setup, groups)
         beyond = [Dealt(each.examples, each.tested + len(train.targets)) for each in parts]
         inputs = torch.from_numpy(np.concatenate([train.inputs, test.inputs]))
         targets = torch.from_numpy(np.concatenate([train.targets, test.targets]))
-        return inputs, targets, dict(zip(names, beyond, strict=True))
+        columns = [np.concatenate([each.categories[name] for each in (train, test)]) for name in grouped]
+        places = torch.from_numpy(np.stack(columns, axis=1)) if columns else None
+        return inputs, targets, places, dict(zip(names, beyond, strict=True))
 
     def parts_of(client: str) -> Parts:
-        _, _, parts = dealt()
+        *_, parts = dealt()
         return split(parts[client].examples, setup, client, parts[client].tested)
 
     def splits(client: str) -> Splits:
-        inputs, targets, _ = dealt()
-        return splits_of(inputs, targets, parts_of(client))
+        inputs, targets, places, _ = dealt()
+        return splits_of(inputs, targets, parts_of(client), places)
 
     def rows_of(client: str) -> list[tuple[Indices, Labels]]:
         return add_labels(parts_of(client), dealt()[1].numpy())
 
-    return classify(setup, names, (INPUTS,), len(INCOMES), splits, rows_of)
+    task = classify(setup, names, (INPUTS,), len(INCOMES), splits, rows_of)
+    return replace(
+        task,
+        groupings={name: (*CATEGORIES[name], OTHER) for name in grouped},
+        group_scores=group_scores_of_classes(len(INCOMES)) if grouped else {},
+    )
+
+
+def _find_grouped(group: str) -> tuple[str, ...]:
+    """Return the columns that `group` names."""
+    groupings = parse_groups("adult.group", group)
+    for by in groupings:
+        if by.sign or by.column not in CATEGORIES:
+            raise FairbloomError(
+                f"adult.group = {by.name!r}: people are grouped by the categories of a column: "
+                f"{did_you_mean(by.column, CATEGORIES)}there are {', '.join(CATEGORIES)}"
+            )
+    return tuple(by.column for by in groupings)
 
 
 def _find_names(setup: Setup) -> tuple[str, ...]:

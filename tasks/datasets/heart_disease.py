@@ -8,6 +8,7 @@ A hospital needs no file but its own: categories are constants, and it standardi
 """
 
 import csv
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
@@ -17,13 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator
 
+from ..groups import GroupBy, parse_groups
 from ..known import TASKS
-from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy
+from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy, group_scores_of_classes
 from ..partition import Indices, Labels, Parts, name_clients, split, splits_of
 from ..task import Setup, Splits, Task, is_highest
 from .classification import classify
@@ -51,6 +53,9 @@ NUMBERS = tuple(name for name in COLUMNS[:-1] if name not in (*DROPPED, *CATEGOR
 INPUTS = len(NUMBERS) + sum(len(known) - 1 for known in CATEGORIES.values())
 """The length of an example, 13."""
 
+SEXES = ("female", "male")
+"""What the numbers 0 and 1 of the column sex stand for."""
+
 UNKNOWN = "?"
 """What stands in place of a value that is missing."""
 
@@ -58,7 +63,7 @@ TRAINED = 0.66
 """The share of a hospital's patients that it trains on."""
 
 
-def load(setup: Setup, *, split: int) -> Task:
+def load(setup: Setup, *, split: int, group: str) -> Task:
     """Return the task.
 
     It has two outputs and the cross-entropy. Logistic regression with one output and the binary cross-entropy, as in
@@ -71,11 +76,13 @@ def load(setup: Setup, *, split: int) -> Task:
     split
         0: the run's seed draws each hospital's test patients; another number is the random state of scikit-learn's
         train_test_split, which in FLamby is 43.
+    group
+        By what patients are grouped: sex, and numbers that are divided, as in "sex,age>=60".
 
     Raises
     ------
     FairbloomError
-        When another number of clients, or another share of test patients, is asked for.
+        When another number of clients, or another share of test patients, is asked for, or there are no such groups.
     """
     if setup.test_share != RunSettings.model_fields["test_share"].default:
         raise FairbloomError(
@@ -83,15 +90,43 @@ def load(setup: Setup, *, split: int) -> Task:
             "patients, as FLamby does: leave test-share out"
         )
 
+    groupings = parse_groups("heart-disease.group", group)
+    _check_grouped(groupings)
+
     @cache
     def splits(client: str) -> Splits:
         inputs, targets = read_patients(_locate_file(client, setup))
         parts = parts_of(targets, setup, client, split)
+        groups = torch.from_numpy(_group(inputs, groupings)) if groupings else None
         scaled = standardise(inputs, parts.train)
-        return splits_of(torch.from_numpy(scaled), torch.from_numpy(targets), parts)
+        return splits_of(torch.from_numpy(scaled), torch.from_numpy(targets), parts, groups)
 
     task = classify(setup, name_clients(setup, HOSPITALS), (INPUTS,), 2, splits)
-    return replace(task, scores={ACCURACY: is_highest, AUC: auc, BALANCED_ACCURACY: balanced_accuracy})
+    return replace(
+        task,
+        scores={ACCURACY: is_highest, AUC: auc, BALANCED_ACCURACY: balanced_accuracy},
+        groupings={by.name: by.halves or SEXES for by in groupings},
+        group_scores=group_scores_of_classes(2) if groupings else {},
+    )
+
+
+# Who is in which group ------------------------------------------------------------------------------------------------
+
+
+def _check_grouped(groupings: Sequence[GroupBy]) -> None:
+    for by in groupings:
+        if by.column not in NUMBERS or (not by.sign and by.column != "sex"):
+            raise FairbloomError(
+                f"heart-disease.group = {by.name!r}: patients are grouped by sex, or by a number as in age>=60: "
+                f"{did_you_mean(by.column, NUMBERS)}there are {', '.join(NUMBERS)}"
+            )
+
+
+def _group(inputs: NDArray[np.float64], groupings: Sequence[GroupBy]) -> NDArray[np.int64]:
+    """Return the place of each patient's group in each grouping, shape (n, groupings)."""
+    columns = [inputs[:, NUMBERS.index(by.column)] for by in groupings]
+    places = (by.halve(of) if by.sign else of.astype(np.int64) for by, of in zip(groupings, columns, strict=True))
+    return np.stack([*places], axis=1)
 
 
 # Who is trained on ----------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """What clients with tables of their own agree on: columns, categories and the target."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from ..groups import MOST_GROUPINGS, MOST_GROUPS, OTHER, GroupBy
 from .agreement import (
     MOST_CATEGORIES,
     MOST_COLUMNS,
@@ -24,9 +25,6 @@ from .agreement import (
 )
 from .table import CATEGORIES, EMPTY, KINDS, NUMBERS
 from .targets import Target, join_names, sort_classes
-
-OTHER = "other"
-"""The category that stands for those which clients keep to themselves."""
 
 REMEDIES = {
     "kind": "correct it, name the right column by csv.target, or say csv.kind=classification or csv.kind=regression",
@@ -63,8 +61,10 @@ def agree(sent: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
         keep()
         unions = _unions(fit, reasons)
         keep()
+        groups = _groups(fit, reasons)
+        keep()
         inputs = tuple(_input(column, kinds[column], list(fit.values()), unions) for column in order)
-        return write_agreement(AgreedColumns(inputs, target).to_json(), sent, reasons)
+        return write_agreement(AgreedColumns(inputs, target, groups).to_json(), sent, reasons)
     return write_agreement({}, sent, reasons)
 
 
@@ -91,6 +91,22 @@ def _unions(fit: "Mapping[str, ClientSummary]", reasons: dict[str, str]) -> dict
             unions |= more
             total = after
     return {column: sort_classes(union) for column, union in unions.items()}
+
+
+def _groups(fit: "Mapping[str, ClientSummary]", reasons: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return all groups of each grouping by values, and note who would make them too many; who has few comes first."""
+    unions: dict[str, set[str]] = {}
+    for name, summary in sorted(fit.items(), key=lambda each: (sum(map(len, each[1].groups.values())), each[0])):
+        more = {grouping: unions.get(grouping, set()) | set(groups) for grouping, groups in summary.groups.items()}
+        most = max(more, key=lambda each: len(more[each]), default="")
+        if more and (len(more[most]) > MOST_GROUPS or len(unions.keys() | more.keys()) > MOST_GROUPINGS):
+            reasons[name] = (
+                f"with its groups there would be {len(more[most])} of {most!r}, and {MOST_GROUPS} are the most: leave "
+                "the column out of csv.group, or divide its numbers, as in age>=60"
+            )
+        else:
+            unions |= more
+    return {grouping: tuple(sort_classes(union)) for grouping, union in unions.items()}
 
 
 def _input(column: str, kind: str, summaries: "list[ClientSummary]", unions: Mapping[str, list[str]]) -> "Input":
@@ -134,10 +150,11 @@ class Input:
 
 @dataclass(frozen=True)
 class AgreedColumns:
-    """The inputs in their order, and the target."""
+    """The inputs in their order, the target, and the groups of each grouping by values."""
 
     inputs: tuple[Input, ...]
     target: Target
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def width(self) -> int:
@@ -151,7 +168,15 @@ class AgreedColumns:
             | ({"other": True} if each.other else {})
             for each in self.inputs
         ]
-        return {"inputs": inputs, "target": self.target.to_json()}
+        agreed = {"inputs": inputs, "target": self.target.to_json()}
+        return agreed | (
+            {"groups": {name: list(groups) for name, groups in self.groups.items()}} if self.groups else {}
+        )
+
+    def group_names(self, groupings: Sequence[GroupBy]) -> dict[str, tuple[str, ...]]:
+        """Return the groups of each grouping, by its name; the last one has the rows that belong to no other."""
+        found = {by.name: by.halves or self.groups.get(by.name, ()) for by in groupings}
+        return {name: (*(group for group in groups if group != OTHER), OTHER) for name, groups in found.items()}
 
     @classmethod
     def from_json(cls, text: str) -> "AgreedColumns":
@@ -166,7 +191,8 @@ class AgreedColumns:
             )
             for each in found["inputs"]
         )
-        return cls(inputs, Target.from_json(found["target"]))
+        groups = {name: tuple(each) for name, each in found.get("groups", {}).items()}
+        return cls(inputs, Target.from_json(found["target"]), groups)
 
 
 @dataclass(frozen=True)
@@ -187,6 +213,8 @@ class ClientSummary:
         Whether columns are standardised together.
     others
         The columns of which some categories are not sent, and "other" stands for them.
+    groups
+        Of each grouping by values, those of its training rows.
     """
 
     columns: Mapping[str, str]
@@ -195,6 +223,7 @@ class ClientSummary:
     target: TargetSummary
     together: bool
     others: frozenset[str] = frozenset()
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def names(self) -> frozenset[str]:
@@ -228,6 +257,8 @@ class ClientSummary:
         others = frozenset(check_texts("others", sent.get("others", []), MOST_COLUMNS))
         if lacking := [name for name in sorted(others) if OTHER not in categories.get(name, ())]:
             raise ValueError(f"it keeps categories of column {shorten(lacking[0])} back, and does not send {OTHER!r}")
+        groups = check_object("groups", sent.get("groups", {}))
+        check_texts("groups", list(groups), MOST_GROUPINGS)
         return cls(
             columns,
             categories,
@@ -235,6 +266,7 @@ class ClientSummary:
             TargetSummary.from_json(sent.get("target")),
             sent.get("together") is True,
             others,
+            {name: tuple(check_texts(f"grouping {name!r}", each, MOST_GROUPS)) for name, each in groups.items()},
         )
 
 

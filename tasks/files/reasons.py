@@ -36,6 +36,10 @@ REASONS = {
     "two-targets": "it has several of the columns target, label and y: name one by csv.target, and leave the others "
     "out by csv.ignore",
     "no-column": "it has no column {column}, which {setting} names",
+    "group-target": "column {column}, which csv.group names, is its target: name another one",
+    "group-of-texts": "column {column} holds texts, which csv.group compares with a number: name the column alone",
+    "many-groups": "column {column}, which csv.group names, holds {different} different values, and {most} groups are "
+    "the most: divide its numbers, or name another column",
     "nameless-rows": "column {column} names no client in {rows} rows",
     "no-inputs": "it has no columns but the target: nothing to learn from",
     "few-rows": "it has {rows} rows, {kept} of them without a missing value: at least {fewest} are needed",

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..groups import MOST_GROUPS, OTHER, GroupBy
 from ..partition import FEWEST, split, splits_of
 from ..task import Setup, Splits
 from .agreement import MOST_CATEGORIES, MOST_NUMBERED_CLASSES, Moments, TargetSummary
 from .cells import MAX_NUMBER
-from .columns import OTHER, AgreedColumns, Input, describe_difference
+from .columns import AgreedColumns, Input, describe_difference
 from .identities import look_like_dates, look_like_identifiers, nearly_all_differ
 from .numbers import MISSING_WORDS, parse_number
 from .reasons import DataError, Heading
@@ -39,12 +40,19 @@ class CsvSettings:
     missing: str
     together: bool
     smallest_category: int
+    groupings: tuple[GroupBy, ...] = ()
 
     @property
     def hints(self) -> ColumnHints:
         """What they say about columns before a file is read."""
         as_texts = (*([self.target] if self.target else TARGETS), self.client, *self.categories)
-        return ColumnHints(frozenset(each.lower() for each in as_texts if each), frozenset(map(str.lower, self.ignore)))
+        grouped = frozenset(each.column.lower() for each in self.groupings)
+        return ColumnHints(frozenset(each.lower() for each in as_texts if each), self.ignored - grouped, grouped)
+
+    @property
+    def ignored(self) -> frozenset[str]:
+        """The columns that are no inputs, in small letters."""
+        return frozenset(map(str.lower, self.ignore))
 
 
 class ClientRows:
@@ -66,8 +74,9 @@ class ClientRows:
         self.inputs = [
             column
             for column in table.columns.values()
-            if column is not self.target and column.name.lower() != settings.client.lower()
+            if column is not self.target and column.name.lower() not in {settings.client.lower(), *settings.ignored}
         ]
+        self._grouped = [(by, self._find_grouped(by)) for by in settings.groupings]
         self._source = f"{table.path}: client {client}" if settings.client else str(table.path)
         if not self.inputs:
             raise DataError(
@@ -137,6 +146,7 @@ class ClientRows:
             "moments": {name: found for name, found in of_numbers.items() if found is not None},
             "together": self._settings.together,
             "target": self.target_summary.to_json(),
+            **({"groups": self._group_values()} if self._grouped else {}),
         }
 
     def describe(self) -> Mapping[str, str | int]:
@@ -157,6 +167,66 @@ class ClientRows:
         inputs = "; ".join(f"{kind}: {join_names(names)}" for kind, names in by_kind.items() if names)
         rows = f"{len(self._train)} rows to train on, {len(self._parts.test)} to test on"
         return f"{self._source}: {rows}; {inputs}; target: {self.target.name}"
+
+    # How they are grouped
+
+    def _find_grouped(self, by: GroupBy) -> Column:
+        """Return the column of a grouping; raise DataError where there is none, or rows cannot be grouped by it."""
+        column = find_column(self._table, by.column, "csv.group")
+        if column is self.target:
+            raise DataError(
+                f"csv.group = {by.name!r}: {column.name!r} is the target of {self._table.path}: name a column that is "
+                "known before the target is; balanced accuracy says how well each class is predicted",
+                "group-target",
+                column=Heading(by.column),
+            )
+        if by.sign and column.kind == CATEGORIES:
+            raise DataError(
+                f"csv.group = {by.name!r}: column {column.name!r} of {self._table.path} holds texts, as "
+                f"{column.texts[0]!r}, which cannot be compared with a number: name the column alone, as in "
+                f"csv.group={by.column}, or correct it",
+                "group-of-texts",
+                column=Heading(by.column),
+            )
+        return column
+
+    def _group_values(self) -> dict[str, list[str]]:
+        """Return the groups of training rows that the server may know, of each grouping by values."""
+        found = {}
+        least = self._settings.smallest_category if self._deployed else 1
+        for by, column in self._grouped:
+            if by.sign:
+                continue
+            if column.kind == CATEGORIES:
+                self._check_categories(column)
+            names, places = _values_in(column, self.rows)
+            if len(names) > MOST_GROUPS:
+                raise DataError(
+                    f"csv.group = {by.name!r}: column {column.name!r} of {self._source} holds {len(names)} different "
+                    f"values, and {MOST_GROUPS} groups are the most: divide its numbers, as in {by.column}>=60, or "
+                    "name another column",
+                    "many-groups",
+                    column=Heading(by.column),
+                    different=len(names),
+                    most=MOST_GROUPS,
+                )
+            counts = np.bincount(places[self._parts.train] + 1, minlength=len(names) + 1)[1:]
+            found[by.name] = sorted(name for name, count in zip(names, counts, strict=True) if count >= least)
+        return found
+
+    def _groups(self, agreed: AgreedColumns) -> NDArray[np.int64]:
+        """Return the place of each row's group in each grouping, shape (rows, groupings)."""
+        names = agreed.group_names(self._settings.groupings)
+        return np.stack([self._places(by, column, names[by.name]) for by, column in self._grouped], axis=1)
+
+    def _places(self, by: GroupBy, column: Column, groups: tuple[str, ...]) -> NDArray[np.int64]:
+        if column.kind == EMPTY:
+            return np.full(len(self.rows), len(groups) - 1)
+        if by.sign and column.numbers is not None:
+            return by.halve(column.numbers[self.rows])
+        order = {name: place for place, name in enumerate(groups)}
+        values, places = _values_in(column, self.rows)
+        return np.array([*(order.get(value, len(groups) - 1) for value in values), len(groups) - 1])[places]
 
     def _frequent(self, column: Column) -> list[str]:
         """Return those categories of training rows that the server may know: of a device, those of enough rows."""
@@ -289,7 +359,8 @@ class ClientRows:
             start += each.width
         target = agreed.target
         values: NDArray[Any] = self._class_indices(target.classes) if target.classes else self._quantity()
-        return splits_of(torch.from_numpy(inputs), as_targets(values, target), self._parts)
+        groups = torch.from_numpy(self._groups(agreed)) if self._grouped else None
+        return splits_of(torch.from_numpy(inputs), as_targets(values, target), self._parts, groups)
 
     def _fill(self, inputs: NDArray[np.float32], column: Column, agreed: Input) -> None:
         """Write the numbers of one column into the inputs."""
@@ -368,6 +439,19 @@ def measure_moments(numbers: NDArray[np.float64]) -> Moments | None:
     if low == numbers.max():  # whose deviation would be a rounding error
         return float(numbers[0]), 0.0
     return float(numbers.mean()), float(numbers.std())
+
+
+def _values_in(column: Column, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the different values of a column in these rows as texts, and which of them each row has, -1 for none."""
+    if column.numbers is None:
+        codes = column.codes[rows].astype(np.int64)
+        different, places = np.unique(codes, return_inverse=True)
+        names = [column.texts[code] for code in different if code >= 0]
+    else:
+        different, places = np.unique(column.numbers[rows], return_inverse=True)  # a NaN comes last
+        names = [f"{number:.15g}" for number in different if not np.isnan(number)]
+        return names, np.where(places < len(names), places, -1).astype(np.int64)
+    return names, places.astype(np.int64) - (len(different) - len(names))
 
 
 def _find_target(table: Table, name: str) -> Column:

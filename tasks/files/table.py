@@ -120,12 +120,15 @@ class ColumnHints:
         The columns that hold texts whatever their values look like; names are compared without case.
     ignored
         The columns that are left out.
+    grouped
+        The columns by which rows are grouped, which are read though they are left out.
     """
 
     as_texts: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
+    grouped: frozenset[str] = frozenset()
 
     @property
     def names(self) -> frozenset[str]:
         """The names that the run itself uses, in small letters."""
-        return self.as_texts | self.ignored
+        return self.as_texts | self.ignored | self.grouped

@@ -13,6 +13,7 @@ from fairbloom.logs import log
 from fairbloom.protocol.settings import split_names
 
 from .. import models
+from ..groups import parse_groups
 from ..task import Described, Setup, Task
 from .columns import AgreedColumns
 from .folders import files_in
@@ -37,6 +38,8 @@ def load(
     missing: str,
     standardise: str,
     smallest_category: int,
+    group: str,
+    positive: str,
 ) -> Task:
     """Return the clients of a folder of CSV files, or of one file.
 
@@ -52,13 +55,16 @@ def load(
         missing=missing,
         together=standardise == "together",
         smallest_category=smallest_category,
+        groupings=parse_groups("csv.group", group),
     )
     files = CsvFiles(setup, settings)
-    predicted = AgreedColumns.from_json(setup.agreed).target if setup.agreed else Target()
 
     @cache
     def agreed() -> AgreedColumns:
         return AgreedColumns.from_json(setup.agreed)
+
+    predicted = agreed().target if setup.agreed else Target()
+    groupings = agreed().group_names(settings.groupings) if setup.agreed else {}
 
     def model() -> torch.nn.Module:
         return models.build(setup.model, (agreed().width,), predicted.outputs, setup.seed)
@@ -71,6 +77,8 @@ def load(
         scores=predicted.scores(),
         about=files.about,
         describe=files.describe,
+        groupings=groupings,
+        group_scores=predicted.group_scores(positive) if groupings else {},
     )
 
 
@@ -85,6 +93,12 @@ class CsvFiles:
             raise ReportableError(
                 f"csv.classes = {','.join(settings.classes)!r}: name two or more different classes, with commas"
             )
+        for each in settings.groupings:
+            if each.column.lower() == settings.client.lower():
+                raise ReportableError(
+                    f"csv.group = {each.name!r}: that column names the clients, each of which would be one group: name "
+                    "another column"
+                )
 
     @cached_property
     def _paths(self) -> dict[str, Path]:

@@ -9,9 +9,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.errors import ReportableError
+from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 
-from ..measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE, absolute_error, auc, balanced_accuracy, r2, rmse
+from ..measures import (
+    AUC,
+    BALANCED_ACCURACY,
+    MAE,
+    R2,
+    RMSE,
+    absolute_error,
+    auc,
+    balanced_accuracy,
+    group_scores_of_classes,
+    r2,
+    rmse,
+)
 from ..task import is_highest
 from .numbers import parse_number
 
@@ -59,6 +72,25 @@ class Target:
             return of
         both: dict[Score, Measure] = {ACCURACY: is_highest, BALANCED_ACCURACY: balanced_accuracy}
         return both | {AUC: auc} if len(self.classes) == 2 else both
+
+    def group_scores(self, positive: str) -> Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]]:
+        """Return what is measured in groups; `positive` names the positive one of two classes, "" the second.
+
+        Raises
+        ------
+        ReportableError
+            When it is none of two classes.
+        """
+        if not positive:
+            return group_scores_of_classes(len(self.classes)) if self.classes else self._error_in_groups()
+        if len(self.classes) != 2 or positive not in self.classes:
+            there = f"the classes are {join_names(self.classes)}" if self.classes else "the target is a quantity"
+            raise ReportableError(f"csv.positive = {positive!r}: it must be one of two classes, and {there}")
+        return group_scores_of_classes(2, self.classes.index(positive))
+
+    def _error_in_groups(self) -> Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]]:
+        score = GroupScore(MAE.name, higher_is_better=MAE.higher_is_better)
+        return {score: lambda outputs, targets: self.scale * absolute_error(outputs, targets)}
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can carry it; `from_json` reads it."""

@@ -1,0 +1,83 @@
+"""What a client reports of groups of its examples: counts and scores, where enough examples stand behind each."""
+
+import math
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from fairbloom.errors import ReportableError
+from fairbloom.protocol.scores import COUNT, GroupScore, name_in_group
+from fairbloom.tasks import Task
+
+
+def measure_groups(
+    task: Task, outputs: Tensor, targets: Tensor, groups: Tensor, smallest: int
+) -> dict[str, int | float]:
+    """Return counts and scores of the groups that may be reported, by their names on the wire.
+
+    Parameters
+    ----------
+    task
+        Names the groups and what is measured in each.
+    outputs, targets
+        Of a client's examples.
+    groups
+        The place of each example's group in each grouping, shape (n, number of groupings).
+    smallest
+        Fewest examples of a group that may be reported.
+    """
+    values = {score: _of_each(score, of(outputs, targets), len(targets)) for score, of in task.group_scores.items()}
+    found: dict[str, int | float] = {}
+    for (grouping, names), places in zip(task.groupings.items(), groups.cpu().unbind(1), strict=True):
+        counts = torch.bincount(places, minlength=len(names)).tolist()
+        reported = reportable(counts, smallest)
+        found |= {name_in_group(COUNT, grouping, names[place]): counts[place] for place in reported}
+        for score, of_each in values.items():
+            over, shown, of, within = counts, reported, of_each, places
+            if score.over != COUNT:
+                counted = ~of_each.isnan()
+                of, within = of_each[counted], places[counted]
+                over = torch.bincount(within, minlength=len(names)).tolist()
+                shown = reportable(over, smallest, reported)
+                found |= {name_in_group(score.over, grouping, names[place]): over[place] for place in shown}
+            sums = torch.bincount(within, weights=of, minlength=len(names)).tolist()
+            means = {place: sums[place] / over[place] for place in shown}
+            finite = {place: mean for place, mean in means.items() if math.isfinite(mean)}
+            found |= {name_in_group(score.name, grouping, names[place]): mean for place, mean in finite.items()}
+    return found
+
+
+def reportable(counts: Sequence[int], smallest: int, among: Collection[int] | None = None) -> list[int]:
+    """Return the places of the groups that may be reported, so that no group of fewer examples can be found out.
+
+    The total of all groups is known, so what is not reported can be found by subtraction. So with a group that is too
+    small the next smallest is held back as well, until those held back are two groups or more, of as many examples
+    together as one group needs. Groups without examples are none: they are neither reported nor hide another.
+
+    Parameters
+    ----------
+    counts
+        The number of examples of each group.
+    smallest
+        Fewest examples of a group that may be reported.
+    among
+        The places of groups that may be reported as far as other counts go; None: all.
+    """
+    there = sorted((place for place, count in enumerate(counts) if count), key=lambda place: (counts[place], place))
+    shown = [place for place in there if counts[place] >= smallest and (among is None or place in among)]
+    held_back = [place for place in there if place not in shown]
+    while shown and held_back and (len(held_back) < 2 or sum(counts[place] for place in held_back) < smallest):
+        held_back.append(shown.pop(0))
+    return sorted(shown)
+
+
+def _of_each(score: GroupScore, values: Tensor, count: int) -> Tensor:
+    """Return a score's number of each example, in float64 on the CPU."""
+    values = torch.as_tensor(values)
+    if values.shape != (count,):
+        raise ReportableError(
+            f"the score {score.name} cannot be measured in groups: it must give a number of each of {count} examples, "
+            f"got shape {tuple(values.shape)}: give the task group_scores that do"
+        )
+    return values.double().cpu()

@@ -1,0 +1,119 @@
+"""What clients report of groups of their test examples, checked and as rows of groups.csv."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from fairbloom.logs import log
+from fairbloom.protocol import names
+from fairbloom.protocol.scores import COUNT, GroupScore, name_in_group
+from fairbloom.rounds.round import Round
+
+if TYPE_CHECKING:
+    from fairbloom.tasks.task import Task
+
+GROUP_KEYS = ("round", "client", "model", "grouping", "group", COUNT)
+"""The first columns of groups.csv."""
+
+MODELS: Mapping[str, str] = {"global": "{}", "personal": f"{{}}-{names.PERSONAL}"}
+"""The models that clients measure groups of, each with what its scores are called on the wire."""
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """How test examples are grouped, and what is measured in each group.
+
+    Attributes
+    ----------
+    groupings
+        The groupings, each with the names of its groups.
+    scores
+        What is measured.
+    """
+
+    groupings: Mapping[str, tuple[str, ...]]
+    scores: tuple[GroupScore, ...]
+
+    @classmethod
+    def of(cls, task: "Task") -> "Grouped | None":
+        """Return those of a task, None where it has no groupings."""
+        return cls(dict(task.groupings), tuple(task.group_scores)) if task.groupings else None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of groups.csv."""
+        return (*GROUP_KEYS, *dict.fromkeys(column for score in self.scores for column in score.columns))
+
+    def encode(self) -> bytes:
+        """Return the content of groups.json."""
+        about = {"groupings": self.groupings, "scores": [asdict(score) for score in self.scores]}
+        return json.dumps(about, indent=2, ensure_ascii=False).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        """Return what `encode` was called on; raise ValueError, KeyError or TypeError for any other content."""
+        about = json.loads(content)
+        groupings = {str(name): tuple(map(str, groups)) for name, groups in about["groupings"].items()}
+        return cls(groupings, tuple(GroupScore(**each) for each in about["scores"]))
+
+
+def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]:
+    """Return the cells of `Grouped.columns` of each group that a client reports after a round.
+
+    What a client says of a grouping is left out, and logged, where it cannot be true.
+    """
+    rows: list[tuple[object, ...]] = []
+    for client, report in sorted(finished.evaluations.items()):
+        for model, pattern in MODELS.items():
+            for grouping, groups in grouped.groupings.items():
+                found = {group: _cells(report, pattern, grouping, group, grouped) for group in groups}
+                there = {group: cells for group, cells in found.items() if cells}
+                if wrong := _find_fault(report, there, grouped):
+                    words = "round %d: what client %s reports of its groups by %s is left out: %s"
+                    about = {"client": client, "round": finished.number}
+                    log.warning(words, finished.number, client, grouping, wrong, extra=about)
+                    continue
+                rows += [
+                    (finished.number, client, model, grouping, group, *(_shown(cells, grouped)))
+                    for group, cells in there.items()
+                ]
+    return rows
+
+
+Cells = Mapping[str, float]
+"""Count and scores of a group, by their names."""
+
+
+def _cells(report: Mapping[str, float], pattern: str, grouping: str, group: str, grouped: Grouped) -> Cells:
+    """Return what a client reports of one group, by its names without the group's."""
+    wanted = dict.fromkeys([COUNT, *(score.over for score in grouped.scores), *(s.name for s in grouped.scores)])
+    keys = {name: pattern.format(name_in_group(name, grouping, group)) for name in wanted}
+    return {name: report[key] for name, key in keys.items() if key in report}
+
+
+def _find_fault(report: Mapping[str, float], there: Mapping[str, Cells], grouped: Grouped) -> str:
+    """Return why what a client says of the groups of one grouping cannot be true, "" where it can."""
+    for group, cells in there.items():
+        counts = {name: cells.get(name) for name in (COUNT, *(s.over for s in grouped.scores if s.over in cells))}
+        for name, count in counts.items():
+            if not isinstance(count, int) or not 1 <= count <= cells[COUNT]:
+                return f"its {name} of {group} is {count!r}"
+        for score in grouped.scores:
+            value = cells.get(score.name)
+            if value is not None and score.over not in cells:
+                return f"its {score.name} of {group} comes without its {score.over}"
+            if value is not None and score.percent and not 0.0 <= value <= 1.0:
+                return f"its {score.name} of {group} is {value!r}, which must lie in [0, 1]"
+    total, most = sum(cells[COUNT] for cells in there.values()), report[names.NUM_EXAMPLES]
+    return f"its groups have {total:g} examples together, and it was tested on {most:g}" if total > most else ""
+
+
+def _shown(cells: Cells, grouped: Grouped) -> list[Any]:
+    """Return the cells of a group as the table has them, None for what the client does not report."""
+    shown: dict[str, Any] = {COUNT: cells[COUNT]}
+    for score in grouped.scores:
+        *over, column = score.columns
+        shown |= dict.fromkeys(over, cells.get(score.over))
+        shown[column] = score.shown(cells[score.name]) if score.name in cells else None
+    return [shown[column] for column in grouped.columns[len(GROUP_KEYS) - 1 :]]
