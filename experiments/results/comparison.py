@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
@@ -39,6 +39,8 @@ class Plan:
     baseline
         The method that the others are compared with.
     """
+
+    file: ClassVar[str] = COMPARISON
 
     runs: Mapping[str, Sequence[str]]
     seeds: Sequence[int]

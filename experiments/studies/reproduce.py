@@ -3,22 +3,21 @@
 import logging
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import SettingsError, Value, digest
-from fairbloom.server.settings import Settings, check_used, may_differ
+from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
 
-from ..recipes.labels import format_value, short_key
-from ..recipes.recipe import AGAINST, ROUND, Case, Recipe, load_recipe, owner_of
+from ..recipes.labels import format_value
+from ..recipes.recipe import AGAINST, ROUND, Case, Recipe, load_recipe
 from ..results.outcome import Outcome
 from ..results.reproduction import Reproduction
 from ..views.progress import progress as progress_bar
 from .driver import Failures, run_study, write_tables
-from .study import Candidate, Study, StudyRow
+from .study import Candidate, Study, StudyRow, folder_name
 
 QUIET = logging.ERROR
 """From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv has what they say."""
@@ -169,16 +168,6 @@ def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
     rounds = min(QUICK_ROUNDS, math.ceil(int(full) / QUICK_SHARE))
     every = min(1, int(config.get("evaluate-every", 1)))
     return {**config, "num-rounds": rounds, "evaluate-every": every}
-
-
-def folder_name(config: Mapping[str, Value]) -> str:
-    """Return the beginning of the name of a run's folder: its method with parameters, and a digest of its settings."""
-    settings = {key: value for key, value in config.items() if key not in may_differ(finished=True)}
-    method = str(config["method"])
-    prefix = f"{owner_of(method)}."
-    parameters = [f"{short_key(key)}={format_value(v)}" for key, v in settings.items() if key.startswith(prefix)]
-    plain = re.sub(r"[^\w.=+-]", "-", "-".join([method, *parameters]), flags=re.ASCII)[:100]
-    return f"{plain}-{digest(settings)}"
 
 
 def _outcomes(recipe: Recipe, cases: Sequence[Case], study: Study, failures: Failures) -> list[Outcome]:
