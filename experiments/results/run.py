@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
-from fairbloom.protocol.settings import Value
+from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 COMPARISON = "comparison.json"
 """The file that makes a folder that of a comparison."""
+
+LABELLED = frozenset(key for key, setting in COMMON.items() if Mark.WORK not in setting.marks)
+"""The settings of every method that are part of its label; those of clients' work, as the learning rate, are not."""
 
 TEXTS = (*WORDS, "method", "score")
 """The columns of tables that hold words, however much they look like numbers."""
@@ -106,7 +109,7 @@ class Run:
         parameters = {
             key: value
             for key, value in self.settings.items()
-            if (key.startswith(f"{name.lower()}.") or key in COMMON) and value not in ("", defaults.get(key, ""))
+            if (key.startswith(f"{name.lower()}.") or key in LABELLED) and value not in ("", defaults.get(key, ""))
         }
         return label_of(name, parameters if "task" in self.settings else {})
 
