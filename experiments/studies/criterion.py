@@ -115,7 +115,7 @@ class Judgement:
 def judge(
     criterion: Criterion,
     candidates: Sequence[Sequence[Run | None]],
-    evaluated: str = "global",
+    evaluated: Sequence[str] = (),
     after: int | None = None,
 ) -> list[Judgement]:
     """Return what each candidate is worth.
@@ -127,11 +127,12 @@ def judge(
     candidates
         The runs of each, one a seed and all with the same seeds; None stands for one that is not finished or failed.
     evaluated
-        Which model is judged: "global", or "personal" for personal models.
+        Which model of each is judged, "global", or "personal" for personal models; () for the global models of all.
     after
         The round after which the model is judged, or the last evaluated before it; None for the last of all.
     """
-    judged = [_scores_by_seed(runs, evaluated, after) for runs in candidates]
+    models = evaluated or ["global"] * len(candidates)
+    judged = [_scores_by_seed(runs, model, after) for runs, model in zip(candidates, models, strict=True)]
     there = [by_seed for by_seed in judged if not isinstance(by_seed, str)]
     everyone = [set[str]().union(*each) for each in zip(*filter(None, there), strict=True)]
     return [

@@ -16,6 +16,7 @@ from ..recipes.recipe import AGAINST, ROUND, Case, Recipe, load_recipe
 from ..results.outcome import Outcome
 from ..results.reproduction import Reproduction
 from ..views.progress import progress as progress_bar
+from .criterion import Criterion
 from .driver import Failures, run_study, write_tables
 from .study import Candidate, Study, StudyRow, folder_name
 
@@ -86,6 +87,7 @@ def reproduce(
         range(chosen_seeds),
         Path(out or default_out).absolute(),
         recipe.grid_seeds,
+        Criterion.of(recipe.criterion),
     )
 
     def collect(failures: Failures) -> Reproduction:
@@ -158,8 +160,8 @@ def _row(case: Case, overrides: Mapping[str, Value], quick: bool) -> StudyRow:
         case.settings(config)
         at = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
         name = f"{case.full_name} at {at}" if at else case.full_name
-        candidates.append(Candidate(name, config, folder_name(config), point))
-    return StudyRow(candidates, case.row.evaluated)
+        candidates.append(Candidate(name, config, folder_name(config), point, case.row.evaluated))
+    return StudyRow(candidates)
 
 
 def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:

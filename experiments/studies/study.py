@@ -33,12 +33,15 @@ class Candidate:
         The beginning of the names of its run folders; candidates that need the same runs share it.
     point
         The values of the settings that the grid tries; nothing where there is no grid.
+    evaluated
+        The model by which it is judged: "global", or "personal" for personal models.
     """
 
     name: str
     config: Mapping[str, Value]
     folder: str
     point: Point = field(default_factory=dict)
+    evaluated: str = "global"
 
 
 class PlannedRun(NamedTuple):
@@ -50,13 +53,12 @@ class PlannedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyRow:
-    """A row of a study: its candidates, of which the best is shown, and the model by which the best is chosen.
+    """A row of a study: its candidates, of which the best is shown.
 
     A row has one candidate for each point of its grid, and a single one without a grid.
     """
 
     candidates: Sequence[Candidate]
-    evaluated: str = "global"
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Study:
     def judge(self, row: StudyRow) -> list[Judgement]:
         """Return what each candidate of a row is worth by the criterion, over the seeds of the search."""
         runs = [[self.finished(PlannedRun(each, seed)) for seed in self._search_seeds] for each in row.candidates]
-        return judge(self.criterion, runs, row.evaluated, self.rounds)
+        return judge(self.criterion, runs, [each.evaluated for each in row.candidates], self.rounds)
 
     def folder(self, planned: PlannedRun) -> Path:
         """Return the folder of a run."""
