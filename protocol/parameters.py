@@ -43,7 +43,7 @@ class Mark(Enum):
     DEVICE = "it is a path on a device: the owner of a deployed client sets it in client.toml, and no run does"
     NAMES = "it holds names of clients, with commas between them"
     ROUNDING = "it changes the numbers by rounding alone: where and in what order they are computed"
-    VARIANT = "the methods of a comparison may differ in it, as in fedavg(proximal-mu=0.1)"
+    VARIANT = "the methods of a comparison may differ in it, as in fedavg(learning-rate=0.05); draws stay paired"
 
 
 @dataclass(frozen=True)

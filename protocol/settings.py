@@ -97,25 +97,25 @@ class RunSettings(BaseModel):
     seed: Annotated[int, Range("[0, 9223372036854775807]"), Mark.WORK] = Field(
         0, description="Seed of the data split, initial model, client sampling and batch order"
     )
-    local_epochs: Annotated[int, Range("[1, inf)"), Mark.WORK] = Field(
+    local_epochs: Annotated[int, Range("[1, inf)"), Mark.WORK, Mark.VARIANT] = Field(
         1, description="Number of passes that a client makes over its training data in a round"
     )
-    batch_size: Annotated[int, Range("[0, inf)"), Mark.WORK] = Field(
+    batch_size: Annotated[int, Range("[0, inf)"), Mark.WORK, Mark.VARIANT] = Field(
         10, description="Number of examples in a client's minibatch; 0 takes all of them"
     )
-    learning_rate: Annotated[float, Range("(0, inf)"), Mark.WORK] = Field(
+    learning_rate: Annotated[float, Range("(0, inf)"), Mark.WORK, Mark.VARIANT] = Field(
         0.1, description="Learning rate of the clients' SGD"
     )
-    learning_rate_decay: Annotated[float, Range("(0, 1]"), Mark.WORK] = Field(
+    learning_rate_decay: Annotated[float, Range("(0, 1]"), Mark.WORK, Mark.VARIANT] = Field(
         1.0, description="Factor by which the clients' learning rate is multiplied after each round"
     )
-    momentum: Annotated[float, Range("[0, 1)"), Mark.WORK] = Field(
+    momentum: Annotated[float, Range("[0, 1)"), Mark.WORK, Mark.VARIANT] = Field(
         0.0, description="Momentum of the clients' SGD, which starts at zero in every round"
     )
-    weight_decay: Annotated[float, Range("[0, inf)"), Mark.WORK] = Field(
+    weight_decay: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.VARIANT] = Field(
         0.0, description="Weight decay of the clients' SGD"
     )
-    gradient_clip: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.LATER] = Field(
+    gradient_clip: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.LATER, Mark.VARIANT] = Field(
         0.0, description="Largest norm of a minibatch's gradient, to which longer ones are shortened; 0: of any"
     )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.WORK] = Field(
@@ -143,7 +143,7 @@ class RunSettings(BaseModel):
     training_clients: Annotated[str, Mark.NAMES, Mark.RECONSIDERED] = Field(
         "", description='Names, with commas between, of the clients that train; all clients evaluate; "": all train'
     )
-    average_models: bool = Field(
+    average_models: Annotated[bool, Mark.VARIANT] = Field(
         False, description="Whether the mean of all rounds' global models is evaluated and saved in place of the last"
     )
     evaluate_every: Annotated[int, Range("[0, inf)")] = Field(

@@ -12,12 +12,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fairbloom.errors import FairbloomError, did_you_mean
-from fairbloom.protocol.settings import Value
+from fairbloom.protocol.settings import SETTINGS, Value, key_of
 from fairbloom.server.run_folder.rows import MEASURES
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies import METHODS, canonical, find_method
 
-from .labels import label_of
+from .labels import label_of, short_key
+from .variants import find_key, method_parameters
 
 FOLDER = Path(__file__).parent
 """Where the recipes of published tables lie."""
@@ -144,14 +145,14 @@ class Drawing(Section):
 
 
 class Recipe(Section):
-    """A published table or figure, and how it is run.
+    """A published table or figure, or a study of one's own, and how it is run.
 
     Attributes
     ----------
     name
         What the command line calls it: the file's name.
     title, what, source
-        Its name, what it shows in a sentence, and where it was published.
+        Its name, what it shows in a sentence, and where it was published; a study of one's own may leave them out.
     published_seeds
         Over how many seeds the printed spreads were taken; 0 where the source does not say.
     seeds
@@ -168,6 +169,10 @@ class Recipe(Section):
         What is known of the experiment, printed below the table.
     settings, grid
         The settings of all rows, and values of settings of which the best combination is taken, row by row.
+    criterion
+        By what the best combination is chosen: a measure over clients, or several with + between them.
+    search
+        How many combinations a sweep draws where the grid has ranges; 0: it tries all.
     grid_seeds
         With how many seeds, the first ones, the grid is searched; 0 for all.
     variants, rows
@@ -177,19 +182,21 @@ class Recipe(Section):
     """
 
     name: str = ""
-    title: str = Field(min_length=1)
-    what: str = Field(min_length=1)
-    source: str = Field(min_length=1)
+    title: str = ""
+    what: str = ""
+    source: str = ""
     published_seeds: int = Field(0, ge=0)
     seeds: int = Field(5, ge=1)
     unit: Literal["percent", "fraction"] = "percent"
-    measures: list[str] = Field(min_length=1)
+    measures: list[str] = Field(default=["mean", "std", "worst_10", "best_10"], min_length=1)
     judged: list[str] = Field(default_factory=list)
     tolerance: dict[str, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]] = Field(default_factory=dict)
     baseline: str = ""
     notes: list[str] = Field(default_factory=list)
     settings: Config = Field(default_factory=dict)
     grid: Axes = Field(default_factory=dict)
+    criterion: str = "mean"
+    search: int = Field(0, ge=0)
     grid_seeds: int = Field(0, ge=0)
     variants: dict[str, RecipeVariant] = Field(default_factory=dict)
     rows: list[Row] = Field(min_length=1)
@@ -202,6 +209,7 @@ class Recipe(Section):
         self._check_reserved()
         for row in self.rows:
             self._check_row(row)
+        self._check_grids()
         for variant in self.variants or [""]:
             self._check_labels([case for case in self.cases() if case.variant == variant])
         if self.figure and self.figure.x != ROUND and not any(self.figure.x in row.settings for row in self.rows):
@@ -247,6 +255,18 @@ class Recipe(Section):
                 )
             for text in numbers:
                 Printed.of(text)
+
+    def _check_grids(self) -> None:
+        """Raise ValueError where a grid has a setting that neither every run has nor a row's method."""
+        cases = self.cases()
+        grids = [(cases, self.grid), *(([case], grid) for case in cases for grid in case.row.grid)]
+        for among, grid in grids:
+            for name in grid:
+                if "." not in name and key_of(name) not in SETTINGS and not any(case.axis(name) for case in among):
+                    methods = ", ".join(dict.fromkeys(case.method for case in among))
+                    there = [short for case in among for short in map(short_key, method_parameters(case.method))]
+                    hint = did_you_mean(name, [*SETTINGS, *there])
+                    raise ValueError(f"grid: {name} is no setting, and no parameter of {methods}: {hint}".rstrip(": "))
 
     def _check_labels(self, cases: Sequence["Case"]) -> None:
         """Raise ValueError where two rows of a variant have one name, or the baseline is not exactly one of them."""
@@ -352,11 +372,33 @@ class Case:
 
     def points(self) -> list[dict[str, Value]]:
         """Return the combinations of the grid, [{}] where there is none; a setting that the row sets is not varied."""
+        return [
+            dict(zip(axes, values, strict=True))
+            for axes in self.grids()
+            for values in itertools.product(*axes.values())
+        ]
+
+    def grids(self) -> list[dict[str, list[Value]]]:
+        """Return the values that are tried of each setting, by run-config keys; one for each grid of the row."""
         common = {
-            key: values for key, values in self.recipe.grid.items() if key not in self.row.settings and self.takes(key)
+            key: values
+            for name, values in self.recipe.grid.items()
+            if (key := self.axis(name)) and key not in self.row.settings
         }
-        grids: list[dict[str, list[Value]]] = [common | axes for axes in self.row.grid or [{}]]
-        return [dict(zip(axes, values, strict=True)) for axes in grids for values in itertools.product(*axes.values())]
+        return [
+            common | {self.axis(name) or name: values for name, values in axes.items()}
+            for axes in self.row.grid or [{}]
+        ]
+
+    def axis(self, name: str) -> str | None:
+        """Return the run-config key that a grid's setting means here, `alpha` that of the row's method.
+
+        It is None where another row's method has it.
+        """
+        if "." in name or key_of(name) in SETTINGS:
+            key = name if "." in name else key_of(name)
+            return key if self.takes(key) else None
+        return find_key(name, method_parameters(self.method))
 
     def takes(self, key: str) -> bool:
         """Return whether a setting of several rows is for this one: parameters of another's method are not."""
@@ -375,7 +417,8 @@ class Case:
             settings = Settings.of(config)
             check_used(config, [settings.method], settings.task)
         except FairbloomError as error:
-            raise FairbloomError(f"recipe {self.recipe.name}: row {self.full_name!r}: {error}") from error
+            recipe = f"recipe {self.recipe.name}: " if self.recipe.name else ""
+            raise FairbloomError(f"{recipe}row {self.full_name!r}: {error}") from error
         return settings
 
     @property
@@ -424,7 +467,7 @@ def load_recipe(name: str) -> Recipe:
         text = tomllib.loads(path.read_bytes().decode())
         if "name" in text:
             raise FairbloomError("unknown key name: a recipe is called what its file is called")
-        return Recipe.model_validate({**text, "name": path.stem})
+        return Recipe.model_validate({"title": path.stem, **text, "name": path.stem})
     except OSError as error:
         raise FairbloomError(f"{path} cannot be read: {error.strerror}: give the path of a recipe") from error
     except ValidationError as error:

@@ -106,9 +106,7 @@ def variant_of(text: str) -> Variant:
     if match is None:
         raise SettingsError(f"methods: {text!r} is no method with parameters: write it as in qfedavg(q=1)")
     method = canonical(match[1])
-    cls = find_method(method)
-    owner = cls.__name__.lower()
-    known = {key: each for key, each in parameters(methods=[method]).items() if each.owner == owner}
+    known = method_parameters(method)
     given: dict[str, Value] = {}
     for assignment in _parts(match[2] or ""):
         name, equals, value = (part.strip() for part in assignment.partition("="))
@@ -156,13 +154,27 @@ def folder_names(among: Sequence[Variant]) -> dict[str, str]:
     }
 
 
+def method_parameters(method: str) -> Mapping[str, Parameter]:
+    """Return the parameters of a method by their run-config keys."""
+    owner = find_method(method).__name__.lower()
+    return {key: each for key, each in parameters(methods=[method]).items() if each.owner == owner}
+
+
+def find_key(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of these run-config keys that a name means: as in Python, as a setting, or with its method."""
+    return next((key for key in known if key_of(name) in (key, short_key(key))), None)
+
+
 def _key(name: str, text: str, method: str, known: Mapping[str, Parameter]) -> str:
-    """Return the run-config key of a parameter that is written as in Python, as a setting, or with its method."""
-    for key in known:
-        if key_of(name) in (key, short_key(key)):
-            return key
-    if key_of(name) in COMMON:
-        return key_of(name)
+    """Return the run-config key of a parameter of a variant."""
+    key = find_key(name, known) or find_key(name, COMMON)
+    if key is not None:
+        return key
+    if key_of(name) in SETTINGS:
+        raise SettingsError(
+            f"{text}: {key_of(name)} is the same for all methods of a comparison, as clients and draws are then: set "
+            f"it for all by --set {key_of(name)}=…; methods may differ in {', '.join(COMMON)}"
+        )
     there = ", ".join(map(short_key, known)) or "none of its own"
     raise SettingsError(f"{text}: {method} has no parameter {name}; there are {there}, and for all {', '.join(COMMON)}")
 

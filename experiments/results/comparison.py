@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, Score
@@ -54,6 +54,8 @@ class Plan:
     baseline
         The method that the others are compared with.
     """
+
+    file: ClassVar[str] = COMPARISON
 
     runs: Mapping[str, Sequence[str]]
     seeds: Sequence[int]

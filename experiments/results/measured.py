@@ -9,7 +9,6 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError
 from fairbloom.server.fairness import against_baseline, count_of_share
-from fairbloom.server.run_folder.files import CLIENTS
 from fairbloom.server.run_folder.rows import MEASURES
 
 from ..recipes.recipe import AGAINST, CLIENT, PERCENTILES, Case
@@ -108,20 +107,6 @@ def scaled(value: float, measure: str, unit: str) -> float:
     if unit_of(measure, unit) != "fraction":
         return value
     return value / (10_000.0 if measure == "var" else 100.0)
-
-
-def selection(run: Run, evaluated: str) -> float:
-    """Return by what a grid chooses, higher is better: the mean over clients of the score on the validation examples.
-
-    Without a validation share it is that on the test examples, as in the papers that say no more.
-    """
-    has_validation = float(run.settings.get("validation-share", 0.0)) > 0.0 and evaluated == "global"
-    values = run.final(split="validation") if has_validation else scores_of(run, evaluated)
-    if not values:
-        raise FairbloomError(
-            f"{CLIENTS.path_in(run.folder)} has no validation {run.score.name}: set validation-share = 0"
-        )
-    return run.score.better(statistics.fmean(values.values()), 0.0)
 
 
 def curve(run: Run, measure: str, evaluated: str, unit: str, window: int) -> dict[int, float]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
-from fairbloom.protocol.settings import Value
+from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 COMPARISON = "comparison.json"
 """The file that makes a folder that of a comparison."""
+
+LABELLED = frozenset(key for key, setting in COMMON.items() if Mark.WORK not in setting.marks)
+"""The settings of every method that are part of its label; those of clients' work, as the learning rate, are not."""
 
 TEXTS = (*WORDS, "method", "score", "lowest", "highest")
 """The columns of tables that hold words, however much they look like numbers."""
@@ -110,7 +113,7 @@ class Run:
         parameters = {
             key: value
             for key, value in self.settings.items()
-            if (key.startswith(f"{name.lower()}.") or key in COMMON) and value not in ("", defaults.get(key, ""))
+            if (key.startswith(f"{name.lower()}.") or key in LABELLED) and value not in ("", defaults.get(key, ""))
         }
         return label_of(name, parameters if "task" in self.settings else {})
 
@@ -212,7 +215,9 @@ class Run:
         final = self.final()
         return about | (measures(final, self.score) if final else {})
 
-    def final(self, score: Score | None = None, model: str = "global", split: str = "test") -> dict[str, float]:
+    def final(
+        self, score: Score | None = None, model: str = "global", split: str = "test", *, after: int | None = None
+    ) -> dict[str, float]:
         """Return the score of each client after the last evaluated round; clients without one are left out.
 
         Parameters
@@ -223,10 +228,12 @@ class Run:
             "global", or "personal" for personal models, which few methods have.
         split
             "test", or "validation" for the examples that a validation share sets apart.
+        after
+            A round: rounds beyond it are not looked at.
         """
         score = score or self.score
         column, path = score.column(model, split), CLIENTS.path_in(self.folder)
-        rows = self._last_rows
+        rows = self._last_rows if after is None else self._rows_until(after)
         if rows and column not in rows[0] and split == "test" and (self.finished or model == "global"):
             raise RunFolderError(f"{path} cannot be read: it has no column {column}. Restore it from a copy")
         return {row["client"]: _number(row[column], score, path) for row in rows if row.get(column)}
@@ -349,9 +356,13 @@ class Run:
     @cached_property
     def _last_rows(self) -> Rows:
         """The rows of the last round: of a finished run that is evaluated always, of another the last that was."""
+        return self._rows_until(self.rounds_done, finished=self.finished)
+
+    def _rows_until(self, number: int, *, finished: bool = False) -> Rows:
+        """Return the rows of a round, which is the last of a finished run, or of the last evaluated one before it."""
         evaluated = [int(row["round"]) for row in self._clients]
-        last = self.rounds_done if self.finished else max(evaluated, default=0)
-        return [row for row, number in zip(self._clients, evaluated, strict=True) if number == last]
+        last = number if finished else max((each for each in evaluated if each <= number), default=0)
+        return [row for row, each in zip(self._clients, evaluated, strict=True) if each == last]
 
 
 def final_of(run: Run) -> dict[str, float]:

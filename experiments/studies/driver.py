@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.errors import check_place, explain_write_errors
@@ -12,9 +12,7 @@ from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.system.files import write_whole
 
-from ..results.comparison import Plan
-from ..results.run import COMPARISON
-from .pool import RunKey, check_runs, run_pool
+from .pool import RunKey, Runs, Workers, check_runs
 from .study import Study
 
 Result = TypeVar("Result")
@@ -23,13 +21,56 @@ Failures = Mapping[Path, str]
 """Why runs failed, by their folders."""
 
 
+class PlanFile(Protocol):
+    """What a study runs, as a file in its folder says; the file's name says of what kind the study is."""
+
+    file: ClassVar[str]
+
+    def write(self, folder: Path) -> None:
+        """Write the file into the study's folder."""
+
+
+class Execution:
+    """The runs of a study as they are carried out; `carry_out` makes one.
+
+    Attributes
+    ----------
+    failed
+        The runs that failed, each with its error.
+    failures
+        Why runs failed, by their folders.
+    """
+
+    def __init__(self, workers: Workers, on_run: Callable[[], None], *, stop_at_failure: bool) -> None:
+        self._workers, self._on_run, self._stop_at_failure = workers, on_run, stop_at_failure
+        self.failed: dict[RunKey, FairbloomError] = {}
+        self.failures: dict[Path, str] = {}
+
+    def run(self, runs: Runs) -> None:
+        """Run what is not finished of these, in the processes that earlier calls have started.
+
+        Raises
+        ------
+        FairbloomError
+            When a run fails, where the study is to stop at the first failure, or the system ends a process.
+        """
+
+        def on_failure(key: RunKey, error: FairbloomError) -> None:
+            if self._stop_at_failure:
+                raise_failure(key, error)
+            self.failed[key] = error
+            self.failures[Path(runs[key].out)] = str(error)
+
+        self._workers.run(runs, self._on_run, on_failure)
+
+
 def run_study(
     study: Study,
     jobs: int,
     on_run: Callable[[], None],
     collect: Callable[[Failures], Result],
     *,
-    plan: Plan | None = None,
+    plan: PlanFile | None = None,
     stop_at_failure: bool = False,
     log_level: int = logging.WARNING,
 ) -> Result:
@@ -49,7 +90,7 @@ def run_study(
     collect
         Called with the failures when all runs are over; it may write into the study's folder.
     plan
-        The file that says what a comparison runs, written before the first run.
+        The file that says what the study runs, written before the first run; a recipe has none.
     stop_at_failure
         Whether the first failure ends the study; if not, it goes on unless all runs fail.
     log_level
@@ -60,21 +101,32 @@ def run_study(
     FairbloomError
         When a run cannot be started or continued, as far as that can be known before the first is, or when runs fail.
     """
-    failed: dict[RunKey, FairbloomError] = {}
-    on_failure = raise_failure if stop_at_failure else failed.__setitem__
     first = study.first_runs()
     check_runs(first)
-    with _locked(study.out):
-        if plan:
-            plan.write(study.out)
-        run_pool(first, jobs, on_run, on_failure, log_level)
-        if len(failed) == len(first):
-            raise_failure(*next(iter(failed.items())))
+    with carry_out(study.out, jobs, on_run, plan=plan, stop_at_failure=stop_at_failure, log_level=log_level) as work:
+        work.run(first)
+        if len(work.failed) == len(first):
+            raise_failure(*next(iter(work.failed.items())))
         done = {settings.out for settings in first.values()}
-        rest = {key: settings for key, settings in study.chosen_runs().items() if settings.out not in done}
-        run_pool(rest, jobs, on_run, on_failure, log_level)
-        runs = first | rest
-        return collect({Path(runs[key].out): str(error) for key, error in failed.items()})
+        work.run({key: settings for key, settings in study.chosen_runs().items() if settings.out not in done})
+        return collect(work.failures)
+
+
+@contextlib.contextmanager
+def carry_out(
+    out: Path,
+    jobs: int,
+    on_run: Callable[[], None],
+    *,
+    plan: PlanFile | None = None,
+    stop_at_failure: bool = False,
+    log_level: int = logging.WARNING,
+) -> Iterator[Execution]:
+    """Lock a study's folder, write its plan, and yield what carries out its runs; the parameters are `run_study`'s."""
+    with _locked(out, plan), Workers(jobs, log_level) as workers:
+        if plan:
+            plan.write(out)
+        yield Execution(workers, on_run, stop_at_failure=stop_at_failure)
 
 
 def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -92,7 +144,7 @@ def raise_failure(key: RunKey, error: FairbloomError) -> None:
 
 
 @contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
+def _locked(out: Path, plan: PlanFile | None) -> Iterator[None]:
     """Lock the folder that runs belong to, which is made if it is not there, and removed if no run came into it."""
     check_place(out)
     made = not out.exists()
@@ -101,6 +153,7 @@ def _locked(out: Path) -> Iterator[None]:
             yield
     finally:
         if made and not (out / "runs").exists():
-            (out / COMPARISON).unlink(missing_ok=True)
+            if plan:
+                (out / plan.file).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 out.rmdir()

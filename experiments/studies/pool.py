@@ -52,46 +52,58 @@ def check_runs(runs: Runs) -> None:
         check_same_data(Path(run.out), read[place])
 
 
-def run_pool(
-    runs: Runs,
-    jobs: int,
-    on_run: Callable[[], None],
-    on_failure: Callable[[RunKey, FairbloomError], None],
-    log_level: int,
-) -> None:
-    """Run everything that is not finished, `jobs` at a time.
+class Workers:
+    """The processes in which runs go on, several at a time; they are started with the first run that is not finished.
+
+    They stay from one call of `run` to the next. Leaving the `with` block with an error ends the runs that go on.
 
     Parameters
     ----------
-    runs
-        The runs.
     jobs
-        How many go on at a time.
-    on_run
-        Called after each run, and for each that was finished before.
-    on_failure
-        Called with the run that failed, and with its error; what it raises ends all.
+        How many runs go on at a time.
     log_level
         From which level on the runs' log lines are printed.
     """
-    unfinished = {key: run for key, run in runs.items() if not is_done(run)}
-    for _ in range(len(runs) - len(unfinished)):
-        on_run()
-    if not unfinished:
-        return
-    at_a_time = min(jobs, len(unfinished))
-    context = multiprocessing.get_context("spawn")
-    ended, held_open = context.Pipe(duplex=False)
-    with (
-        held_open,
-        ended,
-        ProcessPoolExecutor(
-            at_a_time, mp_context=context, initializer=begin_worker, initargs=(ended, kept_tables())
-        ) as pool,
-    ):
-        with hide_main():
-            started = {pool.submit(run_quietly, run, at_a_time, log_level): key for key, run in unfinished.items()}
+
+    def __init__(self, jobs: int, log_level: int) -> None:
+        self._jobs, self._log_level = jobs, log_level
+        self._size = 0
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> "Workers":
+        """Return the workers, none of which is started."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the processes."""
+        self._open.close()
+
+    def run(self, runs: Runs, on_run: Callable[[], None], on_failure: Callable[[RunKey, FairbloomError], None]) -> None:
+        """Run everything that is not finished.
+
+        Parameters
+        ----------
+        runs
+            The runs.
+        on_run
+            Called after each run, and for each that was finished before.
+        on_failure
+            Called with the run that failed, and with its error; what it raises ends all.
+        """
+        unfinished = {key: run for key, run in runs.items() if not is_done(run)}
+        for _ in range(len(runs) - len(unfinished)):
+            on_run()
+        if not unfinished:
+            return
+        at_a_time = min(self._jobs, len(unfinished))
+        if at_a_time > self._size:
+            self._start(at_a_time)
         try:
+            with hide_main():
+                started = {
+                    self._pool.submit(run_quietly, run, at_a_time, self._log_level): key
+                    for key, run in unfinished.items()
+                }
             for done in as_completed(started):
                 try:
                     done.result()
@@ -104,9 +116,21 @@ def run_pool(
                     ) from error
                 on_run()
         except BaseException:
-            held_open.send_bytes(b"end")  # to these workers, and to no other process of the caller's
-            pool.shutdown(cancel_futures=True)
+            self._held_open.send_bytes(b"end")  # to these workers, and to no other process of the caller's
+            self._pool.shutdown(cancel_futures=True)
             raise
+
+    def _start(self, count: int) -> None:
+        """Start so many processes, in place of any fewer that there are."""
+        self._open.close()
+        context = multiprocessing.get_context("spawn")
+        ended, held_open = context.Pipe(duplex=False)
+        self._open.enter_context(held_open)
+        self._open.enter_context(ended)
+        self._pool = self._open.enter_context(
+            ProcessPoolExecutor(count, mp_context=context, initializer=begin_worker, initargs=(ended, kept_tables()))
+        )
+        self._held_open, self._size = held_open, count
 
 
 def is_done(run: Settings) -> bool:

@@ -3,22 +3,22 @@
 import logging
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import SettingsError, Value, digest
-from fairbloom.server.settings import Settings, check_used, may_differ
+from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
 
-from ..recipes.labels import format_value, short_key
-from ..recipes.recipe import AGAINST, ROUND, Case, Recipe, load_recipe, owner_of
+from ..recipes.labels import format_value
+from ..recipes.recipe import AGAINST, ROUND, Case, Recipe, load_recipe
 from ..results.outcome import Outcome
 from ..results.reproduction import Reproduction
 from ..views.progress import progress as progress_bar
+from .criterion import Criterion
 from .driver import Failures, run_study, write_tables
-from .study import Candidate, Study, StudyRow
+from .study import Candidate, Study, StudyRow, folder_name
 
 QUIET = logging.ERROR
 """From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv has what they say."""
@@ -87,6 +87,7 @@ def reproduce(
         range(chosen_seeds),
         Path(out or default_out).absolute(),
         recipe.grid_seeds,
+        Criterion.of(recipe.criterion),
     )
 
     def collect(failures: Failures) -> Reproduction:
@@ -159,8 +160,8 @@ def _row(case: Case, overrides: Mapping[str, Value], quick: bool) -> StudyRow:
         case.settings(config)
         at = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
         name = f"{case.full_name} at {at}" if at else case.full_name
-        candidates.append(Candidate(name, config, folder_name(config), point))
-    return StudyRow(candidates, case.row.evaluated)
+        candidates.append(Candidate(name, config, folder_name(config), point, case.row.evaluated))
+    return StudyRow(candidates)
 
 
 def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
@@ -169,16 +170,6 @@ def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
     rounds = min(QUICK_ROUNDS, math.ceil(int(full) / QUICK_SHARE))
     every = min(1, int(config.get("evaluate-every", 1)))
     return {**config, "num-rounds": rounds, "evaluate-every": every}
-
-
-def folder_name(config: Mapping[str, Value]) -> str:
-    """Return the beginning of the name of a run's folder: its method with parameters, and a digest of its settings."""
-    settings = {key: value for key, value in config.items() if key not in may_differ(finished=True)}
-    method = str(config["method"])
-    prefix = f"{owner_of(method)}."
-    parameters = [f"{short_key(key)}={format_value(v)}" for key, v in settings.items() if key.startswith(prefix)]
-    plain = re.sub(r"[^\w.=+-]", "-", "-".join([method, *parameters]), flags=re.ASCII)[:100]
-    return f"{plain}-{digest(settings)}"
 
 
 def _outcomes(recipe: Recipe, cases: Sequence[Case], study: Study, failures: Failures) -> list[Outcome]:

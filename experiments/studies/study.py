@@ -1,17 +1,21 @@
 """A study: rows that are each run with several seeds, at one point or at the best point of a grid."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from fairbloom.protocol.settings import Value
-from fairbloom.server.settings import Settings
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import Value, digest
+from fairbloom.server.run_folder.files import CONFIG, is_run_folder
+from fairbloom.server.settings import Settings, may_differ
 
-from ..recipes.recipe import Point
-from ..results.measured import selection
+from ..recipes.labels import format_value, short_key
+from ..recipes.recipe import Point, owner_of
 from ..results.run import Run, load
+from .criterion import MEAN, Criterion, Judgement, judge
 from .pool import RunKey, is_done
 
 
@@ -29,12 +33,15 @@ class Candidate:
         The beginning of the names of its run folders; candidates that need the same runs share it.
     point
         The values of the settings that the grid tries; nothing where there is no grid.
+    evaluated
+        The model by which it is judged: "global", or "personal" for personal models.
     """
 
     name: str
     config: Mapping[str, Value]
     folder: str
     point: Point = field(default_factory=dict)
+    evaluated: str = "global"
 
 
 class PlannedRun(NamedTuple):
@@ -46,13 +53,12 @@ class PlannedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyRow:
-    """A row of a study: its candidates, of which the best is shown, and the model by which the best is chosen.
+    """A row of a study: its candidates, of which the best is shown.
 
     A row has one candidate for each point of its grid, and a single one without a grid.
     """
 
     candidates: Sequence[Candidate]
-    evaluated: str = "global"
 
 
 @dataclass(frozen=True)
@@ -69,12 +75,19 @@ class Study:
         The folder of the study; the runs lie in its folder runs/.
     grid_seeds
         With how many seeds, the first ones, the grids are searched; 0 for all.
+    criterion
+        By what the best candidate of a row is chosen.
+    rounds
+        After how many rounds the runs stop, to be extended later or not; None for as many as their settings say. A run
+        that has more rounds already keeps them, and is judged after so many.
     """
 
     rows: Sequence[StudyRow]
     seeds: Sequence[int]
     out: Path
     grid_seeds: int = 0
+    criterion: Criterion = MEAN
+    rounds: int | None = None
 
     @property
     def count(self) -> int:
@@ -88,16 +101,30 @@ class Study:
         return [PlannedRun(candidate, seed) for candidate in row.candidates for seed in seeds]
 
     def choose(self, row: StudyRow) -> list[PlannedRun]:
-        """Return the runs of a row's best candidate, whose mean over clients and seeds is the highest.
+        """Return the runs of a row's best candidate by the criterion, with all seeds.
 
         A candidate with a run that failed, or is not finished, is never it; where all are such, there are no runs.
+
+        Raises
+        ------
+        FairbloomError
+            When no candidate can be judged although the runs of one are finished.
         """
         if len(row.candidates) == 1:
             return self.search(row)
-        qualities = [self._quality(candidate, row.evaluated) for candidate in row.candidates]
-        best = max(qualities)
-        chosen = row.candidates[qualities.index(best)]
-        return [] if best == -math.inf else [PlannedRun(chosen, seed) for seed in self.seeds]
+        judgements = self.judge(row)
+        best = max(judgements, key=lambda judgement: judgement.quality)
+        if best.quality == -math.inf:
+            if fault := next((judgement.fault for judgement in judgements if judgement.fault), ""):
+                raise FairbloomError(fault)
+            return []
+        chosen = row.candidates[judgements.index(best)]
+        return [PlannedRun(chosen, seed) for seed in self.seeds]
+
+    def judge(self, row: StudyRow) -> list[Judgement]:
+        """Return what each candidate of a row is worth by the criterion, over the seeds of the search."""
+        runs = [[self.finished(PlannedRun(each, seed)) for seed in self._search_seeds] for each in row.candidates]
+        return judge(self.criterion, runs, [each.evaluated for each in row.candidates], self.rounds)
 
     def folder(self, planned: PlannedRun) -> Path:
         """Return the folder of a run."""
@@ -105,7 +132,12 @@ class Study:
 
     def settings(self, planned: PlannedRun) -> Settings:
         """Return the settings of a run."""
-        return Settings.of({**planned.candidate.config, "seed": planned.seed, "out": str(self.folder(planned))})
+        folder = self.folder(planned)
+        settings = Settings.of({**planned.candidate.config, "seed": planned.seed, "out": str(folder)})
+        if self.rounds is None:
+            return settings
+        there = CONFIG.read(folder).num_rounds if is_run_folder(folder) else 0
+        return settings.model_copy(update={"num_rounds": max(there, min(self.rounds, settings.num_rounds))})
 
     def first_runs(self) -> dict[RunKey, Settings]:
         """Return the settings of all runs before the grids are decided; without grids these are all."""
@@ -134,7 +166,16 @@ class Study:
     def _search_seeds(self) -> Sequence[int]:
         return self.seeds[: self.grid_seeds or len(self.seeds)]
 
-    def _quality(self, candidate: Candidate, evaluated: str) -> float:
-        """Return what a candidate is chosen by, minus infinity where one of its runs is not finished."""
-        runs = [self.finished(PlannedRun(candidate, seed)) for seed in self._search_seeds]
-        return sum(-math.inf if run is None else selection(run, evaluated) for run in runs)
+
+def folder_name(config: Mapping[str, Value], free: Collection[str] = ()) -> str:
+    """Return the beginning of the name of a run's folder: its method with parameters, and a digest of its settings.
+
+    Settings that leave the numbers unchanged have no part in it, nor have those that are `free` to change.
+    """
+    left_out = {*may_differ(finished=True), *free}
+    settings = {key: value for key, value in config.items() if key not in left_out}
+    method = str(config["method"])
+    prefix = f"{owner_of(method)}."
+    parameters = [f"{short_key(key)}={format_value(v)}" for key, v in settings.items() if key.startswith(prefix)]
+    plain = re.sub(r"[^\w.=+-]", "-", "-".join([method, *parameters]), flags=re.ASCII)[:100]
+    return f"{plain}-{digest(settings)}"

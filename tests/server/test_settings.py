@@ -434,7 +434,9 @@ def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     assert set(marked(Mark.PLACE)) == {"data-dir", "state-dir", "device"}
     assert set(marked(Mark.DEVICE)) == {"data-dir", "state-dir"}
     assert set(marked(Mark.ROUNDING)) == {"engine", "device"}
-    assert set(marked(Mark.VARIANT)) == {"weighting", "proximal-mu", "personal-lambda"}
+    of_work = {"local-epochs", "batch-size", "learning-rate", "learning-rate-decay", "momentum", "weight-decay"}
+    of_methods = {"weighting", "proximal-mu", "personal-lambda", "average-models"}
+    assert set(marked(Mark.VARIANT)) == of_methods | of_work | {"gradient-clip"}
     assert set(marked(Mark.NAMES)) == {"training-clients", "misreporting-clients"}
 
 

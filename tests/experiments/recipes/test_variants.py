@@ -68,6 +68,16 @@ def test_parameters_are_settings_of_their_type() -> None:
     assert [type(value) for value in variant.given.values()] == [float, float]
 
 
+def test_methods_may_differ_in_how_their_clients_train() -> None:
+    first, second = variants("fedavg(learning-rate=0.05),qfedavg(q=1,learning_rate=0.2,local-epochs=3)")
+    assert first.config == {"method": "fedavg", "learning-rate": 0.05}
+    assert second.config == {"method": "qfedavg", "qfedavg.q": 1.0, "local-epochs": 3, "learning-rate": 0.2}
+    assert [first.folder_name, second.folder_name] == [
+        "fedavg-learning-rate=0.05",
+        "qfedavg-q=1-local-epochs=3-learning-rate=0.2",
+    ]
+
+
 def test_what_says_the_same_is_one_however_it_is_written() -> None:
     assert labels("qfedavg,QFedAvg,qfedavg(q=5),QFedAvg (q=5.0),qfedavg( lipschitz = 1 ),fedavg(proximal-mu=0)") == [
         "QFedAvg",
@@ -89,6 +99,9 @@ WRONG = {
     "fedfv(order='random)": "a parenthesis or quote is open at one end",
     "(q=1)": "methods: '(q=1)' is no method with parameters: write it as in qfedavg(q=1)",
     "fedavg fedfv": "methods: 'fedavg fedfv' is no method with parameters",
+    "fedavg(fraction=0.5)": "fraction is the same for all methods of a comparison, as clients and draws are then: set it "
+    "for all by --set fraction=…; methods may differ in ",
+    "fedavg(learning-rate=0)": "learning-rate = 0: allowed is float above 0",
     "fedvf": "method = 'fedvf': unknown method: did you mean fedfv?",
     " , ": "methods = ' , ' names no method",
 }

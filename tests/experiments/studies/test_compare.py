@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.api import compare
+from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.views.tables import sentence
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import summarize
@@ -129,6 +129,20 @@ def test_methods_meet_the_same_clients_at_the_same_seed(compared: Path) -> None:
         for rows in [table(compared / "runs" / f"{method}-seed{seed}" / "clients.csv")]
     }
     assert drawn["fedavg", 0] == drawn["fedfv", 0] != drawn["fedavg", 1] == drawn["fedfv", 1]
+
+
+def test_methods_with_learning_rates_of_their_own_train_with_these_on_the_same_draws(tmp_path: Path) -> None:
+    words = ("compare", "--methods", "fedavg(learning-rate=0.05),fedavg(learning-rate=0.5,batch-size=20)", *SMALL)
+    assert fairbloom(*words, "--out", tmp_path) == 0
+    folders = [
+        tmp_path / "runs" / f"fedavg-{name}-seed1" for name in ("learning-rate=0.05", "batch-size=20-learning-rate=0.5")
+    ]
+    assert [load(folder).settings["learning-rate"] for folder in folders] == [0.05, 0.5]
+    assert [load(folder).label for folder in folders] == ["FedAvg", "FedAvg"]
+    slow, fast = (table(folder / "clients.csv") for folder in folders)
+    drawn = [[(row["round"], row["client"], row["participated"]) for row in rows] for rows in (slow, fast)]
+    assert drawn[0] == drawn[1]
+    assert slow != fast
 
 
 def test_a_comparison_that_is_done_is_written_again_from_its_runs(compared: Path) -> None:
