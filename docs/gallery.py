@@ -117,15 +117,15 @@ PICTURES = (
 HEAD = """\
 # Gallery
 
-These are the figures that Fairbloom draws, each with its command. All of them run on a laptop, without a download. Every
-command writes its figure as PNG and as SVG, in colours that colour-blind people can tell apart.
+These are the figures that Fairbloom draws, each with its command. All of them run on a laptop, without a download.
+Every command writes its figure as PNG and as SVG, in colours that colour-blind people can tell apart.
 """
 
 FOOT = """\
 ## Methods on two clients
 
-Each [method](methods/index.md) has a page with a figure of how it moves a model of two numbers between two clients. This
-one shows FedFV; `make docs` draws them all.
+Each [method](methods/index.md) has a page with a figure of how it moves a model of two numbers between two clients.
+This one shows FedFV; `make docs` draws them all.
 
 ```{image} methods/fedfv.svg
 :alt: Course of the model and losses of two clients under FedFV
@@ -133,8 +133,8 @@ one shows FedFV; `make docs` draws them all.
 
 ## Printed and measured
 
-`fairbloom reproduce` draws what a paper prints beside what was measured: [Reproducing papers](reproducing.md). The figures
-of the [four hospitals](hospitals.md) are drawn from its runs.
+`fairbloom reproduce` draws what a paper prints beside what was measured: [Reproducing papers](reproducing.md). The
+figures of the [four hospitals](hospitals.md) are drawn from its runs.
 """
 
 
