@@ -4,7 +4,6 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -51,7 +50,12 @@ def svg_of(figure: Figure) -> bytes:
     drawn = io.BytesIO()
     with themed():
         figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-    text = re.sub(r' d="[^"]*"', _shorten, drawn.getvalue().decode())
+    return follow_dark_mode(drawn.getvalue())
+
+
+def follow_dark_mode(svg: bytes) -> bytes:
+    """Return an SVG that matplotlib has written within `themed`, smaller, with colours for dark pages too."""
+    text = re.sub(r' d="[^"]*"', _shorten, svg.decode())
     return text.replace("<defs>", f"<style>{dark_rules()}</style>\n <defs>", 1).encode()
 
 
@@ -68,8 +72,3 @@ def dark_rules() -> str:
         for kind in ("fill", "stroke")
     )
     return f"@media(prefers-color-scheme:dark){{{''.join(rules)}}}"
-
-
-def write_svg(figure: Figure, path: Path) -> None:
-    """Write a figure that was made within `themed`."""
-    path.write_bytes(svg_of(figure))

@@ -158,7 +158,8 @@ class _Words:
             seen = f"The largest gain of these is that of {largest}, {self._sized(found)}"
         chance = ""
         if found.low > 0.0 and len(worst) > 1:
-            chance = f" Its interval is above zero, but with {_number(len(worst))} methods one is so more often by chance."
+            among = _number(len(worst))
+            chance = f" Its interval is above zero, but with {among} methods one is so more often by chance."
         return [*sentences, f"{seen}: {self._seeds_for(found)}.{chance}"]
 
     def means(self, found: Mapping[str, Difference]) -> list[str]:

@@ -96,7 +96,7 @@ def draw_split(split: "Split") -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if len(counts) <= MANY:
             axes.set_yticks(range(len(counts)), split.clients)
-        figure.colorbar(image, ax=axes, label="examples; white where there are none")
+        figure.colorbar(image, ax=axes, label="examples; empty where there are none")
     return figure
 
 

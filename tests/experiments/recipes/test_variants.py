@@ -99,8 +99,8 @@ WRONG = {
     "fedfv(order='random)": "a parenthesis or quote is open at one end",
     "(q=1)": "methods: '(q=1)' is no method with parameters: write it as in qfedavg(q=1)",
     "fedavg fedfv": "methods: 'fedavg fedfv' is no method with parameters",
-    "fedavg(fraction=0.5)": "fraction is the same for all methods of a comparison, as clients and draws are then: set it "
-    "for all by --set fraction=…; methods may differ in ",
+    "fedavg(fraction=0.5)": "fraction is the same for all methods of a comparison, as clients and draws are then: "
+    "set it for all by --set fraction=…; methods may differ in ",
     "fedavg(learning-rate=0)": "learning-rate = 0: allowed is float above 0",
     "fedvf": "method = 'fedvf': unknown method: did you mean fedfv?",
     " , ": "methods = ' , ' names no method",

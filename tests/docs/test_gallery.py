@@ -1,0 +1,83 @@
+"""The gallery: its page is what the script says, its commands draw its figures, and these follow dark mode."""
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from docs.figures import DARK, INK, PAPER, follow_dark_mode, svg_of, themed
+from docs.gallery import IMAGES, PAGE, PICTURES, Picture, draw, page, wrapped
+
+from .pages import ROOT
+
+BRIEFLY = {"--rounds": "2", "--seeds": "2", "--clients": "6"}
+
+
+def test_the_page_is_the_one_that_the_script_writes() -> None:
+    assert PAGE.read_text() == page(), "python -m docs.gallery writes the page"
+
+
+def test_every_command_draws_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each runs in the order of the page and from an empty folder, with fewer rounds, seeds and clients."""
+    monkeypatch.chdir(tmp_path)
+    for picture in PICTURES:
+        svg = draw(replace(picture, commands=tuple(map(shortened, picture.commands)))).decode()
+        assert svg.count("<text") > 3, picture.name
+        assert "prefers-color-scheme" in svg
+
+
+def shortened(command: str) -> str:
+    """Return a command with small numbers, that makes the same kind of figure."""
+    words = shlex.split(command)
+    words = [BRIEFLY.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    return shlex.join(words)
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_a_figure_of_the_gallery_is_there_small_and_follows_dark_mode(picture: Picture) -> None:
+    svg = (IMAGES / f"{picture.name}.svg").read_text()
+    assert len(svg) < 100_000
+    assert "prefers-color-scheme:dark" in svg
+    assert INK in svg
+
+
+def test_make_demo_runs_the_command_of_the_first_figure() -> None:
+    (demo,) = re.findall(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    made, shown = demo.replace("\\\n", "").replace("$(DEMO)", "runs/demo"), PICTURES[0].commands[0]
+    assert sorted(shlex.split(made)[1:]) == sorted(shlex.split(shown)[1:])
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_a_wrapped_command_is_the_same_command(picture: Picture) -> None:
+    for command in picture.commands:
+        assert shlex.split(wrapped(command).replace("\\\n", "")) == shlex.split(command)
+
+
+def test_numbers_of_a_figure_keep_their_digits_and_its_lines_lose_some() -> None:
+    svg = b'<svg><defs></defs><path d="M 1.23456 2.5"/><text x="1.23456">0.12345</text></svg>'
+    small = follow_dark_mode(svg).decode()
+    assert 'd="M 1.23 2.5"' in small
+    assert ">0.12345<" in small
+
+
+def test_each_colour_of_a_themed_figure_that_dark_pages_hide_has_another_there() -> None:
+    with themed():
+        figure = Figure()
+        axes = figure.subplots()
+        axes.set_title("A title")
+        axes.plot([0, 1], color=INK, markerfacecolor=PAPER, marker="o")
+        svg = svg_of(figure).decode()
+    colours = set(re.findall(r'style="[^"]*?(?:fill|stroke): (#\w{6})', svg))
+    assert {INK, PAPER} <= colours
+    assert {each for each in colours if luminance(each) < 0.2} <= set(DARK)
+    assert all(luminance(dark) > 0.25 for light, dark in DARK.items() if luminance(light) < 0.02)
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of WCAG, from 0 to 1."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
