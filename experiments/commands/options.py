@@ -12,7 +12,7 @@ from fairbloom.protocol.settings import SETTINGS, Value, assigned, parsed
 from ..api import merge_settings
 
 
-class OneValue(click.ParamType):
+class OneValue(click.ParamType):  # type: ignore[type-arg] (releases of click before 8.2 have no generic one)
     """The value of an option that stands for a setting, whose own words say what it may be."""
 
     def __init__(self, key: str) -> None:
