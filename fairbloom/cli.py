@@ -30,6 +30,7 @@ from fairbloom.experiments.commands.options import (
     ModelOption,
     PartitionOption,
     RoundsOption,
+    SeedOption,
     SetOption,
     TaskOption,
     settings_of,
@@ -103,9 +104,7 @@ def run(
     partition: PartitionOption = None,
     rounds: RoundsOption = None,
     fraction: FractionOption = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the data split, initial model, client sampling and batch order.")
-    ] = None,
+    seed: SeedOption = None,
     engine: EngineOption = None,
     device: DeviceOption = None,
     memory: MemoryOption = None,

@@ -46,6 +46,13 @@ def reportable(error: BaseException) -> str:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return a question for the choice nearest to a name, "did you mean fedfv? ", or "" where none is near."""
-    close = difflib.get_close_matches(name, list(choices), n=1)
-    return f"did you mean {close[0]}? " if close else ""
+    """Return a question for the choice nearest to a name, "did you mean fedfv? ", or "" where none is near.
+
+    It says where the two differ in upper and lower case alone, which is easily overlooked.
+    """
+    by_folded = {choice.casefold(): choice for choice in choices}
+    close = difflib.get_close_matches(name.casefold(), by_folded, n=1)
+    if not close:
+        return ""
+    by_case = " (upper and lower case matter)" if close[0] == name.casefold() else ""
+    return f"did you mean {by_folded[close[0]]}{by_case}? "

@@ -7,6 +7,7 @@ Each is declared once, where it is used, with its type, range and default: `alph
 import inspect
 import math
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -180,9 +181,27 @@ class Parameter:
         """
         chosen = self._taken(value)
         if chosen is None:
-            hint = did_you_mean(str(value), self.allowed.words) if isinstance(self.allowed, Choices) else ""
-            raise SettingsError(f"{called or self.key} = {value!r}: {hint}allowed is {self.range}")
+            raise SettingsError(f"{called or self.key} = {value!r}: {self._advise(value)}allowed is {self.range}")
         return chosen
+
+    def _advise(self, value: object) -> str:
+        """Return what to do about an impossible value that looks like a certain mistake, "" about any other one."""
+        several = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+        read = [parsed(each.strip()) if isinstance(each, str) else each for each in several]
+        if len(read) > 1 and all(self._taken(each) is not None for each in read):
+            values = ",".join(str(each).strip() for each in several)
+            return f"a run takes one value; fairbloom sweep --grid {self.key}={values} tries each; "
+        if isinstance(self.allowed, Choices):
+            return did_you_mean(str(value), self.allowed.words)
+        if self.kind is bool:
+            return "write true or false; "
+        if self.kind is str and isinstance(value, Value):
+            return f"put it in quotes, as in --set '{self.key}=\"{value}\"'; "
+        if self.kind is int and isinstance(value, float) and value.is_integer():
+            return f"write {value:.0f}; "
+        if isinstance(value, str) and self._taken(parsed(pointed := value.replace(",", ".").strip())) is not None:
+            return f"write decimals with a point, {pointed}; "
+        return ""
 
     def _taken(self, value: object) -> Value | None:
         """Return a value in the parameter's type, None where it is impossible."""
@@ -267,6 +286,15 @@ def described(docstring: str) -> dict[str, str]:
         for names, meaning in entries
         for name in names.partition(" : ")[0].split(",")
     }
+
+
+def parsed(text: str) -> Value:
+    """Return a boolean, a number or a string as TOML reads it; anything else is taken as it is written."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, Value) else text
 
 
 def key_of(name: str) -> str:

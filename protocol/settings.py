@@ -3,17 +3,17 @@
 import hashlib
 import json
 import shlex
-import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from .parameters import Choices, Parameter, Partitions, Range, annotated
 from .parameters import Mark as Mark
 from .parameters import SettingsError as SettingsError
 from .parameters import Value as Value
 from .parameters import key_of as key_of
+from .parameters import parsed as parsed
 
 
 class RunSettings(BaseModel):
@@ -21,8 +21,8 @@ class RunSettings(BaseModel):
 
     One frozen object from the door where a run config enters (`of`) to the one where Flower wants it back
     (`run_config`). What a run config has beside the fields, settings of tasks and methods above all, is kept unchecked
-    in `parameters`. `model_copy(update={"state_dir": ..., "digits.noisy-clients": 3})` changes fields by their names,
-    and `parameters` by their keys.
+    in `parameters`. `model_copy(update={"state_dir": ..., "digits.noisy-clients": 3})` changes fields by their
+    names in Python, and `parameters` by their keys.
     """
 
     model_config = ConfigDict(
@@ -212,6 +212,15 @@ class RunSettings(BaseModel):
         "", description='Folder that the run is written to; "" names one under runs/ by the settings'
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Refuse fields by their names in Python, which would be taken for settings of a task and have no effect."""
+        for name, value in config.items():
+            if name in cls.model_fields and name != key_of(name):
+                raise SettingsError(f"unknown setting {name} = {value!r}; did you mean {key_of(name)}?")
+        return config
+
     @field_validator("*", mode="plain")
     @classmethod
     def _check(cls, value: object, info: ValidationInfo) -> Value:
@@ -280,15 +289,6 @@ def assigned(words: Iterable[str]) -> dict[str, Value]:
 def split_names(text: str) -> tuple[str, ...]:
     """Return the words, names of clients say, that commas separate."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def parsed(text: str) -> Value:
-    """Return a boolean, a number or a string as TOML reads it; anything else is taken as it is written."""
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    return value if isinstance(value, Value) else text
 
 
 def expand_own_settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -256,6 +256,11 @@ class Rounds:
         """The clients whose updates are used in the round that is going on."""
         return self._trained.names if self._trained else ()
 
+    @property
+    def diverged(self) -> bool:
+        """Whether replies of the round that is going on, or was the last, held numbers that are not finite."""
+        return self._trained is not None and bool(self._trained.refused.not_finite)
+
     def finished_round(
         self, number: int, model: Model, arrays: Any, metrics: Mapping[str, Any], average: Any = None
     ) -> Round:
@@ -416,7 +421,7 @@ class Rounds:
             )
 
 
-REMEDY = "Mend that and continue, or let runs go on regardless by unused-rounds = 0"
+REMEDY = "Correct that and continue, or let runs go on regardless by unused-rounds = 0"
 
 
 def _why_none_is_usable(asked: int, trained: Trained, training: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """The ServerApp: a run from settings to run folder, whoever computes."""
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 from flwr.app import Context
@@ -18,7 +18,8 @@ from fairbloom.protocol.settings import SettingsError, digest, split_names
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.limits import BrokenModelError
+from fairbloom.rounds.loop import NothingLearnedError, Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.updates import Model
@@ -209,7 +210,12 @@ def _run_rounds(
         return [LOSS_BEFORE] if rounds.evaluates(number) else []
 
     page = closing(Metrics(settings.metrics_port, score)) if settings.metrics_port else nullcontext()
-    with page as metrics, recorder.suggest_taking_back(), recorder.write_at_end():
+    with (
+        page as metrics,
+        recorder.suggest_taking_back(),
+        suggest_shorter_steps(settings, rounds),
+        recorder.write_at_end(),
+    ):
         started = time.perf_counter()
         for finished in rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS]):
             if deployed:
@@ -227,6 +233,21 @@ def _run_rounds(
             model = finished.arrays
             started = time.perf_counter()
     recorder.finish(rounds.averaged(model))
+
+
+@contextmanager
+def suggest_shorter_steps(settings: Settings, rounds: Rounds) -> Iterator[None]:
+    """Add to the error of a run in which numbers leave their range which settings keep the clients' steps short."""
+    try:
+        yield
+    except (NothingLearnedError, BrokenModelError) as error:
+        if isinstance(error, NothingLearnedError) and not rounds.diverged:
+            raise
+        clip = "" if settings.gradient_clip else " and, if that is not enough, gradient-clip = 1"
+        raise type(error)(
+            f"{error}. As a rule, numbers that are not finite come from steps that are too long: begin a new run with "
+            f"a learning-rate below {settings.learning_rate:g}{clip}"
+        ) from error
 
 
 def choose_run_folder(settings: Settings) -> Path:

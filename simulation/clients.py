@@ -84,6 +84,7 @@ class LocalClients(ABC):
         self.device = choose_device(self.settings.device)
         self._names = load_task(self.settings).ascending
         check_names("training-clients", method.training_clients, self._names)
+        check_names("enrolled-sizes", tuple(method.enrolled_sizes), self._names)
         check_names("misreporting-clients", split_names(self.settings.misreporting_clients), self._names)
         self._state_folder = state_folder(self.settings)
         self._loaded: tuple[Task, Module] | None = None

@@ -54,7 +54,7 @@ def find_method(name: str) -> type[FairStrategy]:
     if name.startswith(TORCHJD):
         return FromTorchJD
     if not is_import_string(name):
-        hint = did_you_mean(name.lower(), METHODS)
+        hint = did_you_mean(name, METHODS)
         raise FairbloomError(
             f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, {TORCHJD}upgrad and its like, "
             "and user-defined ones as my_module:Mine"

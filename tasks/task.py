@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fairbloom.errors import FairbloomError, ReportableError
+from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.names import AGREED, DEPLOYED
 from fairbloom.protocol.parameters import Parameter, parameters_of
@@ -229,7 +229,8 @@ class TaskInfo:
         deals = any(each not in self.natural for each in self.partitions)
         if self.partitions and name not in self.partitions and not (deals and name.startswith(FLWR)):
             there = ", ".join([*self.partitions, *([f"those of flwr-datasets as {FLWR}NAME"] if deals else [])])
-            raise FairbloomError(f"partition = {name!r}: task {self.name} has {there}")
+            hint = did_you_mean(name, self.partitions)
+            raise FairbloomError(f"partition = {name!r}: {hint}task {self.name} has {there}")
 
     def check_readable(self, data_dir: str) -> None:
         """Raise FairbloomError when this machine lacks the folder that the task reads."""

@@ -4,11 +4,26 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
-from fairbloom.protocol.settings import Value, assigned
+from fairbloom.protocol.settings import SETTINGS, Value, assigned, parsed
 
 from ..api import merge_settings
+
+
+class OneValue(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+    """The value of an option that stands for a setting, whose own words say what it may be."""
+
+    def __init__(self, key: str) -> None:
+        self._setting = SETTINGS[key]
+        self.name = {int: "integer", float: "float"}[self._setting.kind]
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Value:
+        """Return the value; raise SettingsError where the setting cannot have it."""
+        called = param.opts[0] if param else ""
+        return self._setting.checked(parsed(value) if isinstance(value, str) else value, called)
+
 
 SetOption = Annotated[
     list[str],
@@ -30,14 +45,26 @@ ModelOption = Annotated[
 PartitionOption = Annotated[
     str | None, typer.Option(help="How the data is split among the clients: shards, dirichlet or iid, say.")
 ]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", help="The number of rounds of a run.")]
+RoundsOption = Annotated[
+    int | None, typer.Option("--rounds", click_type=OneValue("num-rounds"), help="The number of rounds of a run.")
+]
 FractionOption = Annotated[
     float | None,
     typer.Option(
-        help="The share of the clients that train in a round; by default all of up to nine clients, and half of more."
+        click_type=OneValue("fraction"),
+        help="The share of the clients that train in a round; by default all of up to nine clients, and half of more.",
     ),
 ]
-ClientsOption = Annotated[int | None, typer.Option(help="The number of clients that the data is split into.")]
+ClientsOption = Annotated[
+    int | None,
+    typer.Option(click_type=OneValue("clients"), help="The number of clients that the data is split into."),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(
+        click_type=OneValue("seed"), help="Seed of the data split, initial model, client sampling and batch order."
+    ),
+]
 EngineOption = Annotated[
     str | None,
     typer.Option(
@@ -51,6 +78,7 @@ MemoryOption = Annotated[
     float | None,
     typer.Option(
         metavar="GB",
+        click_type=OneValue("memory"),
         help="Gigabytes that the clients' updates may take in memory; more lie in a temporary file. "
         "By default half of the machine's.",
     ),

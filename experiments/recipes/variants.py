@@ -110,6 +110,13 @@ def variant_of(text: str) -> Variant:
     given: dict[str, Value] = {}
     for assignment in _parts(match[2] or ""):
         name, equals, value = (part.strip() for part in assignment.partition("="))
+        if not equals and given:
+            *_, (last, first) = given.items()
+            raise SettingsError(
+                f"{text}: {assignment!r} has no name: write each parameter with its value, as in qfedavg(q=1); "
+                f"fairbloom sweep --method {method} --grid {short_key(last)}={format_value(first)},{assignment} tries "
+                "several values of one"
+            )
         if not equals or not value:
             raise SettingsError(f"{text}: write {assignment!r} as a parameter with its value, as in qfedavg(q=1)")
         key = _key(name, text, title(method), known)

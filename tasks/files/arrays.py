@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fairbloom.errors import did_you_mean
 from fairbloom.logs import log
 from fairbloom.protocol.settings import split_names
 
@@ -167,7 +168,8 @@ class Arrays:
             if value not in order:
                 raise DataError(
                     f"{self._path}: y holds {value!r}, first in example {k}, which is none of the classes "
-                    f"{join_names(classes)}: correct it, or state all classes by npz.classes",
+                    f"{join_names(classes)}: {did_you_mean(value, classes)}correct it, or state all classes by "
+                    "npz.classes",
                     "strange-label",
                     example=k,
                 )

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cells import MAX_NUMBER, Cells, CellsBuilder, Numbers, build_table
+from .formats import find_delimiter
 from .numbers import MISSING, is_missing, parse_number
 from .reasons import DataError
 from .table import ColumnHints, Table
-from .text import check_names, find_delimiter
+from .text import check_names
 
 MAX_LINE = csv.field_size_limit()
 """A longer line may hold a value that is too long for Python's reader."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .formats import how_to_write_points
 from .headers import Label, doubtful_place, labels_of
 from .numbers import DECIMAL_COMMA, WHOLE, is_missing, parse_number
 from .reasons import DataError
@@ -172,7 +173,8 @@ def check_numbers(place: ColumnPlace, cells: Cells, numbers: Sequence[float | No
     if with_comma and 2 * cells.count(set(with_comma)) >= present:
         raise place.error(
             cells.first(with_comma[0]),
-            f"holds {with_comma[0]!r}, a number with a comma: write decimal points, and no thousands separators",
+            f"holds {with_comma[0]!r}, a number with a comma: write decimal points, and no thousands separators, as "
+            f"{how_to_write_points(place.path)} does",
             "decimal-comma",
         )
     if 2 * cells.count(set(wrong)) < present:

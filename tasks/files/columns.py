@@ -271,9 +271,13 @@ class ClientSummary:
 
 
 def describe_difference(here: frozenset[str], others: frozenset[str]) -> str:
-    """Return how a file's columns differ from those that most other clients have."""
+    """Return how a file's columns differ from those that most other clients have; `Age` is not `age`."""
     lacking, added = sorted(others - here), sorted(here - others)
     parts = [f"it lacks the columns {join_names(lacking)}"] * bool(lacking) + [
         f"it has the columns {join_names(added)}, which most others lack"
     ] * bool(added)
-    return f"{' and '.join(parts)}: all clients need the same columns, in any order (csv.ignore leaves columns out)"
+    by_case = {name.casefold(): name for name in lacking}
+    pairs = [f"{name} and {by_case[name.casefold()]}" for name in added if name.casefold() in by_case]
+    alike = f"; {join_names(pairs)} differ in upper and lower case alone: rename them" if pairs else ""
+    remedy = "all clients need the same columns, in any order (csv.ignore leaves columns out)"
+    return f"{' and '.join(parts)}: {remedy}{alike}"

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from .formats import how_to_convert
 from .reasons import DataError
 
 
@@ -39,8 +40,12 @@ def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
                 )
             found[file.stem] = file
     if not found:
-        kinds = " or ".join(endings)
-        raise DataError(f"data-dir = {place!r}: there is no {kinds} file in it, but {_contents(path)}", "no-file")
+        kinds, there = " or ".join(endings), _shown(path)
+        ways = {file.name: how_to_convert(file, file.suffix.lower()) for file in there if ".csv" in endings}
+        first = next((f"; {name}: {way}" for name, way in ways.items() if way), "")
+        raise DataError(
+            f"data-dir = {place!r}: there is no {kinds} file in it, but {_contents(path)}{first}", "no-file"
+        )
     return found
 
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from fairbloom.errors import did_you_mean
 from fairbloom.protocol.settings import split_names
 
 from ..partition import FEWEST, split, splits_of
@@ -66,8 +67,8 @@ class Images:
         self.classes = stated or tuple(sort_classes(set(self.labels)))
         if strange := [label for label in self.labels if label not in self.classes]:
             raise DataError(
-                f"{folder / strange[0]} is a folder of none of the classes {join_names(self.classes)}: rename it, or "
-                "state all classes by image-folder.classes",
+                f"{folder / strange[0]} is a folder of none of the classes {join_names(self.classes)}: "
+                f"{did_you_mean(strange[0], self.classes)}rename it, or state all classes by image-folder.classes",
                 "strange-folder",
             )
         if len(self.classes) == 1:

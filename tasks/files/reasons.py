@@ -15,6 +15,8 @@ REASONS = {
     "several-files": "csv.client is for a single file, and its data-dir holds {files}: leave csv.client out",
     "not-utf-8": "line {line} of its file is not in UTF-8: save the file in UTF-8",
     "utf-16": "its file is in UTF-16, or no text: save it in UTF-8",
+    "no-csv": "its file is no CSV file, but of another format: its own log says how to convert it",
+    "separator-line": "line 1 of its file states the separator, as Excel writes it: remove this line",
     "empty": "its file is empty: the first line must name the columns",
     "row-length": "line {line} has {cells} values, and line 1 names {columns} columns",
     "quotes": "line {line} cannot be read: look for a quotation mark that is not closed, or one too many",

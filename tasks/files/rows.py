@@ -1,6 +1,5 @@
 """The rows of one client: which are used, how they are summarised for the server, and what is learned from them."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from fairbloom.errors import did_you_mean
 
 from ..groups import MOST_GROUPS, OTHER, GroupBy
 from ..partition import FEWEST, split, splits_of
@@ -404,9 +405,10 @@ class ClientRows:
         indices = of_codes[self.target.codes[self.rows]]
         if len(strange := np.flatnonzero(indices < 0)):
             row = int(self.rows[strange[0]])
+            found = self.target.texts[self.target.codes[row]]
             raise DataError(
-                f"{self._table.place(row, self.target.name)} holds {self.target.texts[self.target.codes[row]]!r}, "
-                f"which is none of the classes {join_names(classes)}: correct it, or state all classes by csv.classes",
+                f"{self._table.place(row, self.target.name)} holds {found!r}, which is none of the classes "
+                f"{join_names(classes)}: {did_you_mean(found, classes)}correct it, or state all classes by csv.classes",
                 "strange-class",
                 line=self._table.line(row),
                 column=self.target.label,
@@ -481,10 +483,9 @@ def find_column(table: Table, name: str, setting: str) -> Column:
     if name.lower() in by_name:
         return table.columns[by_name[name.lower()]]
     _check_header(table)
-    close = difflib.get_close_matches(name.lower(), by_name, n=1)
-    hint = f"did you mean {by_name[close[0]]}? " if close else ""
     raise DataError(
-        f"{setting} = {name!r}: {table.path} has no such column; {hint}the columns are {join_names([*table.columns])}",
+        f"{setting} = {name!r}: {table.path} has no such column; {did_you_mean(name, table.columns)}the columns are "
+        f"{join_names([*table.columns])}",
         "no-column",
         column=Heading(name),
         setting=Heading(setting),

@@ -1,7 +1,6 @@
 """CSV files as Python reads them: whatever is wrong with one, the error names file and line, and what to do."""
 
 import csv
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import TextIOWrapper
 from itertools import islice
@@ -10,11 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from .cells import MAX_TEXT, CellsBuilder, build_table
+from .formats import find_delimiter, format_of, how_to_convert
 from .numbers import is_missing, parse_number
 from .reasons import DataError
 from .table import ColumnHints, Table
-
-DELIMITERS = (",", ";", "\t", "|")
 
 SAVE = "save it in UTF-8 (in Excel: CSV UTF-8), or convert it, for example by iconv -f {} -t utf-8"
 """What to do about a file in another encoding, whose name as iconv has it stands in the braces."""
@@ -56,11 +54,15 @@ def read_by_python(path: Path, hints: ColumnHints, show: Callable[[float], None]
 
 
 def check_encoding(path: Path) -> None:
-    """Raise DataError where a file cannot be read, or is not in UTF-8, with or without a mark at its beginning."""
+    """Raise DataError where a file cannot be read, or is no text in UTF-8, with or without a mark at its beginning."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
+    if ending := format_of(content):
+        raise DataError(
+            f"{path} is no CSV file, as it begins like {ending} files: {how_to_convert(path, ending)}", "no-csv"
+        )
     marked = content[:2] in (b"\xff\xfe", b"\xfe\xff")
     if marked or b"\0" in content:
         what = "it is in UTF-16" if marked else "it holds zero bytes: it is in UTF-16, or no text"
@@ -73,21 +75,6 @@ def check_encoding(path: Path) -> None:
         raise DataError(f"{path}: {what}: {SAVE.format('latin1')}", "not-utf-8", line=line) from error
 
 
-def find_delimiter(path: Path) -> str:
-    """Return what separates the names in the first line; raise DataError when nothing does."""
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
-        first = next((line for line in file if line.strip()), "")
-    outside = re.sub(r'"[^"]*"', "", first)
-    best = max(DELIMITERS, key=outside.count)
-    if first and not outside.count(best):
-        raise DataError(
-            f"{path}, line 1 names one column only, {first.strip()[:60]!r}: columns are separated by comma, semicolon, "
-            "tab or |",
-            "one-column",
-        )
-    return best
-
-
 def read_records(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield line and cells of each row that is not blank; raise DataError where one has not as many as the first."""
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
@@ -98,7 +85,8 @@ def read_records(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[t
                 if row:
                     raise DataError(
                         f"{path}, line {reader.line_num} has {len(row)} values, and line 1 names {width} columns: add "
-                        "or remove values; a value that holds the separator needs quotes around it",
+                        "or remove values; a value that holds the separator, as a decimal comma may be, needs quotes "
+                        "around it",
                         "row-length",
                         line=reader.line_num,
                         cells=len(row),

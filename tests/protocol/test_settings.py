@@ -62,6 +62,15 @@ def test_impossible_settings_are_refused_by_key_and_value(config: dict[str, Any]
         RunSettings.of(config)
 
 
+def test_a_field_by_its_name_in_python_is_refused_where_its_key_is_due() -> None:
+    """It would be kept as a setting of some task, while the field kept its default."""
+    for make in (lambda: RunSettings(batch_size=16), lambda: RunSettings.of({"batch_size": 16})):
+        with pytest.raises(ValueError, match=r"unknown setting batch_size = 16; did you mean batch-size\?"):
+            make()
+    assert RunSettings(**{"batch-size": 16}).batch_size == 16
+    assert RunSettings.of({}).model_copy(update={"batch_size": 16}).batch_size == 16
+
+
 def test_a_digest_depends_on_keys_and_values_and_on_no_order() -> None:
     assert digest({"a": 1, "b": "x"}) == digest({"b": "x", "a": 1}) == "ce5c626f"
     assert len({digest(each) for each in ({"a": 1}, {"a": 2}, {"a": 1.0}, {"b": 1}, {})}) == 5

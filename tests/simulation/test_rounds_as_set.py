@@ -97,12 +97,17 @@ def test_a_run_is_not_continued_with_another_average(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
 @pytest.mark.parametrize(
-    ("key", "more"), [("training-clients", {}), ("misreporting-clients", {"reported_loss_bias": 1.0})]
+    ("key", "names", "more"),
+    [
+        ("training-clients", "client-1, client-7", {}),
+        ("misreporting-clients", "client-1, client-7", {"reported_loss_bias": 1.0}),
+        ("enrolled-sizes", "client-1=500 client-7=500", {}),
+    ],
 )
 def test_a_name_that_is_none_of_the_clients_is_refused_before_any_client_works(
-    tmp_path: Path, engine: str, key: str, more: dict[str, Any]
+    tmp_path: Path, engine: str, key: str, names: str, more: dict[str, Any]
 ) -> None:
-    changes = {**more, key.replace("-", "_"): "client-1, client-7"}
+    changes = {**more, key.replace("-", "_"): names}
     words = (
         f"{key} names 'client-7', which is none of the clients: did you mean client-.. there are client-0, .*client-4$"
     )

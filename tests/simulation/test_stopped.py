@@ -1,5 +1,6 @@
 """A run in which nothing is learned: not a success on the command line, nor for a federation, and it can go on."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -84,6 +85,37 @@ def test_a_run_goes_on_from_its_folder_when_what_was_wrong_is_mended(monkeypatch
             run("a", engine="loop", unused_rounds=2)
     folder = run("a", engine="loop")
     assert used(folder) == ["2", "2", "0", "0", "0", "2"]
+
+
+@pytest.mark.parametrize("rate", [30.0, 1e30])
+def test_the_error_of_a_run_that_leaves_the_range_of_numbers_names_its_learning_rate(
+    tmp_path: Path, rate: float
+) -> None:
+    wild: dict[str, Any] = {
+        "model": "mlp",
+        "learning_rate": rate,
+        "local_epochs": 9,
+        "num_rounds": 9,
+        "method": "fedavg",
+    }
+    with pytest.raises(NothingLearnedError, match=r"not finite|broken") as refusal:
+        run(tmp_path / "wild", **wild)
+    named = re.search(
+        r"begin a new run with a learning-rate below ([\d.e+]+) and, .*, gradient-clip = 1", str(refusal.value)
+    )
+    assert named is not None
+    assert float(named[1]) == rate
+    run(tmp_path / "lower", **wild | {"learning_rate": 0.01 * min(rate, 1.0), "gradient_clip": 1.0})
+    assert {row["refused"] for row in rounds(tmp_path / "lower")} == {""}
+    with pytest.raises(NothingLearnedError) as again:
+        run(tmp_path / "clipped", **wild | {"learning_rate": 1e38, "gradient_clip": 1.0, "num_rounds": 3})
+    assert "gradient-clip" not in str(again.value)
+
+
+def test_the_error_of_a_run_that_fails_for_another_reason_names_no_learning_rate(tmp_path: Path) -> None:
+    with pytest.raises(NothingLearnedError) as refusal:
+        run(tmp_path / "a", stragglers=1.0, drop_stragglers=True)
+    assert "learning-rate" not in str(refusal.value)
 
 
 def federated(settings: dict[str, Any], clients: int) -> None:

@@ -1,10 +1,15 @@
 """What users get wrong in CSV files: each error says what, where, which value, and what to do."""
 
+import io
 import json
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from fairbloom.errors import FairbloomError
@@ -86,6 +91,21 @@ WRONG: dict[str, tuple[str | bytes, dict[str, Any], tuple[str, ...]]] = {
         ("b.csv: byte 0xf6 in line 2 is not UTF-8", "CSV UTF-8", "iconv"),
     ),
     "utf-16": (GOOD.encode("utf-16"), {}, ("b.csv: it is in UTF-16", "save it in UTF-8")),
+    "a line that states the separator": (
+        "sep=;\n" + GOOD.replace(",", ";"),
+        {},
+        ("b.csv, line 1 is 'sep=;'", "remove"),
+    ),
+    "a quoted line that states the separator": ('"sep=,"\n' + GOOD, {}, ("b.csv, line 1 is", "remove this line")),
+    "a spreadsheet": (b"PK\x03\x04\x14\x00", {}, ("b.csv is no CSV file", ".xlsx", "spreadsheet program", "CSV UTF-8")),
+    "an old spreadsheet": (b"\xd0\xcf\x11\xe0\xa1", {}, ("b.csv is no CSV file", ".xls files", "CSV UTF-8")),
+    "parquet": (b"PAR1\x15\x04", {}, ("b.csv is no CSV file", ".parquet files", "pandas.read_parquet(", "to_csv(")),
+    "decimal commas between commas": (line(GOOD, 6, "50,0,1,north,1"), {}, ("line 6 has 5 values", "decimal comma")),
+    "a class in another case": (
+        GOOD.replace(",1\n", ",Yes\n").replace(",0\n", ",no\n"),
+        {"classes": "no,yes"},
+        ("'Yes'", "none of the classes no, yes", "did you mean yes (upper and lower case matter)?"),
+    ),
     "a text for a quantity": (
         line(GOOD, 8, "50,0.1,north,high"),
         {"kind": "regression"},
@@ -134,7 +154,14 @@ def test_what_is_wrong_with_a_file_is_said_with_place_value_and_remedy(folder: F
     ("other", "settings", "words"),
     [
         (csv_of(20, 1, "age,ward,target"), {}, ("lacks the columns dose", "in any order", "csv.ignore")),
-        (csv_of(20, 1).replace("dose", "Dose"), {}, ("lacks the columns dose and it has the columns Dose",)),
+        (
+            csv_of(20, 1).replace("dose", "Dose"),
+            {},
+            (
+                "lacks the columns dose and it has the columns Dose",
+                "Dose and dose differ in upper and lower case alone",
+            ),
+        ),
         (GOOD.replace(",1\n", ",2\n"), {}, ("the classes 0, 2", "0, 1", "csv.classes=0,1,2")),
         (GOOD.replace(",1\n", ",yes\n"), {}, ("the classes 0, yes", "0, 1", "csv.classes=0,1,yes")),
         (
@@ -290,3 +317,50 @@ def test_a_file_that_has_changed_is_read_again(folder: Folder) -> None:
     assert told_by(chosen)["a"]["examples"] == 40
     folder(c=GOOD)
     assert list(told_by(chosen)) == ["a", "b", "c"]
+
+
+# Tables in other formats --------------------------------------------------------------------------------------------
+
+
+def follow(message: str) -> None:
+    """Run the command that a message names, by this Python."""
+    command = re.search(r"python -c '.+'", message)
+    assert command is not None, message
+    subprocess.run([sys.executable, *shlex.split(command[0])[1:]], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_decimal_commas_become_points_by_the_command_that_the_error_names(folder: Folder, delimiter: str) -> None:
+    with_commas = GOOD.replace(",", delimiter).replace(".", ",")
+    there = folder(a=GOOD, b=with_commas)
+    task = load_task(config(there))
+    assert task.about is not None
+    with pytest.raises(FairbloomError, match="a number with a comma") as refusal:
+        task.about("b")
+    follow(str(refusal.value))
+    again = load_task(config(there))
+    assert again.about is not None
+    assert again.about("b") == again.about("a")
+
+
+def test_a_folder_of_parquet_files_is_read_once_they_are_converted_as_the_error_says(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    place = tmp_path / "it's a folder"
+    place.mkdir()
+    pandas.read_csv(io.StringIO(GOOD)).to_parquet(place / "a.parquet")
+    with pytest.raises(FairbloomError, match=r"no \.csv or \.tsv file in it, but a\.parquet; a\.parquet: ") as refusal:
+        check_data(config(place))
+    follow(str(refusal.value))
+    task = load_task(config(place))
+    assert task.clients == ("a",)
+    assert task.about is not None
+    assert list(task.about("a")["columns"]) == ["age", "dose", "ward"]
+
+
+@pytest.mark.parametrize("ending", ["xlsx", "XLS", "ods"])
+def test_a_folder_of_spreadsheets_is_told_how_they_are_saved(tmp_path: Path, ending: str) -> None:
+    (tmp_path / f"a.{ending}").write_bytes(b"PK")
+    with pytest.raises(FairbloomError, match=rf"a\.{ending}: open it in a spreadsheet program.*CSV UTF-8"):
+        check_data(config(tmp_path))
+    with pytest.raises(FairbloomError, match=rf"no \.npz file in it, but a\.{ending}$"):
+        check_data({"task": "npz", "data-dir": str(tmp_path)})

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from fairbloom.tasks.files import arrow, progress, reading
 from fairbloom.tasks.files.arrow import read_by_arrow
+from fairbloom.tasks.files.formats import DELIMITERS
 from fairbloom.tasks.files.reasons import DataError
 from fairbloom.tasks.files.table import ColumnHints, Table
-from fairbloom.tasks.files.text import DELIMITERS, read_by_python
+from fairbloom.tasks.files.text import read_by_python
 
 Reader = Callable[[Path, ColumnHints, Callable[[float], None]], Table | None]
 

@@ -93,6 +93,8 @@ WRONG = {
     "fedavg(proximal-mu=much)": "proximal-mu = 'much': allowed is float at least 0",
     "qfedavg(q=1,q=2)": "qfedavg(q=1,q=2): q is given twice: give it once",
     "qfedavg(q)": "qfedavg(q): write 'q' as a parameter with its value, as in qfedavg(q=1)",
+    "qfedavg(q=1,2)": "'2' has no name: write each parameter with its value, as in qfedavg(q=1); fairbloom sweep "
+    "--method qfedavg --grid q=1,2 tries several",
     "qfedavg(q=)": "qfedavg(q=): write 'q=' as a parameter with its value",
     "qfedavg(q=1": "a parenthesis or quote is open at one end",
     "qfedavg)q=1(": "a parenthesis or quote is open at one end",

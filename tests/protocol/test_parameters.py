@@ -1,0 +1,45 @@
+"""What the error of an impossible value advises, followed where it can be."""
+
+import re
+from typing import Any
+
+import pytest
+
+from fairbloom.errors import did_you_mean
+from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, assigned
+
+ADVICE: list[tuple[str, Any, str, Value | None]] = [
+    ("learning-rate", "0.1, 0.01", "fairbloom sweep --grid learning-rate=0.1,0.01 tries each; allowed is float", None),
+    ("learning-rate", [0.1, 0.01], "fairbloom sweep --grid learning-rate=0.1,0.01 tries each; allowed is float", None),
+    ("num-rounds", "10,20", "fairbloom sweep --grid num-rounds=10,20 tries each; allowed is int", None),
+    ("weighting", "examples,uniform", "fairbloom sweep --grid weighting=examples,uniform tries each", None),
+    ("fraction", "0,5", "write decimals with a point, 0.5; allowed is float", 0.5),
+    ("num-rounds", 1e3, "write 1000; allowed is int", 1000),
+    ("training-clients", 7, "put it in quotes, as in --set 'training-clients=\"7\"'; allowed is str", "7"),
+    ("pooled", "True", "write true or false; allowed is bool", True),
+    ("engine", "LOOP", "did you mean loop (upper and lower case matter)? allowed is auto, ", "loop"),
+    ("engine", "Lop", "did you mean loop? allowed is auto, ", "loop"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "advice", "remedy"), ADVICE)
+def test_a_likely_mistake_is_answered_with_what_to_write(key: str, value: object, advice: str, remedy: object) -> None:
+    with pytest.raises(SettingsError, match=rf"^{re.escape(f'{key} = {value!r}: ')}.*{re.escape(advice)}") as refusal:
+        SETTINGS[key].checked(value)
+    if remedy is not None:
+        assert SETTINGS[key].checked(remedy) == remedy
+    if quoted := re.search(r"--set '(.+)';", str(refusal.value)):
+        assert assigned([quoted[1]]) == {key: remedy}
+
+
+@pytest.mark.parametrize("value", ["much", "0.1,much", "-1,-2", "", ",", None, [], [0.1], {"a": 1}])
+def test_what_may_be_anything_is_answered_with_the_range_alone(value: object) -> None:
+    with pytest.raises(SettingsError, match=rf"^learning-rate = {re.escape(repr(value))}: allowed is float above 0$"):
+        SETTINGS["learning-rate"].checked(value)
+
+
+@pytest.mark.parametrize("name", ["Age", "AGE", "aGe"])
+def test_a_name_in_another_case_is_said_to_differ_by_that_alone(name: str) -> None:
+    assert did_you_mean(name, ["dose", "age"]) == "did you mean age (upper and lower case matter)? "
+    assert did_you_mean(f"{name}s", ["dose", "age"]) == "did you mean age? "
+    assert did_you_mean("weight", ["dose", "age"]) == ""
