@@ -4,6 +4,7 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,11 +33,13 @@ from fairbloom.experiments.commands.options import (
     RoundsOption,
     SeedOption,
     SetOption,
+    SpreadOption,
     TaskOption,
     settings_of,
 )
 from fairbloom.experiments.recipes.recipe import load_shipped
 from fairbloom.experiments.results.comparison import Plan, load_comparison
+from fairbloom.experiments.results.ranks import name_tasks, ranks_of
 from fairbloom.experiments.results.run import COMPARISON, load
 from fairbloom.experiments.views import progress
 from fairbloom.experiments.views.catalogue import about, describe
@@ -46,6 +49,7 @@ from fairbloom.experiments.views.tables import (
     show_data,
     show_details,
     show_methods,
+    show_ranks,
     show_recipes,
     show_runs,
     show_settings,
@@ -165,6 +169,7 @@ def compare(
     jobs: Annotated[
         int, typer.Option(min=1, help="The number of runs at a time; they share the processors.")
     ] = processors_here(),
+    spread: SpreadOption = "interval",
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Train with several methods over several seeds and see who gains and who loses.
@@ -189,7 +194,7 @@ def compare(
         out=out,
         jobs=jobs,
         settings=settings_of(settings),
-    ).show()
+    ).show(spread)
 
 
 @app.command(epilog="Example: fairbloom reproduce fedfv-table3 --seeds 5")
@@ -258,19 +263,30 @@ def reproduce(
 
 @app.command(epilog="Example: fairbloom show runs/a")
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="The folder of a run or of a comparison; of several comparisons, ranks."),
+    ],
     figure: FigureOption = None,
     split: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="Draw who had how many examples of each class into PATH.png and PATH.svg."),
     ] = None,
+    spread: SpreadOption = "interval",
     as_json: JsonOption = False,
 ) -> None:
-    """Show a run, finished or not, or a comparison: its tables, how far it is, who was absent, its settings."""
+    """Show a run, finished or not, or a comparison: its tables, how far it is, who was absent, its settings.
+
+    Of several comparisons with the same methods, each of another task, it shows how the methods rank over the tasks.
+    """
+    if len(folders) > 1:
+        show_ranked(folders, figure, as_json)
+        return
+    (folder,) = folders
     if (folder / COMPARISON).exists():
         if split is not None:
             raise RunFolderError(f"{folder} holds a comparison: draw the split of one of its runs, in {folder}/runs")
-        show_compared(folder, figure, as_json)
+        show_compared(folder, figure, spread, as_json)
         return
     chosen = load(folder)
     if as_json:
@@ -286,7 +302,20 @@ def show(
         draw_split(chosen.split(), split, as_json)
 
 
-def show_compared(folder: Path, figure: Path | None, as_json: bool) -> None:
+def show_ranked(folders: Sequence[Path], figure: Path | None, as_json: bool) -> None:
+    """Show how methods rank over several comparisons."""
+    found = ranks_of(name_tasks([load_comparison(folder) for folder in folders]))
+    if as_json:
+        print(json.dumps(found.as_json, indent=2))
+    else:
+        show_ranks(found)
+    if figure is not None:
+        from fairbloom.experiments.views.figures import draw_ranks  # imported late: it takes a second
+
+        draw(draw_ranks(found), figure, as_json)
+
+
+def show_compared(folder: Path, figure: Path | None, spread: str, as_json: bool) -> None:
     """Show a comparison, or how far its runs are."""
     plan = Plan.read(folder)
     unfinished = plan.unfinished(folder)
@@ -301,10 +330,9 @@ def show_compared(folder: Path, figure: Path | None, as_json: bool) -> None:
         return
     comparison = load_comparison(folder)
     if as_json:
-        about = {"baseline": comparison.baseline, "seeds": list(comparison.seeds), "score": asdict(comparison.score)}
-        print(json.dumps({**about, "methods": comparison.rows(), "clients": comparison.client_rows()}, indent=2))
+        print(json.dumps(comparison.as_json, indent=2))
     else:
-        comparison.show()
+        comparison.show(spread)
     if figure is not None:
         draw(comparison.figure(), figure, as_json)
 

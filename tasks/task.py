@@ -255,11 +255,7 @@ class TaskInfo:
         return str(text), dict(reasons)
 
     def tests_by_seed(self, settings: Mapping[str, Any]) -> str:
-        """Return what a seed decides of the examples that clients are tested on in runs with these settings.
-
-        It is one of the words of `tests`. Of a user-defined task nothing is known, so "split" is assumed, with which
-        differences between methods have the widest intervals.
-        """
+        """Return what a seed decides of the examples to be tested on, with these settings: a word of `tests`."""
         if self.split_by is None:
             return self.tests
         parameter, values = self.split_by

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import click
 import typer
@@ -85,6 +85,13 @@ MemoryOption = Annotated[
 ]
 FigureOption = Annotated[
     Path | None, typer.Option("--figure", metavar="PATH", help="Draw a figure into PATH.png and PATH.svg as well.")
+]
+SpreadOption = Annotated[
+    Literal["interval", "std"],
+    typer.Option(
+        help="What tables of a comparison show of the seeds: interval prints differences to the baseline with their "
+        "95 % intervals, std the standard deviation of each measure."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

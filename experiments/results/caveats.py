@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from fairbloom.server.run_folder.files import MODEL
 
 from .run import Run
+from .shared_data import SharedData
 
 FEWEST_EXAMPLES = 10
 """A score over fewer test examples than this says little about a client."""
@@ -24,7 +25,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     found = _single(every, "no method had anything")
     for labels in same_models(runs):
         found.append(f"{_listed(labels)} ended with the same models to the bit: nothing here tells them apart.")
-    return [*found, *_small_tests(every[0])]
+    return [*found, *_shared(next(iter(runs.values()))), *_small_tests(every[0])]
 
 
 def is_single(run: Run) -> bool:
@@ -45,6 +46,22 @@ def _single(runs: Sequence[Run], who: str) -> list[str]:
     """Return what it means that one client alone trained in each round of all runs, nothing where that is not so."""
     remedy = "raise fraction, the share of clients that trains in a round"
     return [f"One client trained in each round, so {who} to weigh: {remedy}."] if all(map(is_single, runs)) else []
+
+
+def _shared(by_seed: Sequence[Run]) -> list[str]:
+    """Return for which data the differences over several seeds hold, nothing where each seed has clients of its own."""
+    shared = SharedData.of(by_seed)
+    if len(by_seed) == 1 or shared.dealt:
+        return []
+    if shared.fixed:
+        return [
+            "All seeds test on the same examples: differences hold for these, and intervals do not say what other "
+            "examples would give."
+        ]
+    return [
+        "The seeds split the examples of the same clients, so they are not independent: intervals are wider for it "
+        "(Nadeau and Bengio, 2003)."
+    ]
 
 
 def _small_tests(run: Run) -> list[str]:

@@ -24,7 +24,7 @@ from .differences import Difference, differences_of
 from .groups import GroupReport
 from .presentation import draw, render_html, show
 from .run import COMPARISON, Run, final_of, frame, load, measures
-from .shared_data import deals_clients, test_share_of
+from .shared_data import SharedData
 from .verdict import OTHERS, Verdict, verdict_of
 
 if TYPE_CHECKING:
@@ -148,7 +148,6 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
     ]
     _check_same_clients(folder, plan, finals, scores[0])
     caveats = tuple(caveats_of_comparison(runs))
-    known = runs[plan.baseline][0]
     return Comparison(
         finals,
         plan.baseline,
@@ -158,8 +157,7 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
         tuple(left_out),
         folder,
         caveats,
-        test_share_of(known),
-        deals_clients(known),
+        SharedData.of(runs[plan.baseline]),
         _by_group(runs, personal),
     )
 
@@ -219,11 +217,8 @@ class Comparison:
         Where tables, figure and runs lie.
     caveats
         What limits the numbers, in sentences: single participants, equal models, small test sets.
-    test_share
-        Number of test examples by number of training examples where the seeds split one data set; 0 where each seed has
-        data of its own, or all are tested on the same examples.
-    dealt
-        Whether a seed decides which examples a client has, so that a client's name means others with each seed.
+    shared
+        What the seeds have in common: the clients, and the examples that these are tested on.
     by_group
         By method, one entry a seed: what clients report of groups; empty where they have none.
     """
@@ -236,8 +231,7 @@ class Comparison:
     left_out: tuple[Sequence[str], ...] = ()
     folder: Path = field(default_factory=Path)
     caveats: tuple[str, ...] = ()
-    test_share: float = 0.0
-    dealt: bool = False
+    shared: SharedData = field(default_factory=SharedData)
     by_group: Mapping[str, Sequence[GroupReport]] = field(default_factory=dict)
 
     @property
@@ -290,7 +284,7 @@ class Comparison:
             (self._measure(measure, mine, base), self._measure(measure, base, base))
             for mine, base in zip(self.values[method], self.values[self.baseline], strict=True)
         ]
-        sign = -1.0 if measure in SMALLER_IS_FAIRER else 1.0 if measure in LARGER_IS_FAIRER else self._sign
+        sign = self._sign_of(measure)
         found = [
             0.0 if math.isclose(value, base, rel_tol=EQUAL, abs_tol=1e-12) else sign * (value - base)
             for value, base in pairs
@@ -315,7 +309,7 @@ class Comparison:
     def differences(self, measure: str) -> dict[str, Difference]:
         """Return the difference of each method but the baseline by a measure of `gains`; see `difference`."""
         others = [method for method in self.methods if method != self.baseline]
-        return differences_of({each: self.gains(each, measure) for each in others}, test_share=self.test_share)
+        return differences_of({each: self.gains(each, measure) for each in others}, test_share=self.shared.test_share)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -334,9 +328,14 @@ class Comparison:
             raise FairbloomError(f"measure = {measure!r}: there are {there}")
         return measures(values, self.score)[measure]
 
-    @property
-    def _sign(self) -> float:
-        return self.score.better(1.0, 0.0)
+    def goodness(self, method: str, measure: str) -> float:
+        """Return the mean over the seeds of a measure of fairness, negative where lower is better."""
+        return self._sign_of(measure) * self.spread(method, measure)[0]
+
+    def _sign_of(self, measure: str) -> float:
+        if measure in SMALLER_IS_FAIRER:
+            return -1.0
+        return 1.0 if measure in LARGER_IS_FAIRER else self.score.better(1.0, 0.0)
 
     def percent_better(self, method: str) -> tuple[float, float]:
         """Return mean and deviation over the seeds of the percentage of clients better off than under the baseline."""
@@ -413,7 +412,7 @@ class Comparison:
         The measures are those of fairness, "others", and each client where a client is the same with all seeds.
         """
         measured = [m for m in (*MEASURES, OTHERS) if any(map(math.isfinite, self._of_baseline(m)))]
-        clients = [] if self.dealt else sorted(set.intersection(*map(set, self.values[self.baseline])))
+        clients = [] if self.shared.dealt else sorted(set.intersection(*map(set, self.values[self.baseline])))
         rows = []
         for measure in (*measured, *(f"{CLIENT}{client}" for client in clients)):
             for method, found in self.differences(measure).items():
@@ -434,6 +433,20 @@ class Comparison:
 
     def _of_baseline(self, measure: str) -> list[float]:
         return [self._measure(measure, base, base) for base in self.values[self.baseline]]
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints."""
+        return {
+            "baseline": self.baseline,
+            "seeds": list(self.seeds),
+            "score": asdict(self.score),
+            "verdict": asdict(self.verdict),
+            "caveats": list(self.caveats),
+            "differences": [{k: None if v == "" else v for k, v in row.items()} for row in self.difference_rows()],
+            "methods": self.rows(),
+            "clients": self.client_rows(),
+        }
 
     def figure(self) -> "Figure":
         """Return a figure of the clients under each method, from the worst served to the best."""

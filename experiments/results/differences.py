@@ -1,11 +1,14 @@
 """Differences between two methods over seeds: their size, how sure it is, and how many seeds would tell it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Key = TypeVar("Key", bound=Hashable)
 
 CONFIDENCE = 0.95
 """The share of intervals that hold the true difference."""
@@ -101,8 +104,8 @@ def difference_of(differences: Sequence[float], *, test_share: float = 0.0, meth
     return Difference(mean, error, float(low), float(high), better, worse, n, p_value, enough)
 
 
-def differences_of(differences: Mapping[str, Sequence[float]], *, test_share: float = 0.0) -> dict[str, Difference]:
-    """Return the difference of each of several methods to one baseline, with Holm's correction over the methods."""
+def differences_of(differences: Mapping[Key, Sequence[float]], *, test_share: float = 0.0) -> dict[Key, Difference]:
+    """Return the difference of each of several methods to one baseline, with Holm's correction over all of them."""
     if not differences:
         return {}
     found = {

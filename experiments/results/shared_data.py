@@ -1,49 +1,58 @@
-"""What seeds have in common: the examples that clients are tested on, and the clients themselves."""
+"""What the seeds of a comparison have in common: the clients, and the examples that these are tested on.
+
+Seeds that split the examples of the same clients are not independent: their training sets overlap, and so do their test
+sets. Seeds that deal a data set to clients once more differ in the clients, which decides most of a difference between
+methods: benchmarks/coverage.py measures both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
-from fairbloom.server.run_folder.files import SPLIT
 from fairbloom.tasks import TaskInfo, find_task
 
 from .run import Run
 
-SPLIT_WORD, FIXED, FRESH = "split", "fixed", "fresh"
-"""What a seed decides of the examples that clients are tested on, as `TaskInfo.tests` has it."""
 
+@dataclass(frozen=True)
+class SharedData:
+    """What seeds have in common.
 
-def tests_by_seed(run: Run) -> str:
-    """Return what a seed decides of the examples that the clients of a run are tested on."""
-    task = _task_of(run)
-    return SPLIT_WORD if task is None else task.tests_by_seed(run.settings)
-
-
-def test_share_of(run: Run) -> float:
-    """Return the number of test examples by that of training examples where seeds split one data set, else 0.
-
-    They are counted where the run folder has the split of the data; else the settings say how many were asked for.
+    Attributes
+    ----------
+    dealt
+        Whether a seed decides which examples a client has, so that a client's name means others with each seed.
+    fixed
+        Whether all seeds test on the same examples of the same clients.
+    test_share
+        Number of test examples by number of training examples where the seeds split the examples of the same clients;
+        else 0.
     """
-    if tests_by_seed(run) != SPLIT_WORD:
-        return 0.0
-    if SPLIT.exists_in(run.folder):
-        part = run.split().part
-        trained, tested = int((part == 0).sum()), int((part == 1).sum())
-        return tested / trained
-    task = _task_of(run) or TaskInfo("", "", "", "")
-    return task.test_by_train(run.settings)
+
+    dealt: bool = False
+    fixed: bool = False
+    test_share: float = 0.0
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> "SharedData":
+        """Return what the seeds of these runs, one a seed, have in common.
+
+        Of a user-defined task nothing is known: its seeds are taken for splits of the same clients' examples, by
+        `test-share`, with which the intervals of differences are the widest.
+        """
+        settings = runs[0].settings
+        task = _find_task_of(runs[0])
+        if task is None:
+            return cls(test_share=TaskInfo("", "", "", "").test_by_train(settings))
+        tests = task.tests_by_seed(settings)
+        if tests == "fresh" or _deals_clients(task, runs):
+            return cls(dealt=True)
+        return cls(fixed=True) if tests == "fixed" else cls(test_share=task.test_by_train(settings))
 
 
-def deals_clients(run: Run) -> bool:
-    """Return whether a seed decides which examples a client has, so that its name means others with each seed."""
-    task = _task_of(run)
-    if task is None:
-        return SPLIT.exists_in(run.folder)
-    partition = run.settings.get("partition") or next(iter(task.partitions), "")
-    natural = task.has_clients or partition in task.natural
-    return task.tests_by_seed(run.settings) == FRESH or not natural
-
-
-def _task_of(run: Run) -> TaskInfo | None:
-    """Return what is known of the task of a run; None of one that is user-defined, or not known here any more."""
+def _find_task_of(run: Run) -> TaskInfo | None:
+    """Return what is known of a run's task; None of one that is user-defined, or not known here any more."""
     name = str(run.settings.get("task", ""))
     if is_import_string(name):
         return None
@@ -51,3 +60,14 @@ def _task_of(run: Run) -> TaskInfo | None:
         return find_task(name)
     except FairbloomError:
         return None
+
+
+def _deals_clients(task: TaskInfo, runs: Sequence[Run]) -> bool:
+    """Return whether clients are dealt a data set, or drawn from many that come with the data."""
+    settings = runs[0].settings
+    if task.has_clients:
+        return False
+    if (settings.get("partition") or next(iter(task.partitions), "")) not in task.natural:
+        return True
+    clients = {frozenset(run.test_examples()) for run in runs}
+    return bool(settings.get("clients")) and len(clients) > 1

@@ -158,8 +158,9 @@ class _Words:
             seen = f"The largest gain of these is that of {largest}, {self._sized(found)}"
         chance = ""
         if found.low > 0.0 and len(worst) > 1:
-            among = _number(len(worst))
-            chance = f" Its interval is above zero, but with {among} methods one is so more often by chance."
+            chance = (
+                f" Its interval is above zero, but with {_number(len(worst))} methods one is so more often by chance."
+            )
         return [*sentences, f"{seen}: {self._seeds_for(found)}.{chance}"]
 
     def means(self, found: Mapping[str, Difference]) -> list[str]:
@@ -194,7 +195,7 @@ class _Words:
 
     def _names_of_worst(self) -> list[str]:
         """Return the clients that the baseline serves worst with some seed, the most frequent first; [] of many."""
-        if self._comparison.dealt:
+        if self._comparison.shared.dealt:
             return []
         served = (self._comparison.served_worst(place) for place in range(self._seeds))
         names = [name for name, _ in Counter(name for each in served for name in sorted(each)).most_common()]

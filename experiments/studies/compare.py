@@ -80,8 +80,9 @@ def _study(config: Mapping[str, Value], variants: Sequence[Variant], seeds: Sequ
 
 
 def _write(comparison: Comparison) -> None:
-    """Write comparison.csv, clients.csv and the figure into the comparison's folder."""
+    """Write comparison.csv, differences.csv, clients.csv and the figure into the comparison's folder."""
     from ..views.figures import draw_sorted_clients, write_figure  # imported late: matplotlib takes a second
 
-    write_tables(comparison.folder, {"comparison.csv": comparison.rows(), CLIENTS.name: comparison.client_rows()})
+    tables = {"comparison.csv": comparison.rows(), "differences.csv": comparison.difference_rows()}
+    write_tables(comparison.folder, {**tables, CLIENTS.name: comparison.client_rows()})
     write_figure(draw_sorted_clients(comparison), comparison.folder / "clients")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..results.comparison import Comparison, Values
     from ..results.outcome import Outcome
+    from ..results.ranks import Ranks
     from ..results.reproduction import Reproduction
     from ..results.run import Run
 
@@ -97,6 +98,21 @@ def draw_split(split: "Split") -> Figure:
         if len(counts) <= MANY:
             axes.set_yticks(range(len(counts)), split.clients)
         figure.colorbar(image, ax=axes, label="examples; empty where there are none")
+    return figure
+
+
+def draw_ranks(ranks: "Ranks") -> Figure:
+    """Return the average rank of each method, the best on top; two whose bars do not overlap are told apart."""
+    methods = list(reversed(ranks.average))
+    with matplotlib.rc_context({"font.size": 9}):
+        figure = Figure(figsize=(WIDTH, 0.28 * len(methods) + 1.0), layout="constrained")
+        axes = figure.subplots()
+        half = ranks.critical_difference / 2.0
+        average = [ranks.average[method] for method in methods]
+        axes.errorbar(average, range(len(methods)), xerr=half, fmt="o", color=COLOURS[0], markersize=4)
+        axes.set_yticks(range(len(methods)), methods)
+        axes.set_xlabel(f"average rank over {len(ranks.by_task)} tasks by {ranks.title} (1 is the best)")
+        axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison
 from ..results.run import Run
-from .tables import Grid, client_grid, method_grid, run_grid, sentence
+from .tables import Grid, client_grid, method_grid, run_grid
 
 
 def html_of_run(run: Run) -> str:
@@ -24,9 +24,11 @@ def html_of_run(run: Run) -> str:
 
 def html_of_comparison(comparison: Comparison) -> str:
     """Return a comparison with its figure."""
+    verdict = comparison.verdict
+    said = f"<p><b>{escape(verdict.headline)}</b> {escape(' '.join(verdict.sentences))}</p>"
     tables = [_table(method_grid(comparison)), _table(client_grid(comparison))]
-    lines = [f"<p>{escape(line)}</p>" for line in (sentence(comparison), *comparison.caveats)]
-    return "\n".join([*tables, *lines, _image(comparison.figure())])
+    lines = [f"<p>{escape(line)}</p>" for line in comparison.caveats]
+    return "\n".join([said, *tables, *lines, _image(comparison.figure())])
 
 
 def _table(grid: Grid) -> str:
@@ -38,11 +40,12 @@ def _table(grid: Grid) -> str:
 
 
 def _html(markup: str) -> str:
-    """Return a cell with its colours; rich's markup has no others than a style for all of it."""
+    """Return a cell with its colour, which rich's markup gives to all of it, beside bold letters."""
     text = Text.from_markup(markup)
-    colour = next((str(span.style) for span in text.spans if str(span.style) in ("green", "red")), "")
+    styles = {word for span in text.spans for word in str(span.style).split()}
+    colour = next((word for word in ("green", "red") if word in styles), "")
     plain = escape(text.plain).replace("\n", "<br>")
-    return f'<span style="color:{colour}">{plain}</span>' if colour else plain
+    return f'<span style="color:{colour};font-weight:bold">{plain}</span>' if colour else plain
 
 
 def _image(figure: Figure) -> str:

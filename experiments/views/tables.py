@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -15,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.parameters import Parameter, Value
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SETTINGS
@@ -23,9 +25,12 @@ from fairbloom.server.settings import parameters
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.task import Described
 
+from ..recipes.recipe import CLIENT
 from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison
-from ..results.measured import decimals, in_title
+from ..results.differences import Difference, differences_of
+from ..results.measured import decimals, in_title, measure_title
+from ..results.ranks import Ranks
 from ..results.run import Run, final_of, measures
 from .catalogue import REQUIRED, MethodDoc, default_of
 
@@ -40,7 +45,14 @@ NEGLECTED, SERVED = 6, 3
 """Number of clients that are shown of those that the baseline serves worst, and best."""
 
 SHOWN = {"mean": "mean", "std": "std", "worst_10": "worst 10 %", "best_10": "best 10 %"}
-"""The measures in tables, and what these call them."""
+"""The measures in tables, and what those of a run call them."""
+
+INTERVAL, STD = "interval", "std"
+SPREADS = (INTERVAL, STD)
+"""What tables of a comparison have beside means: differences with intervals, or standard deviations over the seeds."""
+
+CLEAR = "*"
+"""Marks a clear difference, also where there are no colours."""
 
 NARROW = 72
 """Below so many columns, lists are printed line by line and not in columns."""
@@ -169,6 +181,13 @@ class Digits:
         """Return a number."""
         return f"{value:.{self.decimals}f}"
 
+    def difference(self, found: Difference) -> str:
+        """Return a difference with its interval, where it has one, marked where it is clear."""
+        text = f"{found.mean:+.{self.decimals}f}"
+        if not math.isnan(found.low):
+            text += f" ({self.number(found.low)} to {self.number(found.high)})"
+        return _marked(text, found)
+
     def spread(self, mean: float, deviation: float, sign: str = "") -> str:
         """Return a mean and its deviation."""
         return f"{mean:{sign}.{self.decimals}f} ±{deviation:.{self.decimals}f}"
@@ -259,26 +278,70 @@ def describe_engine(engine: Mapping[str, Any]) -> str:
 # Comparisons --------------------------------------------------------------------------------------------------------
 
 
-def show_comparison(comparison: Comparison) -> None:
-    """Print the table of methods, the clients that the baseline neglects, and a sentence on what they show."""
-    show_grid(method_grid(comparison))
+def show_comparison(comparison: Comparison, spread: str = INTERVAL) -> None:
+    """Print the verdict, the table of methods, the clients that the baseline neglects, and what limits the numbers.
+
+    Raises
+    ------
+    FairbloomError
+        When `spread` is neither "interval" nor "std".
+    """
+    show_grid(method_grid(comparison, spread))
     console.print()
     show_grid(client_grid(comparison))
     for seed, clients in zip(comparison.seeds, comparison.left_out, strict=False):
         if clients:
             reason = f"left out, without a test {comparison.score.name} under any method with seed {seed}"
             console.print(f"{reason}: {escape(', '.join(clients))}", soft_wrap=True)
-    for line in (sentence(comparison), *comparison.caveats):
-        console.print(escape(line), soft_wrap=True)
+    verdict = comparison.verdict
+    console.print(f"[b]{escape(verdict.headline)}[/] {escape(' '.join(verdict.sentences))}")
+    for line in comparison.caveats:
+        console.print(escape(line))
     files = [path for ending in ("png", "svg") if (path := comparison.folder / f"clients.{ending}").exists()]
     console.print(f"\ntables and runs: {escape(str(comparison.folder))}", soft_wrap=True)
     if files:
         console.print(f"figure: {escape(', '.join(map(str, files)))}", soft_wrap=True)
 
 
-def method_grid(comparison: Comparison) -> Grid:
-    """Return the table with a row per method: measures over clients, each as mean ± deviation over the seeds."""
-    seeds, base = len(comparison.seeds), escape(comparison.baseline)
+def method_grid(comparison: Comparison, spread: str = INTERVAL) -> Grid:
+    """Return the table with a row per method: measures over clients, and the differences to the baseline."""
+    if spread not in SPREADS:
+        raise FairbloomError(f"spread = {spread!r}: it must be one of {', '.join(SPREADS)}")
+    return _deviation_grid(comparison) if spread == STD else _difference_grid(comparison)
+
+
+def _difference_grid(comparison: Comparison) -> Grid:
+    """Return the means of the measures over the seeds, and the differences to the baseline with their intervals."""
+    seeds, base, titles = len(comparison.seeds), escape(comparison.baseline), titles_of(comparison)
+    means = {method: [comparison.spread(method, key)[0] for key in SHOWN] for method in comparison.methods}
+    digits = Digits.of(comparison.score, (mean for each in means.values() for mean in each))
+    found = {measure: comparison.differences(measure) for measure in ("mean", "worst_10")}
+    rows = []
+    for method, each in means.items():
+        differences = [found[measure].get(method) for measure in found]
+        cells = ["–" if difference is None else digits.difference(difference) for difference in differences]
+        of_worst = differences[-1]
+        counts = "–" if of_worst is None else f"{of_worst.better}, {of_worst.worse}"
+        rows.append([escape(method), *map(digits.number, each), *cells, counts])
+    gains = [f"gain, {titles[measure]}" for measure in found]
+    many = seeds > 1
+    interval = (
+        f", with its 95 % interval over the seeds; {CLEAR} marks what is clear: p < 0.05 by the paired t test with "
+        "Holm's correction over the methods"
+    )
+    return Grid(
+        ("method", *titles.values(), *gains, "better, worse"),
+        rows,
+        f"Final model over clients: test {escape(comparison.score.title)}",
+        f"mean over {seeds} seed{'s' if many else ''}; gain: by how much better than {base}, seed by seed"
+        f"{interval if many else ''}\n"
+        f"better, worse: number of seeds with which the {titles['worst_10']} is better, and worse, than under {base}",
+    )
+
+
+def _deviation_grid(comparison: Comparison) -> Grid:
+    """Return the measures and the gain of the worst tenth, each as mean ± deviation over the seeds."""
+    seeds, base, titles = len(comparison.seeds), escape(comparison.baseline), titles_of(comparison)
     spreads = {method: [comparison.spread(method, key) for key in SHOWN] for method in comparison.methods}
     digits = Digits.of(comparison.score, (mean for each in spreads.values() for mean, _ in each))
     rows = []
@@ -291,67 +354,108 @@ def method_grid(comparison: Comparison) -> Grid:
             cells += [digits.spread(*comparison.gain(method, "worst_10"), sign="+"), f"{better:.0f} ±{deviation:.0f}"]
         rows.append([escape(method), *cells])
     return Grid(
-        ("method", *SHOWN.values(), "gain", "% better"),
+        ("method", *titles.values(), "gain", "% better"),
         rows,
         f"Final model over clients: test {escape(comparison.score.title)}",
         f"mean ±standard deviation over {seeds} seed{'s' if seeds > 1 else ''}\n"
-        f"gain: by how much the worst 10 % are better than under {base}; "
+        f"gain: by how much the {titles['worst_10']} is better than under {base}; "
         f"% better: share of the clients with a better score than under {base}; both are taken seed by seed",
     )
 
 
-def client_grid(comparison: Comparison) -> Grid:
-    """Return the table of the clients that the baseline serves worst, and best, with the first seed.
+def titles_of(comparison: Comparison) -> dict[str, str]:
+    """Return what tables of a comparison call the measures that they show."""
+    return {measure: measure_title(measure, comparison.client_count) for measure in SHOWN}
 
-    It has a row a client, or a row a method where there are more methods than clients to show.
+
+def client_grid(comparison: Comparison) -> Grid:
+    """Return the table of the clients that the baseline serves worst, and best.
+
+    It has means over the seeds, in which clear differences to the baseline are coloured. Where a seed decides which
+    examples a client has, it has the first seed alone. It has a row a client, or a row a method where there are more
+    methods than clients to show.
     """
-    score, first = comparison.score, {method: seeds[0] for method, seeds in comparison.values.items()}
-    base = first[comparison.baseline]
+    score, values = comparison.score, _by_client(comparison)
+    base = values[comparison.baseline]
     ascending = sorted(base, key=lambda client: score.better(base[client], 0.0))
     hidden = max(0, len(ascending) - NEGLECTED - SERVED)
     shown = ascending[:NEGLECTED] + ascending[-SERVED:] if hidden else ascending
-    digits = Digits.of(score, (values[client] for values in first.values() for client in shown))
+    digits = Digits.of(score, (each[client] for each in values.values() for client in shown))
+    clear = {} if comparison.shared.dealt else _clear_differences(comparison, shown)
     cells = {
-        (client, method): _colour(values[client], base[client], score, digits)
-        for method, values in first.items()
+        (client, method): _marked(digits.number(each[client]), clear.get((client, method)))
+        for method, each in values.items()
         for client in shown
     }
-    title = f"Client by client, first seed: test {escape(score.title)}"
-    caption = f"{hidden} clients between these are in {CLIENTS.name}" if hidden else ""
-    methods = [escape(method) for method in first]
+    over = "first seed" if comparison.shared.dealt or len(comparison.seeds) == 1 else "mean over the seeds"
+    title = f"Client by client, {over}: test {escape(score.title)}"
+    notes = [f"{hidden} clients between these are in {CLIENTS.name}"] if hidden else []
+    if clear:
+        notes.append(
+            f"{CLEAR} marks what clearly differs from {escape(comparison.baseline)}: p < 0.05 with Holm's correction "
+            "over all numbers of this table"
+        )
+    caption, methods = "\n".join(notes), [escape(method) for method in values]
     if len(methods) > len(shown):
-        by_method = [[escape(method), *(cells[client, method] for client in shown)] for method in first]
+        by_method = [[escape(method), *(cells[client, method] for client in shown)] for method in values]
         return Grid(("method", *map(escape, shown)), by_method, title, caption)
-    by_client = [[escape(client), *(cells[client, method] for method in first)] for client in shown]
+    by_client = [[escape(client), *(cells[client, method] for method in values)] for client in shown]
     if hidden:
-        by_client.insert(NEGLECTED, [f"… {hidden} more", *("" for _ in first)])
+        by_client.insert(NEGLECTED, [f"… {hidden} more", *("" for _ in values)])
     return Grid(("client", *methods), by_client, title, caption)
 
 
-def _colour(value: float, base: float, score: Score, digits: Digits) -> str:
-    """Return a value in green where it is better than the baseline's and in red where it is worse."""
-    gained = score.better(value, base)
-    colour = "green" if gained > 0.0 else "red" if gained < 0.0 else "default"
-    return f"[{colour}]{digits.number(value)}[/]"
+def _by_client(comparison: Comparison) -> dict[str, dict[str, float]]:
+    """Return each client's score by method: with the first seed where clients are dealt, else the mean over seeds."""
+    if comparison.shared.dealt:
+        return {method: dict(by_seed[0]) for method, by_seed in comparison.values.items()}
+    found = {}
+    for method, by_seed in comparison.values.items():
+        clients = dict.fromkeys(client for values in by_seed for client in values)
+        found[method] = {c: fmean([values[c] for values in by_seed if c in values]) for c in clients}
+    return found
 
 
-def sentence(comparison: Comparison) -> str:
-    """Return in one sentence what the comparison shows."""
-    base, kindest, score = comparison.baseline, comparison.kindest, comparison.score
+def _clear_differences(comparison: Comparison, clients: Sequence[str]) -> dict[tuple[str, str], Difference]:
+    """Return the clear differences to the baseline, by client and method, among all of these clients and methods."""
+    gains = {
+        (client, method): comparison.gains(method, f"{CLIENT}{client}")
+        for method in comparison.methods
+        if method != comparison.baseline
+        for client in clients
+    }
+    found = differences_of(gains, test_share=comparison.shared.test_share)
+    return {key: difference for key, difference in found.items() if difference.clear}
 
-    def numbers_of(method: str) -> tuple[str, str]:
-        worst, mean = (comparison.spread(method, key)[0] for key in ("worst_10", "mean"))
-        return (f"{worst:.0f} %", f"{mean:.0f} %") if score.percent else (score.written(worst), score.written(mean))
 
-    worst, mean = numbers_of(base)
-    what = "" if score.percent else f"{score.name} "
-    direction = "" if score.higher_is_better else " (lower is better)"
-    left = f"{base} leaves its worst tenth of clients at {what}{worst} while the mean is {mean}{direction}"
-    if kindest == base:
-        return f"{left}; no other method here {'lifts them' if score.higher_is_better else 'does better by them'}."
-    worst, mean = numbers_of(kindest)
-    lifts = "lifts its worst tenth to" if score.higher_is_better else "brings its worst tenth to"
-    return f"{left}; {kindest} {lifts} {worst}, with a mean of {mean}."
+def _marked(text: str, difference: Difference | None) -> str:
+    """Return a number, marked and in green or red where a clear difference is for the better or the worse."""
+    if difference is None or not difference.clear:
+        return text
+    return f"[bold {'green' if difference.mean > 0.0 else 'red'}]{CLEAR} {text}[/]"
+
+
+def show_ranks(ranks: Ranks) -> None:
+    """Print how methods rank over several tasks, and what that shows."""
+    show_grid(rank_grid(ranks))
+    for sentence in ranks.sentences:
+        console.print(escape(sentence))
+
+
+def rank_grid(ranks: Ranks) -> Grid:
+    """Return the table of ranks: a row a method, the best first."""
+    rows = [[escape(row["method"]), f"{row['average_rank']:.2f}", *_task_ranks(row)] for row in ranks.rows()]
+    return Grid(
+        ("method", "average rank", *map(escape, ranks.by_task)),
+        rows,
+        f"Ranks over {len(ranks.by_task)} tasks by the measure: {ranks.title}",
+        f"1 is the best; average ranks that differ by {ranks.critical_difference:.2f} or more are told apart "
+        "(Nemenyi, level 0.05)",
+    )
+
+
+def _task_ranks(row: Mapping[str, Any]) -> list[str]:
+    return [f"{rank:g}" for key, rank in row.items() if key not in ("method", "average_rank")]
 
 
 # Reproductions ------------------------------------------------------------------------------------------------------
