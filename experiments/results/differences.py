@@ -98,10 +98,10 @@ def difference_of(differences: Sequence[float], *, test_share: float = 0.0, meth
 
     spread = float(x.std(ddof=1))
     error = spread * math.sqrt(1.0 / n + test_share)
-    low, high = t.interval(CONFIDENCE, n - 1, loc=mean, scale=error)
+    reach = float(t.isf(LEVEL / 2.0, n - 1)) * error
     p_value = float(2.0 * t.sf(abs(mean) / error, n - 1))
     enough = seeds_that_tell(abs(mean) / spread, test_share=test_share, level=LEVEL / methods)
-    return Difference(mean, error, float(low), float(high), better, worse, n, p_value, enough)
+    return Difference(mean, error, mean - reach, mean + reach, better, worse, n, p_value, enough)
 
 
 def differences_of(differences: Mapping[Key, Sequence[float]], *, test_share: float = 0.0) -> dict[Key, Difference]:
@@ -150,8 +150,8 @@ def prediction_interval(differences: Sequence[float], *, count: int, test_share:
     from scipy.stats import t
 
     scale = float(x.std(ddof=1)) * math.sqrt(1.0 / x.size + 1.0 / count + test_share)
-    low, high = t.interval(CONFIDENCE, x.size - 1, loc=mean, scale=scale)
-    return float(low), float(high)
+    reach = float(t.isf(LEVEL / 2.0, x.size - 1)) * scale
+    return mean - reach, mean + reach
 
 
 def seeds_that_tell(effect: float, *, test_share: float = 0.0, level: float = LEVEL) -> int | None:
@@ -201,4 +201,4 @@ def _checked(differences: Sequence[float], test_share: float) -> NDArray[np.floa
 
 
 def _is_constant(x: NDArray[np.float64]) -> bool:
-    return float(np.ptp(x)) <= NEGLIGIBLE * float(np.abs(x).max())
+    return bool(np.ptp(x) <= NEGLIGIBLE * np.abs(x).max() or x.std() == 0.0)

@@ -152,7 +152,8 @@ class _Words:
         largest = max(others, key=lambda method: (worst[method].mean, method))
         found = worst[largest]
         if found.mean <= 0.0:
-            return [*sentences, f"None of them is better for {self._whom} on average."] if everyone else sentences
+            none = f"{others[0]} is not" if len(others) == 1 else "None of the others is"
+            return [*sentences, f"{none} better for {self._whom} on average."] if everyone else sentences
         seen = f"The difference of {largest} is {self._sized(found)}"
         if len(others) > 1:
             seen = f"The largest gain of these is that of {largest}, {self._sized(found)}"

@@ -17,11 +17,14 @@ import time
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load
-from fairbloom.experiments.views.tables import sentence
+from fairbloom.experiments.results.comparison import load_comparison
+from fairbloom.experiments.views.tables import method_grid
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.lock import locked_folder
@@ -33,7 +36,7 @@ from ..helpers import compared_by_hand, fairbloom, start
 
 COLUMN = "test_accuracy_of_global_model"
 SMALL = ("--seeds", 2, "--clients", 5, "--rounds", 2, "--fraction", 0.5, "--jobs", 2, "--set", "device=cpu")
-WRITTEN = {"comparison.json", "comparison.csv", "clients.csv", "clients.png", "clients.svg"}
+WRITTEN = {"comparison.json", "comparison.csv", "differences.csv", "clients.csv", "clients.png", "clients.svg"}
 WORDS = ("compare", "--methods", "fedavg,fedfv", *SMALL)
 
 
@@ -362,26 +365,103 @@ def test_with_an_error_a_gain_is_a_fall() -> None:
     assert AN_ERROR.gain("FedFV", "best") == pytest.approx((-20.0, math.sqrt(200.0)))
     better = [0.0, 100 / 3]
     assert AN_ERROR.percent_better("FedFV") == pytest.approx((100 / 6, statistics.stdev(better)))
-    assert AN_ERROR.kindest == "FedFV"
-    told = sentence(AN_ERROR)
-    assert told == (
-        "FedAvg leaves its worst tenth of clients at mae 85 while the mean is 50 (lower is better); "
-        "FedFV brings its worst tenth to 80, with a mean of 56.7."
-    )
 
 
-def test_of_methods_that_are_as_kind_as_the_baseline_the_baseline_is_named() -> None:
-    values = BY_HAND.values["FedAvg"]
-    assert compared_by_hand(TERM=values, FedAvg=values).kindest == "FedAvg"
+def test_differences_are_better_whatever_the_direction_of_score_and_measure() -> None:
+    assert BY_HAND.gains("FedFV", "worst") == [30.0, 10.0]
+    assert AN_ERROR.gains("FedFV", "worst") == [0.0, 10.0]
+    assert BY_HAND.gains("FedFV", "client:a") == [30.0, 10.0]
+    assert AN_ERROR.gains("FedFV", "client:a") == [-30.0, -10.0]
+    for comparison in (BY_HAND, AN_ERROR):
+        assert comparison.gains("FedFV", "gap") == [30.0, 20.0]  # clients are closer together
+        assert min(comparison.gains("FedFV", "jain")) > 0.0
+    assert BY_HAND.gains("FedFV", "others") == [0.0, 0.0]  # the means of b and c
+    found = BY_HAND.difference("FedFV", "worst")
+    assert (found.mean, found.better, found.worse, found.seeds) == (20.0, 2, 0, 2)
 
 
-def test_the_kindest_method_is_the_one_whose_worst_tenth_does_best() -> None:
-    assert BY_HAND.kindest == "FedFV"
-    told = sentence(BY_HAND)
-    assert "FedAvg leaves its worst tenth of clients at 15 %" in told
-    assert "FedFV lifts its worst tenth to 35 %" in told
+def test_what_is_no_method_or_measure_is_refused_with_what_there_is() -> None:
+    with pytest.raises(FairbloomError, match="method = 'FedAvg': the methods that are compared with FedAvg are FedFV"):
+        BY_HAND.difference("FedAvg", "worst")
+    with pytest.raises(FairbloomError, match="method = 'TERM': this comparison has FedAvg, FedFV"):
+        BY_HAND.gains("TERM", "worst")
+    with pytest.raises(FairbloomError, match=r"measure = 'best of all': there are mean, std, .*others, client:NAME"):
+        BY_HAND.differences("best of all")
+    with pytest.raises(FairbloomError, match="measure = 'client:z': it is not there"):
+        BY_HAND.differences("client:z")
 
 
-def test_the_sentence_claims_nothing_where_nothing_is_gained() -> None:
-    turned = compared_by_hand(FedAvg=BY_HAND.values["FedFV"], FedFV=BY_HAND.values["FedAvg"])
-    assert "no other method here lifts them" in sentence(turned)
+def test_equal_measures_are_equal_whatever_rounding_has_made_of_them() -> None:
+    values = [{"a": 0.1 + 0.2, "b": 0.7}, {"a": 0.3, "b": 0.7}]
+    others = [{"a": 0.3, "b": 0.7}, {"a": 0.1 + 0.2, "b": 0.7}]
+    assert values != others
+    found = compared_by_hand(FedAvg=values, FedFV=others).difference("FedFV", "mean")
+    assert (found.mean, found.better, found.worse, found.clear) == (0.0, 0, 0, False)
+
+
+def test_a_client_that_lacks_a_score_with_some_seed_is_compared_over_the_others() -> None:
+    base = [{"a": 1.0, "b": 2.0}, {"a": 1.0}, {"a": 1.0, "b": 3.0}]
+    fair = [{"a": 1.0, "b": 4.0}, {"a": 1.0}, {"a": 1.0, "b": 6.0}]
+    comparison = compared_by_hand(FedAvg=base, FedFV=fair)
+    assert comparison.gains("FedFV", "client:b") == [2.0, 3.0]
+    assert comparison.difference("FedFV", "client:b").seeds == 2
+    assert {row["measure"] for row in comparison.difference_rows()} >= {"mean", "others", "client:a"}
+
+
+def test_measures_without_meaning_are_left_out_of_the_rows() -> None:
+    """Gini's coefficient of numbers of which some are negative is none."""
+    comparison = compared_by_hand(Score("r2"), FedAvg=[{"a": -1.0, "b": 1.0}] * 2, FedFV=[{"a": 0.5, "b": 1.0}] * 2)
+    assert "gini" not in {row["measure"] for row in comparison.difference_rows()}
+
+
+# The tables that are written ------------------------------------------------------------------------------------------
+
+
+def test_differences_are_those_that_plain_numpy_makes_of_the_clients_table(tmp_path: Path) -> None:
+    """An independent reading of clients.csv, for every number of differences.csv and of the printed table."""
+    words = ("compare", "--methods", "fedavg,fedfv,qfedavg(q=1)", "--seeds", 3, "--clients", 5, "--rounds", 2)
+    assert fairbloom(*words, "--jobs", 2, "--set", "device=cpu", "--out", tmp_path) == 0
+    accuracies: dict[str, dict[str, list[float]]] = {}
+    for row in table(tmp_path / "clients.csv"):
+        accuracies.setdefault(row["method"], {}).setdefault(row["seed"], []).append(float(row["accuracy"]))
+    arrays = {method: np.array(list(by_seed.values())) for method, by_seed in accuracies.items()}
+    worst_of_base = arrays["FedAvg"].argmin(axis=1)
+
+    def others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.array([np.delete(row, place).mean() for row, place in zip(values, worst_of_base, strict=True)])
+
+    measured = {
+        "mean": lambda values: values.mean(axis=1),
+        "worst": lambda values: values.min(axis=1),
+        "worst_10": lambda values: values.min(axis=1),
+        "best_10": lambda values: values.max(axis=1),
+        "worst_30": lambda values: np.sort(values, axis=1)[:, :2].mean(axis=1),
+        "std": lambda values: -values.std(axis=1),
+        "gap": lambda values: values.min(axis=1) - values.max(axis=1),
+        "others": others,
+    }
+    rows = {(row["method"], row["measure"]): row for row in table(tmp_path / "differences.csv")}
+    for measure, of in measured.items():
+        p_values = {}
+        for method in ("FedFV", "QFedAvg (q=1)"):
+            each = of(arrays[method]) - of(arrays["FedAvg"])
+            error = each.std(ddof=1) / np.sqrt(3)
+            t = 4.302652729911275  # the 97.5th percentile of Student's t with two degrees of freedom
+            row = rows[method, measure]
+            expected = (each.mean(), error, each.mean() - t * error, each.mean() + t * error)
+            found = [float(row[key]) for key in ("mean", "error", "low", "high")]
+            np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+            above, below = int((each > 1e-9).sum()), int((each < -1e-9).sum())
+            assert (row["better"], row["worse"], row["seeds"]) == (str(above), str(below), "3")
+            ratio = abs(each.mean()) / error
+            p_values[method] = 1.0 - ratio / np.sqrt(2.0 + ratio**2)  # of Student's t with two degrees of freedom
+        smaller, larger = sorted(p_values, key=lambda method: p_values[method])
+        first = min(1.0, 2.0 * p_values[smaller])
+        assert float(rows[smaller, measure]["p_value"]) == pytest.approx(first)
+        assert float(rows[larger, measure]["p_value"]) == pytest.approx(max(first, p_values[larger]))
+    assert not any(row["measure"].startswith("client:") for row in rows.values())  # a seed deals the clients
+    grid = method_grid(load_comparison(tmp_path))
+    for cells in grid.rows:
+        values = arrays[cells[0]]
+        numbers = values.mean(), values.std(axis=1).mean(), values.min(axis=1).mean(), values.max(axis=1).mean()
+        assert list(cells[1:5]) == [f"{number:.1f}" for number in numbers]

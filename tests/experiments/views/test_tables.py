@@ -1,5 +1,6 @@
 """Tables that have all of their numbers at any width, and that follow the score's direction."""
 
+import dataclasses
 import io
 import re
 import sys
@@ -10,7 +11,9 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
+from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.comparison import Comparison
+from fairbloom.experiments.results.shared_data import SharedData
 from fairbloom.experiments.views import tables
 from fairbloom.experiments.views.catalogue import default_of, describe
 from fairbloom.experiments.views.tables import Grid, Page, client_grid, method_grid
@@ -70,13 +73,13 @@ def test_a_comparison_is_printed_whole_at_any_width(
     count: int, score: Score, width: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comparison = made_up(count, score)
-    for grid in (method_grid(comparison), client_grid(comparison)):
+    for grid in (method_grid(comparison), method_grid(comparison, "std"), client_grid(comparison)):
         text = printed(grid, monkeypatch)
         assert "…" not in text.replace("… 11 more", "")
         assert max(map(cell_len, text.splitlines())) <= (width or 100_000)
         for cells in grid.rows:
             for cell in cells[1:]:
-                assert Text.from_markup(cell).plain in text
+                assert all(word in text for word in Text.from_markup(cell).plain.split())
         # A name may be folded anywhere, so its words are looked for in the text without spaces and edges.
         together = re.sub(r"[\s─]", "", text)
         if width in (200, None):
@@ -104,19 +107,78 @@ def test_more_methods_than_clients_are_rows() -> None:
 
 
 def test_numbers_have_the_decimals_that_three_digits_take() -> None:
-    assert method_grid(made_up(2)).rows[0][1].count(".") == 2
+    assert method_grid(made_up(2)).rows[0][1].count(".") == 1
     for scale, expected in ((0.004, "0.00300"), (0.4, "0.300"), (40.0, "30.0"), (4000.0, "3000")):
         comparison = compared_by_hand(Score("rmse", higher_is_better=False), FedAvg=[{"a": 0.5 * scale, "b": scale}])
         assert method_grid(comparison).rows[0][1].split()[0] == expected
 
 
-def test_green_is_better_and_red_worse_whatever_the_direction() -> None:
-    values = {"FedAvg": [{"a": 1.0, "b": 2.0, "c": 3.0}], "FedFV": [{"a": 2.0, "b": 1.0, "c": 3.0}]}
+def in_five_seeds(score: Score) -> Comparison:
+    """Return a comparison in which a gains for sure, b loses for sure, and c now gains and now loses."""
+    noise = (0.01, -0.02, 0.015, -0.01, 0.005)
+    base = [{"a": 1.0, "b": 2.0, "c": 3.0}] * 5
+    fair = [{"a": 2.0 + each, "b": 1.0 + each, "c": 3.0 + 10.0 * each} for each in noise]
+    return compared_by_hand(score, FedAvg=base, FedFV=fair)
+
+
+def test_clear_gains_are_green_and_losses_red_whatever_the_direction() -> None:
     for score, better, worse in ((Score("auc"), "a", "b"), (MAE, "b", "a")):
-        rows = {row[0]: row[2] for row in client_grid(compared_by_hand(score, **values)).rows}
+        rows = {row[0]: row[2] for row in client_grid(in_five_seeds(score)).rows}
         assert "green" in rows[better]
         assert "red" in rows[worse]
-        assert "default" in rows["c"]
+        assert all(Text.from_markup(rows[name]).plain.startswith("* ") for name in (better, worse))
+        assert rows["c"] == "3.00"
+
+
+def test_a_single_seed_has_no_colours_and_no_intervals() -> None:
+    values = {"FedAvg": [{"a": 1.0, "b": 2.0}], "FedFV": [{"a": 9.0, "b": 8.0}]}
+    comparison = compared_by_hand(**values)
+    assert not any("[" in cell for grid in (method_grid(comparison), client_grid(comparison)) for cell in grid.rows[1])
+    assert method_grid(comparison).rows[1][5] == "+7.0"
+    assert "interval" not in method_grid(comparison).caption
+
+
+def test_clients_that_a_seed_deals_are_shown_with_the_first_seed_and_without_colours() -> None:
+    comparison = dataclasses.replace(in_five_seeds(Score("auc")), shared=SharedData(dealt=True))
+    grid = client_grid(comparison)
+    assert grid.title == "Client by client, first seed: test auc"
+    assert not any("[" in cell for row in grid.rows for cell in row)
+    assert [row[2] for row in grid.rows] == ["2.01", "1.01", "3.10"]
+
+
+def test_the_table_of_methods_has_differences_with_intervals_and_marks_the_clear_ones() -> None:
+    comparison = in_five_seeds(Score("auc"))
+    headings, (base, fair) = method_grid(comparison).headings, method_grid(comparison).rows
+    assert headings == (
+        *("method", "mean", "std", "worst client", "best client", "gain, mean", "gain, worst client"),
+        "better, worse",
+    )
+    assert base == ["FedAvg", "2.00", "0.82", "1.00", "3.00", "–", "–", "–"]
+    found = comparison.difference("FedFV", "mean")
+    assert Text.from_markup(fair[5]).plain == f"{found.mean:+.2f} ({found.low:.2f} to {found.high:.2f})"
+    assert fair[7] == "3, 2"
+
+
+def test_the_spread_can_be_that_of_the_seeds_as_before() -> None:
+    comparison = made_up(2)
+    grid = method_grid(comparison, "std")
+    assert grid.headings == ("method", "mean", "std", "worst 10 %", "best 10 %", "gain", "% better")
+    mean, deviation = comparison.spread("FedAvg", "mean")
+    assert grid.rows[0][1] == f"{mean:.1f} ±{deviation:.1f}"
+    with pytest.raises(FairbloomError, match="spread = 'sem': it must be one of interval, std"):
+        method_grid(comparison, "sem")
+
+
+def test_the_closing_sentences_are_wrapped_in_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison = dataclasses.replace(made_up(2), caveats=("A caveat of words. " * 20,))
+    for width, longest in ((60, 60), (100, 100)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        comparison.show()
+        said = capsys.readouterr().out
+        assert max(map(cell_len, said.split("tables and runs")[0].splitlines())) <= longest
+        assert comparison.verdict.headline in " ".join(said.split())
 
 
 def test_the_worst_served_client_comes_first_whatever_the_direction() -> None:
