@@ -152,6 +152,15 @@ class RunSettings(BaseModel):
     fraction_evaluate: Annotated[float, Range("(0, 1]")] = Field(
         1.0, description="Share of the clients that evaluate the model in a round with an evaluation"
     )
+    scores: Annotated[str, Mark.WORK, Mark.LATER] = Field(
+        "",
+        description="Further scores, with commas: f1, sensitivity, specificity, calibration-error, brier",
+    )
+    threshold: Annotated[str, Choices("half", "client", "together"), Mark.WORK, Mark.LATER] = Field(
+        "half",
+        description="Probability from which f1, sensitivity and specificity take an example for positive: half, or the "
+        "best on validation examples, of each client or of all together",
+    )
     smallest_group: Annotated[int, Range("[1, inf)"), Mark.WORK, Mark.LATER] = Field(
         5, description="Fewest test examples of a group whose count and scores a client reports"
     )

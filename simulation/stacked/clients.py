@@ -280,7 +280,7 @@ class StackedClients(LocalClients):
                 found = measure_clients(model, task, [measurement.of(each.splits) for each in some], smallest_group)
             for local, scores in zip(some, found, strict=True):
                 reports[local.name] |= local.report(measurement, scores, terms)
-        return reports
+        return {each.name: each.conclude(reports[each.name]) for each in clients}
 
     def _measure_personal(
         self, local: LocalClient, measurement: Measurement, received: StateDict, before: int
