@@ -158,8 +158,7 @@ class RunSettings(BaseModel):
     )
     threshold: Annotated[str, Choices("half", "client", "together"), Mark.WORK, Mark.LATER] = Field(
         "half",
-        description="Probability from which f1, sensitivity and specificity take an example for positive: half, or the "
-        "best on validation examples, of each client or of all together",
+        description="Threshold of f1, sensitivity and specificity: half, or by validation, per client or together",
     )
     smallest_group: Annotated[int, Range("[1, inf)"), Mark.WORK, Mark.LATER] = Field(
         5, description="Fewest test examples of a group whose count and scores a client reports"

@@ -1,12 +1,12 @@
 """Further scores, and the threshold of those that need one: a probability that is chosen by validation examples."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
 
 from .names import VALIDATION
 from .scores import Score, ScoreAt
 
-N = TypeVar("N", int, float, int | float)
+Report = Mapping[str, int | float]
+"""What a client reports of an evaluation: numbers by their names on the wire."""
 
 F1 = Score("f1")
 """2 TP / (2 TP + FP + FN): the harmonic mean of precision and sensitivity."""
@@ -49,18 +49,18 @@ def shown_scores(scores: Iterable[Score]) -> tuple[Score, ...]:
     return tuple(score for score in scores if not isinstance(score, ScoreAt))
 
 
-def apply_own_threshold(report: Mapping[str, N]) -> dict[str, N]:
+def apply_own_threshold(report: Report) -> dict[str, int | float]:
     """Return what a client reports with the scores at the threshold that is best for its validation examples."""
     return _at(report, _best([report]))
 
 
-def apply_common_threshold(reports: Mapping[str, Mapping[str, N]]) -> dict[str, dict[str, N]]:
+def apply_common_threshold(reports: Mapping[str, Report]) -> dict[str, dict[str, int | float]]:
     """Return what clients report with the scores at the threshold that is best for them on average."""
     threshold = _best(list(reports.values()))
     return {client: _at(report, threshold) for client, report in reports.items()}
 
 
-def _best(reports: Sequence[Mapping[str, N]]) -> float:
+def _best(reports: Sequence[Report]) -> float:
     """Return the threshold with the highest mean over reports of sensitivity and specificity; of several, the middlest.
 
     It is 0.5 where no report has both, as with validation examples of one class.
@@ -75,7 +75,7 @@ def _best(reports: Sequence[Mapping[str, N]]) -> float:
     return max(found, key=lambda each: (found[each], -abs(each - 0.5)), default=0.5)
 
 
-def _at(report: Mapping[str, N], threshold: float) -> dict[str, N]:
+def _at(report: Report, threshold: float) -> dict[str, int | float]:
     """Return a report without scores at other thresholds, and with those at this one under their own names."""
     rest = {key: value for key, value in report.items() if "-at-0." not in key}
     for score in BY_THRESHOLD.values():
@@ -84,4 +84,4 @@ def _at(report: Mapping[str, N], threshold: float) -> dict[str, N]:
             rest.pop(f"{score.name}{ending}", None)
             if key in report:
                 rest[f"{score.name}{ending}"] = report[key]
-    return {**rest, THRESHOLD: threshold}
+    return rest | {THRESHOLD: threshold}
