@@ -50,11 +50,12 @@ def measure_groups(
 
 
 def reportable(parts: Sequence[Sequence[int]], smallest: int, among: Collection[int] | None = None) -> list[int]:
-    """Return the places of the groups that may be reported, so that no smaller part of a group can be found out.
+    """Return the places of the groups that may be reported, so that the count of no small one can be found out.
 
-    The totals over all groups are known, so what is not reported can be found by subtraction. So with a group that is
-    too small the next smallest is held back as well, until those held back are two groups or more, of as many examples
-    together as one group needs. Groups without examples are none: they are neither reported nor hide another.
+    The totals over all groups are known, so what is not reported can be found by subtraction, and who knows this rule
+    can tell why a group is not reported. So where one group is too small, all that are not twice as large as one must
+    be are held back with it, whichever of them it is; and all groups are, where that is one group alone, or together
+    they are too small. Groups without examples are none: they are neither reported nor hide another.
 
     Parameters
     ----------
@@ -67,18 +68,14 @@ def reportable(parts: Sequence[Sequence[int]], smallest: int, among: Collection[
         The places of groups that may be reported as far as other counts go; None: all.
     """
     groups = list(zip(*parts, strict=True))
-    there = sorted(
-        (place for place, group in enumerate(groups) if sum(group)), key=lambda place: (groups[place], place)
-    )
-    shown = [place for place in there if min(groups[place]) >= smallest and (among is None or place in among)]
-    held_back = [place for place in there if place not in shown]
-
-    def hidden() -> bool:
-        return len(held_back) > 1 and all(sum(part[place] for place in held_back) >= smallest for part in parts)
-
-    while shown and held_back and not hidden():
-        held_back.append(shown.pop(0))
-    return sorted(shown)
+    there = [place for place, group in enumerate(groups) if sum(group)]
+    shown = [place for place in there if among is None or place in among]
+    if len(shown) == len(there) and all(min(groups[place]) >= smallest for place in there):
+        return shown
+    shown = [place for place in shown if min(groups[place]) >= 2 * smallest]
+    held_back = [groups[place] for place in there if place not in shown]
+    hidden = len(held_back) > 1 and all(sum(part) >= smallest for part in zip(*held_back, strict=True))
+    return shown if hidden else []
 
 
 def _of_each(score: GroupScore, values: Tensor, count: int) -> Tensor:
