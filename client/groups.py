@@ -31,7 +31,7 @@ def measure_groups(
     found: dict[str, int | float] = {}
     for (grouping, names), places in zip(task.groupings.items(), groups.cpu().unbind(1), strict=True):
         counts = torch.bincount(places, minlength=len(names)).tolist()
-        reported = reportable(counts, smallest)
+        reported = reportable([counts], smallest)
         found |= {name_in_group(COUNT, grouping, names[place]): counts[place] for place in reported}
         for score, of_each in values.items():
             over, shown, of, within = counts, reported, of_each, places
@@ -39,7 +39,8 @@ def measure_groups(
                 counted = ~of_each.isnan()
                 of, within = of_each[counted], places[counted]
                 over = torch.bincount(within, minlength=len(names)).tolist()
-                shown = reportable(over, smallest, reported)
+                rest = [count - part for count, part in zip(counts, over, strict=True)]
+                shown = reportable([over, rest] if smallest > 1 else [over], smallest, reported)
                 found |= {name_in_group(score.over, grouping, names[place]): over[place] for place in shown}
             sums = torch.bincount(within, weights=of, minlength=len(names)).tolist()
             means = {place: sums[place] / over[place] for place in shown}
@@ -48,28 +49,33 @@ def measure_groups(
     return found
 
 
-def reportable(counts: Sequence[int], smallest: int, among: Collection[int] | None = None) -> list[int]:
-    """Return the places of the groups that may be reported, so that no group of fewer examples can be found out.
+def reportable(parts: Sequence[Sequence[int]], smallest: int, among: Collection[int] | None = None) -> list[int]:
+    """Return the places of the groups that may be reported, so that the count of no small one can be found out.
 
-    The total of all groups is known, so what is not reported can be found by subtraction. So with a group that is too
-    small the next smallest is held back as well, until those held back are two groups or more, of as many examples
-    together as one group needs. Groups without examples are none: they are neither reported nor hide another.
+    The totals over all groups are known, so what is not reported can be found by subtraction, and who knows this rule
+    can tell why a group is not reported. So where one group is too small, all that are not twice as large as one must
+    be are held back with it, whichever of them it is; and all groups are, where that is one group alone, or together
+    they are too small. Groups without examples are none: they are neither reported nor hide another.
 
     Parameters
     ----------
-    counts
-        The number of examples of each group.
+    parts
+        The number of examples of each group; or those of the parts into which a number divides each group, positive
+        examples and the others say, each of which must be large enough.
     smallest
-        Fewest examples of a group that may be reported.
+        Fewest examples that may be reported.
     among
         The places of groups that may be reported as far as other counts go; None: all.
     """
-    there = sorted((place for place, count in enumerate(counts) if count), key=lambda place: (counts[place], place))
-    shown = [place for place in there if counts[place] >= smallest and (among is None or place in among)]
-    held_back = [place for place in there if place not in shown]
-    while shown and held_back and (len(held_back) < 2 or sum(counts[place] for place in held_back) < smallest):
-        held_back.append(shown.pop(0))
-    return sorted(shown)
+    groups = list(zip(*parts, strict=True))
+    there = [place for place, group in enumerate(groups) if sum(group)]
+    shown = [place for place in there if among is None or place in among]
+    if len(shown) == len(there) and all(min(groups[place]) >= smallest for place in there):
+        return shown
+    shown = [place for place in shown if min(groups[place]) >= 2 * smallest]
+    held_back = [groups[place] for place in there if place not in shown]
+    hidden = len(held_back) > 1 and all(sum(part) >= smallest for part in zip(*held_back, strict=True))
+    return shown if hidden else []
 
 
 def _of_each(score: GroupScore, values: Tensor, count: int) -> Tensor:

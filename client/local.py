@@ -11,6 +11,7 @@ from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
+from fairbloom.protocol.thresholds import CLIENT, apply_own_threshold
 from fairbloom.tasks import Splits, Task, find_task, load_task
 
 from .device import choose_device
@@ -157,7 +158,11 @@ class LocalClient:
                 if each.model == PERSONAL:
                     self._load_personal(before=terms.server_round + 1)
                 metrics |= self._measured(each, terms)
-        return metrics
+        return self.conclude(metrics)
+
+    def conclude(self, metrics: Metrics) -> Metrics:
+        """Return what an evaluation has measured with this client's own threshold, where each client has one."""
+        return apply_own_threshold(metrics) if self.settings.threshold == CLIENT else metrics
 
     def report(self, measurement: Measurement, scores: Mapping[str, float], terms: Terms) -> dict[str, float]:
         """Return what was measured as this client reports it, by names on the wire."""

@@ -41,6 +41,7 @@ from fairbloom.experiments.recipes.recipe import load_shipped
 from fairbloom.experiments.results.comparison import Plan, load_comparison
 from fairbloom.experiments.results.ranks import name_tasks, ranks_of
 from fairbloom.experiments.results.run import COMPARISON, load
+from fairbloom.experiments.results.scored import scores_of
 from fairbloom.experiments.views import progress
 from fairbloom.experiments.views.catalogue import about, describe
 from fairbloom.experiments.views.listing import find_runs, table_rows
@@ -293,6 +294,9 @@ def show(
         about = {**chosen.summary, "settings": dict(chosen.settings), **chosen.absences()}
         about |= {"engine": chosen.engine, "taken_back": chosen.taken_back}
         about["clients"] = {score.name: chosen.final(score) for score in chosen.scores}
+        about["scores"] = [each.as_row() for each in scores_of(chosen)]
+        if (groups := chosen.by_group()) is not None:
+            about |= {"groups": groups.rows(), "gaps": groups.gap_rows()}
         print(json.dumps(about, indent=2))
     else:
         show_details(chosen)

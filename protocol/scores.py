@@ -35,6 +35,10 @@ class Score:
         """Return a number of tables in words: "84.3 %", or "0.512"."""
         return f"{value:.1f} %" if self.percent else f"{value:.3g}"
 
+    def has(self, value: float) -> bool:
+        """Return whether it can have a value: a share lies in [0, 1]."""
+        return not self.percent or 0.0 <= value <= 1.0
+
     def shown(self, value: float) -> float:
         """Return a number as tables have it."""
         return 100.0 * value if self.percent else value
@@ -50,6 +54,19 @@ ACCURACY = Score("accuracy", percent=True)
 
 COUNT = "count"
 """What counts the examples of a group."""
+
+
+@dataclass(frozen=True)
+class ScoreAt(Score):
+    """A score at one of several thresholds, of which one is chosen by validation examples.
+
+    Attributes
+    ----------
+    threshold
+        The probability from which an example is taken for positive.
+    """
+
+    threshold: float = 0.5
 
 
 @dataclass(frozen=True)

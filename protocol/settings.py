@@ -152,6 +152,14 @@ class RunSettings(BaseModel):
     fraction_evaluate: Annotated[float, Range("(0, 1]")] = Field(
         1.0, description="Share of the clients that evaluate the model in a round with an evaluation"
     )
+    scores: Annotated[str, Mark.WORK, Mark.LATER] = Field(
+        "",
+        description="Further scores, with commas: f1, sensitivity, specificity, calibration-error, brier",
+    )
+    threshold: Annotated[str, Choices("half", "client", "together"), Mark.WORK, Mark.LATER] = Field(
+        "half",
+        description="Threshold of f1, sensitivity and specificity: half, or by validation, per client or together",
+    )
     smallest_group: Annotated[int, Range("[1, inf)"), Mark.WORK, Mark.LATER] = Field(
         5, description="Fewest test examples of a group whose count and scores a client reports"
     )

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context
@@ -15,6 +16,7 @@ from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, digest, split_names
+from fairbloom.protocol.thresholds import HALF, TOGETHER, apply_common_threshold, shown_scores
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.flower import FlowerClients
@@ -130,11 +132,12 @@ def federate(
             path,
             config,
             method,
-            tuple(task.scores),
+            shown_scores(task.scores),
             shared=not deployed,
             keep=clients.keep,
             validated=settings.validation_share > 0.0,
             grouped=Grouped.of(task),
+            threshold=settings.threshold != HALF,
             back=back,
         )
         if recorder.finished:  # by the process that was waited for
@@ -220,6 +223,8 @@ def _run_rounds(
         for finished in rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS]):
             if deployed:
                 record_known(recorder.path, rounds.known)
+            if settings.threshold == TOGETHER:
+                finished = replace(finished, evaluations=apply_common_threshold(finished.evaluations))
             row = recorder.record(finished, seconds=time.perf_counter() - started)
             last = finished.number == settings.num_rounds
             if last or recorder.saved == finished.number:  # rounds that share a checkpoint share the line of its last

@@ -15,6 +15,7 @@ from fairbloom.protocol.settings import (
     marked,
     split_names,
 )
+from fairbloom.protocol.thresholds import BY_THRESHOLD, FURTHER, HALF
 from fairbloom.rounds.method import OPTIONS
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
@@ -79,6 +80,7 @@ class Settings(RunSettings):
         settings.check_sizes()
         settings.check_reports()
         settings.check_quorum()
+        settings.check_threshold()
         settings.strategy()
         return settings
 
@@ -105,6 +107,24 @@ class Settings(RunSettings):
             raise SettingsError(
                 f"misreporting-clients = {self.misreporting_clients!r} has no effect: set reported-loss-factor or "
                 "reported-loss-bias, which those clients apply"
+            )
+
+    def check_threshold(self) -> None:
+        """Raise SettingsError where further scores are none that there are, or a threshold cannot be chosen."""
+        named = split_names(self.scores)
+        for name in named:
+            if name not in FURTHER:
+                hint = did_you_mean(name, FURTHER)
+                raise SettingsError(f"scores = {self.scores!r}: {name!r} is none: {hint}there are {', '.join(FURTHER)}")
+        if self.threshold == HALF:
+            return
+        if not set(named).intersection(BY_THRESHOLD):
+            raise SettingsError(
+                f"threshold = {self.threshold!r} has no effect: name some of {', '.join(BY_THRESHOLD)} by scores"
+            )
+        if not self.validation_share:
+            raise SettingsError(
+                f"threshold = {self.threshold!r} is chosen by validation examples: set validation-share, as in 0.2"
             )
 
     def check_quorum(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.scores import Score
-from fairbloom.protocol.settings import RunSettings, Value
+from fairbloom.protocol.settings import RunSettings, Value, split_names
 
 from .datasets.store import compute_md5, folder_of
 from .known import TASKS
@@ -76,6 +76,10 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
     task = (_load_user_defined if info.is_user_defined else _load_known)(
         info, setup, tuple(info.check_parameters(settings.parameters).items()), stamps
     )
+    if settings.scores:
+        from .further import add_scores  # imported late: it needs PyTorch
+
+        task = add_scores(task, split_names(settings.scores), settings.threshold)
     if not settings.pooled:
         return task
     from .pooled import pool  # imported late: it needs PyTorch

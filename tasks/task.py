@@ -407,6 +407,10 @@ class Task:
         number of its training examples, and whatever is to be agreed. None: nothing is to be agreed.
     describe
         Returns what `fairbloom data` shows of the data; None: the sizes of the clients' splits.
+    classes
+        The number of classes that are predicted, 0 for a quantity; None where that is not known.
+    positive
+        Of two classes, the place of the one that counts as positive.
     dealt
         A client's name → the places in the data set, and the classes, of its examples to train on, to be tested on and
         to choose the best model by; where a data set is dealt to clients, None elsewhere.
@@ -428,6 +432,8 @@ class Task:
     about: Callable[[str], Mapping[str, Any]] | None = None
     describe: Callable[[], Described] | None = None
     dealt: Callable[[str], Sequence[tuple[Places, Places]]] | None = None
+    classes: int | None = None
+    positive: int = 1
     groupings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     group_scores: Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
 

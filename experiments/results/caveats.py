@@ -16,7 +16,7 @@ NAMED = 5
 
 def caveats_of_run(run: Run) -> list[str]:
     """Return what limits the numbers of one run: single participants, and clients tested on a few examples."""
-    return [*_single([run], "the method had nothing"), *_small_tests(run)]
+    return [*_single([run], "the method had nothing"), *_small_tests(run), *_worse_than_the_mean(run)]
 
 
 def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
@@ -25,6 +25,12 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     found = _single(every, "no method had anything")
     for labels in same_models(runs):
         found.append(f"{_listed(labels)} ended with the same models to the bit: nothing here tells them apart.")
+    worse = [label for label, by_seed in runs.items() if _worse_than_the_mean(by_seed[0])]
+    if worse:
+        found.append(
+            f"Under {_listed(worse) if len(worse) > 1 else worse[0]}, the prediction for some clients is worse than "
+            "the mean of their test targets (r2 below 0)."
+        )
     return [*found, *_shared(next(iter(runs.values()))), *_small_tests(every[0])]
 
 
@@ -77,6 +83,24 @@ def _small_tests(run: Run) -> list[str]:
         f"{len(small)} of {len(examples)} clients {verb} tested on fewer than {FEWEST_EXAMPLES} examples "
         f"({', '.join(shown)}{more}){moved if run.score.percent else ', which says little about them'}."
     ]
+
+
+def _worse_than_the_mean(run: Run) -> list[str]:
+    """Return for which clients a quantity is predicted worse than by the mean of their targets, if for any."""
+    found = []
+    for score in run.scores:
+        if score.name == "r2":
+            for model in ("global", "personal"):
+                values = run.final(score, model)
+                worse = sorted((value, client) for client, value in values.items() if value < 0.0)
+                if worse:
+                    shown = [f"{client} {value:.3g}" for value, client in worse[:NAMED]]
+                    more = f" and {len(worse) - NAMED} more" if len(worse) > NAMED else ""
+                    found.append(
+                        f"For {len(worse)} of {len(values)} clients the {model} model is worse than to predict the "
+                        f"mean of their test targets for everyone (r2 below 0: {', '.join(shown)}{more})."
+                    )
+    return found
 
 
 def _listed(names: Sequence[str]) -> str:

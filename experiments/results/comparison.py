@@ -446,6 +446,8 @@ class Comparison:
             "differences": [{k: None if v == "" else v for k, v in row.items()} for row in self.difference_rows()],
             "methods": self.rows(),
             "clients": self.client_rows(),
+            "left_out": dict(zip(map(str, self.seeds), map(list, self.left_out), strict=False)),
+            **({"groups": self.group_rows(), "gaps": self.gap_rows()} if self.by_group else {}),
         }
 
     def figure(self) -> "Figure":

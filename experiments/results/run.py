@@ -240,7 +240,11 @@ class Run:
 
     @property
     def without_score(self) -> tuple[str, ...]:
-        """The clients that are in no measure of the last evaluated round, because they have no score there.
+        """The clients that are in no measure of fairness of the last evaluated round: they lack the score."""
+        return self.without(self.score)
+
+    def without(self, score: Score, model: str = "global") -> tuple[str, ...]:
+        """Return the clients that have no such score after the last evaluated round.
 
         They have none where it cannot be measured, as an AUC over a single class, or where they have no test examples,
         were refused, missing or offline. Where a share of the clients evaluates, others than these are not counted.
@@ -256,7 +260,7 @@ class Run:
                 for kind in ABSENT
                 for name in parse_absent(row, kind)
             }
-        return tuple(sorted(names.difference(self.final())))
+        return tuple(sorted(names.difference(self.final(score, model))))
 
     def test_examples(self) -> dict[str, int]:
         """Return how many examples each client was tested on after the last evaluated round."""

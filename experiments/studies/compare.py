@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fairbloom.protocol.settings import SettingsError, Value
-from fairbloom.server.run_folder.files import CLIENTS
+from fairbloom.server.run_folder.files import CLIENTS, GROUPS
 from fairbloom.server.settings import check_used
 
 from ..recipes.variants import Variant, folder_names
@@ -84,5 +84,7 @@ def _write(comparison: Comparison) -> None:
     from ..views.figures import draw_sorted_clients, write_figure  # imported late: matplotlib takes a second
 
     tables = {"comparison.csv": comparison.rows(), "differences.csv": comparison.difference_rows()}
-    write_tables(comparison.folder, {**tables, CLIENTS.name: comparison.client_rows()})
+    tables |= {CLIENTS.name: comparison.client_rows()}
+    tables |= {GROUPS.name: comparison.group_rows(), "gaps.csv": comparison.gap_rows()}
+    write_tables(comparison.folder, tables)
     write_figure(draw_sorted_clients(comparison), comparison.folder / "clients")

@@ -58,7 +58,11 @@ def _things(content: Mapping[str, Any], smallest_category: int) -> Iterator[str]
         if record in content:
             yield f"{model}: {', '.join(f'{name} ({kind})' for name, kind in content[record].items())}"
     if METRICS in content:
-        yield f"these numbers: {', '.join(f'{name} = {value:.6g}' for name, value in content[METRICS].items())}"
+        of_groups = {name: value for name, value in content[METRICS].items() if "[" in name}
+        others = {name: value for name, value in content[METRICS].items() if name not in of_groups}
+        for what, numbers in (("these numbers", others), ("of groups of its test examples these numbers", of_groups)):
+            if numbers:
+                yield f"{what}: {', '.join(f'{name} = {value:.6g}' for name, value in numbers.items())}"
 
 
 def _of_data(about: Mapping[str, Any], smallest_category: int) -> Iterator[str]:
@@ -72,6 +76,8 @@ def _of_data(about: Mapping[str, Any], smallest_category: int) -> Iterator[str]:
         yield f"the categories of its column {column}: {', '.join(categories)}{hidden}"
     for column, (mean, deviation) in about.get("moments", {}).items():
         yield f"the mean, {mean:.6g}, and the standard deviation, {deviation:.6g}, of its column {column}"
+    for grouping, groups in about.get("groups", {}).items():
+        yield f"the values of its column {grouping} by which examples are grouped: {', '.join(groups)}"
     if "shape" in about:
         yield f"the shape of its examples: {'×'.join(map(str, about['shape']))}"
     target = about.get("target", {})

@@ -10,6 +10,7 @@ from rich.text import Text
 from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison
 from ..results.run import Run
+from ..results.scored import scores_of
 from .tables import Grid, client_grid, method_grid, run_grid
 
 
@@ -17,7 +18,8 @@ def html_of_run(run: Run) -> str:
     """Return a run with its figure."""
     parts = [f"<p>{escape(repr(run))}</p>"]
     if run.final():
-        lines = [f"<p>{escape(line)}</p>" for line in caveats_of_run(run)]
+        over = [line for each in scores_of(run) for line in each.sentences()]
+        lines = [f"<p>{escape(line)}</p>" for line in (*over, *caveats_of_run(run))]
         parts += [_table(run_grid(run)), *lines, _image(run.figure())]
     return "\n".join(parts)
 

@@ -18,20 +18,23 @@ from rich.text import Text
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.parameters import Parameter, Value
-from fairbloom.protocol.scores import Score
+from fairbloom.protocol.scores import COUNT, Score
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.server.run_folder.files import CLIENTS
+from fairbloom.server.run_folder.groups import GROUP_KEYS
 from fairbloom.server.settings import parameters
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.task import Described
 
 from ..recipes.recipe import CLIENT
 from ..results.caveats import caveats_of_run
-from ..results.comparison import Comparison
+from ..results.comparison import Comparison, mean_and_deviation
 from ..results.differences import Difference, differences_of
+from ..results.groups import ALL, Gap, Group, GroupReport
 from ..results.measured import decimals, in_title, measure_title
 from ..results.ranks import Ranks
 from ..results.run import Run, final_of, measures
+from ..results.scored import scores_of
 from .catalogue import REQUIRED, MethodDoc, default_of
 
 if TYPE_CHECKING:
@@ -203,8 +206,12 @@ def show_run(run: Run) -> None:
     ascending = sorted(final, key=lambda name: run.score.better(final[name], 0.0))
     worst = ", ".join(f"{name} {run.score.written(final[name])}" for name in ascending[:NEGLECTED])
     console.print(f"worst served: {escape(worst)}", soft_wrap=True)
-    if run.without_score:
-        console.print(f"without a test {run.score.name}: {escape(', '.join(run.without_score))}", soft_wrap=True)
+    for each in scores_of(run):
+        for sentence_of_it in each.sentences():
+            console.print(escape(sentence_of_it), soft_wrap=True)
+    for model in ("global", "personal"):
+        if (report := run.by_group(model)) is not None:
+            show_groups(report, model)
     for line in caveats_of_run(run):
         console.print(escape(line), soft_wrap=True)
     console.print(f"run folder: {escape(str(run.folder))}", soft_wrap=True)
@@ -212,19 +219,51 @@ def show_run(run: Run) -> None:
 
 def run_grid(run: Run) -> Grid:
     """Return the table of how a run's model serves the clients: a row a score and kind of model."""
-    rows, everyone = [], len(run.test_examples())
-    for score in run.scores:
-        for model in ("global", "personal"):
-            final = run.final(score, model)
-            if final:
-                measured = measures(final, score)
-                digits = Digits.of(score, (measured[key] for key in (*SHOWN, "gap")))
-                name = score.title if model == "global" else f"{score.title} (personal models)"
-                if len(final) < everyone:
-                    name += f", {len(final)} of {everyone} clients"
-                rows.append([escape(name), *(digits.number(measured[key]) for key in (*SHOWN, "gap"))])
+    rows = []
+    for each in scores_of(run):
+        measured = measures(each.values, each.score)
+        digits = Digits.of(each.score, (measured[key] for key in (*SHOWN, "gap")))
+        rows.append([escape(each.title), *(digits.number(measured[key]) for key in (*SHOWN, "gap"))])
     title = f"{escape(run.label)} after round {run.rounds_done}, over clients"
     return Grid(("test score", *SHOWN.values(), "gap"), rows, title)
+
+
+def show_groups(report: GroupReport, model: str = "global") -> None:
+    """Print counts, scores and gaps of groups, over all clients and client by client, and say what is left out."""
+    what = "" if model == "global" else f" ({model} models)"
+    for grouping in report.grouped.groupings:
+        show_grid(group_grid(report, grouping, what))
+        gaps = [_gap_in_words(each) for each in report.gaps(ALL) if each.grouping == grouping]
+        if gaps:
+            console.print(f"gaps by {escape(grouping)}, {ALL} together: {escape('; '.join(gaps))}", soft_wrap=True)
+        console.print(f"by {escape(grouping)}, {escape(str(report.left_out(grouping)))}", soft_wrap=True)
+
+
+def group_grid(report: GroupReport, grouping: str, what: str = "") -> Grid:
+    """Return the table of how a model serves the groups of one grouping: a row a group, all clients together first."""
+    rows = []
+    for client in (ALL, *report.clients):
+        groups = report.of(client, grouping)
+        rows += [[escape(client), escape(each.group), *_group_cells(each, report)] for each in groups]
+    headings = [column.replace("_", " ") for column in report.grouped.columns[GROUP_KEYS.index(COUNT) :]]
+    return Grid(("client", "group", *headings), rows, f"Test examples by {escape(grouping)}{what}", words=["group"])
+
+
+def _group_cells(group: Group, report: GroupReport) -> list[str]:
+    cells = {COUNT: str(group.count)}
+    for score in report.scores:
+        *over, column = score.columns
+        known = score.name in group.values
+        cells |= {name: str(group.overs[score.name]) if known else "–" for name in over}
+        digits = Digits.of(score, group.values.values())
+        cells[column] = digits.number(group.values[score.name]) if known else "–"
+    return list(cells.values())
+
+
+def _gap_in_words(gap: Gap) -> str:
+    size, low, high = (gap.score.written(value) for value in (gap.size, gap.low, gap.high))
+    points = f"{gap.size:.1f} points" if gap.score.percent else size
+    return f"{gap.score.name} {points} ({gap.lowest} {low}, {gap.highest} {high})"
 
 
 def show_details(run: Run) -> None:
@@ -289,6 +328,9 @@ def show_comparison(comparison: Comparison, spread: str = INTERVAL) -> None:
     show_grid(method_grid(comparison, spread))
     console.print()
     show_grid(client_grid(comparison))
+    if (gaps := gap_grid(comparison)) is not None:
+        console.print()
+        show_grid(gaps)
     for seed, clients in zip(comparison.seeds, comparison.left_out, strict=False):
         if clients:
             reason = f"left out, without a test {comparison.score.name} under any method with seed {seed}"
@@ -366,6 +408,36 @@ def _deviation_grid(comparison: Comparison) -> Grid:
 def titles_of(comparison: Comparison) -> dict[str, str]:
     """Return what tables of a comparison call the measures that they show."""
     return {measure: measure_title(measure, comparison.client_count) for measure in SHOWN}
+
+
+def gap_grid(comparison: Comparison) -> Grid | None:
+    """Return the table of the gaps between groups over all clients, a row a method; None where there are no groups."""
+    found: dict[str, dict[str, list[Gap]]] = {}
+    for method, reports in comparison.by_group.items():
+        for report in reports:
+            for gap in report.gaps(ALL):
+                heading = f"{gap.score.name} by {gap.grouping}"
+                found.setdefault(heading, {}).setdefault(method, []).append(gap)
+    if not found:
+        return None
+    rows = [
+        [escape(method), *(_spread_of_gaps(by_method.get(method, []), comparison) for by_method in found.values())]
+        for method in comparison.by_group
+    ]
+    seeds = len(comparison.seeds)
+    return Grid(
+        ("method", *map(escape, found)),
+        rows,
+        f"Gaps between groups, {ALL} together: the highest score of a group less the lowest",
+        f"mean ±standard deviation over {seeds} seed{'s' if seeds > 1 else ''}; percentages are in points",
+    )
+
+
+def _spread_of_gaps(gaps: Sequence[Gap], comparison: Comparison) -> str:
+    if len(gaps) < len(comparison.seeds):  # with some seed fewer than two groups are reported
+        return "–"
+    sizes = [each.size for each in gaps]
+    return Digits.of(gaps[0].score, sizes).spread(*mean_and_deviation(sizes))
 
 
 def client_grid(comparison: Comparison) -> Grid:

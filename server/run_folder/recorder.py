@@ -85,6 +85,8 @@ class RunRecorder:
         not on the test examples.
     grouped
         How test examples are grouped, and what clients measure in each group; None: they have no groups.
+    threshold
+        Whether a threshold is chosen by validation examples.
     back
         The round that the run is taken back to, and for whom; None: it goes on where it was.
 
@@ -105,6 +107,7 @@ class RunRecorder:
         keep: Callable[[int], None] = lambda since: None,
         validated: bool = False,
         grouped: Grouped | None = None,
+        threshold: bool = False,
         back: TakeBack | None = None,
     ) -> None:
         self.path = path
@@ -114,10 +117,12 @@ class RunRecorder:
         self._scores, self._score = scores, scores[0]
         self._shared, self._keep = shared, keep
         self._rounds = TableWriter(ROUNDS.path_in(path), round_columns(method, self._score, validated=validated))
-        self._clients = TableWriter(CLIENTS.path_in(path), client_columns(scores, validated=validated))
+        self._clients = TableWriter(
+            CLIENTS.path_in(path), client_columns(scores, validated=validated, threshold=threshold)
+        )
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
-        self._validated = validated
+        self._validated, self._threshold = validated, threshold
         self._best_by = mean_column(self._score, validated=validated)
         self._personal = method.terms(1).personal_lambda is not None
         self._best: Mapping[str, float] = {}
@@ -186,7 +191,7 @@ class RunRecorder:
         """
         row = format_round(finished, seconds, self.method.reports, self._score)
         self._rounds.add([[row.get(column) for column in self._rounds.columns]])
-        self._clients.add(format_clients(finished, self._scores, validated=self._validated))
+        self._clients.add(format_clients(finished, self._scores, validated=self._validated, threshold=self._threshold))
         if self._grouped is not None and self._groups is not None:
             self._groups.add(format_groups(finished, self._grouped))
         mean = row.get(self._best_by)

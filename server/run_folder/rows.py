@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from fairbloom.protocol import names
 from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.thresholds import THRESHOLD
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
 
@@ -29,8 +30,13 @@ MEASURES = tuple(summarize({"anyone": 1.0}))
 Row = Mapping[str, object]
 
 
-def client_columns(scores: Iterable[Score] = (ACCURACY,), *, validated: bool = False) -> tuple[str, ...]:
-    """Return the columns of clients.csv; `validated` says whether clients have validation examples."""
+def client_columns(
+    scores: Iterable[Score] = (ACCURACY,), *, validated: bool = False, threshold: bool = False
+) -> tuple[str, ...]:
+    """Return the columns of clients.csv.
+
+    `validated` says whether clients have validation examples, and `threshold` whether one is chosen by these.
+    """
     scores = tuple(scores)
     on_validation = *(score.column(split="validation") for score in scores), "validation_loss_of_global_model"
     return (
@@ -38,6 +44,7 @@ def client_columns(scores: Iterable[Score] = (ACCURACY,), *, validated: bool = F
         *(score.column(model) for score in scores for model in ("global", "personal")),
         *("test_loss_of_global_model", "train_loss_before_round", "train_loss_of_global_model"),
         *(on_validation if validated else ()),
+        *((THRESHOLD,) if threshold else ()),
     )
 
 
@@ -111,11 +118,12 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
 
 def _shown_by_client(finished: Round, score: Score, metric: str) -> dict[str, float]:
     """Return a metric of the clients that reported it, in the unit of the tables."""
-    return {name: score.shown(m[metric]) for name, m in finished.evaluations.items() if metric in m}
+    measured = finished.evaluations.items()
+    return {name: score.shown(m[metric]) for name, m in measured if metric in m and score.has(m[metric])}
 
 
 def format_clients(
-    finished: Round, scores: Iterable[Score] = (ACCURACY,), *, validated: bool = False
+    finished: Round, scores: Iterable[Score] = (ACCURACY,), *, validated: bool = False, threshold: bool = False
 ) -> list[tuple[object, ...]]:
     """Return the cells of `client_columns` for each client that evaluated the round's model."""
     scores = tuple(scores)
@@ -130,15 +138,21 @@ def format_clients(
             1 if name in coefficients else 0,
             coefficients.get(name),
             int(measured[names.NUM_EXAMPLES]),
-            *[score.shown(measured[metric]) if metric in measured else None for score, metric in shown],
+            *[_cell(score, measured.get(metric)) for score, metric in shown],
             measured.get(names.LOSS),
             trained.get(name, nothing).get(names.LOSS_BEFORE),
             measured.get(names.TRAIN_LOSS),
-            *[score.shown(measured[metric]) if metric in measured else None for score, metric in validation],
+            *[_cell(score, measured.get(metric)) for score, metric in validation],
             *([measured.get(f"{names.LOSS}-{names.VALIDATION}")] if validated else []),
+            *([measured.get(THRESHOLD)] if threshold else []),
         )
         for name, measured in sorted(finished.evaluations.items())
     ]
+
+
+def _cell(score: Score, value: float | None) -> float | None:
+    """Return a score as the table has it, None where the client has none, or says what it cannot be."""
+    return None if value is None or not score.has(value) else score.shown(value)
 
 
 def parse_names(cell: str) -> list[str]:

@@ -159,7 +159,7 @@ class StackedClients(LocalClients):
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
         self.begin(names, terms)
-        if self._are_apart(HONOURED.unmet(terms, by_group=bool(self.task_and_model()[0].groupings))):
+        if self._are_apart(HONOURED.unmet(terms, by_group=self._by_group)):
             return self.evaluate_each(names, model, terms, participants)
         try:
             reports = self._measures(names, self.on_device(model), terms, set(participants))
@@ -170,9 +170,15 @@ class StackedClients(LocalClients):
     def _why_apart(self, terms: Terms) -> str:
         """Return what of the terms, or of the work that they make, is not honoured side by side; "" where all is."""
         try:
-            return HONOURED.unmet(terms, global_work(self.settings, terms), personal_work(self.settings, terms))
+            works = global_work(self.settings, terms), personal_work(self.settings, terms)
+            return HONOURED.unmet(terms, *works, by_group=self._by_group)
         except ValueError as reason:  # terms that no client knows
             return str(reason)
+
+    @property
+    def _by_group(self) -> bool:
+        """Whether clients measure scores by group."""
+        return bool(self.task_and_model()[0].groupings)
 
     def _are_apart(self, why: str) -> bool:
         """Return whether there is a reason to compute clients one by one; each is logged once."""
@@ -280,7 +286,7 @@ class StackedClients(LocalClients):
                 found = measure_clients(model, task, [measurement.of(each.splits) for each in some], smallest_group)
             for local, scores in zip(some, found, strict=True):
                 reports[local.name] |= local.report(measurement, scores, terms)
-        return reports
+        return {each.name: each.conclude(reports[each.name]) for each in clients}
 
     def _measure_personal(
         self, local: LocalClient, measurement: Measurement, received: StateDict, before: int

@@ -23,4 +23,4 @@ def classify(
 ) -> Task:
     """Return the task of these clients, with examples of a shape and a dtype; see `Task` for `splits` and `dealt`."""
     model = partial(build, setup.model, shape, classes, setup.seed, dtype)
-    return Task(clients, model, partial(cross_entropy, reduction="none"), splits, dealt=dealt)
+    return Task(clients, model, partial(cross_entropy, reduction="none"), splits, dealt=dealt, classes=classes)

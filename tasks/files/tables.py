@@ -65,6 +65,7 @@ def load(
 
     predicted = agreed().target if setup.agreed else Target()
     groupings = agreed().group_names(settings.groupings) if setup.agreed else {}
+    place = predicted.find_positive(positive) if setup.agreed else 1
 
     def model() -> torch.nn.Module:
         return models.build(setup.model, (agreed().width,), predicted.outputs, setup.seed)
@@ -78,7 +79,9 @@ def load(
         about=files.about,
         describe=files.describe,
         groupings=groupings,
-        group_scores=predicted.group_scores(positive) if groupings else {},
+        group_scores=predicted.group_scores(place) if groupings else {},
+        classes=len(predicted.classes) if setup.agreed else None,
+        positive=place,
     )
 
 

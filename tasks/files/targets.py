@@ -18,6 +18,7 @@ from ..measures import (
     MAE,
     R2,
     RMSE,
+    OfEach,
     absolute_error,
     auc,
     balanced_accuracy,
@@ -73,22 +74,23 @@ class Target:
         both: dict[Score, Measure] = {ACCURACY: is_highest, BALANCED_ACCURACY: balanced_accuracy}
         return both | {AUC: auc} if len(self.classes) == 2 else both
 
-    def group_scores(self, positive: str) -> Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]]:
-        """Return what is measured in groups; `positive` names the positive one of two classes, "" the second.
+    def find_positive(self, name: str) -> int:
+        """Return the place of the positive one of two classes; "" names the second.
 
         Raises
         ------
         ReportableError
             When it is none of two classes.
         """
-        if not positive:
-            return group_scores_of_classes(len(self.classes)) if self.classes else self._error_in_groups()
-        if len(self.classes) != 2 or positive not in self.classes:
+        if name and (len(self.classes) != 2 or name not in self.classes):
             there = f"the classes are {join_names(self.classes)}" if self.classes else "the target is a quantity"
-            raise ReportableError(f"csv.positive = {positive!r}: it must be one of two classes, and {there}")
-        return group_scores_of_classes(2, self.classes.index(positive))
+            raise ReportableError(f"csv.positive = {name!r}: it must be one of two classes, and {there}")
+        return self.classes.index(name) if name else 1
 
-    def _error_in_groups(self) -> Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]]:
+    def group_scores(self, positive: int) -> Mapping[GroupScore, OfEach]:
+        """Return what is measured in groups; of two classes `positive` is the place of the positive one."""
+        if self.classes:
+            return group_scores_of_classes(len(self.classes), positive)
         score = GroupScore(MAE.name, higher_is_better=MAE.higher_is_better)
         return {score: lambda outputs, targets: self.scale * absolute_error(outputs, targets)}
 

@@ -29,6 +29,22 @@ def task(setup: Setup) -> Task:
     )
 
 
+def grouped(setup: Setup) -> Task:
+    """Return the same task, whose examples are grouped in two ways by what is in a pixel."""
+    there = task(setup)
+
+    def group(part: Examples) -> Examples:
+        pixels = part.inputs.flatten(1)
+        places = torch.stack([(pixels[:, 20] > 0.5).long(), (pixels[:, 42] * 3).long().clamp(0, 2)], dim=1)
+        return replace(part, groups=places)
+
+    return replace(
+        there,
+        splits=lambda client: there.splits(client).map(group),
+        groupings={"side": ("left", "right"), "ink": ("none", "some", "much")},
+    )
+
+
 class Dropping(nn.Module):
     """A linear layer after dropout."""
 

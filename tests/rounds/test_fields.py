@@ -16,7 +16,7 @@ import torch
 from fairbloom.client.fair.functions import HONOURED as BY_FAIR
 from fairbloom.client.honoured import Honoured, metric_row
 from fairbloom.client.local import HONOURED as BY_A_CLIENT
-from fairbloom.client.metrics import OF_EVALUATION, OF_TRAINING, OF_WORK
+from fairbloom.client.metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, OF_WORK
 from fairbloom.client.work import LocalWork, client_work, global_work, set_fields
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK, Terms
@@ -101,6 +101,7 @@ OF_THE_METRICS: Mapping[str, Case] = {
     "loss": Case(),
     "loss-validation": Case({"validation-share": 0.3}),
     "loss-personal": Case(terms=PERSONAL),
+    "count[side:left]": Case({"task": "tests.rounds.agreeing:grouped", "smallest-group": 2}),
 }
 
 BOTH: Mapping[str, Case] = {
@@ -110,6 +111,9 @@ BOTH: Mapping[str, Case] = {
     ),
     "gradient-clip of personal models": Case({"gradient-clip": 0.1}, PERSONAL),
     "gradient-clip of a convolutional network": Case({"gradient-clip": 0.1, "model": "cnn", "batch-size": 50}),
+    "groups under personal models": Case(
+        {"task": "tests.rounds.agreeing:grouped", "smallest-group": 1}, replace(PERSONAL, measure=("train-loss",))
+    ),
     "update-norm where the global model is left as it is": Case(
         terms=replace(PERSONAL, local_only=True, measure=("update-norm",))
     ),
@@ -268,7 +272,7 @@ def test_on_a_ray_cluster_the_numbers_are_those_of_one_client_after_the_other(ca
 def test_every_field_and_every_metric_has_a_case() -> None:
     assert set(OF_THE_WORK) == {each.name for each in fields(LocalWork)}
     assert set(OF_THE_TERMS) == {each.name for each in fields(Terms)}
-    measured = {each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)} | set(OF_WORK)
+    measured = {each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)} | set(OF_WORK) | {BY_GROUP}
     assert {row_of(name) for name in OF_THE_METRICS} == measured
     assert {each.replace("-", "_") for each in WORK} <= {each.name for each in fields(Terms)}
 
@@ -340,6 +344,7 @@ def without(honoured: Honoured, name: str) -> Honoured:
 def row_of(name: str) -> str:
     """Return the row of the table that a metric is in, asked for or not."""
     always = {"loss": "{}", "loss-validation": "{}-validation", "loss-personal": "{}-personal"}
+    always["count[side:left]"] = BY_GROUP
     return always.get(name) or metric_row(name)
 
 
@@ -354,7 +359,7 @@ def test_stacked_clients_say_once_why_they_are_computed_one_by_one(
     assert caplog.text.count(ONE_BY_ONE[case]) == 1
 
 
-ALWAYS = [each.pattern for each in OF_EVALUATION if not each.requested]
+ALWAYS = [*(each.pattern for each in OF_EVALUATION if not each.requested), BY_GROUP]
 SET_AGAIN = {f"work: {name}" for name in ("random", *ONE_BY_ONE)}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fairbloom
-from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.server.run_folder import files
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import (
@@ -22,6 +22,8 @@ from fairbloom.server.run_folder.files import (
     ENGINE,
     ENTRIES,
     ENVIRONMENT,
+    GROUPED,
+    GROUPS,
     KNOWN,
     MODEL,
     SCORES,
@@ -30,9 +32,11 @@ from fairbloom.server.run_folder.files import (
     read_model,
     record_known,
 )
+from fairbloom.server.run_folder.groups import Grouped
 from fairbloom.server.run_folder.values import Beginning, Known, Recorded
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
+from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
 from fairbloom.tasks.split import Split
 from tests.simulation.helpers import run
 
@@ -47,6 +51,7 @@ VALUES: dict[File[Any], Any] = {
     SPLIT: Split.of(load_task(Settings.of({"clients": 3}).run_config())),
     ENGINE: {"engine": "workers", "workers": 2},
     KNOWN: Known(("a", "b"), ("a", "b", "c")),
+    GROUPED: Grouped({"sex": ("ä", "b", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)),
 }
 """A value of each file."""
 
@@ -57,6 +62,9 @@ ONE_VALUE = [entry for entry in ENTRIES if isinstance(entry, File)]
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
     return run(folder, num_rounds=3, method="ditto", validation_share=0.2)
+
+
+OF_GROUPS = {GROUPED.name, GROUPS.name}
 
 
 def name_of(entry: files.Entry) -> str:
@@ -128,7 +136,7 @@ def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_i
     declared = {entry.name for entry in ENTRIES}
     there = {str(path.relative_to(finished)) for path in finished.iterdir()}
     assert there <= declared
-    assert declared - there == {"data.json", "agreed.json", "known.json", ".lock", "checkpoint/earlier"}
+    assert declared - there == {"data.json", "agreed.json", "known.json", ".lock", "checkpoint/earlier", *OF_GROUPS}
 
 
 def test_a_file_that_is_added_is_written_by_each_run_from_its_declaration_alone(

@@ -1,0 +1,77 @@
+"""Over which clients each score of a run is a mean, and why it lacks the others."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fairbloom.protocol.scores import Score
+from fairbloom.tasks.undefined import WHY_UNDEFINED
+
+from .run import Run, measures
+
+UNTESTED = "not tested in the last round"
+"""Why a client has no score at all: it has no test examples, or was refused, missing or offline."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A score under one kind of model.
+
+    Attributes
+    ----------
+    score
+        The score.
+    model
+        "global" or "personal".
+    values
+        By client, for those that have it.
+    lacking
+        Why the others lack it, by client.
+    """
+
+    score: Score
+    model: str
+    values: Mapping[str, float]
+    lacking: Mapping[str, str]
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are, with the score or without."""
+        return len(self.values) + len(self.lacking)
+
+    @property
+    def title(self) -> str:
+        """What tables call it; where some clients lack it, with how many have it."""
+        title = self.score.title if self.model == "global" else f"{self.score.title} (personal models)"
+        return f"{title}, {len(self.values)} of {self.clients} clients" if self.lacking else title
+
+    def sentences(self) -> Iterator[str]:
+        """Yield over which clients it is a mean, a sentence a reason; nothing where all have it."""
+        for reason in dict.fromkeys(self.lacking.values()):
+            names = ", ".join(name for name, why in self.lacking.items() if why == reason)
+            over = f"{len(self.values)} of {self.clients} clients"
+            yield f"{self.score.name} is the mean of {over}; without a test {self.score.name} ({reason}): {names}"
+
+    def as_row(self) -> dict[str, Any]:
+        """Return it in plain values: its measures of fairness, and over which clients they are."""
+        return {
+            "score": self.score.name,
+            "model": self.model,
+            **measures(self.values, self.score),
+            "clients": len(self.values),
+            "of_clients": self.clients,
+            "without": dict(self.lacking),
+        }
+
+
+def scores_of(run: Run) -> list[Scored]:
+    """Return each score that a client has after the last evaluated round, under each kind of model."""
+    found = []
+    tested = run.test_examples()
+    for score in run.scores:
+        for model in ("global", "personal"):
+            if values := run.final(score, model):
+                why = WHY_UNDEFINED.get(score.name, "it has no finite value there")
+                lacking = {name: why if name in tested else UNTESTED for name in run.without(score, model)}
+                found.append(Scored(score, model, values, lacking))
+    return found

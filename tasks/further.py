@@ -1,0 +1,147 @@
+"""Scores that a run asks for beside those of its task: of two classes, or of the probabilities of any."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from fairbloom.errors import ReportableError
+from fairbloom.protocol.scores import Score
+from fairbloom.protocol.thresholds import BRIER, BY_THRESHOLD, CALIBRATION_ERROR, FURTHER, HALF, THRESHOLDS, score_at
+
+from .task import Task
+
+BINS = 10
+"""The number of equal bins of confidence over which the calibration error is taken."""
+
+Measure = Callable[[Tensor, Tensor], Tensor | float]
+
+
+@lru_cache(maxsize=4)
+def add_scores(task: Task, names: tuple[str, ...], threshold: str) -> Task:
+    """Return a task with further scores behind its own.
+
+    Parameters
+    ----------
+    task
+        The task.
+    names
+        Some of `FURTHER`.
+    threshold
+        "half", or how a threshold is chosen: then the scores that need one are measured at each that is tried.
+
+    Raises
+    ------
+    ReportableError
+        When the task predicts something else than they are about.
+    """
+    own = {score.name for score in task.scores}
+    wanted = [FURTHER[name] for name in dict.fromkeys(names) if name not in own]
+    for score in wanted:
+        _check_fits(task, score)
+    added: dict[Score, Measure] = {score: _measure_of(task, score) for score in wanted}
+    if threshold != HALF:
+        added |= {
+            score_at(score, each): partial(of, positive=task.positive, threshold=each)
+            for each in THRESHOLDS
+            for score, of in OF_TWO_CLASSES.items()
+        }
+    return replace(task, scores={**task.scores, **added})
+
+
+def _check_fits(task: Task, score: Score) -> None:
+    if task.classes == 0:
+        raise ReportableError(f"scores = {score.name!r}: it is of classes, and the target is a quantity: leave it out")
+    if score.name in BY_THRESHOLD and task.classes not in (None, 2):
+        raise ReportableError(
+            f"scores = {score.name!r}: it is of two classes, and there are {task.classes}: leave it out"
+        )
+
+
+def _measure_of(task: Task, score: Score) -> Measure:
+    if score in OF_TWO_CLASSES:
+        return partial(OF_TWO_CLASSES[score], positive=task.positive)
+    return partial(brier, positive=task.positive) if score is BRIER else calibration_error
+
+
+# Of two classes -------------------------------------------------------------------------------------------------------
+
+
+def f1(outputs: Tensor, targets: Tensor, *, positive: int = 1, threshold: float | None = None) -> Tensor:
+    """Return 2 TP / (2 TP + FP + FN), NaN where no example is positive or taken for it."""
+    taken, is_positive = taken_for_positive(outputs, positive, threshold), targets == positive
+    both, either = int((taken & is_positive).sum()), int(taken.sum()) + int(is_positive.sum())
+    return _exactly(2.0 * both / either if either else math.nan)
+
+
+def sensitivity(outputs: Tensor, targets: Tensor, *, positive: int = 1, threshold: float | None = None) -> Tensor:
+    """Return the share of the positive examples that are taken for positive, NaN where there are none."""
+    taken = taken_for_positive(outputs, positive, threshold)[targets == positive]
+    return _exactly(int(taken.sum()) / len(taken) if len(taken) else math.nan)
+
+
+def specificity(outputs: Tensor, targets: Tensor, *, positive: int = 1, threshold: float | None = None) -> Tensor:
+    """Return the share of the other examples that are not taken for positive, NaN where there are none."""
+    taken = taken_for_positive(outputs, positive, threshold)[targets != positive]
+    return _exactly(int((~taken).sum()) / len(taken) if len(taken) else math.nan)
+
+
+OF_TWO_CLASSES: Mapping[Score, Callable[..., Tensor]] = dict(
+    zip(BY_THRESHOLD.values(), (f1, sensitivity, specificity), strict=True)
+)
+
+
+def taken_for_positive(outputs: Tensor, positive: int, threshold: float | None) -> Tensor:
+    """Return whether each example is taken for positive: its probability is at least the threshold.
+
+    Without a threshold the class with the higher output counts, as in the accuracy.
+    """
+    if outputs.dim() != 2 or outputs.shape[1] != 2:
+        raise ReportableError(
+            f"scores = {', '.join(BY_THRESHOLD)}: they are of two classes, each with an output, and the model's "
+            f"outputs have shape {tuple(outputs.shape)}: leave them out"
+        )
+    if threshold is None:
+        return outputs.argmax(dim=1) == positive
+    return probabilities(outputs)[:, positive] >= threshold
+
+
+# Of probabilities -----------------------------------------------------------------------------------------------------
+
+
+def calibration_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the expected calibration error: Σ_b n_b/n |accuracy_b − confidence_b| over `BINS` equal bins.
+
+    The confidence is the probability of the class that is predicted. Source: Guo et al., On Calibration of Modern
+    Neural Networks (arXiv:1706.04599), equation 3, with ten bins.
+    """
+    confidence, predicted = probabilities(outputs).max(dim=1)
+    bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # ((b − 1) / BINS, b / BINS]
+    away = torch.bincount(bins, weights=(predicted == targets).double() - confidence, minlength=BINS)
+    return away.abs().sum() / len(targets)
+
+
+def brier(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
+    """Return the mean of (p − y)² of the positive one of two classes; of more, its sum over classes."""
+    chances = probabilities(outputs)
+    right = torch.nn.functional.one_hot(targets, chances.shape[1])
+    apart = (chances - right).square()
+    return (apart[:, positive] if chances.shape[1] == 2 else apart.sum(dim=1)).mean()
+
+
+def probabilities(outputs: Tensor) -> Tensor:
+    """Return the probability of each class, in float64; raise ReportableError where outputs are not of classes."""
+    if outputs.dim() != 2 or outputs.shape[1] < 2:
+        raise ReportableError(
+            f"scores = {CALIBRATION_ERROR.name}, {BRIER.name}: they are of classes, each with an output, and the "
+            f"model's outputs have shape {tuple(outputs.shape)}: leave them out"
+        )
+    return outputs.double().softmax(dim=1)
+
+
+def _exactly(value: float) -> Tensor:
+    """Return a number as a tensor that does not round it."""
+    return torch.tensor(value, dtype=torch.float64)

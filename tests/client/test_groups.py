@@ -1,0 +1,188 @@
+"""What a client reports of groups: fairlearn's numbers, and nothing from which a small group can be found out."""
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, mean_absolute_error
+
+from fairbloom.client.groups import measure_groups, reportable
+from fairbloom.errors import ReportableError
+from fairbloom.protocol.scores import GroupScore, Score
+from fairbloom.tasks import Examples, Task
+from fairbloom.tasks.measures import absolute_error, auc, group_scores_of_classes
+
+fairlearn = pytest.importorskip("fairlearn.metrics")
+
+SEXES, WARDS = ("female", "male"), ("north", "south", "west")
+
+
+def task_of(classes: int = 2, positive: int = 1, **changes: Any) -> Task:
+    """Return a task whose examples are grouped by sex and ward; it has neither a model nor clients."""
+    groupings = {"sex": SEXES, "ward": WARDS}
+    given = {"groupings": groupings, "group_scores": group_scores_of_classes(classes, positive)} | changes
+    return Task((), lambda: None, lambda outputs, targets: outputs, lambda client: None, **given)  # type: ignore[arg-type,return-value]
+
+
+def drawn(count: int, seed: int, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return outputs, targets and groups of examples."""
+    random = np.random.default_rng(seed)
+    outputs = torch.from_numpy(random.normal(size=(count, classes)).astype(np.float32))
+    targets = torch.from_numpy(random.integers(0, classes, count))
+    groups = torch.from_numpy(np.stack([random.integers(0, 2, count), random.integers(0, 3, count)], axis=1))
+    return outputs, targets, groups
+
+
+# Scores ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+@given(count=st.integers(2, 60), seed=st.integers(0, 999), positive=st.sampled_from((0, 1)))
+def test_scores_by_group_are_fairlearns(count: int, seed: int, positive: int) -> None:
+    outputs, targets, groups = drawn(count, seed)
+    found = measure_groups(task_of(positive=positive), outputs, targets, groups, smallest=1)
+    right, answers = (targets == positive).long().numpy(), (outputs.argmax(1) == positive).long().numpy()
+    of = {"accuracy": accuracy_score, "selection-rate": fairlearn.selection_rate}
+    of |= {"true-positive-rate": fairlearn.true_positive_rate, "count": fairlearn.count}
+    for column, (grouping, names) in enumerate((("sex", SEXES), ("ward", WARDS))):
+        by = np.array(names)[groups[:, column].numpy()]
+        table = fairlearn.MetricFrame(metrics=of, y_true=right, y_pred=answers, sensitive_features=by).by_group
+        for name in names:
+            positives = int(right[by == name].sum())
+            there = {key: found.get(f"{key}[{grouping}:{name}]") for key in of}
+            if name not in table.index:
+                assert set(there.values()) == {None}
+                continue
+            expected = dict(table.loc[name])
+            assert found.get(f"positives[{grouping}:{name}]", 0) == positives
+            if not positives:  # fairlearn calls it 0; here it is left out
+                assert there.pop("true-positive-rate") is None
+                expected.pop("true-positive-rate")
+            assert there == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_accuracy_of_more_classes_and_the_error_of_a_quantity_are_measured_in_groups_too() -> None:
+    outputs, targets, groups = drawn(50, 3, classes=4)
+    found = measure_groups(task_of(classes=4), outputs, targets, groups, smallest=1)
+    assert {key.partition("[")[0] for key in found} == {"count", "accuracy"}
+    women = groups[:, 0] == 0
+    assert found["accuracy[sex:female]"] == accuracy_score(targets[women], outputs.argmax(1)[women])
+    numbers, errors = outputs[:, :1], {Score("mae", higher_is_better=False): absolute_error}
+    found = measure_groups(task_of(group_scores={}, scores=errors), numbers, targets.float(), groups, smallest=1)
+    assert found["mae[sex:female]"] == pytest.approx(mean_absolute_error(targets[women], numbers[women]), rel=1e-6)
+
+
+def test_what_is_measured_by_default_is_the_first_score_with_its_direction() -> None:
+    task = task_of(group_scores={}, scores={Score("mae", higher_is_better=False): absolute_error})
+    assert list(task.group_scores) == [GroupScore("mae", higher_is_better=False)]
+
+
+def test_a_score_that_is_one_number_for_all_cannot_be_measured_in_groups_and_says_so() -> None:
+    outputs, targets, groups = drawn(20, 1)
+    task = task_of(group_scores={}, scores={Score("auc"): auc})
+    with pytest.raises(ReportableError, match=r"score auc cannot be measured in groups.*give the task group_scores"):
+        measure_groups(task, outputs, targets, groups, smallest=1)
+
+
+def test_a_score_that_is_not_finite_is_left_out_of_its_group_alone() -> None:
+    outputs, targets, groups = drawn(30, 2)
+    task = task_of(group_scores={}, scores={Score("mae", higher_is_better=False): absolute_error})
+    numbers = outputs[:, :1].clone()
+    numbers[int((groups[:, 0] == 0).nonzero()[0])] = math.nan
+    found = measure_groups(task, numbers, targets.float(), groups, smallest=1)
+    assert "mae[sex:female]" not in found
+    assert math.isfinite(found["mae[sex:male]"])
+
+
+# What is held back ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "smallest", "shown"),
+    [
+        ((20, 30), 5, [0, 1]),
+        ((3, 30), 5, []),  # 30 would say that there are 3
+        ((3, 9, 30), 5, [2]),  # those of fewer than ten go with it
+        ((3, 10, 30), 5, []),  # there are none
+        ((3, 9, 9, 30), 5, [3]),
+        ((3, 3, 30), 5, [2]),  # two groups that are too small hide each other
+        ((1, 2, 30), 5, []),  # together they are still too few
+        ((1, 2, 6, 30), 5, [3]),
+        ((0, 30), 5, [1]),  # a group without examples is none
+        ((0, 0), 5, []),
+        ((1, 2), 1, [0, 1]),
+        ((5, 5), 5, [0, 1]),
+    ],
+)
+def test_with_a_small_group_others_are_held_back(counts: tuple[int, ...], smallest: int, shown: list[int]) -> None:
+    assert reportable([counts], smallest) == shown
+
+
+def possible(counts: tuple[int, ...], smallest: int) -> Mapping[int, set[int]]:
+    """Return what somebody who knows total, reported counts and the rule can think of each group that is held back."""
+    shown = reportable([counts], smallest)
+    hidden = [place for place in range(len(counts)) if place not in shown]
+    left = sum(counts) - sum(counts[place] for place in shown)
+    found: dict[int, set[int]] = {place: set() for place in hidden}
+    for guess in itertools.product(range(left + 1), repeat=len(hidden)):
+        if sum(guess) == left:
+            whole = [*counts]
+            for place, value in zip(hidden, guess, strict=True):
+                whole[place] = value
+            if reportable([whole], smallest) == shown:
+                for place, value in zip(hidden, guess, strict=True):
+                    found[place].add(value)
+    return found
+
+
+@settings(max_examples=300)
+@given(counts=st.lists(st.integers(0, 12), min_size=2, max_size=4), smallest=st.integers(3, 6))
+def test_the_count_of_a_small_group_cannot_be_found_out_from_total_and_rule(counts: list[int], smallest: int) -> None:
+    for place, values in possible(tuple(counts), smallest).items():
+        if 0 < counts[place] < smallest:
+            assert len(values) > 1, (counts, smallest, place, values)
+
+
+@given(count=st.integers(1, 80), seed=st.integers(0, 999), smallest=st.integers(2, 12))
+def test_whatever_leaves_is_over_enough_examples_and_so_is_what_is_left_of_the_total(
+    count: int, seed: int, smallest: int
+) -> None:
+    outputs, targets, groups = drawn(count, seed)
+    found = measure_groups(task_of(), outputs, targets, groups, smallest)
+    for column, (grouping, names) in enumerate((("sex", SEXES), ("ward", WARDS))):
+        of_groups = torch.bincount(groups[:, column], minlength=len(names)).tolist()
+        with_target = torch.bincount(groups[targets == 1, column], minlength=len(names)).tolist()
+        for what, true in (("count", of_groups), ("positives", with_target)):
+            reported = {
+                place: found[key] for place, name in enumerate(names) if (key := f"{what}[{grouping}:{name}]") in found
+            }
+            assert all(value == true[place] >= smallest for place, value in reported.items())
+            hidden = [value for place, value in enumerate(true) if place not in reported and of_groups[place]]
+            if reported and hidden:
+                assert len(hidden) > 1
+                assert sum(hidden) >= smallest
+        for name in names:  # nobody is found out by what all others of a group have in common
+            if (positives := found.get(f"positives[{grouping}:{name}]")) is not None:
+                assert found[f"count[{grouping}:{name}]"] - positives >= smallest
+            for score in ("accuracy", "selection-rate"):
+                assert (f"{score}[{grouping}:{name}]" in found) == (f"count[{grouping}:{name}]" in found)
+
+
+def test_examples_that_are_pooled_keep_their_groups() -> None:
+    from fairbloom.tasks.pooled import join
+
+    first, second = (
+        Examples(torch.zeros(4, 1), torch.zeros(4), torch.tensor([2, 0]), torch.arange(4)[:, None]) for _ in "ab"
+    )
+    joined = join([first, second]).group_places()
+    assert joined is not None
+    assert joined.flatten().tolist() == [2, 0, 2, 0]
+    shared = join([first, Examples(first.inputs, first.targets, torch.tensor([3]), first.groups)]).group_places()
+    assert shared is not None
+    assert shared.flatten().tolist() == [2, 0, 3]
