@@ -171,7 +171,8 @@ class SweepPoint:
             return "failed"
         if self.unfinished:
             return "unfinished"
-        return f"pruned after {self.planned.rounds} rounds" if self.planned.pruned else ""
+        rounds = f"{self.planned.rounds} round{'s' if self.planned.rounds > 1 else ''}"
+        return f"pruned after {rounds}" if self.planned.pruned else ""
 
 
 @dataclass(frozen=True)

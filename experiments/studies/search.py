@@ -209,9 +209,9 @@ def _kept(optuna: ModuleType, axes: Mapping[str, Axis], settings: Settings, stud
 
     So it is with other settings, seeds, axes, criteria or numbers of rounds.
     """
-    free = {*may_differ(finished=True), *axes, "seed", "out"} - may_grow()
+    free = {*may_differ(finished=True), *axes, "seed"}.difference(may_grow())
     config = {key: value for key, value in settings.run_config().items() if key not in free}
-    about = {"settings": digest(config), "axes": {key: str(axis) for key, axis in axes.items()}}
+    about: dict[str, Any] = {"settings": digest(config), "axes": {key: str(axis) for key, axis in axes.items()}}
     about |= {"criterion": study.criterion.text, "seeds": list(study.search_seeds)}
     file = study.out / JOURNAL
     try:

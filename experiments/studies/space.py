@@ -64,7 +64,7 @@ class Space:
         config = {key: known.get(key, value) for key, value in given.items()}
         named = {key: config[key] for key in (*case.row.settings, *point) if key != "method"}
         name = label_of(case.row.label, named)
-        free = may_grow() - {*case.row.settings, *point}  # such runs are extended, and need no other folder
+        free = {*may_grow()} - {*case.row.settings, *point}  # such runs are extended, and need no other folder
         return Candidate(name, config, folder_name(config, free), dict(point), case.row.evaluated)
 
     def planned(self, candidate: Candidate) -> Planned:

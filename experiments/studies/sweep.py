@@ -128,8 +128,8 @@ class _Found:
         """Write down what became of the points that were drawn, each once although it may be drawn twice."""
         once: dict[str, tuple[Candidate, Planned]] = {}
         for trial in sorted(trials, key=lambda trial: trial.pruned):
-            about = {"rounds": trial.rounds, "pruned": trial.pruned, "fault": trial.fault}
-            planned = replace(space.planned(trial.candidate), **about)
+            whole = space.planned(trial.candidate)
+            planned = replace(whole, rounds=trial.rounds, pruned=trial.pruned, fault=trial.fault)
             once.setdefault(planned.folder, (trial.candidate, planned))
         self.put(space, list(once.values()))
 
