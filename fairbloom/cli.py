@@ -271,7 +271,9 @@ def reproduce(
 def show(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="The folder of a run, a comparison or a sweep; of several comparisons, ranks."),
+        typer.Argument(
+            metavar="RUN...", help="The folder of a run, comparison or sweep; of several comparisons, ranks."
+        ),
     ],
     figure: FigureOption = None,
     split: Annotated[

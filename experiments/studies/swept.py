@@ -9,6 +9,7 @@ from fairbloom.server.run_folder.files import CLIENTS, CONFIG, SPLIT, is_finishe
 
 from ..results.comparison import Comparison, Plan, read_comparison
 from ..results.run import Run, load
+from ..results.shared_data import SharedData
 from ..results.sweep import Planned, Sweep, SweepPlan, SweepPoint
 from .criterion import Criterion, best_of, judge
 from .driver import Failures, write_tables
@@ -47,14 +48,14 @@ def read_sweep(folder: Path, plan: SweepPlan) -> Sweep:
     found = Sweep(plan, criterion.title, points, chosen, bases, base, folder, notes=tuple(plan.notes))
     if found.best is None:
         return found
-    run = load(folder / found.best.planned.runs(plan.searched)[0])
+    runs = [load(folder / name) for name in found.best.planned.runs(plan.searched)]
     test, fault = _test(found)
     return replace(
         found,
-        score=run.score,
+        score=runs[0].score,
         test=test,
-        validation_share=_validation_share(run),
-        notes=(*found.notes, *_without_part(run, found.best.planned.evaluated), *fault),
+        validation_share=_validation_share(runs),
+        notes=(*found.notes, *_without_part(runs[0], found.best.planned.evaluated), *fault),
     )
 
 
@@ -111,12 +112,15 @@ def _without_part(run: Run, evaluated: str) -> list[str]:
     ]
 
 
-def _validation_share(run: Run) -> float:
-    """Return the number of validation examples by that of training examples, 0 where data were not dealt here."""
-    if not SPLIT.exists_in(run.folder):
+def _validation_share(runs: Sequence[Run]) -> float:
+    """Return the number of validation examples by that of training examples, where seeds split the same examples."""
+    if SharedData.of(runs).dealt:
         return 0.0
-    part = run.split().part
-    return int((part == 2).sum()) / int((part == 0).sum())
+    if SPLIT.exists_in(runs[0].folder):
+        part = runs[0].split().part
+        return int((part == 2).sum()) / int((part == 0).sum())
+    share, tested = (float(runs[0].settings[key]) for key in ("validation-share", "test-share"))
+    return share / max(share, 1.0 - share - tested)
 
 
 def _write(swept: Sweep) -> None:

@@ -6,7 +6,7 @@ from rich.markup import escape
 
 from ..results.differences import Difference
 from ..results.sweep import Sweep, SweepPoint
-from .tables import Digits, Grid, console, method_grid, show_grid
+from .tables import CLEAR, STD, Digits, Grid, console, method_grid, show_grid
 
 
 def show_sweep(swept: Sweep) -> None:
@@ -15,12 +15,15 @@ def show_sweep(swept: Sweep) -> None:
     show_grid(points_grid(swept))
     console.print()
     for line in swept.sentences():
-        console.print(escape(line), soft_wrap=True)
+        console.print(escape(line))
     if swept.test is not None:
         console.print()
-        show_grid(method_grid(swept.test))
+        show_grid(method_grid(swept.test, STD))
+        if swept.baseline is not None:
+            verdict = swept.test.verdict
+            console.print(f"[b]{escape(verdict.headline)}[/] {escape(' '.join(verdict.sentences))}")
         for line in (*swept.test.caveats, "Test examples had no part in the choice."):
-            console.print(escape(line), soft_wrap=True)
+            console.print(escape(line))
     console.print(f"\ntables, figure and runs: {escape(str(swept.folder))}", soft_wrap=True)
 
 
@@ -34,13 +37,12 @@ def points_grid(swept: Sweep) -> Grid:
             behind = swept.behind.get(i) if points is swept.points else None
             rows.append(_row(points[i], points[i] is chosen, behind, digits))
     seeds = len(swept.plan.searched)
-    caption = f"mean ±standard error over {seeds} seed{'s' if seeds > 1 else ''}" if seeds > 1 else "one seed"
-    caption += (
-        "\nahead: by how much the chosen point is better, with its 95 % interval; = marks points that cannot be told "
-        "from it, after Holm's correction for their number"
-        if seeds > 1
-        else ""
-    )
+    caption = "with one seed; ahead: by how much the chosen point is better"
+    if seeds > 1:
+        caption = (
+            f"mean ±standard error over {seeds} seeds; ahead: by how much the chosen point is better, with its 95 % "
+            f"interval; {CLEAR} marks what is clear: p < 0.05 by the paired t test with Holm's correction over points"
+        )
     title = f"{swept.measured} of {swept.score.title} on validation examples"
     return Grid(("point", swept.measured, "ahead", ""), rows, escape(title), caption, words=("",))
 
@@ -52,19 +54,13 @@ def _order(swept: Sweep, point: SweepPoint, chosen: bool) -> tuple[bool, bool, f
 
 def _row(point: SweepPoint, chosen: bool, behind: Difference | None, digits: Digits) -> list[str]:
     if not point.values:
-        return [escape(point.name), "–", "–", _state(point, chosen, behind)]
-    several = len(point.values) > 1
-    number = digits.spread(point.mean, point.error) if several else digits.number(point.mean)
-    ahead = "–"
-    if behind is not None:
-        interval = f" ({digits.number(behind.low)} to {digits.number(behind.high)})" if several else ""
-        ahead = f"{digits.number(behind.mean)}{interval}"
-    return [escape(point.name), number, ahead, _state(point, chosen, behind)]
+        return [escape(point.name), "–", "–", _state(point, chosen)]
+    number = digits.spread(point.mean, point.error) if len(point.values) > 1 else digits.number(point.mean)
+    ahead = "–" if behind is None else digits.difference(behind)
+    return [escape(point.name), number, ahead, _state(point, chosen)]
 
 
-def _state(point: SweepPoint, chosen: bool, behind: Difference | None) -> str:
+def _state(point: SweepPoint, chosen: bool) -> str:
     if chosen:
         return "chosen"
-    if point.state:
-        return f"[red]{point.state}[/]" if point.fault else point.state
-    return "" if behind is None or behind.clear or math.isnan(behind.error) else "="
+    return f"[red]{point.state}[/]" if point.fault else point.state
