@@ -1,7 +1,7 @@
 """What a user calls: a run, and a comparison, as Python functions. The command line calls these too."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,17 +13,34 @@ from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.tasks import forget_user_defined_tasks
 
-from .recipes.labels import title
-from .recipes.variants import baseline_of, variants
+from .recipes.axes import values_in
+from .recipes.labels import label_of, title
+from .recipes.recipe import Recipe, load_recipe, recipe_of
+from .recipes.variants import Variant, baseline_of, variants
 from .results.comparison import Comparison, load_comparison
 from .results.reproduction import Reproduction
 from .results.run import Run, load
+from .results.sweep import Sweep
 from .studies.compare import compare_variants
 from .studies.reproduce import reproduce
+from .studies.sweep import run_sweep
+from .studies.swept import load_sweep
 from .views import presenters as presenters  # which registers the views of runs, comparisons and reproductions
 from .views.progress import progress as progress_bar
 
-__all__ = ["Comparison", "Reproduction", "Run", "compare", "load", "load_comparison", "reproduce", "run"]
+__all__ = [
+    "Comparison",
+    "Reproduction",
+    "Run",
+    "Sweep",
+    "compare",
+    "load",
+    "load_comparison",
+    "load_sweep",
+    "reproduce",
+    "run",
+    "sweep",
+]
 
 METHODS = "fedavg,qfedavg,fedmgdaplus,fedfv"
 """The methods that are compared where none are named."""
@@ -205,6 +222,157 @@ def compare(
         return compare_variants(
             config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, lambda: bar.advance(shown)
         )
+
+
+Grid = Mapping[str, str | Sequence[Value]] | Iterable[str]
+"""Values of settings: {"alpha": [0, 0.1], "learning-rate": "0.001..0.3:log"}, or ["alpha=0,0.1"]."""
+
+
+def sweep(
+    file: str | os.PathLike[str] | None = None,
+    *,
+    task: str | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    method: str | Sequence[str] | None = None,
+    grid: Grid | None = None,
+    criterion: str | None = None,
+    search: int | None = None,
+    baseline: str | None = None,
+    seeds: int | None = None,
+    seed: int = 0,
+    model: str | None = None,
+    clients: int | None = None,
+    partition: str | None = None,
+    rounds: int | None = None,
+    fraction: float | None = None,
+    engine: str | None = None,
+    device: str | None = None,
+    memory: float | None = None,
+    out: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+    settings: Mapping[str, Value] | None = None,
+    progress: bool = True,
+) -> Sweep:
+    """Try values of settings, choose the best point on validation examples, and test that point alone.
+
+    The same call continues what was interrupted. With more values, seeds or rounds only what is missing is run.
+
+    Parameters
+    ----------
+    file
+        The path of a TOML file that says what is tried, in place of `method`, `grid` and `baseline`.
+    task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory
+        As in `run`; all runs share them.
+    method
+        The method, or several with commas between them, with parameters in parentheses as in `compare`; by default
+        FedAvg.
+    grid
+        The values of each setting: {"alpha": [0, 0.1], "learning-rate": [0.01, 0.1]}. A parameter of the method may be
+        named alone. With `search`, a setting may have a range: {"learning-rate": "0.001..0.3:log"}.
+    criterion
+        By what is chosen, over clients: "mean", which is the default, "worst", "worst-10" and the like, or several
+        with + between them, as in "mean+worst" or "3*mean+worst", of which the weighted mean is taken.
+    search
+        The number of points that Optuna draws from ranges; by default all points of the grid are tried.
+    baseline
+        A method that the chosen point is compared with; the axes of the grid that it has are searched for it, too.
+    seeds
+        The number of seeds; by default 3, or as many as the file says.
+    seed
+        The first seed; the others count on from there.
+    out
+        The folder of the tables, the figure and the runs; by default runs/sweep, or runs/NAME of a file NAME.toml.
+    jobs
+        The number of runs at a time, each in a process of its own; by default one a processor.
+    settings
+        Any other settings of all runs, by their names on the command line.
+    progress
+        Whether to show a progress bar, in a terminal or notebook.
+
+    Returns
+    -------
+    Sweep
+        The points, the chosen one, and its test numbers, which had no part in the choice.
+
+    Raises
+    ------
+    FairbloomError
+        When a setting is unknown, impossible, unused or cannot be tried, a folder cannot be used, or all runs fail.
+    """
+    options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
+    config = merge_settings(options, settings or {})
+    if file is None:
+        recipe = _recipe_of(method or "fedavg", grid or (), baseline, config)
+    elif method or grid or baseline:
+        raise SettingsError(f"{file} says which methods and values are tried, and the baseline: change them there")
+    else:
+        recipe = load_recipe(os.fspath(file))
+        recipe = recipe.model_copy(update={"settings": {**recipe.settings, **config}})
+    if search is not None:
+        recipe = recipe.model_copy(update={"search": search})
+    if criterion is not None:
+        recipe = recipe.model_copy(update={"criterion": criterion})
+    count = seeds if seeds is not None else recipe.seeds
+    if count < 1:
+        raise SettingsError(f"seeds = {count}: a sweep takes at least one")
+    folder = Path(out or Path("runs", recipe.name or "sweep"))
+    with progress_bar("runs done", shown=progress) as bar:
+        shown = bar.add_task("sweeping", total=None)
+        return run_sweep(
+            recipe,
+            range(seed, seed + count),
+            folder,
+            jobs or processors_here(),
+            lambda: bar.advance(shown),
+            lambda runs: bar.update(shown, total=runs),
+        )
+
+
+def _recipe_of(method: str | Sequence[str], grid: Grid, baseline: str | None, config: Mapping[str, Value]) -> Recipe:
+    """Return the recipe of a sweep without a file: a row a method, and one of the baseline."""
+    among = variants(method, config)
+    rows = [{"label": _plain_label(variant), "settings": variant.config} for variant in among]
+    label = ""
+    if baseline:
+        (base,) = variants([baseline], config)
+        if any(base.is_same(variant) for variant in among):
+            raise SettingsError(
+                f"baseline = {baseline!r} is among the methods, which are chosen from: leave it out in one place"
+            )
+        label = _plain_label(base)
+        label = f"{label} as baseline" if any(row["label"] == label for row in rows) else label
+        rows.append({"label": label, "settings": base.config})
+    about = {"title": "Sweep", "settings": dict(config), "grid": _axes(grid), "rows": rows, "seeds": 3}
+    return recipe_of({**about, "baseline": label})
+
+
+def _plain_label(variant: Variant) -> str:
+    """Return a variant's label without its parameters, which each point of a sweep has in its name."""
+    return variant.label.removesuffix(label_of("", variant.given))
+
+
+def _axes(grid: Grid) -> dict[str, list[Value]]:
+    """Return the values of each setting of a grid.
+
+    Raises
+    ------
+    SettingsError
+        When a setting is there twice, or without values.
+    """
+    if isinstance(grid, Mapping):
+        listed = [
+            (key, [value] if isinstance(value, str | int | float) else list(value)) for key, value in grid.items()
+        ]
+    else:
+        listed = [values_in(text) for text in grid]
+    axes: dict[str, list[Value]] = {}
+    for key, values in listed:
+        if key in axes:
+            raise SettingsError(f"grid: {key} is there twice: give all its values at once, as in {key}=0,0.1,0.5")
+        if not values:
+            raise SettingsError(f"grid: {key} has no values: give some, as in {key}=0,0.1,0.5")
+        axes[key] = values
+    return axes
 
 
 def merge_settings(options: Mapping[str, Value | None], settings: Mapping[str, Value]) -> dict[str, Value]:

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
         Comparison,
         Reproduction,
         Run,
+        Sweep,
         compare,
         load,
         load_comparison,
+        load_sweep,
         reproduce,
         run,
+        sweep,
     )
     from fairbloom.protocol.scores import Score
     from fairbloom.server.run_folder.flower import RunFolder
@@ -41,7 +44,10 @@ else:
         "Score": "fairbloom.protocol.scores",
     }
     _PLACES |= dict.fromkeys(
-        ("Comparison", "Reproduction", "Run", "compare", "load", "load_comparison", "reproduce", "run"),
+        (
+            *("Comparison", "Reproduction", "Run", "Sweep", "compare", "load", "load_comparison", "load_sweep"),
+            *("reproduce", "run", "sweep"),
+        ),
         "fairbloom.experiments.api",
     )
 
@@ -63,10 +69,13 @@ __all__ = [
     "Run",
     "RunFolder",
     "Score",
+    "Sweep",
     "__version__",
     "compare",
     "load",
     "load_comparison",
+    "load_sweep",
     "reproduce",
     "run",
+    "sweep",
 ]

@@ -37,11 +37,14 @@ from fairbloom.experiments.commands.options import (
     TaskOption,
     settings_of,
 )
+from fairbloom.experiments.commands.sweep import EXAMPLE as SWEEP_EXAMPLE
+from fairbloom.experiments.commands.sweep import sweep
 from fairbloom.experiments.recipes.recipe import load_shipped
 from fairbloom.experiments.results.comparison import Plan, load_comparison
 from fairbloom.experiments.results.ranks import name_tasks, ranks_of
-from fairbloom.experiments.results.run import COMPARISON, load
+from fairbloom.experiments.results.run import COMPARISON, SWEEP, load
 from fairbloom.experiments.results.scored import scores_of
+from fairbloom.experiments.studies.swept import load_sweep
 from fairbloom.experiments.views import progress
 from fairbloom.experiments.views.catalogue import about, describe
 from fairbloom.experiments.views.listing import find_runs, table_rows
@@ -198,6 +201,9 @@ def compare(
     ).show(spread)
 
 
+app.command(epilog=SWEEP_EXAMPLE)(sweep)
+
+
 @app.command(epilog="Example: fairbloom reproduce fedfv-table3 --seeds 5")
 def reproduce(
     name: Annotated[
@@ -266,7 +272,9 @@ def reproduce(
 def show(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="The folder of a run or of a comparison; of several comparisons, ranks."),
+        typer.Argument(
+            metavar="RUN...", help="The folder of a run, comparison or sweep; of several comparisons, ranks."
+        ),
     ],
     figure: FigureOption = None,
     split: Annotated[
@@ -276,7 +284,7 @@ def show(
     spread: SpreadOption = "interval",
     as_json: JsonOption = False,
 ) -> None:
-    """Show a run, finished or not, or a comparison: its tables, how far it is, who was absent, its settings.
+    """Show a run, a comparison or a sweep, finished or not: its tables, how far it is, who was absent, its settings.
 
     Of several comparisons with the same methods, each of another task, it shows how the methods rank over the tasks.
     """
@@ -284,10 +292,14 @@ def show(
         show_ranked(folders, figure, as_json)
         return
     (folder,) = folders
+    for file, kind in ((COMPARISON, "comparison"), (SWEEP, "sweep")):
+        if split is not None and (folder / file).exists():
+            raise RunFolderError(f"{folder} holds a {kind}: draw the split of one of its runs, in {folder}/runs")
     if (folder / COMPARISON).exists():
-        if split is not None:
-            raise RunFolderError(f"{folder} holds a comparison: draw the split of one of its runs, in {folder}/runs")
         show_compared(folder, figure, spread, as_json)
+        return
+    if (folder / SWEEP).exists():
+        show_swept(folder, figure, as_json)
         return
     chosen = load(folder)
     if as_json:
@@ -339,6 +351,17 @@ def show_compared(folder: Path, figure: Path | None, spread: str, as_json: bool)
         comparison.show(spread)
     if figure is not None:
         draw(comparison.figure(), figure, as_json)
+
+
+def show_swept(folder: Path, figure: Path | None, as_json: bool) -> None:
+    """Show a sweep, finished or not."""
+    swept = load_sweep(folder)
+    if as_json:
+        print(json.dumps(swept.as_json, indent=2))
+    else:
+        swept.show()
+    if figure is not None:
+        draw(swept.figure(), figure, as_json)
 
 
 def draw_split(split: "Split", path: Path, as_json: bool) -> None:

@@ -50,6 +50,11 @@ class Reproduction:
         return len(self.outcomes) == len(self.recipe.cases())
 
     @property
+    def printed(self) -> bool:
+        """Whether there are printed numbers to compare with: a study of one's own has none."""
+        return any(outcome.case.published for outcome in self.outcomes)
+
+    @property
     def comparable(self) -> bool:
         """Whether the runs are as the recipe has them: neither cut short nor with other settings."""
         free = {*may_differ(finished=True), *marked(Mark.PLACE, Mark.ROUNDING)}

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
     from fairbloom.tasks.split import Split
 
-COMPARISON = "comparison.json"
-"""The file that makes a folder that of a comparison."""
+COMPARISON, SWEEP = "comparison.json", "sweep.json"
+"""The files that make a folder that of a comparison, and that of a sweep."""
 
 LABELLED = frozenset(key for key, setting in COMMON.items() if Mark.WORK not in setting.marks)
 """The settings of every method that are part of its label; those of clients' work, as the learning rate, are not."""
@@ -77,8 +77,9 @@ def load(folder: str | os.PathLike[str]) -> "Run":
         When the folder holds no run, or cannot be read.
     """
     path = Path(folder).absolute()
-    if (path / COMPARISON).exists():
-        raise RunFolderError(f"{path} holds a comparison: load it with fairbloom.load_comparison, or one of its runs/")
+    for file, kind in ((COMPARISON, "comparison"), (SWEEP, "sweep")):
+        if (path / file).exists():
+            raise RunFolderError(f"{path} holds a {kind}: load it with fairbloom.load_{kind}, or one of its runs/")
     return Run(path, settings_in(path), tuple(SCORES.read(path)))
 
 

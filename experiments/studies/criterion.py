@@ -141,6 +141,12 @@ def judge(
     ]
 
 
+def best_of(judgements: Sequence[Judgement]) -> int | None:
+    """Return which candidate is best, the first of several; None where none can be chosen."""
+    best = max(judgements, key=lambda judgement: judgement.quality, default=Judgement())
+    return None if best.quality == -math.inf else judgements.index(best)
+
+
 def _scores_by_seed(
     runs: Sequence[Run | None], evaluated: str, after: int | None
 ) -> Sequence[Mapping[str, float]] | str:

@@ -1,6 +1,5 @@
 """A study: rows that are each run with several seeds, at one point or at the best point of a grid."""
 
-import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from fairbloom.server.settings import Settings, may_differ
 from ..recipes.labels import format_value, short_key
 from ..recipes.recipe import Point, owner_of
 from ..results.run import Run, load
-from .criterion import MEAN, Criterion, Judgement, judge
+from .criterion import MEAN, Criterion, Judgement, best_of, judge
 from .pool import RunKey, is_done
 
 
@@ -92,12 +91,12 @@ class Study:
     @property
     def count(self) -> int:
         """How many runs there are: those that search the grids, and those at the points that are found."""
-        later = sum(len(self.seeds) - len(self._search_seeds) for row in self.rows if len(row.candidates) > 1)
+        later = sum(len(self.seeds) - len(self.search_seeds) for row in self.rows if len(row.candidates) > 1)
         return len(self.first_runs()) + later
 
     def search(self, row: StudyRow) -> list[PlannedRun]:
         """Return the runs of a row before its grid is decided; without a grid these are all."""
-        seeds = self.seeds if len(row.candidates) == 1 else self._search_seeds
+        seeds = self.seeds if len(row.candidates) == 1 else self.search_seeds
         return [PlannedRun(candidate, seed) for candidate in row.candidates for seed in seeds]
 
     def choose(self, row: StudyRow) -> list[PlannedRun]:
@@ -113,17 +112,16 @@ class Study:
         if len(row.candidates) == 1:
             return self.search(row)
         judgements = self.judge(row)
-        best = max(judgements, key=lambda judgement: judgement.quality)
-        if best.quality == -math.inf:
+        best = best_of(judgements)
+        if best is None:
             if fault := next((judgement.fault for judgement in judgements if judgement.fault), ""):
                 raise FairbloomError(fault)
             return []
-        chosen = row.candidates[judgements.index(best)]
-        return [PlannedRun(chosen, seed) for seed in self.seeds]
+        return [PlannedRun(row.candidates[best], seed) for seed in self.seeds]
 
     def judge(self, row: StudyRow) -> list[Judgement]:
         """Return what each candidate of a row is worth by the criterion, over the seeds of the search."""
-        runs = [[self.finished(PlannedRun(each, seed)) for seed in self._search_seeds] for each in row.candidates]
+        runs = [[self.finished(PlannedRun(each, seed)) for seed in self.search_seeds] for each in row.candidates]
         return judge(self.criterion, runs, [each.evaluated for each in row.candidates], self.rounds)
 
     def folder(self, planned: PlannedRun) -> Path:
@@ -163,7 +161,8 @@ class Study:
         return {(planned.candidate.name, planned.seed): self.settings(planned) for planned in once.values()}
 
     @property
-    def _search_seeds(self) -> Sequence[int]:
+    def search_seeds(self) -> Sequence[int]:
+        """The seeds with which grids are searched."""
         return self.seeds[: self.grid_seeds or len(self.seeds)]
 
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of a run and of a comparison: tables and a figure, as HTML."""
+"""What a notebook shows of a run, a comparison and a sweep: tables and a figure, as HTML."""
 
 import base64
 import io
@@ -11,6 +11,8 @@ from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison
 from ..results.run import Run
 from ..results.scored import scores_of
+from ..results.sweep import Sweep
+from .sweep_table import points_grid
 from .tables import Grid, client_grid, method_grid, run_grid
 
 
@@ -31,6 +33,13 @@ def html_of_comparison(comparison: Comparison) -> str:
     tables = [_table(method_grid(comparison)), _table(client_grid(comparison))]
     lines = [f"<p>{escape(line)}</p>" for line in comparison.caveats]
     return "\n".join([said, *tables, *lines, _image(comparison.figure())])
+
+
+def html_of_sweep(swept: Sweep) -> str:
+    """Return a sweep with its figure."""
+    lines = [f"<p>{escape(line)}</p>" for line in swept.sentences()]
+    tested = [] if swept.test is None else [_table(method_grid(swept.test))]
+    return "\n".join([_table(points_grid(swept)), *lines, *tested, _image(swept.figure())])
 
 
 def _table(grid: Grid) -> str:

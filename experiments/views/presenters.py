@@ -9,6 +9,8 @@ from ..results.comparison import Comparison
 from ..results.presentation import draw, render_html, show
 from ..results.reproduction import Reproduction
 from ..results.run import Run
+from ..results.sweep import Sweep
+from .sweep_table import show_sweep
 from .tables import show_comparison, show_reproduction, show_run
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 show.register(Run, show_run)
 show.register(Comparison, show_comparison)
 show.register(Reproduction, show_reproduction)
+show.register(Sweep, show_sweep)
 
 
 @draw.register(Run)
@@ -40,6 +43,13 @@ def _draw_reproduction(reproduction: Reproduction) -> "Figure":
     return draw_reproduction(reproduction)
 
 
+@draw.register(Sweep)
+def _draw_sweep(swept: Sweep) -> "Figure":
+    from .sweep_figure import draw_points
+
+    return draw_points(swept)
+
+
 @render_html.register(Run)
 def _render_run(run: Run) -> str:
     from .notebook import html_of_run
@@ -52,3 +62,10 @@ def _render_comparison(comparison: Comparison) -> str:
     from .notebook import html_of_comparison
 
     return html_of_comparison(comparison)
+
+
+@render_html.register(Sweep)
+def _render_sweep(swept: Sweep) -> str:
+    from .notebook import html_of_sweep
+
+    return html_of_sweep(swept)

@@ -537,11 +537,14 @@ def show_reproduction(done: "Reproduction") -> None:
     """Print what was measured below what was printed, row by row, and in words what is known of the differences."""
     recipe = done.recipe
     console.print(f"[b]{escape(recipe.title)}[/]", soft_wrap=True)
-    console.print(f"{escape(recipe.what)}\n[dim]{escape(recipe.source)}[/]\n", soft_wrap=True)
+    for line in filter(None, (escape(recipe.what), recipe.source and f"[dim]{escape(recipe.source)}[/]")):
+        console.print(line, soft_wrap=True)
+    console.print()
     for variant in dict.fromkeys(outcome.case.variant for outcome in done.outcomes):
         show_grid(reproduction_grid(done, variant))
         console.print()
-    console.print(escape(verdict(done)), soft_wrap=True)
+    if said := verdict(done):
+        console.print(escape(said), soft_wrap=True)
     faults = {f"[b]{escape(o.full_name)}[/]: [red]{escape(o.fault)}[/]" for o in done.outcomes if o.fault}
     notes = [f"[b]{escape(o.case.name)}[/]: {escape(o.case.row.note)}" for o in done.outcomes if o.case.row.note]
     for line in dict.fromkeys([*sorted(faults), *notes, *map(escape, recipe.notes)]):
@@ -551,21 +554,23 @@ def show_reproduction(done: "Reproduction") -> None:
 
 
 def reproduction_grid(done: "Reproduction", variant: str) -> Grid:
-    """Return the table of a variant: two lines a row, what was printed and what was measured."""
+    """Return the table of a variant: two lines a row, what was printed and what was measured, one if none was."""
     recipe = done.recipe
     outcomes = [outcome for outcome in done.outcomes if outcome.case.variant == variant]
     seeds = len(done.seeds)
-    lines = [line for outcome in outcomes for line in _lines(outcome, seeds)]
+    lines = [line for outcome in outcomes for line in _lines(outcome, seeds, printed=done.printed)]
     title = f"{escape(variant)}: {escape(recipe.variants[variant].what)}" if variant else ""
     at_most = "at most " if any(outcome.unfinished for outcome in outcomes) else ""
     caption = f"mean ±standard deviation over {at_most}{seeds} seed{'s' if seeds > 1 else ''} as measured"
-    if any(outcome.case.published for outcome in outcomes):
+    if done.printed:
         caption += f", over {recipe.published_seeds or 'an unknown number of'} seeds as printed"
-    headings = ["row", *(escape(in_title(measure, recipe.unit)) for measure in recipe.measures), "agrees"]
-    return Grid(headings, lines, title, caption, words=["agrees"])
+    headings = ["row", *(escape(in_title(measure, recipe.unit)) for measure in recipe.measures)]
+    if not done.printed:
+        return Grid(headings, [line[:-1] for line in lines], title, caption)
+    return Grid([*headings, "agrees"], lines, title, caption, words=["agrees"])
 
 
-def _lines(outcome: "Outcome", seeds: int) -> list[list[str]]:
+def _lines(outcome: "Outcome", seeds: int, *, printed: bool) -> list[list[str]]:
     """Return the lines of a row; what disagrees is red and has a ≠."""
     recipe, published = outcome.case.recipe, outcome.case.published
     name, lines = escape(outcome.name), []
@@ -573,7 +578,7 @@ def _lines(outcome: "Outcome", seeds: int) -> list[list[str]]:
         numbers = [(published.get(measure), decimals(measure, recipe.unit)) for measure in recipe.measures]
         cells = ["–" if n is None else _pair(n.mean, n.spread, Digits(places)) for n, places in numbers]
         lines.append([name, *cells, ""])
-    heading = "  measured" if published else f"{name}, measured"
+    heading = "  measured" if published else f"{name}, measured" if printed else name
     if outcome.unfinished:
         heading += f", {len(outcome.runs)} of {seeds} seeds"
     agreed = "unfinished" if outcome.unfinished else {True: "yes", False: "no", None: "–"}[outcome.agrees]
@@ -610,12 +615,12 @@ def _progress(done: "Reproduction") -> str:
 
 
 def _agreement(done: "Reproduction") -> str:
-    """Return how many of the finished rows agree, or why none can."""
+    """Return how many of the finished rows agree, or why none can; "" where nothing was printed."""
+    if not done.printed:
+        return "These runs are cut short by --quick." if done.quick else ""
     if not done.comparable:
         cut = "cut short by --quick" if done.quick else "made with other settings than the recipe's"
         return f"These runs are {cut}: the numbers cannot be compared with the printed ones."
-    if not any(outcome.case.published for outcome in done.outcomes):
-        return "No number of these was printed."
     judged = [outcome.agrees for outcome in done.outcomes if outcome.agrees is not None]
     if not judged:
         return ""

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -465,6 +466,34 @@ label = "A"
         for rate in (0.001, 0.1)
     }
     assert done.outcomes[0].parameters["learning-rate"] == max(found, key=lambda rate: found[rate])
+
+
+def test_a_study_of_ones_own_needs_no_words_of_a_paper_and_is_not_said_to_agree_with_any(
+    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "[settings]\nclients = 5\nnum-rounds = 3\ndevice = 'cpu'\n[[rows]]\nlabel = 'Mine'\n"
+    reproduce(saved(tmp_path, text), seeds=1, out=shared, jobs=1, progress=False).show()
+    shown = capsys.readouterr().out
+    assert re.search(r"row +mean +std +worst 10 % +best 10 %\n", shown)
+    assert re.search(r"\nMine +\d", shown)
+    for word in ("agree", "printed", "measured,"):
+        assert word not in shown
+
+
+def test_a_recipe_says_by_what_its_grid_chooses(tmp_path: Path) -> None:
+    text = f"""{SMALL}[grid]
+alpha = [0.0, 1.0]
+[[rows]]
+label = "FedFV"
+settings = {{ method = "fedfv" }}
+""".replace("seeds = 2", 'seeds = 1\ncriterion = "worst"').replace("[settings]", "[settings]\nvalidation-share = 0.2")
+    done = reproduce(saved(tmp_path, text), out=tmp_path / "out", jobs=1, progress=False)
+    found = {
+        alpha: min(run_with(done, **{"fedfv.alpha": alpha}).final(split="validation").values()) for alpha in (0.0, 1.0)
+    }
+    assert done.outcomes[0].point == {"fedfv.alpha": max(found, key=lambda alpha: found[alpha])}
+    with pytest.raises(FairbloomError, match="criterion = 'wurst': there is no measure wurst: did you mean worst"):
+        reproduce(saved(tmp_path, text.replace("worst", "wurst")), out=tmp_path / "out", progress=False)
 
 
 # Figures ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,127 @@
+"""The command `fairbloom sweep`."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from fairbloom.simulation.dispatch.processes import processors_here
+
+from .. import api
+from ..recipes.axes import SYNTAX
+from ..studies.criterion import GRAMMAR
+from .options import (
+    ClientsOption,
+    DataOption,
+    DeviceOption,
+    EngineOption,
+    FractionOption,
+    JsonOption,
+    MemoryOption,
+    ModelOption,
+    PartitionOption,
+    RoundsOption,
+    SetOption,
+    TaskOption,
+    settings_of,
+)
+
+EXAMPLE = (
+    "Example: fairbloom sweep --method fedfv --grid alpha=0,0.1,0.5 --grid learning-rate=0.01,0.1 --baseline fedavg"
+)
+
+
+def sweep(
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE]", help="A TOML file that says what is tried, in place of --method and --grid."),
+    ] = None,
+    task: TaskOption = None,
+    data_dir: DataOption = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="The method, or several with commas between them, each with its parameters in parentheses where you "
+            "like: 'fedfv,qfedavg(q=1)'. By default FedAvg."
+        ),
+    ] = None,
+    grid: Annotated[
+        list[str],
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="Values of a setting, or of a parameter of the method: alpha=0,0.1,0.5. Every combination is tried. "
+            f"With --search also a range: {SYNTAX}. May be repeated.",
+        ),
+    ] = [],  # noqa: B006 (typer reads it, nothing changes it)
+    criterion: Annotated[
+        str | None,
+        typer.Option(help=f"What is highest for the chosen point on validation examples, over clients: {GRAMMAR}."),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="A method that the chosen point is compared with; what the grid has of it is tried, too."),
+    ] = None,
+    search: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Draw so many points with Optuna; those that are worse than others after a ninth or a third of the "
+            "rounds end there.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="The number of seeds; by default 3, or as many as FILE says.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed; the others count on from there.")] = 0,
+    model: ModelOption = None,
+    clients: ClientsOption = None,
+    partition: PartitionOption = None,
+    rounds: RoundsOption = None,
+    fraction: FractionOption = None,
+    engine: EngineOption = None,
+    device: DeviceOption = None,
+    memory: MemoryOption = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="The folder of the tables, the figure and the runs; by default runs/sweep, or runs/NAME of NAME.toml."
+        ),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="The number of runs at a time; they share the processors.")
+    ] = processors_here(),
+    settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+    as_json: JsonOption = False,
+) -> None:
+    """Try values of settings, choose the best point on validation examples, and test that point alone.
+
+    The same command continues what was interrupted; with more values, seeds or rounds it runs what is missing.
+    """
+    swept = api.sweep(
+        file,
+        task=task,
+        data_dir=data_dir,
+        method=method,
+        grid=grid,
+        criterion=criterion,
+        search=search,
+        baseline=baseline,
+        seeds=seeds,
+        seed=seed,
+        model=model,
+        clients=clients,
+        partition=partition,
+        rounds=rounds,
+        fraction=fraction,
+        engine=engine,
+        device=device,
+        memory=memory,
+        out=out,
+        jobs=jobs,
+        settings=settings_of(settings),
+    )
+    if as_json:
+        print(json.dumps(swept.as_json, indent=2))
+    else:
+        swept.show()

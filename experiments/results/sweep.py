@@ -1,0 +1,378 @@
+"""What a sweep has found: the points of its grid on validation examples, and the chosen one on test examples."""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.settings import Value
+from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
+from fairbloom.system.files import write_whole
+
+from ..recipes.labels import format_value, label_of, short_key
+from .comparison import Comparison
+from .differences import Difference, differences_of
+from .presentation import draw, render_html, show
+from .run import SWEEP
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A point of a sweep as sweep.json has it.
+
+    Attributes
+    ----------
+    row
+        What tables call its method: `FedFV`.
+    settings
+        The method, with the settings that the sweep tries or that this method alone has, by run-config keys.
+    point
+        The settings among these that the sweep tries.
+    folder
+        The beginning of the names of its run folders.
+    rounds
+        How many rounds its runs have.
+    evaluated
+        The model that is judged: "global", or "personal" for personal models.
+    pruned
+        Whether a search has stopped it after these rounds, because others were better by then.
+    fault
+        Why it failed; "" where it did not, or was not run yet.
+    """
+
+    row: str
+    settings: Mapping[str, Value]
+    point: Mapping[str, Value]
+    folder: str
+    rounds: int
+    evaluated: str = "global"
+    pruned: bool = False
+    fault: str = ""
+
+    @property
+    def name(self) -> str:
+        """What tables call it: `FedFV (alpha=0.1, learning-rate=0.05)`."""
+        return label_of(self.row, {key: value for key, value in self.settings.items() if key != "method"})
+
+    def runs(self, seeds: Sequence[int]) -> list[str]:
+        """Return its run folders in that of the sweep, one a seed."""
+        return [f"runs/{self.folder}-seed{seed}" for seed in seeds]
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a sweep runs, as sweep.json has it.
+
+    Attributes
+    ----------
+    title
+        What the sweep is called.
+    criterion
+        By what is chosen, as it was written.
+    seeds
+        The seeds of the chosen point and of the baseline.
+    searched
+        The seeds of the other points, the first ones of `seeds`.
+    points
+        The points that are chosen among, and those of the baseline.
+    baseline
+        The row that the chosen point is compared with; "" where there is none.
+    notes
+        What the sweep has set by itself, in sentences.
+    """
+
+    file: ClassVar[str] = SWEEP
+
+    title: str
+    criterion: str
+    seeds: Sequence[int]
+    searched: Sequence[int]
+    points: Sequence[Planned]
+    baseline: str = ""
+    notes: Sequence[str] = ()
+
+    def write(self, folder: Path) -> None:
+        """Write it into the sweep's folder."""
+        with explain_write_errors("the sweep", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            content = json.dumps(asdict(self), indent=2, ensure_ascii=False)
+            write_whole(folder / self.file, content.encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> "SweepPlan":
+        """Return what was written.
+
+        Raises
+        ------
+        RunFolderError
+            When the folder holds no sweep, or its file is damaged.
+        """
+        file = folder / cls.file
+        try:
+            about = json.loads(file.read_bytes())
+            return cls(**{**about, "points": [Planned(**point) for point in about["points"]]})
+        except FileNotFoundError as error:
+            raise RunFolderError(f"{folder} holds no sweep: it has no {cls.file}") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunFolderError(
+                f"{file} cannot be read: {error}. Run the same fairbloom sweep again, which writes it again"
+            ) from error
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """A point of a sweep, and what it is worth on validation examples.
+
+    Attributes
+    ----------
+    planned
+        What was run.
+    values
+        The criterion with each seed, in the unit of the score; empty where runs are missing or failed.
+    unfinished
+        How many of its runs are missing.
+    fault
+        Why it cannot be chosen; "" where it can, or where runs are missing.
+    """
+
+    planned: Planned
+    values: tuple[float, ...] = ()
+    unfinished: int = 0
+    fault: str = ""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return self.planned.name
+
+    @property
+    def mean(self) -> float:
+        """The mean of the criterion over the seeds, NaN without one."""
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def error(self) -> float:
+        """The standard error of that mean, NaN with fewer than two seeds."""
+        count = len(self.values)
+        return statistics.stdev(self.values) / math.sqrt(count) if count > 1 else math.nan
+
+    @property
+    def state(self) -> str:
+        """What became of it: "", "failed", "unfinished", or after how many rounds it was pruned."""
+        if self.fault:
+            return "failed"
+        if self.unfinished:
+            return "unfinished"
+        rounds = f"{self.planned.rounds} round{'s' if self.planned.rounds > 1 else ''}"
+        return f"pruned after {rounds}" if self.planned.pruned else ""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep has found.
+
+    Attributes
+    ----------
+    plan
+        What was run.
+    measured
+        What the criterion is called: `worst client`.
+    points
+        The points that are chosen among.
+    chosen
+        Which of these is best by the criterion; None while runs are missing, or where all have failed.
+    bases
+        The points of the baseline.
+    base
+        Which of those is the baseline's best; None as above, or where there is no baseline.
+    folder
+        Where tables, figure and runs lie.
+    score
+        The score that the criterion is of.
+    test
+        The chosen point beside the baseline on test examples, which had no part in the choice; None where none is
+        chosen, or runs of it are missing.
+    validation_share
+        Number of validation examples by that of training examples where seeds split one data set, else 0.
+    notes
+        What limits the choice, in sentences.
+    """
+
+    plan: SweepPlan
+    measured: str
+    points: Sequence[SweepPoint]
+    chosen: int | None
+    bases: Sequence[SweepPoint] = ()
+    base: int | None = None
+    folder: Path = field(default_factory=Path)
+    score: Score = ACCURACY
+    test: Comparison | None = None
+    validation_share: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> SweepPoint | None:
+        """The chosen point."""
+        return None if self.chosen is None else self.points[self.chosen]
+
+    @property
+    def baseline(self) -> SweepPoint | None:
+        """The baseline's best point."""
+        return None if self.base is None else self.bases[self.base]
+
+    @property
+    def unfinished(self) -> int:
+        """How many runs are missing."""
+        return sum(point.unfinished for point in (*self.points, *self.bases))
+
+    @cached_property
+    def behind(self) -> Mapping[int, Difference]:
+        """By how much the chosen point is better than each other that was run to the end, paired by seed.
+
+        The p-values are corrected for the number of points by Holm's method, and for splits of one data set.
+        """
+        if self.best is None:
+            return {}
+        best = self.best.values
+        differences = {
+            str(i): [self.score.better(ours, theirs) for ours, theirs in zip(best, point.values, strict=True)]
+            for i, point in enumerate(self.points)
+            if i != self.chosen and point.values and not point.planned.pruned
+        }
+        found = differences_of(differences, test_share=self.validation_share)
+        return {int(i): difference for i, difference in found.items()}
+
+    @property
+    def as_good(self) -> list[SweepPoint]:
+        """The points that cannot be told from the chosen one, the best first."""
+        alike = [i for i, difference in self.behind.items() if not difference.clear]
+        return [self.points[i] for i in sorted(alike, key=lambda i: self.behind[i].mean)]
+
+    def sentences(self) -> list[str]:
+        """Return in words what was chosen, and how sure that is."""
+        return [*self._choice(), *self._failures(), *self.notes]
+
+    def _choice(self) -> list[str]:
+        plan, seeds = self.plan, len(self.plan.searched)
+        if self.unfinished and self.best is None:
+            return [f"{self.unfinished} runs are missing: the same fairbloom sweep runs them, and then chooses."]
+        if self.best is None:
+            return ["No point can be chosen: all of them failed."]
+        by = f"by {self.measured} on validation examples"
+        found = [f"Chosen {by}: {self.best.name}."]
+        if self.unfinished:
+            found.append(f"{self.unfinished} runs are missing, so this may change: the same fairbloom sweep runs them.")
+        if self.behind:
+            alike = [point.name for point in self.as_good]
+            listed = ", ".join(alike[:NAMED]) + (f" and {len(alike) - NAMED} more" if len(alike) > NAMED else "")
+            if seeds == 1:
+                found.append("One seed cannot tell points apart: raise --seeds.")
+            elif not alike:
+                found.append(f"Over {seeds} seeds it is told from all other points.")
+            else:
+                found.append(f"Over {seeds} seeds it cannot be told from {listed}.")
+        if self.baseline is not None:
+            if self.score.better(self.baseline.mean, self.best.mean) > 0.0:
+                found.append(f"{by[:1].upper()}{by[1:]}, the baseline {self.baseline.name} is better still.")
+            elif len(self.bases) > 1:
+                found.append(f"The baseline, {self.baseline.name}, was chosen among its own points in the same way.")
+        if plan.searched != plan.seeds and self.test is not None:
+            found.append(f"Points were searched with the first {seeds} seeds, and tested with all {len(plan.seeds)}.")
+        return found
+
+    def _failures(self) -> list[str]:
+        return [f"{point.name} failed: {point.fault}" for point in (*self.points, *self.bases) if point.fault]
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints."""
+        return {
+            "title": self.plan.title,
+            "criterion": self.plan.criterion,
+            "score": asdict(self.score),
+            "seeds": list(self.plan.seeds),
+            "searched_seeds": list(self.plan.searched),
+            "points": [self._point(i, point) for i, point in enumerate(self.points)],
+            "chosen": self._chosen_json(self.best),
+            "as_good": [point.name for point in self.as_good],
+            "baseline": self._chosen_json(self.baseline),
+            "baseline_points": [self._point(None, point) for point in self.bases],
+            "test": self._test_json(),
+            "unfinished": self.unfinished,
+            "sentences": self.sentences(),
+            "folder": str(self.folder),
+        }
+
+    def _test_json(self) -> dict[str, Any] | None:
+        if self.test is None:
+            return None
+        return {"methods": self.test.rows(), "clients": self.test.client_rows()}
+
+    def _chosen_json(self, point: SweepPoint | None) -> dict[str, Any] | None:
+        if point is None:
+            return None
+        return {"name": point.name, "settings": dict(point.planned.settings)}
+
+    def _point(self, index: int | None, point: SweepPoint) -> dict[str, Any]:
+        difference = None if index is None else self.behind.get(index)
+        return {
+            "name": point.name,
+            "method": point.planned.row,
+            "parameters": {short_key(key): value for key, value in point.planned.point.items()},
+            "settings": dict(point.planned.settings),
+            "values": list(point.values),
+            "mean": _or_none(point.mean),
+            "error": _or_none(point.error),
+            "behind": None if difference is None else {k: _or_none(v) for k, v in asdict(difference).items()},
+            "told_apart": None if difference is None else difference.clear,
+            "rounds": point.planned.rounds,
+            "pruned": point.planned.pruned,
+            "fault": point.fault,
+            "unfinished": point.unfinished,
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of sweep.csv: one a point and seed, "" for the criterion where it is not known."""
+        keys = list(dict.fromkeys(key for point in (*self.points, *self.bases) for key in point.planned.point))
+        return [
+            {"method": point.planned.row, "chosen": "yes" if point in (self.best, self.baseline) else "no"}
+            | {key: format_value(point.planned.point[key]) if key in point.planned.point else "" for key in keys}
+            | {"rounds": point.planned.rounds, "state": point.state, "seed": seed}
+            | {"score": self.score.title, "criterion": self.plan.criterion, "validation": value}
+            for point in (*self.points, *self.bases)
+            for seed, value in zip(self.plan.searched, point.values or [""] * len(self.plan.searched), strict=True)
+        ]
+
+    def figure(self) -> "Figure":
+        """Return a figure of the points: mean and standard error of the criterion on validation examples."""
+        return draw(self)
+
+    def show(self) -> None:
+        """Print the tables as the command line does."""
+        show(self)
+
+    def __repr__(self) -> str:
+        """Return the sweep in a line."""
+        chosen = f"chosen {self.best.name}" if self.best else "nothing chosen"
+        return f"Sweep({str(self.folder)!r}: {len(self.points)} points, {len(self.plan.seeds)} seeds, {chosen})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return render_html(self)
+
+
+NAMED = 5
+"""So many points that cannot be told apart are named at most."""
+
+
+def _or_none(number: float | None) -> float | None:
+    """Return a number, None for one that JSON does not have."""
+    return None if number is None or not math.isfinite(number) else number

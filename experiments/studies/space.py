@@ -1,0 +1,184 @@
+"""What a sweep tries, row by row, and whether it may be tried."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fairbloom.protocol.settings import SETTINGS, SettingsError, Value
+from fairbloom.server.settings import check_used, may_grow, parameters
+
+from ..recipes.axes import SYNTAX, Axis, Span, axis_of
+from ..recipes.labels import label_of
+from ..recipes.recipe import Case, Recipe
+from ..results.sweep import Planned
+from .search import import_optuna
+from .study import Candidate, folder_name
+
+VALIDATION_SHARE = 0.2
+"""The share of each client's examples to choose by, where nobody has set one."""
+
+SET_IT = f"set validation-share = {VALIDATION_SHARE:g}, or leave it out"
+
+FIXED = {
+    "method": "name several methods by --method, or rows",
+    "seed": "give --seeds and --seed",
+    "out": "give --out",
+    "from-round": "take back one of the runs by fairbloom run --from-round with its folder as --out",
+    **dict.fromkeys(
+        (
+            *("task", "data-dir", "clients", "partition", "pooled", "test-share", "validation-share"),
+            *(key for key, setting in SETTINGS.items() if setting.partitions),
+        ),
+        "points would be judged by other examples; make a sweep for each, or use fairbloom compare",
+    ),
+}
+"""The settings that a sweep cannot try, and what to do in their place."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """A row of a sweep: its settings, and what is tried of others."""
+
+    case: Case
+    axes: Mapping[str, Axis]
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether what is chosen is compared with it."""
+        return self.case.row.label == self.case.recipe.baseline
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether it has values alone, and no range."""
+        return not any(isinstance(axis, Span) for axis in self.axes.values())
+
+    def points(self) -> list[dict[str, Value]]:
+        """Return every combination of the values, and of the two ends of each range."""
+        values = [[axis.low, axis.high] if isinstance(axis, Span) else axis for axis in self.axes.values()]
+        return [dict(zip(self.axes, each, strict=True)) for each in itertools.product(*values)]
+
+    def candidate(self, point: Mapping[str, Value]) -> Candidate:
+        """Return a point as a study has it; raise FairbloomError where its settings are impossible or unused."""
+        case, given = self.case, self.case.config | dict(point)
+        known = case.settings(given).run_config()
+        config = {key: known.get(key, value) for key, value in given.items()}
+        named = {key: config[key] for key in (*case.row.settings, *point) if key != "method"}
+        name = label_of(case.row.label, named)
+        free = {*may_grow()} - {*case.row.settings, *point}  # such runs are extended, and need no other folder
+        return Candidate(name, config, folder_name(config, free), dict(point), case.row.evaluated)
+
+    def planned(self, candidate: Candidate) -> Planned:
+        """Return a candidate as sweep.json has it."""
+        keys = dict.fromkeys(("method", *self.case.row.settings, *candidate.point))
+        settings = {key: candidate.config[key] for key in keys}
+        rounds = self.case.settings(candidate.config).num_rounds
+        return Planned(
+            self.case.row.label, settings, candidate.point, candidate.folder, rounds, self.case.row.evaluated
+        )
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raise SettingsError where a recipe has what a sweep cannot use, or tries what it cannot try."""
+    prefix = f"recipe {recipe.name}: " if recipe.name else ""
+    for key, given, remedy in (
+        ("variants", bool(recipe.variants), "make a file for each, or run it by fairbloom reproduce"),
+        ("published", any(row.published for row in recipe.rows), "fairbloom reproduce compares with printed numbers"),
+        ("figure", recipe.figure is not None, "a sweep draws its points; fairbloom reproduce draws this one"),
+    ):
+        if given:
+            raise SettingsError(f"{prefix}{key} has no use in a sweep: leave it out; {remedy}")
+    cases = recipe.cases()
+    swept = {case.axis(name) or name for case in cases for grid in (recipe.grid, *case.row.grid) for name in grid}
+    for key in swept:
+        if key in FIXED:
+            raise SettingsError(f"{prefix}a sweep cannot try values of {key}: {FIXED[key]}")
+        if key in recipe.settings:
+            raise SettingsError(
+                f"{prefix}{key} is given twice, as a setting of all runs and in the grid: give it in one place"
+            )
+    for key in FIXED.keys() - {"method"}:
+        values = {case.config.get(key) for case in recipe.cases()}
+        if len(values) > 1:
+            raise SettingsError(f"{prefix}rows differ in {key}: {FIXED[key]}")
+    methods = [case.method for case in recipe.cases()]
+    check_used(recipe.settings, methods, str(recipe.settings.get("task", "digits")))
+
+
+def with_validation(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """Return a recipe that sets validation examples apart, and in words that this was done here, if it was.
+
+    Raises
+    ------
+    SettingsError
+        When it says that there are to be none.
+    """
+    shares = {case.config.get("validation-share") for case in recipe.cases()} - {None}
+    if not shares:
+        settings = {**recipe.settings, "validation-share": VALIDATION_SHARE}
+        note = (
+            f"validation-share = {VALIDATION_SHARE:g} was set, so that points are chosen by examples that they are not "
+            "tested on."
+        )
+        return recipe.model_copy(update={"settings": settings}), [note]
+    if 0 in shares:
+        raise SettingsError(
+            f"validation-share = 0: a sweep chooses by validation examples, never by test examples: {SET_IT}"
+        )
+    return recipe, []
+
+
+def spaces_of(case: Case) -> list[Space]:
+    """Return what is tried in a row, one space for each of its grids.
+
+    Raises
+    ------
+    SettingsError
+        When a value is impossible or there twice.
+    """
+    task = str(case.config.get("task", "digits"))
+    known = {**parameters(task=task, methods=[case.method]), **SETTINGS}
+    spaces = []
+    for grid in case.grids():
+        if unknown := [key for key in grid if key not in known]:
+            raise SettingsError(f"grid: unknown setting {unknown[0]}: fairbloom settings lists those that there are")
+        spaces.append(Space(case, {key: axis_of(known[key], values) for key, values in grid.items()}))
+    return spaces
+
+
+def check_spaces(recipe: Recipe, spaces: Sequence[Space]) -> None:
+    """Raise SettingsError where a grid's setting is tried in no row, or a range is not searched."""
+    for name in recipe.grid:
+        if not any(space.case.axis(name) in space.axes for space in spaces):
+            said = ", ".join(space.case.name for space in spaces)
+            raise SettingsError(f"grid: {name} is tried in no row, as {said} set it themselves: give it in one place")
+    for space in spaces:
+        for key, axis in space.axes.items():
+            if isinstance(axis, Span) and not recipe.search:
+                raise SettingsError(
+                    f"{key} = {axis} is a range, which has no end of values: give --search N (in a file search = N), "
+                    "the number of points to draw, or give values with commas between them"
+                )
+    if not recipe.search:
+        return
+    import_optuna()
+    if any("num-rounds" in space.axes for space in spaces):
+        raise SettingsError(
+            "a search cannot try values of num-rounds: it decides itself after which round a point ends"
+        )
+    if all(space.is_grid for space in spaces):
+        raise SettingsError(
+            f"search = {recipe.search}: the grid has no range to draw from: write {SYNTAX}; or leave search out, and "
+            "all its points are tried"
+        )
+
+
+def check_candidates(candidates: Sequence[Candidate]) -> None:
+    """Raise SettingsError where there is nothing to choose, or two points are the same."""
+    if len(candidates) < 2:
+        there = ", ".join(candidate.name for candidate in candidates) or "nothing beside the baseline"
+        raise SettingsError(
+            f"there is nothing to choose from but {there}: give values by --grid, as in alpha=0,0.1,0.5"
+        )
+    names = [candidate.name for candidate in candidates]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SettingsError(f"grid: {twice[0]} is there twice: give each value and each row once")

@@ -1,0 +1,135 @@
+"""What a sweep has found: read from its folder, judged and written; the test examples are read of the chosen alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fairbloom.errors import FairbloomError
+from fairbloom.server.run_folder.files import CLIENTS, CONFIG, SPLIT, is_finished
+
+from ..results.comparison import Comparison, Plan, read_comparison
+from ..results.run import Run, load
+from ..results.shared_data import SharedData
+from ..results.sweep import Planned, Sweep, SweepPlan, SweepPoint
+from .criterion import Criterion, best_of, judge
+from .driver import Failures, write_tables
+
+
+def finish(folder: Path, plan: SweepPlan, failures: Failures) -> Sweep:
+    """Write sweep.json with what failed, and tables and figure; return the sweep."""
+
+    def fault_of(planned: Planned) -> str:
+        return next((failures[path] for run in planned.runs(plan.seeds) if (path := folder / run) in failures), "")
+
+    plan = replace(plan, points=[replace(each, fault=fault_of(each) or each.fault) for each in plan.points])
+    plan.write(folder)
+    swept = read_sweep(folder, plan)
+    _write(swept)
+    return swept
+
+
+def load_sweep(folder: Path | str) -> Sweep:
+    """Return a sweep by its folder, finished or not.
+
+    Raises
+    ------
+    FairbloomError
+        When the folder holds no sweep, or a run of it is damaged.
+    """
+    path = Path(folder).absolute()
+    return read_sweep(path, SweepPlan.read(path))
+
+
+def read_sweep(folder: Path, plan: SweepPlan) -> Sweep:
+    """Return the sweep of a plan, from the runs that are finished."""
+    criterion = Criterion.of(plan.criterion)
+    points, chosen = _judged(folder, plan, criterion, [each for each in plan.points if each.row != plan.baseline])
+    bases, base = _judged(folder, plan, criterion, [each for each in plan.points if each.row == plan.baseline])
+    found = Sweep(plan, criterion.title, points, chosen, bases, base, folder, notes=tuple(plan.notes))
+    if found.best is None:
+        return found
+    runs = [load(folder / name) for name in found.best.planned.runs(plan.searched)]
+    test, fault = _test(found)
+    return replace(
+        found,
+        score=runs[0].score,
+        test=test,
+        validation_share=_validation_share(runs),
+        notes=(*found.notes, *_without_part(runs[0], found.best.planned.evaluated), *fault),
+    )
+
+
+def _judged(
+    folder: Path, plan: SweepPlan, criterion: Criterion, planned: Sequence[Planned]
+) -> tuple[list[SweepPoint], int | None]:
+    """Return points with what each is worth, and which is best; what was pruned is not."""
+    runs = [[_run_in(folder, each, seed) for seed in plan.searched] for each in planned]
+    judgements = judge(criterion, runs, [each.evaluated for each in planned])
+    points = [
+        SweepPoint(
+            each,
+            () if each.fault else tuple(judgement.values),
+            0 if each.fault else sum(run is None for run in of_point),
+            each.fault or judgement.fault,
+        )
+        for each, of_point, judgement in zip(planned, runs, judgements, strict=True)
+    ]
+    eligible = [i for i, point in enumerate(points) if point.values and not point.planned.pruned]
+    best = best_of([judgements[i] for i in eligible])
+    return points, None if best is None else eligible[best]
+
+
+def _run_in(folder: Path, planned: Planned, seed: int) -> Run | None:
+    """Return a run of a point that is finished, with as many rounds as it is to have; else None."""
+    (name,) = planned.runs([seed])
+    path = folder / name
+    return load(path) if is_finished(path) and CONFIG.read(path).num_rounds >= planned.rounds else None
+
+
+def _test(found: Sweep) -> tuple[Comparison | None, list[str]]:
+    """Return the chosen point beside the baseline on test examples, None where runs are missing; and why it fails."""
+    seeds, folder = found.plan.seeds, found.folder
+    shown = [point.planned for point in (found.best, found.baseline) if point is not None]
+    if any(_run_in(folder, planned, seed) is None for planned in shown for seed in seeds):
+        return None, []
+    try:
+        plan = Plan({planned.name: planned.runs(seeds) for planned in shown}, seeds, shown[-1].name)
+        return read_comparison(folder, plan), []
+    except FairbloomError as error:
+        return None, [f"There are no test numbers: {error}"]
+
+
+def _without_part(run: Run, evaluated: str) -> list[str]:
+    """Return in words which clients have no part in the choice, because they have no score on validation examples."""
+    judged = run.final(model=evaluated, split="validation")
+    lacking = sorted({*run.final(model=evaluated)} - {*judged})
+    if not lacking:
+        return []
+    clients, have = ("Clients", "have") if len(lacking) > 1 else ("Client", "has")
+    return [
+        f"{clients} {', '.join(lacking)} {have} no validation {run.score.name}, and no part in the choice: give more "
+        "examples, or raise validation-share."
+    ]
+
+
+def _validation_share(runs: Sequence[Run]) -> float:
+    """Return the number of validation examples by that of training examples, where seeds split the same examples."""
+    if SharedData.of(runs).dealt:
+        return 0.0
+    if SPLIT.exists_in(runs[0].folder):
+        part = runs[0].split().part
+        return int((part == 2).sum()) / int((part == 0).sum())
+    share, tested = (float(runs[0].settings[key]) for key in ("validation-share", "test-share"))
+    return share / max(share, 1.0 - share - tested)
+
+
+def _write(swept: Sweep) -> None:
+    """Write sweep.csv and its figure, and of the test examples comparison.csv and clients.csv."""
+    from ..views.figures import write_figure  # imported late: matplotlib takes a second
+    from ..views.sweep_figure import draw_points
+
+    tables = {"sweep.csv": swept.rows()}
+    if swept.test is not None:
+        tables |= {"comparison.csv": swept.test.rows(), CLIENTS.name: swept.test.client_rows()}
+    write_tables(swept.folder, tables)
+    write_figure(draw_points(swept), swept.folder / "sweep")
