@@ -11,6 +11,7 @@ from fairbloom.server.run_folder.files import SCORES
 from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
+from fairbloom.strategies import find_method
 from fairbloom.tasks import forget_user_defined_tasks
 
 from .recipes.labels import title
@@ -118,13 +119,15 @@ def run(
     with progress_bar("mean [b]{task.fields[mean]}[/]  worst 10 % [b]{task.fields[worst]}[/]", shown=progress) as bar:
         shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, mean="–", worst="–")
 
+        model = find_method(chosen.method).serves
+
         @cache
         def run_score() -> Score:
             return SCORES.read(folder)[0]  # which is there once a round is
 
         def on_row(row: Row) -> None:
             score = run_score()
-            mean, worst = (row.get(f"{score.column()}_{measure}") for measure in ("mean", "worst_10"))
+            mean, worst = (row.get(f"{score.column(model)}_{measure}") for measure in ("mean", "worst_10"))
             bar.update(shown, completed=float(str(row["round"])))
             if isinstance(mean, float) and isinstance(worst, float):
                 bar.update(shown, mean=score.written(mean), worst=score.written(worst))

@@ -1,7 +1,6 @@
 """What a notebook shows of a run and of a comparison: tables and a figure, as HTML."""
 
 import base64
-import io
 from html import escape
 
 from matplotlib.figure import Figure
@@ -10,6 +9,7 @@ from rich.text import Text
 from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison
 from ..results.run import Run
+from .figures import encode_png
 from .tables import Grid, client_grid, method_grid, run_grid
 
 
@@ -49,6 +49,4 @@ def _html(markup: str) -> str:
 
 
 def _image(figure: Figure) -> str:
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=110)
-    return f'<img alt="figure" src="data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()}">'
+    return f'<img alt="figure" src="data:image/png;base64,{base64.b64encode(encode_png(figure)).decode()}">'

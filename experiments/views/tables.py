@@ -214,7 +214,7 @@ def run_grid(run: Run) -> Grid:
     """Return the table of how a run's model serves the clients: a row a score and kind of model."""
     rows, everyone = [], len(run.test_examples())
     for score in run.scores:
-        for model in ("global", "personal"):
+        for model in dict.fromkeys((run.serves, "personal")):
             final = run.final(score, model)
             if final:
                 measured = measures(final, score)

@@ -2,10 +2,13 @@
 
 import json
 import logging
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pandas
@@ -161,6 +164,37 @@ def test_a_run_draws_its_score_over_the_rounds(ran: api.Run) -> None:
     for line, measure in zip(axes.get_lines(), ("best_10", "mean", "worst_10"), strict=True):
         expected = [float(row[f"test_accuracy_of_global_model_{measure}"]) for row in table(ran.folder / "rounds.csv")]
         assert np.asarray(line.get_ydata()).tolist() == expected
+
+
+def test_local_is_shown_by_its_personal_models_and_never_by_the_global_one_that_nobody_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small: dict[str, Any] = {**SMALL, "rounds": 2}
+    local = api.run(method="local", out=tmp_path / "local", **small)
+    rows = table(tmp_path / "local" / "clients.csv")
+    by_model = {
+        model: {row["client"]: float(row[f"test_accuracy_of_{model}_model"]) for row in rows if row["round"] == "2"}
+        for model in ("global", "personal")
+    }
+    assert local.final() == by_model["personal"] != by_model["global"] == local.final(model="global")
+    assert local.summary["mean"] == pytest.approx(fmean(by_model["personal"].values()))
+    first = next(iter(by_model["personal"]))
+    assert local.over_rounds(first)[2] == by_model["personal"][first]
+    local.show()
+    printed = capsys.readouterr().out
+    assert re.search(r"^accuracy, % \(personal models\)", printed, re.M)
+    assert not re.search(r"^accuracy, % +[\d.]", printed, re.M)
+    (axes,) = local.figure().axes
+    drawn = np.asarray(axes.get_lines()[1].get_ydata()).tolist()
+    assert drawn == [
+        float(row["test_accuracy_of_personal_model_mean"]) for row in table(tmp_path / "local" / "rounds.csv")
+    ]
+    assert "(personal models)" in axes.get_xlabel()
+    compared = api.compare(methods="fedavg,local", seeds=1, jobs=1, out=tmp_path / "cmp", **small)
+    assert compared.methods == ("FedAvg", "Local")
+    assert compared.personal == ("Local",)
+    assert compared.values["Local"][0] == by_model["personal"]
+    assert api.load_comparison(tmp_path / "cmp").values == compared.values
 
 
 # Notebooks ----------------------------------------------------------------------------------------------------------
