@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import matplotlib.figure
 import numpy as np
 import pandas
 import pytest
@@ -208,6 +209,15 @@ def test_a_notebook_shows_tables_and_figures(ran: api.Run, compared: api.Compari
         assert 'src="data:image/png;base64,iVBOR' in part
     assert "<td>Ditto (personal)</td>" in compared._repr_html_()
     assert "[green]" not in compared._repr_html_()
+
+
+def test_a_notebook_shows_a_figure_without_being_asked_for_inline_pictures(
+    ran: api.Run, compared: api.Comparison
+) -> None:
+    """Jupyter asks an object for its picture by this name, in a process that knows no backend of matplotlib."""
+    for figure in (ran.figure(), compared.figure()):
+        assert isinstance(figure, matplotlib.figure.Figure)
+        assert figure._repr_png_().startswith(b"\x89PNG")
 
 
 def test_a_line_tells_what_an_object_is(ran: api.Run, compared: api.Comparison) -> None:
