@@ -136,7 +136,7 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
             final_of(run)  # at the latest here it is noticed that nobody evaluated
         finals[label] = [_finals(run, scores) for run in by_seed]
         if by_seed[0].serves == "personal":  # which is what `final` returns then
-            personal.append(label)
+            personal[label] = label
             continue
         of_personal = [_finals(run, scores, "personal") for run in by_seed]
         if all(each[scores[0].name] for each in of_personal):

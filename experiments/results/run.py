@@ -33,7 +33,6 @@ from fairbloom.server.run_folder.files import (
     read_model,
 )
 from fairbloom.server.run_folder.flower import collect_options
-from fairbloom.server.run_folder.groups import MODELS
 from fairbloom.server.run_folder.lock import is_running
 from fairbloom.server.run_folder.rows import ABSENT, WORDS, parse_absent
 from fairbloom.server.settings import default_config
@@ -177,20 +176,21 @@ class Run:
         return frame(
             [
                 {"model": model, **row}
-                for model in MODELS
+                for model in dict.fromkeys((self.serves, "personal"))
                 if (report := self.by_group(model)) is not None
                 for row in report.gap_rows()
             ]
         )
 
-    def by_group(self, model: str = "global") -> GroupReport | None:
+    def by_group(self, model: str = "") -> GroupReport | None:
         """Return counts, scores and gaps of groups after the last evaluated round; None where there are no groups.
 
         Parameters
         ----------
         model
-            "global", or "personal" for personal models, which few methods have.
+            "global", or "personal" for personal models, which few methods have; by default the one that `serves`.
         """
+        model = model or self.serves
         grouped = GROUPED.read(self.folder)
         if grouped is None:
             return None
