@@ -11,7 +11,7 @@ from fairbloom.server.run_folder.files import SCORES
 from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
-from fairbloom.strategies import find_method
+from fairbloom.strategies import FairStrategy, find_method, name_of
 from fairbloom.tasks import forget_user_defined_tasks
 
 from .recipes.labels import title
@@ -34,7 +34,7 @@ def run(
     task: str | None = None,
     *,
     data_dir: str | os.PathLike[str] | None = None,
-    method: str | None = None,
+    method: str | type[FairStrategy] | None = None,
     model: str | None = None,
     clients: int | None = None,
     partition: str | None = None,
@@ -61,7 +61,7 @@ def run(
     data_dir
         The folder that the task reads its data from.
     method
-        The method: a name that `fairbloom methods` lists, or your own as "my_module:Mine".
+        The method: a name that `fairbloom methods` lists, your own as "my_module:Mine", or the class itself.
     model
         One of the task's models, or your own as "my_module:Net".
     clients
@@ -106,7 +106,7 @@ def run(
 
     options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
     options |= {
-        "method": method,
+        "method": None if method is None else name_of(method),
         "seed": seed,
         "out": None if out is None else os.fspath(out),
         "from-round": from_round,
@@ -141,8 +141,8 @@ def compare(
     task: str | None = None,
     *,
     data_dir: str | os.PathLike[str] | None = None,
-    methods: str | Sequence[str] = METHODS,
-    baseline: str | None = None,
+    methods: str | type[FairStrategy] | Sequence[str | type[FairStrategy]] = METHODS,
+    baseline: str | type[FairStrategy] | None = None,
     seeds: int = 3,
     seed: int = 0,
     model: str | None = None,
@@ -169,7 +169,7 @@ def compare(
         As in `run`; all runs share them.
     methods
         The methods, with their parameters in parentheses: "fedavg,qfedavg(q=1),my_module:Mine(share=0.3)", or a
-        list of such.
+        list of such and of classes.
     baseline
         The one that the others are compared with; by default FedAvg, or the first.
     seeds
@@ -198,10 +198,11 @@ def compare(
     """
     options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
     config = merge_settings(options, settings or {})
-    among = variants(methods, config)
+    named = [methods] if isinstance(methods, str | type) else methods
+    among = variants(map(name_of, named), config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
-    chosen = baseline_of(baseline or "", among)
+    chosen = baseline_of(name_of(baseline) if baseline else "", among)
     at_a_time = jobs or processors_here()
     with progress_bar("runs done", shown=progress) as bar:
         shown = bar.add_task("comparing", total=len(among) * seeds)
