@@ -11,6 +11,7 @@ from fairbloom.server.run_folder.files import SCORES
 from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
+from fairbloom.strategies import FairStrategy, find_method, name_of
 from fairbloom.tasks import forget_user_defined_tasks
 
 from .recipes.axes import values_in
@@ -50,7 +51,7 @@ def run(
     task: str | None = None,
     *,
     data_dir: str | os.PathLike[str] | None = None,
-    method: str | None = None,
+    method: str | type[FairStrategy] | None = None,
     model: str | None = None,
     clients: int | None = None,
     partition: str | None = None,
@@ -77,7 +78,7 @@ def run(
     data_dir
         The folder that the task reads its data from.
     method
-        The method: a name that `fairbloom methods` lists, or your own as "my_module:Mine".
+        The method: a name that `fairbloom methods` lists, your own as "my_module:Mine", or the class itself.
     model
         One of the task's models, or your own as "my_module:Net".
     clients
@@ -122,7 +123,7 @@ def run(
 
     options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
     options |= {
-        "method": method,
+        "method": None if method is None else name_of(method),
         "seed": seed,
         "out": None if out is None else os.fspath(out),
         "from-round": from_round,
@@ -135,13 +136,15 @@ def run(
     with progress_bar("mean [b]{task.fields[mean]}[/]  worst 10 % [b]{task.fields[worst]}[/]", shown=progress) as bar:
         shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, mean="–", worst="–")
 
+        model = find_method(chosen.method).serves
+
         @cache
         def run_score() -> Score:
             return SCORES.read(folder)[0]  # which is there once a round is
 
         def on_row(row: Row) -> None:
             score = run_score()
-            mean, worst = (row.get(f"{score.column()}_{measure}") for measure in ("mean", "worst_10"))
+            mean, worst = (row.get(f"{score.column(model)}_{measure}") for measure in ("mean", "worst_10"))
             bar.update(shown, completed=float(str(row["round"])))
             if isinstance(mean, float) and isinstance(worst, float):
                 bar.update(shown, mean=score.written(mean), worst=score.written(worst))
@@ -155,8 +158,8 @@ def compare(
     task: str | None = None,
     *,
     data_dir: str | os.PathLike[str] | None = None,
-    methods: str | Sequence[str] = METHODS,
-    baseline: str | None = None,
+    methods: str | type[FairStrategy] | Sequence[str | type[FairStrategy]] = METHODS,
+    baseline: str | type[FairStrategy] | None = None,
     seeds: int = 3,
     seed: int = 0,
     model: str | None = None,
@@ -183,7 +186,7 @@ def compare(
         As in `run`; all runs share them.
     methods
         The methods, with their parameters in parentheses: "fedavg,qfedavg(q=1),my_module:Mine(share=0.3)", or a
-        list of such.
+        list of such and of classes.
     baseline
         The one that the others are compared with; by default FedAvg, or the first.
     seeds
@@ -212,10 +215,11 @@ def compare(
     """
     options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
     config = merge_settings(options, settings or {})
-    among = variants(methods, config)
+    named = [methods] if isinstance(methods, str | type) else methods
+    among = variants(map(name_of, named), config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
-    chosen = baseline_of(baseline or "", among)
+    chosen = baseline_of(name_of(baseline) if baseline else "", among)
     at_a_time = jobs or processors_here()
     with progress_bar("runs done", shown=progress) as bar:
         shown = bar.add_task("comparing", total=len(among) * seeds)

@@ -311,6 +311,8 @@ class Method:
     default_weighting: ClassVar[str | None] = "examples"
     own_terms: ClassVar[frozenset[str]] = frozenset()
     """Common options that the method sets by another parameter and therefore refuses."""
+    serves: ClassVar[str] = "global"
+    """The model that serves the clients: "global", or "personal" where the global one is not trained."""
     reports: ClassVar[tuple[str, ...]] = ()
     """The names of the metrics that the method itself reports."""
     uses_gram: ClassVar[bool] = False

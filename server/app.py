@@ -228,10 +228,10 @@ def _run_rounds(
             row = recorder.record(finished, seconds=time.perf_counter() - started)
             last = finished.number == settings.num_rounds
             if last or recorder.saved == finished.number:  # rounds that share a checkpoint share the line of its last
-                summary = summarize_row(row, score)
+                summary = summarize_row(row, score, method.serves)
                 log.info("round %d is finished%s", finished.number, summary, extra={"round": finished.number})
             if last and finished.evaluations:
-                log.info("worst served: %s", name_worst_served(finished, score))
+                log.info("worst served: %s", name_worst_served(finished, score, method.serves))
             if metrics is not None:
                 metrics.observe(finished, row, connected=len(rounds.online))
             on_row(row)

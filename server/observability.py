@@ -14,6 +14,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.names import PERSONAL
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
 
@@ -59,17 +60,18 @@ def log_as_json(run: str) -> None:
         handler.setFormatter(JsonLines(run))
 
 
-def summarize_row(row: Mapping[str, object], score: Score) -> str:
+def summarize_row(row: Mapping[str, object], score: Score, model: str = "global") -> str:
     """Return what a log line says of a round's row: the scores of an evaluated round, nothing of another."""
-    mean, worst = (row.get(f"{score.column()}_{over}") for over in ("mean", "worst_10"))
+    mean, worst = (row.get(f"{score.column(model)}_{over}") for over in ("mean", "worst_10"))
     if not isinstance(mean, float) or not isinstance(worst, float):
         return ""
     return f": test {score.name} {score.written(mean)}, of the worst 10 % of clients {score.written(worst)}"
 
 
-def name_worst_served(finished: Round, score: Score) -> str:
+def name_worst_served(finished: Round, score: Score, model: str = "global") -> str:
     """Return the clients with the worst scores after a round, and the one with the best, in words."""
-    measured = {name: score.shown(m[score.name]) for name, m in finished.evaluations.items() if score.name in m}
+    metric = f"{score.name}-{PERSONAL}" if model == "personal" else score.name
+    measured = {name: score.shown(m[metric]) for name, m in finished.evaluations.items() if metric in m}
     if not measured:
         return f"no client reported its {score.name}"
     *others, best = sorted(measured, key=lambda name: (score.better(measured[name], 0.0), name))

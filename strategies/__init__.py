@@ -41,6 +41,34 @@ def canonical(name: str) -> str:
     return name.lower() if name.lower() in METHODS else name
 
 
+def name_of(method: str | type[FairStrategy]) -> str:
+    """Return the name that settings have for a method, which is a class or has its name already.
+
+    Raises
+    ------
+    FairbloomError
+        When it is neither, or other modules cannot import the class.
+    """
+    if isinstance(method, str):
+        return method
+    if not (isinstance(method, type) and issubclass(method, FairStrategy)):
+        raise FairbloomError(
+            f"method = {method!r}: give a name or a class, FedFV in place of FedFV(alpha=0.2) say; its parameters are "
+            "settings, as in {'fedfv.alpha': 0.2}"
+        )
+    if method is FromTorchJD:
+        raise FairbloomError(f"method = {method.__name__}: name the weighting of TorchJD, as {TORCHJD}upgrad")
+    if method in METHODS.values():
+        return canonical(method.__name__)
+    name = f"{method.__module__}:{method.__qualname__}"
+    if not is_import_string(name) or imported("method", name) is not method:
+        raise FairbloomError(
+            f"method = {name}: no other module can import this class by its name: define it at the top level of a "
+            "module, once, and not in a function"
+        )
+    return name
+
+
 def find_method(name: str) -> type[FairStrategy]:
     """Return the class of a method: one of ours by its name, or a user's by its import string.
 
@@ -97,4 +125,5 @@ __all__ = [
     "VRed",
     "canonical",
     "find_method",
+    "name_of",
 ]

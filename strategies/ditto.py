@@ -76,6 +76,7 @@ class Local(FairStrategy):
 
     default_weighting = None
     own_terms = frozenset({"personal_lambda"})
+    serves = "personal"
 
     def terms(self, server_round: int) -> Terms:
         """Return that there is a personal model, without pull, and nothing to do for the global one."""

@@ -44,6 +44,8 @@ def same_models(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     """Return the labels of methods whose final global models are the same with every seed, group by group."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for label, by_seed in runs.items():
+        if by_seed[0].serves != "global":
+            continue
         groups.setdefault(tuple(MODEL.read_checksum(run.folder) for run in by_seed), []).append(label)
     return [labels for labels in groups.values() if len(labels) > 1]
 

@@ -135,6 +135,9 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
         for run in by_seed:
             final_of(run)  # at the latest here it is noticed that nobody evaluated
         finals[label] = [_finals(run, scores) for run in by_seed]
+        if by_seed[0].serves == "personal":  # which is what `final` returns then
+            personal[label] = label
+            continue
         of_personal = [_finals(run, scores, "personal") for run in by_seed]
         if all(each[scores[0].name] for each in of_personal):
             name = f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
@@ -169,7 +172,7 @@ def _by_group(runs: Mapping[str, Sequence[Run]], personal: Mapping[str, str]) ->
     return {label: [each for each in reports if each] for label, reports in found.items() if all(reports)}
 
 
-def _finals(run: Run, scores: Sequence[Score], model: str = "global") -> Mapping[str, Values]:
+def _finals(run: Run, scores: Sequence[Score], model: str = "") -> Mapping[str, Values]:
     """Return each score's name, and by it the score of each client under a run's final model."""
     return {score.name: run.final(score, model) for score in scores}
 

@@ -33,11 +33,10 @@ from fairbloom.server.run_folder.files import (
     read_model,
 )
 from fairbloom.server.run_folder.flower import collect_options
-from fairbloom.server.run_folder.groups import MODELS
 from fairbloom.server.run_folder.lock import is_running
 from fairbloom.server.run_folder.rows import ABSENT, WORDS, parse_absent
 from fairbloom.server.settings import default_config
-from fairbloom.strategies import find_method
+from fairbloom.strategies import METHODS, canonical, find_method
 from fairbloom.tasks import find_task
 
 from ..recipes.labels import label_of, title
@@ -124,6 +123,12 @@ class Run:
         return CONFIG.read(self.folder).taken_back
 
     @property
+    def serves(self) -> str:
+        """The model that serves the clients: "global", or "personal" under one of our methods that trains no other."""
+        method = METHODS.get(canonical(str(self.settings.get("method", ""))))
+        return method.serves if method else "global"  # a user-defined one is not imported for that
+
+    @property
     def finished(self) -> bool:
         """Whether it is over."""
         return is_finished(self.folder)
@@ -172,20 +177,21 @@ class Run:
         return frame(
             [
                 {"model": model, **row}
-                for model in MODELS
+                for model in dict.fromkeys((self.serves, "personal"))
                 if (report := self.by_group(model)) is not None
                 for row in report.gap_rows()
             ]
         )
 
-    def by_group(self, model: str = "global") -> GroupReport | None:
+    def by_group(self, model: str = "") -> GroupReport | None:
         """Return counts, scores and gaps of groups after the last evaluated round; None where there are no groups.
 
         Parameters
         ----------
         model
-            "global", or "personal" for personal models, which few methods have.
+            "global", or "personal" for personal models, which few methods have; by default the one that `serves`.
         """
+        model = model or self.serves
         grouped = GROUPED.read(self.folder)
         if grouped is None:
             return None
@@ -217,7 +223,7 @@ class Run:
         return about | (measures(final, self.score) if final else {})
 
     def final(
-        self, score: Score | None = None, model: str = "global", split: str = "test", *, after: int | None = None
+        self, score: Score | None = None, model: str = "", split: str = "test", *, after: int | None = None
     ) -> dict[str, float]:
         """Return the score of each client after the last evaluated round; clients without one are left out.
 
@@ -226,13 +232,13 @@ class Run:
         score
             One of `scores`; by default the one that fairness is measured in.
         model
-            "global", or "personal" for personal models, which few methods have.
+            "global", or "personal" for personal models, which few methods have; by default the one that `serves`.
         split
             "test", or "validation" for the examples that a validation share sets apart.
         after
             A round: rounds beyond it are not looked at.
         """
-        score = score or self.score
+        score, model = score or self.score, model or self.serves
         column, path = score.column(model, split), CLIENTS.path_in(self.folder)
         rows = self._last_rows if after is None else self._rows_until(after)
         if rows and column not in rows[0] and split == "test" and (self.finished or model == "global"):
@@ -267,9 +273,9 @@ class Run:
         """Return how many examples each client was tested on after the last evaluated round."""
         return {row["client"]: int(row["test_examples"]) for row in self._last_rows}
 
-    def over_rounds(self, client: str, model: str = "global") -> dict[int, float]:
-        """Return the score of one client after each round that was evaluated."""
-        column, path = self.score.column(model), CLIENTS.path_in(self.folder)
+    def over_rounds(self, client: str, model: str = "") -> dict[int, float]:
+        """Return the score of one client after each round that was evaluated; see `final`."""
+        column, path = self.score.column(model or self.serves), CLIENTS.path_in(self.folder)
         rows = [row for row in self._clients if row["client"] == client and row.get(column)]
         return {int(row["round"]): _number(row[column], self.score, path) for row in rows}
 

@@ -65,11 +65,11 @@ class Scored:
 
 
 def scores_of(run: Run) -> list[Scored]:
-    """Return each score that a client has after the last evaluated round, under each kind of model."""
+    """Return each score that a client has after the last evaluated round, under each kind of model that serves it."""
     found = []
     tested = run.test_examples()
     for score in run.scores:
-        for model in ("global", "personal"):
+        for model in dict.fromkeys((run.serves, "personal")):
             if values := run.final(score, model):
                 why = WHY_UNDEFINED.get(score.name, "it has no finite value there")
                 lacking = {name: why if name in tested else UNTESTED for name in run.without(score, model)}

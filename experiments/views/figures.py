@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import matplotlib
 import numpy as np
+from matplotlib import figure as matplotlib_figure
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -47,6 +47,21 @@ MANY = 40
 """From so many clients on, single ones are not marked."""
 
 
+class Figure(matplotlib_figure.Figure):
+    """A figure that a notebook shows by itself; matplotlib's own needs %matplotlib inline."""
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture."""
+        return encode_png(self)
+
+
+def encode_png(figure: matplotlib_figure.Figure) -> bytes:
+    """Return a figure as the PNG file that notebooks show."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=110)
+    return drawn.getvalue()
+
+
 def draw_sorted_clients(comparison: "Comparison") -> Figure:
     """Return each method's clients from the worst served to the best: mean and range of their score over the seeds."""
     with matplotlib.rc_context({"font.size": 9}):
@@ -56,18 +71,19 @@ def draw_sorted_clients(comparison: "Comparison") -> Figure:
 def draw_rounds(run: "Run") -> Figure:
     """Return the score of a run after each evaluated round: of the worst tenth of clients, their mean, the best."""
     score, lines = run.score, (("best_10", "best 10 %"), ("mean", "mean"), ("worst_10", "worst 10 %"))
-    rows = [row for row in run.rows_of_rounds() if row.get(f"{score.column()}_mean")]
+    column = score.column(run.serves)
+    rows = [row for row in run.rows_of_rounds() if row.get(f"{column}_mean")]
     with matplotlib.rc_context({"font.size": 9}):
         figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
         axes = _axes(figure.subplots(), score)
         rounds = [int(row["round"]) for row in rows]
         last = {}
         for (measure, label), colour, marker in zip(lines, COLOURS, MARKERS, strict=False):
-            values = np.array([float(row[f"{score.column()}_{measure}"]) for row in rows])
+            values = np.array([float(row[f"{column}_{measure}"]) for row in rows])
             axes.plot(rounds, values, color=colour, marker=marker, markersize=3.5, markevery=max(1, len(rounds) // 12))
             if rounds:
                 last[label] = (values[-1], colour)
-        axes.set_xlabel(f"round, {run.label}")
+        axes.set_xlabel(f"round, {run.label}{' (personal models)' if run.serves == 'personal' else ''}")
         _label_lines(axes, last, at=rounds[-1] if rounds else 0.0, left=False)
     return figure
 
@@ -116,7 +132,7 @@ def draw_ranks(ranks: "Ranks") -> Figure:
     return figure
 
 
-def write_figure(figure: Figure, path: Path) -> list[Path]:
+def write_figure(figure: matplotlib_figure.Figure, path: Path) -> list[Path]:
     """Write a figure as PNG and SVG, the same figure as the same bytes.
 
     Returns

@@ -1,7 +1,6 @@
 """What a notebook shows of a run, a comparison and a sweep: tables and a figure, as HTML."""
 
 import base64
-import io
 from html import escape
 
 from matplotlib.figure import Figure
@@ -12,6 +11,7 @@ from ..results.comparison import Comparison
 from ..results.run import Run
 from ..results.scored import scores_of
 from ..results.sweep import Sweep
+from .figures import encode_png
 from .sweep_table import points_grid
 from .tables import Grid, client_grid, method_grid, run_grid
 
@@ -60,6 +60,4 @@ def _html(markup: str) -> str:
 
 
 def _image(figure: Figure) -> str:
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=110)
-    return f'<img alt="figure" src="data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()}">'
+    return f'<img alt="figure" src="data:image/png;base64,{base64.b64encode(encode_png(figure)).decode()}">'

@@ -135,7 +135,9 @@ class RoundWriter:
         """
         self._check_reported(finished)
         row = self._recorder.record(finished, seconds=time.perf_counter() - self._started)
-        log.info("round %d is recorded%s", finished.number, summarize_row(row, self._score))
+        log.info(
+            "round %d is recorded%s", finished.number, summarize_row(row, self._score, self._recorder.method.serves)
+        )
         if self._on_round is not None:
             self._on_round(finished)
         self._started = time.perf_counter()

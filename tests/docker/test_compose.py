@@ -293,7 +293,7 @@ def test_a_run_outlives_the_superlink_and_neither_clients_nor_the_host_get_in(
 
 
 def test_down_with_volumes_leaves_nothing_behind_whatever_the_number_of_clients_was(checkout: Checkout) -> None:
-    code = f"import runpy; print(runpy.run_path({str(ROOT / 'docker' / 'clients.py')!r})['written'](2), end='')"
+    code = f"import runpy; print(runpy.run_path({str(ROOT / 'docker' / 'clients.py')!r})['render'](2), end='')"
     written = subprocess.check_output([sys.executable, "-c", code], text=True)
     (checkout.path / "docker" / "clients.yaml").write_text(written)
     checkout.compose("down", "--volumes", "--remove-orphans", "--timeout=5")

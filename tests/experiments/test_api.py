@@ -2,26 +2,33 @@
 
 import json
 import logging
+import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+import matplotlib.figure
 import numpy as np
 import pandas
 import pytest
 
 import fairbloom as api
+from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import frame
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import summarize
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from fairbloom.strategies import Cohort, FedAvg, FedFV, FloatArray, FromTorchJD
 from tests.simulation.helpers import Outcome, table
 
 from .helpers import ROOT
 
-SMALL = {"clients": 5, "device": "cpu", "progress": False}
+SMALL: dict[str, Any] = {"clients": 5, "device": "cpu", "progress": False}
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +85,7 @@ def test_a_run_is_that_of_the_settings(ran: api.Run, tmp_path: Path) -> None:
 
 def test_a_run_tells_what_has_computed_it(ran: api.Run, tmp_path: Path) -> None:
     assert (ran.engine or {})["engine"] == "stacked"
-    looped = api.run(rounds=1, engine="loop", memory=1.0, out="a", **SMALL)  # type: ignore[arg-type]
+    looped = api.run(rounds=1, engine="loop", memory=1.0, out="a", **SMALL)
     assert (looped.engine or {})["engine"] == looped.settings["engine"] == "loop"
     assert looped.settings["memory"] == 1.0
 
@@ -108,13 +115,13 @@ def test_a_loaded_run_is_the_same(ran: api.Run) -> None:
 
 
 def test_a_finished_run_is_extended_and_a_finished_one_is_only_returned(tmp_path: Path) -> None:
-    api.run(rounds=2, out="a", **SMALL)  # type: ignore[arg-type]
-    grown = api.run(rounds=4, out="a", **SMALL)  # type: ignore[arg-type]
+    api.run(rounds=2, out="a", **SMALL)
+    grown = api.run(rounds=4, out="a", **SMALL)
     assert (grown.rounds_done, grown.finished) == (4, True)
-    whole = api.run(rounds=4, out="b", **SMALL)  # type: ignore[arg-type]
+    whole = api.run(rounds=4, out="b", **SMALL)
     assert not Outcome.of(grown.folder).differences(Outcome.of(whole.folder))
     written = (grown.folder / "model.safetensors").stat().st_mtime_ns
-    assert api.run(rounds=4, out="a", **SMALL).final() == grown.final()  # type: ignore[arg-type]
+    assert api.run(rounds=4, out="a", **SMALL).final() == grown.final()
     assert (grown.folder / "model.safetensors").stat().st_mtime_ns == written
 
 
@@ -163,6 +170,103 @@ def test_a_run_draws_its_score_over_the_rounds(ran: api.Run) -> None:
         assert np.asarray(line.get_ydata()).tolist() == expected
 
 
+class Halved(FedAvg):
+    """Takes half of FedAvg's step."""
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return 0.5 * super().weigh(cohort)
+
+
+def test_a_method_may_be_given_as_its_class(tmp_path: Path) -> None:
+    for given, name in ((FedFV, "fedfv"), (Halved, f"{__name__}:Halved")):
+        folders = [
+            api.run(method=each, rounds=1, out=tmp_path / f"{name[-3:]}-{i}", **SMALL).folder
+            for i, each in enumerate((given, name))
+        ]
+        assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 1
+        assert api.load(folders[0]).settings["method"] == name
+    compared = api.compare(
+        methods=[FedFV, "fedavg", Halved], baseline=Halved, seeds=1, jobs=1, rounds=1, out="cmp", **SMALL
+    )
+    assert compared.methods == ("FedFV", "FedAvg", "Halved")
+    assert compared.baseline == "Halved"
+
+
+def test_what_is_no_class_that_others_can_import_is_refused_as_a_method() -> None:
+    class Hidden(FedAvg):
+        pass
+
+    refused: list[tuple[Any, str]] = [
+        (Hidden, r"<locals>.Hidden: no other module can import this class by its name: define it at the top level"),
+        (FedFV(alpha=0.2), r"give a name or a class, .*settings, as in {'fedfv.alpha': 0.2}"),
+        (FromTorchJD, r"method = FromTorchJD: name the weighting of TorchJD, as torchjd:upgrad"),
+        (dict, r"method = <class 'dict'>: give a name or a class"),
+    ]
+    for method, words in refused:
+        with pytest.raises(FairbloomError, match=words):
+            api.run(method=method, **SMALL)
+        with pytest.raises(FairbloomError, match=words):
+            api.compare(methods=[method], **SMALL)
+    assert api.run(method="fedfv", rounds=1, settings={"fedfv.alpha": 0.2}, **SMALL).finished
+
+
+def test_a_class_of_a_script_runs_there_and_processes_that_do_not_see_it_say_so(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import fairbloom\n"
+        "from fairbloom.strategies import FedAvg\n"
+        "class Mine(FedAvg):\n"
+        "    pass\n"
+        "small = {'clients': 5, 'device': 'cpu', 'progress': False, 'rounds': 1}\n"
+        "print(fairbloom.run(method=Mine, out='a', **small).label)\n"
+        "fairbloom.compare(methods=[Mine, 'fedavg'], out='b', **small)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
+    assert done.stdout == "Mine\n"
+    assert (
+        "do not see what a notebook or script defines: put it into a file, mine.py say, and name it mine:Mine"
+        in done.stderr
+    )
+    assert not (tmp_path / "b").exists()
+
+
+def test_local_is_shown_by_its_personal_models_and_never_by_the_global_one_that_nobody_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {**SMALL, "rounds": 2}
+    local = api.run(method="local", out=tmp_path / "local", **small)
+    rows = table(tmp_path / "local" / "clients.csv")
+    by_model = {
+        model: {row["client"]: float(row[f"test_accuracy_of_{model}_model"]) for row in rows if row["round"] == "2"}
+        for model in ("global", "personal")
+    }
+    assert local.final() == by_model["personal"] != by_model["global"] == local.final(model="global")
+    assert local.summary["mean"] == pytest.approx(fmean(by_model["personal"].values()))
+    first = next(iter(by_model["personal"]))
+    assert local.over_rounds(first)[2] == by_model["personal"][first]
+    local.show()
+    printed = capsys.readouterr().out
+    assert re.search(r"^accuracy, % \(personal models\)", printed, re.M)
+    assert not re.search(r"^accuracy, % +[\d.]", printed, re.M)
+    (axes,) = local.figure().axes
+    drawn = np.asarray(axes.get_lines()[1].get_ydata()).tolist()
+    assert drawn == [
+        float(row["test_accuracy_of_personal_model_mean"]) for row in table(tmp_path / "local" / "rounds.csv")
+    ]
+    assert "(personal models)" in axes.get_xlabel()
+    compared = api.compare(methods="fedavg,local", seeds=1, jobs=1, out=tmp_path / "cmp", **small)
+    assert compared.methods == ("FedAvg", "Local")
+    assert compared.personal == ("Local",)
+    assert compared.values["Local"][0] == by_model["personal"]
+    assert api.load_comparison(tmp_path / "cmp").values == compared.values
+
+
 # Notebooks ----------------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +278,15 @@ def test_a_notebook_shows_tables_and_figures(ran: api.Run, compared: api.Compari
         assert 'src="data:image/png;base64,iVBOR' in part
     assert "<td>Ditto (personal)</td>" in compared._repr_html_()
     assert "[green]" not in compared._repr_html_()
+
+
+def test_a_notebook_shows_a_figure_without_being_asked_for_inline_pictures(
+    ran: api.Run, compared: api.Comparison
+) -> None:
+    """Jupyter asks an object for its picture by this name, in a process that knows no backend of matplotlib."""
+    for figure in (ran.figure(), compared.figure()):
+        assert isinstance(figure, matplotlib.figure.Figure)
+        assert figure._repr_png_().startswith(b"\x89PNG")
 
 
 def test_a_line_tells_what_an_object_is(ran: api.Run, compared: api.Comparison) -> None:
