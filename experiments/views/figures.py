@@ -119,7 +119,7 @@ def draw_split(split: "Split") -> Figure:
 
 def draw_ranks(ranks: "Ranks") -> Figure:
     """Return the average rank of each method, the best on top; two whose bars do not overlap are told apart."""
-    methods = list(reversed(ranks.average))
+    methods = [*ranks.average][::-1]
     with matplotlib.rc_context({"font.size": 9}):
         figure = Figure(figsize=(WIDTH, 0.28 * len(methods) + 1.0), layout="constrained")
         axes = figure.subplots()
