@@ -228,8 +228,8 @@ def compare(
         )
 
 
-Grid = Mapping[str, str | Sequence[Value]] | Iterable[str]
-"""Values of settings: {"alpha": [0, 0.1], "learning-rate": "0.001..0.3:log"}, or ["alpha=0,0.1"]."""
+Grid = Mapping[str, Value | Sequence[Value]] | Iterable[str]
+"""Values of settings: {"alpha": [0, 0.1], "tau": "1,2", "learning-rate": "0.001..0.3:log"}, or ["alpha=0,0.1"]."""
 
 
 def sweep(
@@ -364,8 +364,10 @@ def _axes(grid: Grid) -> dict[str, list[Value]]:
         When a setting is there twice, or without values.
     """
     if isinstance(grid, Mapping):
+        lists = {key: [value] if isinstance(value, int | float) else value for key, value in grid.items()}
         listed = [
-            (key, [value] if isinstance(value, str | int | float) else list(value)) for key, value in grid.items()
+            values_in(f"{key}={value}") if isinstance(value, str) else (key, list(value))
+            for key, value in lists.items()
         ]
     else:
         listed = [values_in(text) for text in grid]

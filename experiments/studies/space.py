@@ -148,9 +148,12 @@ def spaces_of(case: Case) -> list[Space]:
 def check_spaces(recipe: Recipe, spaces: Sequence[Space]) -> None:
     """Raise SettingsError where a grid's setting is tried in no row, or a range is not searched."""
     for name in recipe.grid:
-        if not any(space.case.axis(name) in space.axes for space in spaces):
-            said = ", ".join(space.case.name for space in spaces)
-            raise SettingsError(f"grid: {name} is tried in no row, as {said} set it themselves: give it in one place")
+        if any(space.case.axis(name) in space.axes for space in spaces):
+            continue
+        if setting := [space.case for space in spaces if space.case.axis(name) in space.case.row.settings]:
+            raise SettingsError(f"grid: {name} is given twice, here and by {setting[0].name}: give it in one place")
+        methods = ", ".join(dict.fromkeys(repr(space.case.method) for space in spaces))
+        raise SettingsError(f"grid: {name} has no effect with method = {methods}: leave it out")
     for space in spaces:
         for key, axis in space.axes.items():
             if isinstance(axis, Span) and not recipe.search:

@@ -1,0 +1,540 @@
+"""Sweeps: the choice is made on validation examples alone, and nothing that is finished is run again."""
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fairbloom as api
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.results.sweep import Sweep
+from fairbloom.server.fairness import summarize
+from fairbloom.server.run_folder.lock import locked_folder
+from tests.simulation.helpers import table
+
+from ..helpers import fairbloom, start
+
+OWN = Path(__file__).parents[1] / "own"
+VALIDATION, TEST = "validation_accuracy_of_global_model", "test_accuracy_of_global_model"
+SMALL = ("--clients", 4, "--rounds", 2, "--device", "cpu")
+GRID = ("--grid", "alpha=0,0.5", "--grid", "learning-rate=0.001,0.2")
+WORDS = ("sweep", "--method", "fedfv", *GRID, "--baseline", "fedavg", "--seeds", 2, *SMALL, "--jobs", 2)
+WRITTEN = {"sweep.json", "sweep.csv", "sweep.png", "sweep.svg", "comparison.csv", "clients.csv", "runs"}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("swept") / "out"
+    assert fairbloom(*WORDS, "--out", out) == 0
+    return out
+
+
+@pytest.fixture
+def copied(done: Path, tmp_path: Path) -> Path:
+    """A sweep that a test may change."""
+    return Path(shutil.copytree(done, tmp_path / "out"))
+
+
+@pytest.fixture
+def disagreeing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a user whose task has test examples with flipped answers."""
+    shutil.copy(OWN / "my_disagreeing_task.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def last(folder: Path, column: str) -> dict[str, float]:
+    """Return a column of the last round of clients.csv by client."""
+    rows = table(folder / "clients.csv")
+    number = max(int(row["round"]) for row in rows)
+    return {row["client"]: float(row[column]) for row in rows if int(row["round"]) == number and row[column]}
+
+
+def written_in(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*") if path.is_file()}
+
+
+def shown_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    capsys.readouterr()
+    assert fairbloom(*words, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# The choice ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_point_is_worth_the_mean_of_its_validation_scores_over_clients_and_seeds(done: Path) -> None:
+    swept = api.load_sweep(done)
+    assert len(swept.points) == 4
+    for point in swept.points:
+        runs = [done / name for name in point.planned.runs(swept.plan.seeds)]
+        by_seed = [statistics.fmean(last(run, VALIDATION).values()) for run in runs]
+        assert point.values == pytest.approx(by_seed)
+        assert point.mean == pytest.approx(statistics.fmean(by_seed))
+        assert point.error == pytest.approx(statistics.stdev(by_seed) / math.sqrt(2))
+        settings = [api.load(run).settings for run in runs]
+        assert [each["seed"] for each in settings] == [0, 1]
+        assert all(each[key] == value for each in settings for key, value in point.planned.settings.items())
+    assert swept.best is max(swept.points, key=lambda point: point.mean)
+
+
+def test_the_test_figure_is_of_the_chosen_point_and_of_the_baselines_and_of_no_other(done: Path) -> None:
+    swept = api.load_sweep(done)
+    assert swept.test is not None
+    assert swept.best is not None
+    assert swept.baseline is not None
+    names = [swept.best.name, swept.baseline.name]
+    rows = table(done / "comparison.csv")
+    assert [(row["method"], row["seed"]) for row in rows] == [(name, str(seed)) for name in names for seed in (0, 1)]
+    for point, of_point in ((swept.best, rows[:2]), (swept.baseline, rows[2:])):
+        for name, row in zip(point.planned.runs(swept.plan.seeds), of_point, strict=True):
+            tested = last(done / name, TEST)
+            assert {key: float(row[key]) for key in summarize(tested)} == summarize(tested)
+    assert not any("test" in column for column in table(done / "sweep.csv")[0])
+    assert {path.name for path in done.iterdir()} == WRITTEN
+
+
+def test_the_baseline_is_searched_over_the_axes_that_it_has_and_never_chosen(done: Path) -> None:
+    swept = api.load_sweep(done)
+    assert [point.name for point in swept.bases] == ["FedAvg (learning-rate=0.001)", "FedAvg (learning-rate=0.2)"]
+    assert swept.baseline is not None
+    assert swept.baseline.name == "FedAvg (learning-rate=0.2)"
+    assert {point.planned.row for point in swept.points} == {"FedFV"}
+
+
+@pytest.mark.usefixtures("disagreeing")
+def test_the_choice_is_by_validation_examples_where_test_examples_say_the_opposite() -> None:
+    swept = api.sweep(
+        task="my_disagreeing_task:flipped",
+        grid={"learning-rate": [1e-6, 0.5]},
+        rounds=5,
+        seeds=2,
+        device="cpu",
+        out="out",
+        jobs=1,
+        progress=False,
+    )
+    idle, learned = (
+        [statistics.fmean(last(Path("out", name), TEST).values()) for name in point.planned.runs([0, 1])]
+        for point in swept.points
+    )
+    assert statistics.fmean(idle) > statistics.fmean(learned) + 20.0  # by the test examples it would be chosen
+    assert swept.best is swept.points[1]
+    assert swept.test is not None
+    assert swept.test.spread(swept.best.name, "mean")[0] == pytest.approx(statistics.fmean(learned))
+
+
+def test_another_criterion_chooses_again_from_the_same_runs(copied: Path) -> None:
+    before = written_in(copied)
+    assert fairbloom(*WORDS, "--criterion", "mean+worst-10", "--out", copied) == 0
+    assert written_in(copied) == before
+    swept = api.load_sweep(copied)
+    for point in swept.points:
+        scores = [last(copied / name, VALIDATION) for name in point.planned.runs([0, 1])]
+        by_seed = [(statistics.fmean(each.values()) + min(each.values())) / 2.0 for each in scores]
+        assert point.values == pytest.approx(by_seed)
+
+
+def test_points_that_cannot_be_told_apart_are_named_and_a_single_seed_tells_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("sweep", "--grid", "learning-rate=0.001,0.2,0.2001", *SMALL, "--rounds", 3, "--jobs", 2, "--out", tmp_path)
+    shown = shown_json(capsys, *words, "--seeds", 4)
+    told = {point["name"]: point["told_apart"] for point in shown["points"]}
+    assert told.pop(shown["chosen"]["name"]) is None
+    assert told.pop("FedAvg (learning-rate=0.001)") is True
+    ((alike, apart),) = told.items()
+    assert (shown["as_good"], apart) == ([alike], False)
+    assert f"Over 4 seeds it cannot be told from {alike}." in shown["sentences"]
+    one = shown_json(capsys, *words, "--seeds", 1)
+    assert "One seed cannot tell points apart: raise --seeds." in one["sentences"]
+
+
+@pytest.mark.usefixtures("disagreeing")
+def test_clients_without_validation_examples_are_named_and_where_all_lack_them_nothing_is_chosen() -> None:
+    words: dict[str, Any] = {
+        "task": "my_disagreeing_task:flipped",
+        "rounds": 1,
+        "seeds": 1,
+        "jobs": 1,
+        "progress": False,
+    }
+    grid = {"learning-rate": [0.1, 0.5]}
+    swept = api.sweep(**words, grid=grid, settings={"flipped.unjudged": 1}, out="some")
+    assert any(line.startswith("Client a has no validation accuracy, and no part") for line in swept.sentences())
+    with pytest.raises(FairbloomError, match="no validation accuracy: give clients more examples"):
+        api.sweep(**words, grid=grid, settings={"flipped.unjudged": 3}, out="none")
+
+
+# Going on -----------------------------------------------------------------------------------------------------------
+
+
+def test_more_values_seeds_and_rounds_run_what_is_missing_alone(copied: Path) -> None:
+    before = written_in(copied)
+    runs = {path.name for path in (copied / "runs").iterdir()}
+    more = ("--grid", "alpha=0,0.5", "--grid", "learning-rate=0.001,0.1,0.2", "--baseline", "fedavg")
+    words = ("sweep", "--method", "fedfv", *more, *SMALL, "--jobs", 2, "--out", copied)
+    assert fairbloom(*words, "--seeds", 2) == 0
+    now = {path.name for path in (copied / "runs").iterdir()}
+    assert len(now - runs) == (2 + 1) * 2  # a learning rate with each alpha, and for the baseline
+    assert {path: time for path, time in written_in(copied).items() if path in before} == before
+    assert fairbloom(*words, "--seeds", 3) == 0
+    later = {path.name for path in (copied / "runs").iterdir()} - now
+    assert len(later) == 6 + 3
+    assert all(name.endswith("-seed2") for name in later)
+    assert {path: time for path, time in written_in(copied).items() if path in before} == before
+    assert fairbloom(*words, "--seeds", 3, "--rounds", 3) == 0
+    assert {api.load(path).rounds_done for path in (copied / "runs").iterdir()} == {3}
+
+
+def test_a_sweep_that_is_killed_goes_on_to_the_same_bits(done: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(*WORDS, "--jobs", 1, "--out", out, start_new_session=True)
+    while process.poll() is None and not list(out.glob("runs/*/model.safetensors")):
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/model.safetensors")}
+    swept = api.load_sweep(out)
+    assert swept.best is None or swept.unfinished
+    assert any("the same fairbloom sweep runs them" in line for line in swept.sentences())
+    assert fairbloom(*WORDS, "--out", out) == 0
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    for name in ("sweep.csv", "comparison.csv", "clients.csv", "sweep.json"):
+        assert (out / name).read_bytes() == (done / name).read_bytes()
+
+
+def test_ctrl_c_ends_a_sweep_with_130(tmp_path: Path) -> None:
+    words = ("sweep", "--grid", "learning-rate=0.1,0.2", "--clients", 5, "--rounds", 300, "--jobs", 1)
+    process = start(*words, "--out", tmp_path, start_new_session=True)
+    while process.poll() is None and not list(tmp_path.rglob("checkpoint/*.safetensors")):
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+
+
+def test_a_second_sweep_into_a_folder_is_refused_while_the_first_goes_on(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked_folder(copied, wait=False):
+        assert fairbloom(*WORDS, "--out", copied) == 2
+    assert "wait for it to end" in capsys.readouterr().err
+
+
+def test_points_that_fail_are_shown_and_never_win_and_do_not_end_the_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("sweep", "--grid", "learning-rate=1e300,0.1", "--seeds", 1, *SMALL, "--set", "unused-rounds=1")
+    shown = shown_json(capsys, *words, "--jobs", 2, "--out", tmp_path)
+    failed, good = shown["points"]
+    assert failed["fault"]
+    assert (failed["values"], failed["mean"]) == ([], None)
+    assert shown["chosen"]["name"] == good["name"] == "FedAvg (learning-rate=0.1)"
+    assert fairbloom("show", tmp_path) == 0  # a later look has it from sweep.json
+    printed = capsys.readouterr().out
+    assert re.search(r"FedAvg \(learning-rate=1e\+300\) +– +– +failed", printed)
+    assert "FedAvg (learning-rate=1e+300) failed: " in " ".join(printed.split())
+    assert shown_json(capsys, "show", tmp_path) == shown
+
+
+def test_where_all_points_fail_the_first_error_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("sweep", "--grid", "learning-rate=1e300,1e301", "--seeds", 1, *SMALL, "--set", "unused-rounds=1")
+    assert fairbloom(*words, "--out", tmp_path / "out") == 2
+    assert "FedAvg (learning-rate=1e+300) with seed 0: " in capsys.readouterr().err
+
+
+# What is shown ------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_prints_json_alone_and_is_shown_again_as_it_was(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = shown_json(capsys, *WORDS, "--out", copied)
+    assert shown_json(capsys, "show", copied) == shown
+    assert [sorted(point["parameters"]) for point in shown["points"]] == [["alpha", "learning-rate"]] * 4
+    assert shown["chosen"]["settings"]["method"] == "fedfv"
+    assert {row["method"] for row in shown["test"]["methods"]} == {shown["chosen"]["name"], shown["baseline"]["name"]}
+    assert fairbloom(*WORDS, "--out", copied) == 0
+    printed = capsys.readouterr().out
+    assert fairbloom("show", copied) == 0
+    assert capsys.readouterr().out == printed
+    assert "validation-share = 0.2 was set" in printed
+
+
+def test_a_sweep_is_a_value_with_a_figure_and_html(done: Path, tmp_path: Path) -> None:
+    swept = api.load_sweep(done)
+    assert isinstance(swept, Sweep)
+    assert repr(swept).startswith(f"Sweep({str(done)!r}: 4 points, 2 seeds, chosen FedFV (alpha=")
+    (axes,) = swept.figure().axes
+    assert next(iter(axes.get_yticklabels())).get_text().endswith(", chosen")
+    assert "<table>" in swept._repr_html_()
+    assert fairbloom("show", done, "--figure", tmp_path / "drawn") == 0
+    assert (tmp_path / "drawn.svg").exists()
+
+
+def test_a_sweeps_folder_is_known_as_one(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(FairbloomError, match=r"holds a sweep: load it with fairbloom\.load_sweep"):
+        api.load(done)
+    assert fairbloom("show", done, "--split", "x") == 2
+    assert "holds a sweep: draw the split of one of its runs" in capsys.readouterr().err
+    assert len(shown_json(capsys, "list", done)) == 12
+
+
+def test_a_damaged_sweep_says_what_to_do(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copied / "sweep.json").write_text('{"title": "Sweep"}')
+    assert fairbloom("show", copied) == 2
+    assert "Run the same fairbloom sweep again" in capsys.readouterr().err
+    assert fairbloom(*WORDS, "--out", copied) == 0
+    assert fairbloom("show", copied) == 0
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+FILE = """
+seeds = 1
+criterion = "worst"
+baseline = "Averaging"
+
+[settings]
+clients = 4
+num-rounds = 1
+device = "cpu"
+validation-share = 0.3
+
+[grid]
+learning-rate = [0.05, 0.1]
+alpha = [0.0, 0.5]
+
+[[rows]]
+label = "FedFV"
+settings = { method = "fedfv" }
+
+[[rows]]
+label = "Gentle"
+settings = { method = "qfedavg", qfedavg.q = 0.5 }
+
+[[rows]]
+label = "Averaging"
+"""
+
+
+def test_a_file_has_rows_with_grids_and_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(FILE)
+    swept = api.sweep("mine.toml", jobs=2, progress=False)
+    assert swept.folder == tmp_path / "runs" / "mine"
+    assert [point.name for point in swept.points] == [
+        *(f"FedFV (learning-rate={rate}, alpha={alpha})" for rate in (0.05, 0.1) for alpha in ("0", "0.5")),
+        *(f"Gentle (q=0.5, learning-rate={rate})" for rate in (0.05, 0.1)),
+    ]
+    assert len(swept.bases) == 2
+    assert (swept.plan.title, swept.measured) == ("mine", "worst client")
+    assert not any("was set" in line for line in swept.sentences())
+    assert {run.settings["validation-share"] for run in map(api.load, (swept.folder / "runs").iterdir())} == {0.3}
+    more = api.sweep("mine.toml", seeds=2, settings={"batch-size": 20}, jobs=2, progress=False, criterion="mean")
+    assert (len(more.plan.seeds), more.plan.criterion) == (2, "mean")
+
+
+def test_a_file_may_search_with_fewer_seeds_than_it_tests_with(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(FILE.replace("seeds = 1", "seeds = 3\ngrid-seeds = 1"))
+    swept = api.sweep(path, out=tmp_path / "out", jobs=2, progress=False)
+    assert {len(point.values) for point in (*swept.points, *swept.bases)} == {1}
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 8 + 2 * 2
+    assert swept.test is not None
+    assert swept.test.seeds == (0, 1, 2)
+
+
+REFUSED_FILES = {
+    "published = ['1', '', '', '']": "published has no use in a sweep: leave it out; fairbloom reproduce compares",
+    "variants = ['x']\n[variants.x]\nwhat = 'X'": "variants has no use in a sweep",
+    "settings = { seed = 1 }": "settings: leave seed out: it is set for each run",
+    "settings = { clients = 5 }": "rows differ in clients: points would be judged by other examples",
+    "grid = { test-share = [0.1, 0.2] }": "a sweep cannot try values of test-share: points would be judged by other",
+    "grid = { beta = [0.1, 0.2] }": "grid: beta is no setting, and no parameter of fedavg",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED_FILES)
+def test_what_a_sweep_cannot_use_of_a_recipe_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(FILE + f'[[rows]]\nlabel = "Another"\n{text}\n'.replace("'", '"'))
+    with pytest.raises(FairbloomError, match=re.escape(REFUSED_FILES[text])):
+        api.sweep(path, out=tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+# Mistakes -----------------------------------------------------------------------------------------------------------
+
+MISTAKES: dict[str, tuple[Sequence[object], str]] = {
+    "unknown": (("--grid", "alfa=0,1"), "grid: alfa is no setting, and no parameter of fedfv: did you mean alpha?"),
+    "unused": (("--grid", "qfedavg.q=0,1"), "grid: qfedavg.q has no effect with method = 'fedfv': leave it out"),
+    "of another partition": (("--grid", "dirichlet-alpha=0.1,1"), "a sweep cannot try values of dirichlet-alpha"),
+    "twice the same": (("--grid", "alpha=0.1,0.10"), "fedfv.alpha = 0.1 is there twice: give each value once"),
+    "axis twice": (("--grid", "alpha=0.1", "--grid", "alpha=0.2"), "grid: alpha is there twice"),
+    "impossible": (("--grid", "alpha=0.1,7"), "fedfv.alpha = 7: allowed is float in [0, 1]"),
+    "of another type": (("--grid", "tau=1,much"), "fedfv.tau = 'much'"),
+    "no values": (("--grid", "alpha"), "write it as KEY=VALUE,VALUE"),
+    "a hole": (("--grid", "alpha=0,,1"), "write it as KEY=VALUE,VALUE"),
+    "one point": (("--grid", "alpha=0.1"), "there is nothing to choose from but FedFV (alpha=0.1)"),
+    "nothing": ((), "there is nothing to choose from but FedFV: give values by --grid"),
+    "set as well": (
+        ("--grid", "learning-rate=0.1,0.2", "--set", "learning-rate=0.3"),
+        "learning-rate is given twice, as a setting of all runs and in the grid",
+    ),
+    "set by the method": (
+        ("--method", "fedfv(alpha=0.3)", "--grid", "alpha=0,1"),
+        "grid: alpha is given twice, here and by FedFV (alpha=0.3)",
+    ),
+    "seeds": (("--grid", "seed=0,1"), "leave seed out: it is set for each run"),
+    "methods": (("--grid", "method=fedavg,fedfv"), "a sweep cannot try values of method: name several methods"),
+    "clients": (("--grid", "clients=4,5"), "a sweep cannot try values of clients"),
+    "no validation": (
+        ("--grid", "alpha=0,1", "--set", "validation-share=0"),
+        "validation-share = 0: a sweep chooses by validation examples, never by test examples",
+    ),
+    "criterion": (("--grid", "alpha=0,1", "--criterion", "median"), "criterion = 'median': there is no measure median"),
+    "baseline": (("--grid", "alpha=0,1", "--baseline", "fedfv"), "baseline = 'fedfv' is among the methods"),
+    "another's setting": (
+        ("--grid", "alpha=0,1", "--set", "qfedavg.q=1"),
+        "qfedavg.q has no effect with method = 'fedfv'",
+    ),
+    "range": (("--grid", "alpha=0..1"), "fedfv.alpha = 0..1 is a range, which has no end of values: give --search N"),
+    "search of values": (("--grid", "alpha=0,1", "--search", 5), "the grid has no range to draw from"),
+    "empty range": (("--grid", "alpha=1..0", "--search", 5), "the range is empty"),
+    "log of zero": (("--grid", "alpha=0..1:log", "--search", 5), "a logarithm needs numbers above 0"),
+    "range too far": (("--grid", "alpha=0.5..2", "--search", 5), "fedfv.alpha = 2: allowed is float in [0, 1]"),
+    "too few examples": (("--grid", "alpha=0,1", "--set", "test-share=0.9"), "none of its"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_refused_before_anything_is_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: str
+) -> None:
+    words, said = MISTAKES[mistake]
+    method = () if "--method" in words else ("--method", "fedfv")
+    assert fairbloom("sweep", *method, *words, *SMALL, "--seeds", 1, "--out", tmp_path / "out") == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_methods_and_values_are_not_said_beside_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("sweep", tmp_path / "mine.toml", "--method", "fedfv") == 2
+    assert "says which methods and values are tried" in capsys.readouterr().err
+
+
+def test_several_methods_are_chosen_from_by_one_sweep_each_with_its_own_parameters(tmp_path: Path) -> None:
+    grid: dict[str, str | Sequence[Any]] = {"alpha": [0, 0.5], "q": [1.0], "batch_size": "20"}
+    words: dict[str, Any] = {"clients": 4, "rounds": 1, "seeds": 1, "device": "cpu", "jobs": 2, "progress": False}
+    swept = api.sweep(method="fedfv,qfedavg(lipschitz=5)", grid=grid, out=tmp_path, **words)
+    assert [point.name for point in swept.points] == [
+        "FedFV (alpha=0, batch-size=20)",
+        "FedFV (alpha=0.5, batch-size=20)",
+        "QFedAvg (lipschitz=5, q=1, batch-size=20)",
+    ]
+
+
+# Searches -----------------------------------------------------------------------------------------------------------
+
+SEARCH = ("sweep", "--method", "fedfv", "--grid", "learning-rate=0.0001..0.5:log", "--grid", "alpha=0,0.5")
+SEARCH += ("--seeds", 1, "--clients", 4, "--rounds", 9, "--device", "cpu", "--jobs", 2)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("searched") / "out"
+    assert fairbloom(*SEARCH, "--search", 8, "--out", out) == 0
+    return out
+
+
+def test_a_search_draws_points_of_the_range_and_prunes_those_that_are_worse_by_then(searched: Path) -> None:
+    swept = api.load_sweep(searched)
+    assert len(swept.points) == 8
+    for point in swept.points:
+        rate, alpha = (point.planned.point[key] for key in ("learning-rate", "fedfv.alpha"))
+        assert isinstance(rate, float)
+        assert 0.0001 <= rate <= 0.5
+        assert alpha in (0.0, 0.5)
+        assert rate == float(f"{rate:.4g}")
+        run = api.load(searched / point.planned.runs([0])[0])
+        assert (run.state, run.rounds_done) == ("finished", point.planned.rounds)
+        assert point.values == pytest.approx([statistics.fmean(run.final(split="validation").values())])
+    pruned = [point for point in swept.points if point.planned.pruned]
+    assert pruned
+    assert {point.planned.rounds for point in pruned} <= {1, 3}
+    whole = [point for point in swept.points if not point.planned.pruned]
+    assert {point.planned.rounds for point in whole} == {9}
+    assert swept.best is max(whole, key=lambda point: point.mean)
+
+
+def test_a_search_does_not_depend_on_interruptions_or_on_how_many_runs_go_on_at_a_time(
+    searched: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = start(*SEARCH, "--search", 8, "--jobs", 1, "--out", out, start_new_session=True)
+    while process.poll() is None and len(list(out.glob("runs/*"))) < 6:  # in the second batch
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert len(api.load_sweep(out).points) < 8
+    assert fairbloom(*SEARCH, "--search", 8, "--jobs", 1, "--out", out) == 0
+    for name in ("sweep.csv", "comparison.csv", "sweep.json"):
+        assert (out / name).read_bytes() == (searched / name).read_bytes()
+
+
+def test_more_trials_go_on_where_a_search_ended(searched: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(searched, tmp_path / "out"))
+    before = written_in(out)
+    assert fairbloom(*SEARCH, "--search", 9, "--out", out) == 0
+    assert {path: time for path, time in written_in(out).items() if path in before} == before
+    old, new = api.load_sweep(searched), api.load_sweep(out)
+    assert len(new.points) == 9
+    assert {point.name for point in old.points} < {point.name for point in new.points}
+
+
+def test_a_search_without_optuna_says_what_to_install_before_anything_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert fairbloom(*SEARCH, "--search", 4, "--out", tmp_path / "out") == 2
+    assert "pip install 'fairbloom[optuna]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_methods_whose_steps_decay_over_all_rounds_are_not_stopped_early(tmp_path: Path) -> None:
+    words = ("sweep", "--method", "fedavgn", "--grid", "learning-rate=0.05..0.2", "--search", 5, "--seeds", 1)
+    small = ("--clients", 4, "--rounds", 3, "--device", "cpu", "--jobs", 2)
+    assert fairbloom(*words, *small, "--set", "fedavgn.decay=0.5", "--out", tmp_path) == 0
+    assert {point.planned.rounds for point in api.load_sweep(tmp_path).points} == {3}
+
+
+def test_a_search_by_an_error_takes_the_lowest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a baseline without a range is run at its one point."""
+    shutil.copy(OWN / "my_task.py", tmp_path)
+    (tmp_path / "validated.py").write_text(
+        "from my_task import *\n\n\ndef halved(setup: Setup) -> Task:\n    plain = prices(setup)\n\n"
+        "    def splits(town):\n        (x, y), test = (plain.splits(town).train[:], plain.splits(town).test)\n"
+        "        return Splits(Examples(x[:20], y[:20]), test, Examples(x[20:], y[20:]))\n\n"
+        "    return Task(plain.clients, plain.model, plain.loss, splits, plain.scores)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words: dict[str, Any] = {"task": "validated:halved", "rounds": 3, "seeds": 1, "jobs": 1, "progress": False}
+    grid = {"alpha": "0..1"}
+    swept = api.sweep(**words, method="fedfv", baseline="fedavg", grid=grid, search=5, criterion="worst", out="out")
+    whole = [point for point in swept.points if not point.planned.pruned]
+    assert swept.best is min(whole, key=lambda point: point.mean)
+    assert swept.best.mean == max(api.load(f"out/{swept.best.planned.runs([0])[0]}").final(split="validation").values())
+    assert [point.name for point in swept.bases] == ["FedAvg"]
