@@ -185,8 +185,8 @@ class Answer:
     def _values(self, label: str) -> Sequence[Values]:
         """Return the test score of each client under the model by which a candidate is judged, seed by seed."""
         measured = {} if self.comparison is None else self.comparison.values
-        personal = self._trials.contenders[label].evaluated == "personal"
-        return measured[personal_label(label) if personal else label]
+        personal = personal_label(label)  # of a method that has a common model, too
+        return measured[personal if personal in measured else label]
 
     def _differences(self, label: str, against: str) -> list[float]:
         """Return by how much better one candidate is than another in what is wished for, seed by seed."""

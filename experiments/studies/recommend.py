@@ -17,10 +17,10 @@ from fairbloom.tasks import load_task
 from ..recipes.variants import config_of
 from ..results.recommendation import FILE, Recommendation, rows_of
 from .answer import Answer
-from .driver import carry_out, write_tables
-from .pool import check_runs
-from .ladder import Search
 from .candidates import candidates_for
+from .driver import carry_out, write_tables
+from .ladder import Search
+from .pool import check_runs
 from .trials import Contender, Trials
 from .wish import Wish
 

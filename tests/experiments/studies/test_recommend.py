@@ -20,6 +20,7 @@ from fairbloom import load, load_comparison, recommend
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipes.commands import deploy_command, run_command
 from fairbloom.experiments.studies import answer, candidates, ladder, pool
+from fairbloom.experiments.studies.candidates import candidates_for
 from fairbloom.experiments.studies.pool import Workers
 from fairbloom.experiments.studies.recommend import parse_budget
 from fairbloom.protocol.settings import assigned
@@ -32,6 +33,7 @@ from ..helpers import fairbloom, start
 WISH = "worst as high as possible"
 ONE_CLASS = ("--clients", 5, "--rounds", 6, "--partition", "classes", "--set", "classes-per-client=2")
 SMALL = (*ONE_CLASS, "--jobs", 2, "--set", "device=cpu", "--set", "learning-rate=0.05")
+ALL = candidates.SPACE
 KEYS = ["method", "parameters", "settings", "gain", "price", "command"]
 
 
@@ -111,7 +113,7 @@ def test_fresh_seeds_are_none_that_were_searched_with_and_compare_as_a_compariso
     assert fresh
     assert searched.isdisjoint(fresh)
     compared = load_comparison(folder)
-    assert compared.gain("Local (personal)", "worst")[0] == pytest.approx(found["gain"]["mean"])
+    assert compared.gain("Local", "worst")[0] == pytest.approx(found["gain"]["mean"])
 
 
 def test_candidates_are_chosen_by_validation_examples_of_the_model_that_serves(
@@ -212,7 +214,6 @@ def test_a_constraint_keeps_out_who_misses_it_and_its_method_is_among_the_candid
     if limited["method"] != "fedavg":
         compared = load_comparison(folder.parent / "limited")
         label = next(each for each in compared.methods if each.lower().startswith(limited["method"]))
-        label = f"{label} (personal)" if limited["method"] == "local" else label
         cost = statistics.fmean(
             theirs["best_10"] - mine["best_10"]
             for mine, theirs in zip(compared.measures(label), compared.measures("FedProx (mu=0.2)"), strict=True)
@@ -393,19 +394,20 @@ def test_commands_are_quoted_for_a_shell_and_read_back_as_they_were() -> None:
     assert sets["method"] == "qfedavg"
 
 
-def test_a_parameter_that_is_set_is_not_varied() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            space, "SPACE", (("fedavg", {}), ("qfedavg", {"qfedavg.q": 1.0}), ("qfedavg", {"qfedavg.q": 5.0}))
-        )
-        among = candidates.candidates_for({"qfedavg.q": 2.0, "learning-rate": 0.5}, [])
+def test_a_parameter_that_is_set_is_not_varied(monkeypatch: pytest.MonkeyPatch) -> None:
+    varied = tuple(("qfedavg", {"qfedavg.q": q}) for q in (1.0, 5.0))
+    monkeypatch.setattr(candidates, "SPACE", (("fedavg", {}), *varied))
+    among = candidates_for({"qfedavg.q": 2.0, "learning-rate": 0.5}, [])
     assert [each.label for each in among] == ["FedAvg", "QFedAvg (lipschitz=2)"]
 
 
-def test_the_space_has_every_kind_of_method_and_each_can_be_run() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.undo()
-        among = candidates.candidates_for({}, [])
+def test_every_candidate_can_be_run_and_the_baseline_and_equal_weights_are_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(candidates, "SPACE", ALL)
+    among = candidates_for({}, [])
     assert [each.label for each in among[:2]] == ["FedAvg", "FedAvg (weighting=uniform)"]
+    assert {"local", "ditto"} <= {each.method for each in among}
+    assert len(among) == len(ALL)
     for each in among:
-        Settings.of(each.config)
+        Settings.of(each.config).strategy()
