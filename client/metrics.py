@@ -78,6 +78,9 @@ BEFORE = Measurement(f"{{}}-{wire.BEFORE}", RECEIVED, TRAIN)
 AFTER = Measurement(f"{{}}-{wire.AFTER}", TRAINED, TRAIN)
 ON_TRAINING = Measurement(f"{wire.TRAIN}-{{}}", RECEIVED, TRAIN)
 OF_PERSONAL = Measurement(f"{{}}-{wire.PERSONAL}", PERSONAL, TEST, requested=False)
+OF_PERSONAL_ON_VALIDATION = Measurement(
+    f"{{}}-{wire.VALIDATION}-{wire.PERSONAL}", PERSONAL, VALIDATION, requested=False
+)
 
 OF_TRAINING = (BEFORE, AFTER)
 """What is measured where a client trains."""
@@ -87,6 +90,7 @@ OF_EVALUATION = (
     ON_TRAINING,
     Measurement(f"{{}}-{wire.VALIDATION}", RECEIVED, VALIDATION, requested=False),
     OF_PERSONAL,
+    OF_PERSONAL_ON_VALIDATION,
 )
 """What is measured where it evaluates, in the order of a reply."""
 

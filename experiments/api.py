@@ -1,6 +1,7 @@
 """What a user calls: a run, and a comparison, as Python functions. The command line calls these too."""
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,18 +20,22 @@ from .recipes.labels import label_of, title
 from .recipes.recipe import Recipe, load_recipe, recipe_of
 from .recipes.variants import Variant, baseline_of, variants
 from .results.comparison import Comparison, load_comparison
+from .results.recommendation import Recommendation
 from .results.reproduction import Reproduction
 from .results.run import Run, load
 from .results.sweep import Sweep
 from .studies.compare import compare_variants
+from .studies.recommend import parse_budget, recommend_method
 from .studies.reproduce import reproduce
 from .studies.sweep import run_sweep
 from .studies.swept import load_sweep
+from .studies.wish import Wish
 from .views import presenters as presenters  # which registers the views of runs, comparisons and reproductions
 from .views.progress import progress as progress_bar
 
 __all__ = [
     "Comparison",
+    "Recommendation",
     "Reproduction",
     "Run",
     "Sweep",
@@ -38,6 +43,7 @@ __all__ = [
     "load",
     "load_comparison",
     "load_sweep",
+    "recommend",
     "reproduce",
     "run",
     "sweep",
@@ -379,6 +385,75 @@ def _axes(grid: Grid) -> dict[str, list[Value]]:
             raise SettingsError(f"grid: {key} has no values: give some, as in {key}=0,0.1,0.5")
         axes[key] = values
     return axes
+
+
+def recommend(
+    task: str | None = None,
+    *,
+    wish: str,
+    budget: str = "10m",
+    data_dir: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    model: str | None = None,
+    clients: int | None = None,
+    partition: str | None = None,
+    rounds: int | None = None,
+    fraction: float | None = None,
+    engine: str | None = None,
+    device: str | None = None,
+    memory: float | None = None,
+    out: str | os.PathLike[str] = "runs/recommendation",
+    jobs: int | None = None,
+    settings: Mapping[str, Value] | None = None,
+    progress: bool = True,
+) -> Recommendation:
+    """Find the method for a wish: which one, with which parameters, what it gains, what it costs, and who pays.
+
+    Candidates are compared on validation examples, and the best is measured on the test examples of fresh seeds. The
+    same call continues what was interrupted, and a higher budget goes on from there.
+
+    Parameters
+    ----------
+    task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory
+        As in `run`; all runs share them.
+    wish
+        What the method is to be good at and what it may not cost: "worst as high as possible, mean within 1 point of
+        FedAvg".
+    budget
+        How long it may take, as "10m", "90s" or "1h30m": no run goes on after it.
+    seed
+        The first seed of the search; the gain is measured with seeds that begin 1000 later.
+    out
+        The folder of the answer and of all runs.
+    jobs
+        The number of runs at a time, each in a process of its own; by default one a processor.
+    settings
+        Any other settings of all runs, by their names on the command line.
+    progress
+        Whether to show a progress bar, in a terminal or notebook.
+
+    Returns
+    -------
+    Recommendation
+        The answer, which lies in `out` as well.
+
+    Raises
+    ------
+    FairbloomError
+        When the wish is none, names a client that there is not or wishes worse service; when a setting is unknown,
+        impossible or unused, a folder cannot be used, or the baseline cannot be run.
+    """
+    wished, seconds = Wish.of(wish), parse_budget(budget)
+    options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
+    config = merge_settings(options, settings or {})
+    begun = time.monotonic()
+    with progress_bar("seconds of the budget", shown=progress) as bar:
+        shown = bar.add_task("searching", total=seconds)
+
+        def notify(stage: str) -> None:
+            bar.update(shown, description=stage, completed=min(seconds, time.monotonic() - begun))
+
+        return recommend_method(config, wished, seconds, seed, Path(out), jobs or processors_here(), notify)
 
 
 def merge_settings(options: Mapping[str, Value | None], settings: Mapping[str, Value]) -> dict[str, Value]:

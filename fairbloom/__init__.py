@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fairbloom.errors import FairbloomError
     from fairbloom.experiments.api import (
         Comparison,
+        Recommendation,
         Reproduction,
         Run,
         Sweep,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         load,
         load_comparison,
         load_sweep,
+        recommend,
         reproduce,
         run,
         sweep,
@@ -46,7 +48,7 @@ else:
     _PLACES |= dict.fromkeys(
         (
             *("Comparison", "Reproduction", "Run", "Sweep", "compare", "load", "load_comparison", "load_sweep"),
-            *("reproduce", "run", "sweep"),
+            *("Recommendation", "recommend", "reproduce", "run", "sweep"),
         ),
         "fairbloom.experiments.api",
     )
@@ -65,6 +67,7 @@ else:
 __all__ = [
     "Comparison",
     "FairbloomError",
+    "Recommendation",
     "Reproduction",
     "Run",
     "RunFolder",
@@ -75,6 +78,7 @@ __all__ = [
     "load",
     "load_comparison",
     "load_sweep",
+    "recommend",
     "reproduce",
     "run",
     "sweep",

@@ -37,6 +37,7 @@ from fairbloom.experiments.commands.options import (
     TaskOption,
     settings_of,
 )
+from fairbloom.experiments.commands.recommend import EXAMPLE_COMMAND, recommend
 from fairbloom.experiments.commands.sweep import EXAMPLE as SWEEP_EXAMPLE
 from fairbloom.experiments.commands.sweep import sweep
 from fairbloom.experiments.recipes.recipe import load_shipped
@@ -202,6 +203,7 @@ def compare(
 
 
 app.command(epilog=SWEEP_EXAMPLE)(sweep)
+app.command(epilog=f"Example: {EXAMPLE_COMMAND}")(recommend)
 
 
 @app.command(epilog="Example: fairbloom reproduce fedfv-table3 --seeds 5")

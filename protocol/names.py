@@ -46,7 +46,7 @@ PERSONAL = "personal"
 """What follows the name of a number that is measured with the client's personal model: accuracy-personal."""
 
 VALIDATION = "validation"
-"""What follows the name of a number that the received model has on validation examples: loss-validation."""
+"""What follows the name of a number that is measured on validation examples: loss-validation."""
 
 TRAIN = "train"
 """What precedes the name of a number that the received model has on training examples in an evaluation: train-loss."""

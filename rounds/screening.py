@@ -30,7 +30,7 @@ FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/\s'\"]+/)+")
 LARGEST_COUNT = 2**53
 """No client counts more examples; up to here every integer is a float64 of its own."""
 
-ACCURACIES = (ACCURACY, f"{ACCURACY}-{PERSONAL}", f"{ACCURACY}-{VALIDATION}")
+ACCURACIES = tuple(f"{ACCURACY}{of}" for of in ("", f"-{PERSONAL}", f"-{VALIDATION}", f"-{VALIDATION}-{PERSONAL}"))
 """What a client may tell of its test and validation splits as a share of the examples."""
 
 LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, TRAIN_LOSS})

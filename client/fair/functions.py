@@ -35,6 +35,7 @@ HONOURED = Honoured(
     ),
     metrics=frozenset(
         {"{}-before", "{}-after", "learning-rate", "update-norm", "{}", "train-{}", "{}-validation", "{}-personal"}
+        | {"{}-validation-personal"}
     ),
 )
 """What is made of a user's functions; the local work itself is hers. What else is asked is an error that names it."""

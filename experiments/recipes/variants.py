@@ -87,7 +87,7 @@ def variants(words: str | Iterable[str], shared: Mapping[str, Value] | None = No
     """
     texts = [words] if isinstance(words, str) else list(words)
     found: list[Variant] = []
-    for text in (part for each in texts for part in _parts(each)):
+    for text in (part for each in texts for part in split_parts(each)):
         variant = variant_of(text)
         for key in variant.given:
             if shared and key in shared:
@@ -108,7 +108,7 @@ def variant_of(text: str) -> Variant:
     method = canonical(match[1])
     known = method_parameters(method)
     given: dict[str, Value] = {}
-    for assignment in _parts(match[2] or ""):
+    for assignment in split_parts(match[2] or ""):
         name, equals, value = (part.strip() for part in assignment.partition("="))
         if not equals and given:
             *_, (last, first) = given.items()
@@ -146,6 +146,12 @@ def baseline_of(name: str, among: Sequence[Variant]) -> str:
         there = ", ".join(variant.label for variant in among)
         raise SettingsError(f"baseline = {name!r} is not among the methods: there are {there}")
     return same[0]
+
+
+def config_of(variant: Variant, among: Sequence[Variant], config: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the settings of a variant's runs: those that all share but for parameters of the others, and its own."""
+    others = {other.owner for other in among} - {variant.owner}
+    return {key: value for key, value in config.items() if key.partition(".")[0] not in others} | variant.config
 
 
 def folder_names(among: Sequence[Variant]) -> dict[str, str]:
@@ -196,7 +202,7 @@ def _labelled(found: Sequence[Variant]) -> list[Variant]:
     return labelled
 
 
-def _parts(text: str) -> list[str]:
+def split_parts(text: str) -> list[str]:
     """Return what stands between the commas of a text; those within parentheses or quotes do not count.
 
     Raises

@@ -140,7 +140,7 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
             continue
         of_personal = [_finals(run, scores, "personal") for run in by_seed]
         if all(each[scores[0].name] for each in of_personal):
-            name = f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
+            name = personal_label(label)
             finals[name] = of_personal
             personal[name] = label
     left_out = [
@@ -163,6 +163,11 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
         SharedData.of(runs[plan.baseline]),
         _by_group(runs, personal),
     )
+
+
+def personal_label(label: str) -> str:
+    """Return what a comparison calls the personal models of a method: `Ditto (lam=0.1, personal)`."""
+    return f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
 
 
 def _by_group(runs: Mapping[str, Sequence[Run]], personal: Mapping[str, str]) -> Mapping[str, Sequence[GroupReport]]:

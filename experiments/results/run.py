@@ -139,6 +139,11 @@ class Run:
         return max((int(row["round"]) for row in self._rounds), default=0)
 
     @property
+    def evaluated_rounds(self) -> frozenset[int]:
+        """The rounds after which the model was evaluated."""
+        return frozenset(int(row["round"]) for row in self._clients)
+
+    @property
     def engine(self) -> Mapping[str, Any] | None:
         """How the clients are computed: the engine, the reason of its choice, and how many processes compute.
 

@@ -7,7 +7,7 @@ from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.files import CLIENTS, GROUPS
 from fairbloom.server.settings import check_used
 
-from ..recipes.variants import Variant, folder_names
+from ..recipes.variants import Variant, config_of, folder_names
 from ..results.comparison import Comparison, Plan, read_comparison
 from .driver import run_study, write_tables
 from .study import Candidate, Study, StudyRow
@@ -70,12 +70,11 @@ def _study(config: Mapping[str, Value], variants: Sequence[Variant], seeds: Sequ
     for key, value in config.items():
         if key in OPTIONS:
             raise SettingsError(f"{key} = {value!r}: a comparison sets {key} run by run: give {OPTIONS[key]} instead")
-    owners, folders = {variant.owner for variant in variants}, folder_names(variants)
-    rows = []
-    for variant in variants:
-        others = owners - {variant.owner}
-        shared = {key: value for key, value in config.items() if key.partition(".")[0] not in others}
-        rows.append(StudyRow([Candidate(variant.label, {**shared, **variant.config}, folders[variant.label])]))
+    folders = folder_names(variants)
+    rows = [
+        StudyRow([Candidate(variant.label, config_of(variant, variants, config), folders[variant.label])])
+        for variant in variants
+    ]
     return Study(rows, seeds, out)
 
 

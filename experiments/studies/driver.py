@@ -46,13 +46,22 @@ class Execution:
         self.failed: dict[RunKey, FairbloomError] = {}
         self.failures: dict[Path, str] = {}
 
-    def run(self, runs: Runs) -> None:
+    def run(self, runs: Runs, until: float | None = None) -> None:
         """Run what is not finished of these, in the processes that earlier calls have started.
+
+        Parameters
+        ----------
+        runs
+            The runs.
+        until
+            The time by `time.monotonic` at which the runs that go on are ended.
 
         Raises
         ------
         FairbloomError
             When a run fails, where the study is to stop at the first failure, or the system ends a process.
+        TimeoutError
+            When it is that time.
         """
 
         def on_failure(key: RunKey, error: FairbloomError) -> None:
@@ -61,7 +70,7 @@ class Execution:
             self.failed[key] = error
             self.failures[Path(runs[key].out)] = str(error)
 
-        self._workers.run(runs, self._on_run, on_failure)
+        self._workers.run(runs, self._on_run, on_failure, until)
 
 
 def run_study(

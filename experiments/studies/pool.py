@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -78,7 +79,13 @@ class Workers:
         """End the processes."""
         self._open.close()
 
-    def run(self, runs: Runs, on_run: Callable[[], None], on_failure: Callable[[RunKey, FairbloomError], None]) -> None:
+    def run(
+        self,
+        runs: Runs,
+        on_run: Callable[[], None],
+        on_failure: Callable[[RunKey, FairbloomError], None],
+        until: float | None = None,
+    ) -> None:
         """Run everything that is not finished.
 
         Parameters
@@ -89,6 +96,13 @@ class Workers:
             Called after each run, and for each that was finished before.
         on_failure
             Called with the run that failed, and with its error; what it raises ends all.
+        until
+            The time by `time.monotonic` at which the runs that go on are ended; None: they may take as long as they do.
+
+        Raises
+        ------
+        TimeoutError
+            When it is that time. Runs that were ended continue when they are run again.
         """
         unfinished = {key: run for key, run in runs.items() if not is_done(run)}
         for _ in range(len(runs) - len(unfinished)):
@@ -104,7 +118,7 @@ class Workers:
                     self._pool.submit(run_quietly, run, at_a_time, self._log_level): key
                     for key, run in unfinished.items()
                 }
-            for done in as_completed(started):
+            for done in as_completed(started, None if until is None else max(0.0, until - time.monotonic())):
                 try:
                     done.result()
                 except FairbloomError as error:
@@ -118,6 +132,7 @@ class Workers:
         except BaseException:
             self._held_open.send_bytes(b"end")  # to these workers, and to no other process of the caller's
             self._pool.shutdown(cancel_futures=True)
+            self._size = 0  # the next runs need others
             raise
 
     def _start(self, count: int) -> None:

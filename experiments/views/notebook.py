@@ -8,10 +8,12 @@ from rich.text import Text
 
 from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison
+from ..results.recommendation import Recommendation
 from ..results.run import Run
 from ..results.scored import scores_of
 from ..results.sweep import Sweep
 from .figures import encode_png
+from .recommendation import tried_grid
 from .sweep_table import points_grid
 from .tables import Grid, client_grid, method_grid, run_grid
 
@@ -40,6 +42,13 @@ def html_of_sweep(swept: Sweep) -> str:
     lines = [f"<p>{escape(line)}</p>" for line in swept.sentences()]
     tested = [] if swept.test is None else [_table(method_grid(swept.test))]
     return "\n".join([_table(points_grid(swept)), *lines, *tested, _image(swept.figure())])
+
+
+def html_of_recommendation(found: Recommendation) -> str:
+    """Return the answer in sentences, how far the candidates came, and the command that runs it."""
+    lines = [f"<p>{escape(sentence)}</p>" for sentence in found.sentences]
+    tried = [_table(tried_grid(found))] if found.tried else []
+    return "\n".join([*lines, *tried, f"<pre>{escape(found.command)}</pre>"])
 
 
 def _table(grid: Grid) -> str:

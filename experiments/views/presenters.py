@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from ..results.comparison import Comparison
 from ..results.presentation import draw, render_html, show
+from ..results.recommendation import Recommendation
 from ..results.reproduction import Reproduction
 from ..results.run import Run
 from ..results.sweep import Sweep
+from .recommendation import show_recommendation
 from .sweep_table import show_sweep
 from .tables import show_comparison, show_reproduction, show_run
 
@@ -20,6 +22,7 @@ show.register(Run, show_run)
 show.register(Comparison, show_comparison)
 show.register(Reproduction, show_reproduction)
 show.register(Sweep, show_sweep)
+show.register(Recommendation, show_recommendation)
 
 
 @draw.register(Run)
@@ -69,3 +72,10 @@ def _render_sweep(swept: Sweep) -> str:
     from .notebook import html_of_sweep
 
     return html_of_sweep(swept)
+
+
+@render_html.register(Recommendation)
+def _render_recommendation(found: Recommendation) -> str:
+    from .notebook import html_of_recommendation
+
+    return html_of_recommendation(found)

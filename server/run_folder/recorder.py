@@ -117,14 +117,13 @@ class RunRecorder:
         self._scores, self._score = scores, scores[0]
         self._shared, self._keep = shared, keep
         self._rounds = TableWriter(ROUNDS.path_in(path), round_columns(method, self._score, validated=validated))
-        self._clients = TableWriter(
-            CLIENTS.path_in(path), client_columns(scores, validated=validated, threshold=threshold)
-        )
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
         self._validated, self._threshold = validated, threshold
         self._best_by = mean_column(self._score, validated=validated)
         self._personal = method.terms(1).personal_lambda is not None
+        columns = client_columns(scores, validated=validated, threshold=threshold, personal=self._personal)
+        self._clients = TableWriter(CLIENTS.path_in(path), columns)
         self._best: Mapping[str, float] = {}
         self._merits: dict[int, Merit] = {}
         self._new_best: Arrays | None = None
@@ -191,7 +190,10 @@ class RunRecorder:
         """
         row = format_round(finished, seconds, self.method.reports, self._score)
         self._rounds.add([[row.get(column) for column in self._rounds.columns]])
-        self._clients.add(format_clients(finished, self._scores, validated=self._validated, threshold=self._threshold))
+        rows = format_clients(
+            finished, self._scores, validated=self._validated, threshold=self._threshold, personal=self._personal
+        )
+        self._clients.add(rows)
         if self._grouped is not None and self._groups is not None:
             self._groups.add(format_groups(finished, self._grouped))
         mean = row.get(self._best_by)

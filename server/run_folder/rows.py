@@ -31,19 +31,29 @@ Row = Mapping[str, object]
 
 
 def client_columns(
-    scores: Iterable[Score] = (ACCURACY,), *, validated: bool = False, threshold: bool = False
+    scores: Iterable[Score] = (ACCURACY,), *, validated: bool = False, threshold: bool = False, personal: bool = False
 ) -> tuple[str, ...]:
     """Return the columns of clients.csv.
 
-    `validated` says whether clients have validation examples, and `threshold` whether one is chosen by these.
+    Parameters
+    ----------
+    scores
+        What clients measure.
+    validated
+        Whether they have validation examples.
+    threshold
+        Whether a threshold is chosen by these.
+    personal
+        Whether they have personal models, which are then measured on these as well.
     """
     scores = tuple(scores)
+    of_personal = [score.column("personal", "validation") for score in scores] if personal else []
     on_validation = *(score.column(split="validation") for score in scores), "validation_loss_of_global_model"
     return (
         *("round", "client", "participated", "coefficient", "test_examples"),
         *(score.column(model) for score in scores for model in ("global", "personal")),
         *("test_loss_of_global_model", "train_loss_before_round", "train_loss_of_global_model"),
-        *(on_validation if validated else ()),
+        *((*on_validation, *of_personal) if validated else ()),
         *((THRESHOLD,) if threshold else ()),
     )
 
@@ -123,10 +133,17 @@ def _shown_by_client(finished: Round, score: Score, metric: str) -> dict[str, fl
 
 
 def format_clients(
-    finished: Round, scores: Iterable[Score] = (ACCURACY,), *, validated: bool = False, threshold: bool = False
+    finished: Round,
+    scores: Iterable[Score] = (ACCURACY,),
+    *,
+    validated: bool = False,
+    threshold: bool = False,
+    personal: bool = False,
 ) -> list[tuple[object, ...]]:
     """Return the cells of `client_columns` for each client that evaluated the round's model."""
     scores = tuple(scores)
+    both = f"{names.VALIDATION}-{names.PERSONAL}"
+    of_personal = [(score, f"{score.name}-{both}") for score in scores] if validated and personal else []
     validation = [(score, f"{score.name}-{names.VALIDATION}") for score in scores] if validated else []
     shown = [(score, metric) for score in scores for metric in (score.name, f"{score.name}-{names.PERSONAL}")]
     number, coefficients, trained = finished.number, finished.coefficients, finished.train_metrics
@@ -144,6 +161,7 @@ def format_clients(
             measured.get(names.TRAIN_LOSS),
             *[_cell(score, measured.get(metric)) for score, metric in validation],
             *([measured.get(f"{names.LOSS}-{names.VALIDATION}")] if validated else []),
+            *[_cell(score, measured.get(metric)) for score, metric in of_personal],
             *([measured.get(THRESHOLD)] if threshold else []),
         )
         for name, measured in sorted(finished.evaluations.items())

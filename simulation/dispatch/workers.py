@@ -101,7 +101,8 @@ class WorkerClients(DispatchedClients):
         def evaluated(name: str) -> int:
             splits = self.local(name).splits
             trained_on = len(splits.train) if TRAIN_LOSS in terms.measure and call.asks(name) else 0
-            return 1 + (1 + call.personal) * len(splits.test) + len(splits.validation or ()) + trained_on
+            held_out = len(splits.test) + len(splits.validation or ())
+            return 1 + (1 + call.personal) * held_out + trained_on
 
         return trained if call.work == "train" else evaluated
 

@@ -56,7 +56,7 @@ HONOURED = Honoured(
     ),
     metrics=frozenset(
         {"{}-before", "{}-after", "learning-rate", "update-norm", "{}", "train-{}", "{}-validation", "{}-personal"}
-        | {"{}[{}:{}]"}
+        | {"{}[{}:{}]", "{}-validation-personal"}
     ),
 )
 """What is honoured side by side: no time budget, which is each client's, and nothing that a model draws."""

@@ -101,6 +101,7 @@ OF_THE_METRICS: Mapping[str, Case] = {
     "loss": Case(),
     "loss-validation": Case({"validation-share": 0.3}),
     "loss-personal": Case(terms=PERSONAL),
+    "loss-validation-personal": Case({"validation-share": 0.3}, PERSONAL),
     "count[side:left]": Case({"task": "tests.rounds.agreeing:grouped", "smallest-group": 2}),
 }
 
@@ -345,6 +346,7 @@ def row_of(name: str) -> str:
     """Return the row of the table that a metric is in, asked for or not."""
     always = {"loss": "{}", "loss-validation": "{}-validation", "loss-personal": "{}-personal"}
     always["count[side:left]"] = BY_GROUP
+    always["loss-validation-personal"] = "{}-validation-personal"
     return always.get(name) or metric_row(name)
 
 

@@ -11,6 +11,7 @@ from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
+from fairbloom.client.personal import load_model as load_personal
 from fairbloom.client.training import measure, train
 from fairbloom.client.work import client_work, global_work
 from fairbloom.errors import FairbloomError
@@ -166,6 +167,23 @@ def test_validation_is_of_the_clients_own_validation_examples(tmp_path: Path) ->
         found = measure(module, task, own)
         assert float(row[f"validation_{SCORE}"]) == pytest.approx(100.0 * found["accuracy"], abs=1e-4)
         assert float(row["validation_loss_of_global_model"]) == pytest.approx(found["loss"], abs=1e-4)
+
+
+def test_personal_models_are_measured_on_the_clients_own_validation_examples(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"validation_share": 0.2, "method": "ditto", "num_rounds": 2, "fraction": 1.0}
+    folder = run(tmp_path / "run", **settings)
+    task = load_task(small(folder, **settings).run_config())
+    column, module = "validation_accuracy_of_personal_model", task.model()
+    for row in table(folder / "clients.csv")[-5:]:
+        own = task.splits(row["client"]).validation
+        stored = (folder / "clients").rglob(f"{row['client']}/*.safetensors")
+        personal = load_personal(max(stored, key=lambda path: int(path.stem)))
+        assert own is not None
+        assert personal is not None
+        module.load_state_dict(personal)
+        assert float(row[column]) == pytest.approx(100.0 * measure(module, task, own)["accuracy"], abs=1e-4)
+    for others in ({"validation_share": 0.0}, {"method": "fedavg"}):
+        assert column not in header(run(tmp_path / "-".join(others), **{**settings, **others}) / "clients.csv")
 
 
 def test_a_run_without_validation_examples_has_no_columns_of_them(tmp_path: Path) -> None:

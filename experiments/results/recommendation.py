@@ -1,0 +1,257 @@
+"""A recommended method: what it is expected to gain on data it was not chosen by, at which price, and how to run it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.settings import Value
+
+from .presentation import render_html, show
+
+FILE = "recommendation.json"
+"""The file in which a recommendation lies in its folder."""
+
+SUBJECTS = {
+    "worst": "the worst served client",
+    "worst-10": "the worst served tenth of the clients",
+    "best-10": "the best served tenth of the clients",
+    "mean": "the mean over the clients",
+    "std": "the standard deviation over the clients",
+    "gap": "the gap between best and worst client",
+}
+"""What sentences call the measures of a wish, but for those of single clients."""
+
+SHRINKING = ("std", "gap")
+"""The measures that are better when they are smaller, whatever the score."""
+
+FRESH_SEEDS = 10
+"""For the mean gain over so many fresh seeds `Gain.low` and `Gain.high` are the ends of a prediction interval."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """By how much a method is better than another on fresh seeds, in the unit of the score; positive is better.
+
+    Attributes
+    ----------
+    measure
+        What is measured, as the wish calls it.
+    mean
+        The mean difference over the fresh seeds.
+    low, high
+        The 95 % prediction interval of the mean difference over ten other fresh seeds.
+    against
+        The label of the other method.
+    """
+
+    measure: str
+    mean: float
+    low: float
+    high: float
+    against: str
+
+
+@dataclass(frozen=True)
+class Price:
+    """What the recommended method costs against the baseline, on fresh seeds.
+
+    Attributes
+    ----------
+    mean
+        By how much the mean over the clients is better; negative where it is worse.
+    percent_worse_off
+        The percentage of clients that are worse off.
+    losing
+        By how much each client that loses is worse off, where clients are few.
+    bytes_a_round, seconds_a_round
+        What a round sends and takes more, over all clients.
+    """
+
+    mean: float = 0.0
+    percent_worse_off: float = 0.0
+    losing: Mapping[str, float] = field(default_factory=dict)
+    bytes_a_round: float = 0.0
+    seconds_a_round: float = 0.0
+
+
+@dataclass(frozen=True)
+class Tried:
+    """How far a candidate came on validation examples.
+
+    Attributes
+    ----------
+    method
+        Its label.
+    rounds, seeds
+        The rounds and seeds with which it was judged last.
+    value
+        The mean of the wished measure there.
+    misses
+        By how much it missed constraints; 0 where it kept them.
+    """
+
+    method: str
+    rounds: int
+    seeds: int
+    value: float
+    misses: float
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Which method to take for a wish.
+
+    Attributes
+    ----------
+    wish
+        The wish, as it was written.
+    label
+        What tables call the method with its parameters.
+    method
+        The method as settings have it.
+    parameters, settings
+        Its parameters, and all settings of its runs, by their names on the command line.
+    gain
+        What it is expected to gain against the baseline.
+    price
+        What that costs.
+    command, deploy
+        The command that runs it on this machine, and the one that submits it to deployed clients.
+    fresh_seeds
+        The seeds with which gain and price were measured.
+    as_good
+        The labels of other candidates that are not told from it.
+    tried
+        How far each candidate came, the furthest first.
+    untried
+        The labels of those that the budget left out.
+    failed
+        Why candidates could not be judged, by their labels.
+    notes
+        What else is to be known, in sentences.
+    score
+        What fairness is measured in.
+    folder
+        Where all runs lie.
+    """
+
+    wish: str
+    label: str
+    method: str
+    parameters: Mapping[str, Value]
+    settings: Mapping[str, Value]
+    gain: Gain
+    price: Price
+    command: str
+    deploy: str = ""
+    fresh_seeds: tuple[int, ...] = ()
+    as_good: tuple[str, ...] = ()
+    tried: tuple[Tried, ...] = ()
+    untried: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    score: Score = ACCURACY
+    folder: Path = field(default_factory=Path)
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The answer as `fairbloom recommend --json` prints it."""
+        return {
+            "method": self.method,
+            "parameters": dict(self.parameters),
+            "settings": dict(self.settings),
+            "gain": asdict(self.gain),
+            "price": asdict(self.price),
+            "command": self.command,
+        }
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The answer with how it was found, as `recommendation.json` has it."""
+        return {
+            **self.as_json,
+            "wish": self.wish,
+            "score": asdict(self.score),
+            "deploy": self.deploy,
+            "fresh_seeds": list(self.fresh_seeds),
+            "as_good": list(self.as_good),
+            "tried": [asdict(each) for each in self.tried],
+            "untried": list(self.untried),
+            "failed": dict(self.failed),
+            "notes": list(self.notes),
+        }
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the answer is to stay with the baseline."""
+        return self.label == self.gain.against
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The answer in words, the most important first."""
+        return (self._headline(), *self._about_price(), *self._about_others(), *self.notes)
+
+    def _headline(self) -> str:
+        if self.is_baseline:
+            return f"Stay with {self.label}: no candidate is shown to be better for this wish."
+        gain = self.gain
+        subject = SUBJECTS.get(gain.measure, gain.measure)
+        verb = "gains" if gain.measure not in SHRINKING else "shrinks by"
+        return (
+            f"Take {self.label}. Against {gain.against}, {subject} {verb} {gain.mean:.3g} {self.unit} on the test "
+            f"examples of {len(self.fresh_seeds)} fresh seeds; over ten others, expect {gain.low:.3g} to "
+            f"{gain.high:.3g}."
+        )
+
+    def _about_price(self) -> list[str]:
+        if self.is_baseline:
+            return []
+        price, unit = self.price, self.unit
+        paid = [f"The mean over the clients changes by {price.mean:+.3g} {unit}."]
+        paid.append(f"Of the clients, {price.percent_worse_off:.0f} % are worse off.")
+        if price.losing:
+            losses = ", ".join(f"{name} {change:+.3g}" for name, change in price.losing.items())
+            paid.append(f"Who pays, in {unit}: {losses}.")
+        sent = f"{abs(price.bytes_a_round):,.0f} bytes {_more(price.bytes_a_round)}"
+        taken = f"{abs(price.seconds_a_round):.2g} seconds {_more(price.seconds_a_round)}"
+        paid.append(f"A round takes {taken} here, and sends {sent if price.bytes_a_round else 'as many bytes'}.")
+        return paid
+
+    def _about_others(self) -> list[str]:
+        others = []
+        if self.as_good:
+            others.append(f"Not told from it: {', '.join(self.as_good)}.")
+        if self.untried and self.tried:
+            others.append(f"The budget left out {len(self.untried)}: {', '.join(self.untried)}.")
+        others += [f"{label} could not be judged: {reason}." for label, reason in self.failed.items()]
+        return others
+
+    @property
+    def unit(self) -> str:
+        """What differences are in."""
+        return "points" if self.score.percent else self.score.name
+
+    def show(self) -> None:
+        """Print the recommendation as the command line does."""
+        show(self)
+
+    def __repr__(self) -> str:
+        """Return the recommendation in a line."""
+        gain = self.gain
+        about = f"{gain.mean:+.3g} {self.unit} of {gain.measure} against {gain.against}"
+        return f"Recommendation({str(self.folder)!r}: {self.label}, {about} ({gain.low:.3g} to {gain.high:.3g}))"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return render_html(self)
+
+
+def _more(change: float) -> str:
+    return "more" if change > 0.0 else "less"
+
+
+def rows_of(tried: Sequence[Tried]) -> list[dict[str, Any]]:
+    """Return the rows of tried.csv: one a candidate."""
+    return [asdict(each) for each in tried]

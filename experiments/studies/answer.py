@@ -1,0 +1,266 @@
+"""The answer of a recommendation: the best of a search is measured with fresh seeds, and told from the baseline."""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from fairbloom.errors import FairbloomError
+
+from ..recipes.commands import deploy_command, run_command
+from ..results.comparison import Comparison, Plan, personal_label, read_comparison
+from ..results.differences import difference_of, differences_of, prediction_interval
+from ..results.recommendation import FRESH_SEEDS, Gain, Price, Recommendation
+from .halving import choose
+from .ladder import Search
+from .trials import Trials, Values
+
+FRESH_FROM, MOST_FRESH = 1000, 20
+"""Fresh seeds begin so many after the first seed of the search; there are at most so many, for more say little more."""
+
+FEW_CLIENTS = 10
+"""Up to so many clients, those that lose are named."""
+
+
+class Answer:
+    """What is answered to a wish.
+
+    The best of the search is answered where fresh seeds tell it from the baseline, unless equal weights do as well. So
+    the test examples decide between three at most, two of which were named before anything was run.
+
+    Parameters
+    ----------
+    trials
+        The runs.
+    search
+        The search, which is over.
+    seed
+        The first seed of the search.
+    at_a_time
+        How many runs go on at a time.
+
+    Attributes
+    ----------
+    best
+        The label of the best of the search; that of the baseline where nobody keeps the constraints.
+    seeds
+        The fresh seeds with which all finalists are finished.
+    notes
+        What is to be known of the answer, in sentences.
+    """
+
+    def __init__(self, trials: Trials, search: Search, seed: int, at_a_time: int) -> None:
+        self._trials, self._search, self._at_a_time = trials, search, at_a_time
+        self._fresh = range(seed + FRESH_FROM, seed + FRESH_FROM + MOST_FRESH)
+        self.seeds: Sequence[int] = ()
+        self.notes: list[str] = []
+        self.best = self._best()
+
+    def _best(self) -> str:
+        best = choose(self._search.standings)
+        rung = self._search.rung
+        if rung is None:
+            self.notes.append("The budget was too short to judge a single method: raise it by --budget.")
+        elif rung.rounds < self._trials.rounds:
+            self.notes.append(
+                f"The search ended after {rung.rounds} of {self._trials.rounds} rounds: a higher --budget goes on."
+            )
+        if rung is not None and best is None:
+            self.notes.append("No candidate keeps all that the wish asks for, on validation examples.")
+        return best or self._trials.baseline
+
+    @property
+    def finalists(self) -> list[str]:
+        """The labels of those that are measured with fresh seeds, the baseline first."""
+        return list(dict.fromkeys([*self._trials.always, self.best]))
+
+    def measure(self, until: float) -> None:
+        """Run the finalists with fresh seeds while there is time, where there is anything to tell from the baseline."""
+        if self._search.rung is None or self.best == self._trials.baseline:
+            return
+        took, step = 0.0, min(self._at_a_time, MOST_FRESH)
+        for start in range(0, MOST_FRESH, step):
+            if start and time.monotonic() + took > until:
+                break
+            try:
+                took = self._trials.fresh(self.finalists, self._fresh[start : start + step], until)
+            except TimeoutError:
+                break
+            if self.best in self._trials.failed:
+                break
+        self.seeds = self._trials.finished_fresh(self.finalists, self._fresh)
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """The comparison of the finalists with fresh seeds; None where there is none, or clients cannot be compared."""
+        if not self.seeds:
+            return None
+        trials = self._trials
+        runs = {
+            label: [f"runs/{Path(trials.fresh_settings(label, seed).out).name}" for seed in self.seeds]
+            for label in self.finalists
+        }
+        plan = Plan(runs, list(self.seeds), trials.baseline)
+        try:
+            comparison = read_comparison(trials.out, plan)
+        except FairbloomError as error:
+            trials.failed[self.best] = str(error)
+            return None
+        plan.write(trials.out)
+        return comparison
+
+    def recommendation(self) -> Recommendation:
+        """Return the answer."""
+        label = self._decide()
+        trials, contender = self._trials, self._trials.contenders[label]
+        config = dict(contender.config)
+        return Recommendation(
+            wish=trials.wish.text,
+            label=label,
+            method=contender.variant.method,
+            parameters=contender.variant.given,
+            settings=config,
+            gain=self._gain(label),
+            price=self._price(label),
+            command=run_command(config),
+            deploy=deploy_command(config),
+            fresh_seeds=tuple(self.seeds),
+            as_good=self._as_good(label),
+            tried=self._search.tried,
+            untried=self._search.untried,
+            failed=dict(trials.failed),
+            notes=(*self.notes, *self._limits(label)),
+            score=trials.score,
+            folder=trials.out,
+        )
+
+    # What fresh seeds decide ------------------------------------------------------------------------------------------
+
+    def _decide(self) -> str:
+        """Return the label of the answer."""
+        baseline, equal, best = self._trials.baseline, self._trials.equal, self.best
+        if best == baseline:
+            return baseline
+        if self.comparison is None or len(self.seeds) < 2:
+            self.notes.append(
+                f"{best} was the best of the search, but could not be measured with fresh seeds."
+                if best in self._trials.failed
+                else f"{best} was the best of the search, but there was no time to measure it with two fresh seeds: "
+                "raise --budget, and the same command goes on."
+            )
+            return baseline
+        told = self._told()
+        keeping = [label for label in (best, equal, baseline) if self._keeps(label)]
+        if best not in keeping:
+            self.notes.append(f"{best} was the best of the search, but misses a constraint with fresh seeds.")
+        better = [label for label in keeping if told.get(label)]
+        if equal in better and not self._is_clear(self._differences(best, equal)):
+            return equal
+        if best in better or (best in keeping and baseline not in keeping):
+            return best
+        if best in keeping:
+            self.notes.append(f"{best} was the best of the search, but is not told from {baseline} with fresh seeds.")
+        return equal if equal in better else baseline
+
+    def _told(self) -> Mapping[str, bool]:
+        """Return of the best and of equal weights whether they are told to be better, with Holm's correction."""
+        baseline = self._trials.baseline
+        rivals = {label: self._differences(label, baseline) for label in (self.best, self._trials.equal)}
+        found = differences_of({label: each for label, each in rivals.items() if label != baseline})
+        return {label: each.clear and each.mean > 0.0 for label, each in found.items()}
+
+    def _is_clear(self, differences: Sequence[float]) -> bool:
+        found = difference_of(differences)
+        return found.clear and found.mean > 0.0
+
+    def _keeps(self, label: str) -> bool:
+        """Return whether a candidate keeps all constraints, in the mean over the fresh seeds."""
+        trials = self._trials
+        return all(
+            trials.excess(constraint, self._values(label), self._values(reference)) <= 0.0
+            for constraint, reference in zip(trials.wish.constraints, trials.references, strict=True)
+        )
+
+    def _values(self, label: str) -> Sequence[Values]:
+        """Return the test score of each client under the model by which a candidate is judged, seed by seed."""
+        measured = {} if self.comparison is None else self.comparison.values
+        personal = personal_label(label)  # of a method that has a common model, too
+        return measured[personal if personal in measured else label]
+
+    def _differences(self, label: str, against: str) -> list[float]:
+        """Return by how much better one candidate is than another in what is wished for, seed by seed."""
+        measure, score = self._trials.wish.measure, self._trials.score
+        pairs = zip(self._values(label), self._values(against), strict=True)
+        return [measure.better(measure.of(mine, score), measure.of(theirs, score), score) for mine, theirs in pairs]
+
+    # What is said of it -----------------------------------------------------------------------------------------------
+
+    def _gain(self, label: str) -> Gain:
+        measure, baseline = self._trials.wish.measure.title, self._trials.baseline
+        if label == baseline:
+            return Gain(measure, 0.0, 0.0, 0.0, baseline)
+        differences = self._differences(label, baseline)
+        low, high = prediction_interval(differences, count=FRESH_SEEDS)  # of splits like these, so without test_share
+        return Gain(measure, statistics.fmean(differences), low, high, baseline)
+
+    def _limits(self, label: str) -> list[str]:
+        """Return what an answer other than the baseline does not say, in sentences."""
+        trials, limits = self._trials, []
+        if label == trials.baseline or self.comparison is None:
+            return []
+        if trials.contenders[label].evaluated == "personal":
+            limits.append("It is judged by personal models, which clients keep between rounds; newcomers have none.")
+        if share := self.comparison.shared.test_share:
+            found = difference_of(self._differences(label, trials.baseline), test_share=share)
+            shown = "is shown" if found.clear else "is not shown"
+            limits.append(
+                "Seeds split the same examples again and again. That other examples of these clients bring a gain "
+                f"{shown}: corrected for that (Nadeau and Bengio), it is {found.low:.3g} to {found.high:.3g}."
+            )
+        if self.comparison.shared.fixed:
+            limits.append("All seeds test on the same examples: what others would give is not measured.")
+        return limits
+
+    def _price(self, label: str) -> Price:
+        trials = self._trials
+        if label == trials.baseline:
+            return Price()
+        changes: dict[str, list[float]] = {}
+        for mine, theirs in zip(self._values(label), self._values(trials.baseline), strict=True):
+            for client in theirs:
+                changes.setdefault(client, []).append(trials.score.better(mine[client], theirs[client]))
+        each = [change for client in changes.values() for change in client]
+        shared = None if self.comparison is None else self.comparison.shared
+        named = len(changes) <= FEW_CLIENTS and shared is not None and not shared.dealt
+        told = differences_of(changes) if named else {}
+        losing = {client: found.mean for client, found in told.items() if found.clear and found.mean < 0.0}
+        by_seed = [
+            statistics.fmean(trials.score.better(mine[client], theirs[client]) for client in theirs)
+            for mine, theirs in zip(self._values(label), self._values(trials.baseline), strict=True)
+        ]
+        costs = {name: trials.cost_of_a_round(name, self.seeds) for name in (label, trials.baseline)}
+        sent, seconds = (mine - theirs for mine, theirs in zip(costs[label], costs[trials.baseline], strict=True))
+        return Price(
+            mean=statistics.fmean(by_seed),
+            percent_worse_off=100.0 * sum(change < 0.0 for change in each) / len(each),
+            losing=dict(sorted(losing.items(), key=lambda pair: pair[1])),
+            bytes_a_round=sent,
+            seconds_a_round=seconds,
+        )
+
+    def _as_good(self, label: str) -> tuple[str, ...]:
+        """Return who is not told from the answer: on validation examples, and of finalists with fresh seeds."""
+        standings, measure, score = self._search.standings, self._trials.wish.measure, self._trials.score
+        if label not in standings:
+            return ()
+        mine = standings[label].values
+        worse = {
+            other: [measure.better(a, b, score) for a, b in zip(mine, each.values, strict=True)]
+            for other, each in standings.items()
+            if other != label and each.violation == 0.0
+        }
+        if self.comparison is not None and len(self.seeds) > 1:
+            worse |= {other: self._differences(label, other) for other in self.finalists if other in worse}
+        told = differences_of(worse) if worse else {}
+        return tuple(other for other, each in told.items() if not (each.clear and each.mean > 0.0))

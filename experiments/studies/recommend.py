@@ -1,0 +1,128 @@
+"""A recommendation: candidates are halved on validation examples, and the best is measured with seeds it never met."""
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from fairbloom.protocol.scores import Score
+from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.server.run_folder.errors import explain_write_errors
+from fairbloom.server.settings import Settings, check_used
+from fairbloom.system.files import write_whole
+from fairbloom.tasks import load_task
+
+from ..recipes.variants import config_of
+from ..results.recommendation import FILE, Recommendation, rows_of
+from .answer import Answer
+from .candidates import candidates_for
+from .driver import carry_out, write_tables
+from .ladder import Search
+from .pool import check_runs
+from .trials import Contender, Trials
+from .wish import Wish
+
+SEARCH_SHARE = 0.5
+"""The share of the budget that the search may take; the rest is for measuring what it has found with fresh seeds."""
+
+OPTIONS = {"method": "none, as it chooses the method", "seed": "--seed", "out": "--out"}
+"""The settings that a recommendation sets itself, run by run, and the options that are for them."""
+
+
+def parse_budget(text: str) -> float:
+    """Return the seconds of a time such as 10m, 90s, 1h or 1h30m.
+
+    Raises
+    ------
+    SettingsError
+        When the text is no such time, or no time at all.
+    """
+    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.strip().lower(), re.ASCII)
+    parts = match.groups(default="0") if match else ()
+    if not (seconds := sum(int(part) * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))):
+        raise SettingsError(f"budget = {text!r}: write a time as 10m, 90s, 1h or 1h30m")
+    return float(seconds)
+
+
+def recommend_method(
+    config: Mapping[str, Value],
+    wish: Wish,
+    budget: float,
+    seed: int,
+    out: Path,
+    jobs: int,
+    notify: Callable[[str], None] = lambda stage: None,
+) -> Recommendation:
+    """Return which method to take for a wish, found within a budget of wall-clock time.
+
+    Parameters
+    ----------
+    config
+        The settings that all runs share.
+    wish
+        What the method is to be good at, and what it may not cost.
+    budget
+        Seconds after which no run goes on.
+    seed
+        The first seed of the search.
+    out
+        The folder of all runs; finished ones that are there are not run again.
+    jobs
+        How many runs go on at a time, each in a process of its own.
+    notify
+        Called with what is being done, when that begins and after each run.
+
+    Raises
+    ------
+    FairbloomError
+        When a setting is impossible or unused, the wish names a client that there is not or wishes worse service, data
+        or folder cannot be used, or the baseline cannot be run.
+    """
+    begun, out = time.monotonic(), out.absolute()
+    contenders = _contenders(config, wish)
+    score = _check(config, contenders, wish)
+    stages = ["searching"]
+    with carry_out(out, jobs, lambda: notify(stages[-1]), log_level=logging.ERROR) as work:
+        trials = Trials(work, out, contenders, wish, score)
+        check_runs({(label, seed): trials.search_settings(label, seed, trials.rounds) for label in trials.contenders})
+        notify(stages[-1])
+        search = Search(trials, [*trials.contenders], seed, jobs)
+        search.run(until=begun + SEARCH_SHARE * budget)
+        stages.append("measuring with fresh seeds")
+        notify(stages[-1])
+        answer = Answer(trials, search, seed, jobs)
+        answer.measure(until=begun + budget)
+        found = answer.recommendation()
+        _write(found)
+        return found
+
+
+def _contenders(config: Mapping[str, Value], wish: Wish) -> list[Contender]:
+    """Return the candidates, each with the settings of its runs."""
+    for key, value in config.items():
+        if key in OPTIONS:
+            raise SettingsError(f"{key} = {value!r}: a recommendation sets {key} run by run: use {OPTIONS[key]}")
+    among = candidates_for(config, [each.method for each in wish.constraints])
+    return [Contender(variant, config_of(variant, among, config)) for variant in among]
+
+
+def _check(config: Mapping[str, Value], contenders: Sequence[Contender], wish: Wish) -> Score:
+    """Return the score of the task; raise FairbloomError where settings, data or the wish do not fit each other."""
+    first = Settings.of(contenders[0].config)
+    check_used(config, [each.variant.method for each in contenders], first.task)
+    task = load_task(first)
+    wish.check(task.score)
+    if wish.clients:
+        from fairbloom.simulation.clients import check_names  # imported late, as PyTorch is with it
+
+        check_names("wish", wish.clients, task.clients)
+    return task.score
+
+
+def _write(found: Recommendation) -> None:
+    """Write the answer, and how far each candidate came, into the folder of the recommendation."""
+    write_tables(found.folder, {"tried.csv": rows_of(found.tried)})
+    with explain_write_errors("the recommendation", found.folder):
+        write_whole(found.folder / FILE, json.dumps(found.record, indent=2, ensure_ascii=False).encode())

@@ -1,0 +1,208 @@
+"""The runs of a recommendation: those of the search, and those with fresh seeds."""
+
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fairbloom.protocol.scores import Score
+from fairbloom.protocol.settings import Value
+from fairbloom.server.run_folder.files import is_run_folder
+from fairbloom.server.settings import Settings
+
+from ..recipes.variants import Variant
+from ..results.run import Run, load
+from .driver import Execution, raise_failure
+from .halving import Standing
+from .pool import is_done
+from .study import folder_name
+from .wish import Constraint, Wish
+
+VALIDATION_SHARE = 0.2
+"""The share of each client's examples that the search sets apart to choose by, where the user has set none."""
+
+Values = Mapping[str, float]
+"""A score by client."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A candidate of a recommendation.
+
+    Attributes
+    ----------
+    variant
+        The method with its parameters.
+    config
+        The settings of its runs as the user would run it.
+    """
+
+    variant: Variant
+    config: Mapping[str, Value]
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return self.variant.label
+
+    @cached_property
+    def evaluated(self) -> str:
+        """Which model it is judged by: "personal" where its clients have personal models, else "global"."""
+        terms = Settings.of(self.config).strategy().terms(1)
+        return "global" if terms.personal_lambda is None else "personal"
+
+
+class Trials:
+    """The runs of a recommendation.
+
+    Parameters
+    ----------
+    work
+        What carries them out.
+    out
+        The folder of the recommendation.
+    contenders
+        The candidates in the order in which they are tried; the first is the baseline.
+    wish
+        By what they are judged.
+    score
+        What their clients measure.
+
+    Attributes
+    ----------
+    contenders
+        By their labels.
+    baseline, equal
+        The label of the baseline, and that of equal weights.
+    always
+        The labels of those whom every rung judges: the baseline, equal weights, and the methods of constraints.
+    rounds
+        The rounds of the run that is wished for.
+    failed
+        Why candidates could not be run or judged, by their labels.
+    """
+
+    def __init__(self, work: Execution, out: Path, contenders: Sequence[Contender], wish: Wish, score: Score) -> None:
+        self.contenders = {each.label: each for each in contenders}
+        self.wish, self.score, self.out = wish, score, out
+        self.baseline = contenders[0].label
+        uniform = [each.label for each in contenders if dict(each.variant.given) == {"weighting": "uniform"}]
+        self.equal = uniform[0] if uniform else self.baseline
+        self.references = [
+            next(each.label for each in contenders if each.variant.is_same(constraint.method))
+            for constraint in wish.constraints
+        ]
+        self.always: Sequence[str] = list(dict.fromkeys([self.baseline, self.equal, *self.references]))
+        self.rounds = Settings.of(contenders[0].config).num_rounds
+        self.failed: dict[str, str] = {}
+        self._work = work
+
+    def search_settings(self, label: str, seed: int, rounds: int) -> Settings:
+        """Return the settings of a run of the search, which is judged after so many rounds."""
+        apart = {"validation-share": VALIDATION_SHARE, "evaluate-every": 0}
+        return self._settings("search", {**apart, **self.contenders[label].config}, seed, rounds)
+
+    def fresh_settings(self, label: str, seed: int) -> Settings:
+        """Return the settings of a run with a fresh seed, whose clients are tested."""
+        return self._settings("fresh", {"evaluate-every": 0, **self.contenders[label].config}, seed, self.rounds)
+
+    def _settings(self, kind: str, config: Mapping[str, Value], seed: int, rounds: int) -> Settings:
+        whole = {**config, "num-rounds": self.rounds}  # names the folder, so that each length has runs of its own
+        folder = self.out / "runs" / f"{kind}-{folder_name(whole)}-seed{seed}"
+        return Settings.of({**config, "num-rounds": rounds, "seed": seed, "out": str(folder)})
+
+    def search(self, labels: Iterable[str], seed: int, rounds: int, until: float) -> float:
+        """Run candidates with a seed of the search, as far as they have not come so far, and return the seconds.
+
+        Raises
+        ------
+        TimeoutError
+            When the time is over.
+        FairbloomError
+            When the baseline, or the method of a constraint, cannot be run.
+        """
+        return self._run(
+            {
+                (label, seed): self.search_settings(label, seed, rounds)
+                for label in labels
+                if label not in self.failed and self.judged_run(label, seed, rounds) is None
+            },
+            until,
+        )
+
+    def fresh(self, labels: Iterable[str], seeds: Iterable[int], until: float) -> float:
+        """Run candidates with fresh seeds and return the seconds; raises as `search` does."""
+        runs = {(label, seed): self.fresh_settings(label, seed) for seed in seeds for label in labels}
+        return self._run({key: run for key, run in runs.items() if not is_done(run)}, until)
+
+    def _run(self, runs: Mapping[tuple[str, int], Settings], until: float) -> float:
+        if not runs:
+            return 0.0
+        begun = time.monotonic()
+        try:
+            self._work.run(runs, until)
+        finally:
+            for key, error in self._work.failed.items():
+                if key[0] in (self.baseline, *self.references):
+                    raise_failure(key, error)
+                self.failed.setdefault(key[0], str(error))
+        return time.monotonic() - begun
+
+    def judged_run(self, label: str, seed: int, rounds: int) -> Run | None:
+        """Return a run of the search that was evaluated after so many rounds; None where it has not come so far."""
+        folder = Path(self.search_settings(label, seed, rounds).out)
+        run = load(folder) if is_run_folder(folder) else None
+        return run if run is not None and rounds in run.evaluated_rounds else None
+
+    def finished_fresh(self, labels: Iterable[str], seeds: Iterable[int]) -> list[int]:
+        """Return the fresh seeds with which all these candidates are finished."""
+        return [seed for seed in seeds if all(is_done(self.fresh_settings(label, seed)) for label in labels)]
+
+    def standings(self, labels: Iterable[str], seeds: Sequence[int], rounds: int) -> dict[str, Standing]:
+        """Return what validation examples say of those candidates that have come so far with all these seeds.
+
+        There is nobody while the baseline or the method of a constraint has not. A candidate that lacks clients that
+        the baseline has is among those that failed.
+        """
+        scores = {label: found for label in labels if (found := self._scores(label, seeds, rounds))}
+        if not {self.baseline, *self.references} <= {*scores}:
+            return {}
+        base, standings = scores[self.baseline], {}
+        for label, by_seed in scores.items():
+            lacking = {client for mine, theirs in zip(by_seed, base, strict=True) for client in {*theirs} - {*mine}}
+            if lacking:
+                self.failed[label] = f"it has no validation {self.score.name} of {', '.join(sorted(lacking))}"
+                continue
+            values = [self.wish.measure.of(each, self.score) for each in by_seed]
+            excesses = [
+                self.excess(constraint, by_seed, scores[reference])
+                for constraint, reference in zip(self.wish.constraints, self.references, strict=True)
+            ]
+            standings[label] = Standing(values, excesses, self.wish.high)
+        return standings
+
+    def _scores(self, label: str, seeds: Sequence[int], rounds: int) -> list[Values]:
+        """Return the score of each client on its validation examples, seed by seed; nothing where one is missing."""
+        runs = [None if label in self.failed else self.judged_run(label, seed, rounds) for seed in seeds]
+        evaluated = self.contenders[label].evaluated
+        found: list[Values] = [
+            run.final(model=evaluated, split="validation", after=rounds) for run in runs if run is not None
+        ]
+        return found if len(found) == len(seeds) and all(found) else []
+
+    def cost_of_a_round(self, label: str, seeds: Iterable[int]) -> tuple[float, float]:
+        """Return the bytes that a round sends, both ways, and its seconds, in the mean over fresh seeds."""
+        rows = [row for seed in seeds for row in load(self.fresh_settings(label, seed).out).rows_of_rounds()]
+        sent = statistics.fmean(float(row["bytes_sent"]) + float(row["bytes_received"]) for row in rows)
+        return sent, statistics.fmean(float(row["seconds"]) for row in rows)
+
+    def excess(self, constraint: Constraint, by_seed: Sequence[Values], reference: Sequence[Values]) -> float:
+        """Return by how much more than it may cost a method costs, in the mean over the seeds."""
+        measure, score = constraint.measure, self.score
+        costs = [
+            measure.better(measure.of(theirs, score), measure.of(mine, score), score)
+            for mine, theirs in zip(by_seed, reference, strict=True)
+        ]
+        return statistics.fmean(costs) - constraint.points

@@ -1,0 +1,413 @@
+"""Recommendations from the command line, on real runs: what is answered, by which data, and what it holds."""
+
+import csv
+import io
+import json
+import math
+import os
+import shlex
+import signal
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import t
+
+from fairbloom import load, load_comparison, recommend
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.recipes.commands import deploy_command, run_command
+from fairbloom.experiments.studies import answer, candidates, ladder, pool
+from fairbloom.experiments.studies.candidates import candidates_for
+from fairbloom.experiments.studies.pool import Workers
+from fairbloom.experiments.studies.recommend import parse_budget
+from fairbloom.protocol.settings import assigned
+from fairbloom.server.fairness import summarize
+from fairbloom.server.run_folder.files import is_finished
+from fairbloom.server.settings import Settings
+
+from ..helpers import fairbloom, start
+
+WISH = "worst as high as possible"
+ONE_CLASS = ("--clients", 5, "--rounds", 6, "--partition", "classes", "--set", "classes-per-client=2")
+SMALL = (*ONE_CLASS, "--jobs", 2, "--set", "device=cpu", "--set", "learning-rate=0.05")
+ALL = candidates.SPACE
+KEYS = ["method", "parameters", "settings", "gain", "price", "command"]
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few candidates and seeds, so that no search is ended by the clock, whatever else the machine does."""
+    monkeypatch.setattr(candidates, "SPACE", (*candidates.SPACE[:3], ("qfedavg", {"qfedavg.q": 1.0})))
+    monkeypatch.setattr(ladder, "MOST_SEEDS", 4)
+    monkeypatch.setattr(answer, "MOST_FRESH", 4)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def last_scores(folder: Path, model: str) -> dict[str, float]:
+    """Return the test score of each client after the last round, read from the file."""
+    table = rows(folder / "clients.csv")
+    last = max(int(row["round"]) for row in table)
+    return {row["client"]: float(row[f"test_accuracy_of_{model}_model"]) for row in table if int(row["round"]) == last}
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: object, wish: str = WISH) -> dict[str, Any]:
+    capsys.readouterr()
+    assert fairbloom("recommend", "--wish", wish, "--budget", "30m", *words, "--json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recommended") / "out"
+
+
+@pytest.fixture
+def found(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Clients of two classes each, for whom models of their own are far better; later calls read what the first ran."""
+    return printed(capsys, *SMALL, "--out", folder)
+
+
+def test_json_is_one_object_of_the_documented_keys_and_numbers(found: Mapping[str, Any]) -> None:
+    assert list(found) == KEYS
+    assert list(found["gain"]) == ["measure", "mean", "low", "high", "against"]
+    assert all(math.isfinite(found["gain"][key]) for key in ("mean", "low", "high"))
+    assert (found["gain"]["measure"], found["gain"]["against"]) == ("worst", "FedAvg")
+    assert found["method"] == found["settings"]["method"] == "local"
+    assert found["gain"]["low"] > 0.0
+
+
+def test_gain_and_price_are_those_of_the_fresh_runs(found: Mapping[str, Any], folder: Path) -> None:
+    record = json.loads((folder / "recommendation.json").read_text())
+    seeds = record["fresh_seeds"]
+    assert seeds == [1000, 1001, 1002, 1003]
+    pairs = []
+    for seed in seeds:
+        (mine,) = folder.glob(f"runs/fresh-local-*-seed{seed}")
+        fedavg = folder.glob(f"runs/fresh-fedavg-*-seed{seed}")
+        (theirs,) = (path for path in fedavg if not load(path).settings["weighting"])
+        pairs.append((last_scores(mine, "personal"), last_scores(theirs, "global")))
+    gains = [min(mine.values()) - min(theirs.values()) for mine, theirs in pairs]
+    mean, half = statistics.fmean(gains), t.ppf(0.975, 3) * statistics.stdev(gains) * math.sqrt(1 / 4 + 1 / 10)
+    gain, price = found["gain"], found["price"]
+    assert (gain["mean"], gain["low"], gain["high"]) == pytest.approx((mean, mean - half, mean + half))
+    means = [statistics.fmean(mine.values()) - statistics.fmean(theirs.values()) for mine, theirs in pairs]
+    assert price["mean"] == pytest.approx(statistics.fmean(means))
+    worse = [mine[client] < theirs[client] for mine, theirs in pairs for client in theirs]
+    assert price["percent_worse_off"] == pytest.approx(100.0 * sum(worse) / len(worse))
+
+
+def test_fresh_seeds_are_none_that_were_searched_with_and_compare_as_a_comparison(
+    found: Mapping[str, Any], folder: Path
+) -> None:
+    searched = {path.name.rpartition("seed")[2] for path in folder.glob("runs/search-*")}
+    fresh = {path.name.rpartition("seed")[2] for path in folder.glob("runs/fresh-*")}
+    assert searched
+    assert fresh
+    assert searched.isdisjoint(fresh)
+    compared = load_comparison(folder)
+    assert compared.gain("Local", "worst")[0] == pytest.approx(found["gain"]["mean"])
+
+
+def test_candidates_are_chosen_by_validation_examples_of_the_model_that_serves(
+    found: Mapping[str, Any], folder: Path
+) -> None:
+    tried = {row["method"]: row for row in rows(folder / "tried.csv")}
+    assert set(tried) == {"FedAvg", "FedAvg (weighting=uniform)", "Local", "QFedAvg (q=1, lipschitz=20)"}
+    assert (tried["Local"]["rounds"], tried["Local"]["seeds"]) == ("6", "4")
+    worst = []
+    for seed in range(4):
+        (path,) = folder.glob(f"runs/search-local-*-seed{seed}")
+        run = load(path)
+        assert float(run.settings["validation-share"]) == 0.2
+        values = run.final(model="personal", split="validation")
+        worst.append(summarize(values)["worst"])
+    assert float(tried["Local"]["value"]) == pytest.approx(statistics.fmean(worst))
+
+
+def test_no_test_example_of_the_search_has_a_say(
+    found: Mapping[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With all test scores of the search turned round, the answer is the same."""
+    tables = {path: path.read_text() for path in folder.glob("runs/search-*/clients.csv")}
+    for path in tables:
+        header, *lines = csv.reader(io.StringIO(tables[path]))
+        tested = [place for place, column in enumerate(header) if column.startswith("test_accuracy")]
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(header)
+            for line in lines:
+                turned = [str(100.0 - float(cell)) if i in tested and cell else cell for i, cell in enumerate(line)]
+                writer.writerow(turned)
+    try:
+        assert printed(capsys, *SMALL, "--out", folder) == found
+    finally:
+        for path, text in tables.items():
+            path.write_text(text)
+
+
+def test_the_same_command_runs_nothing_again(
+    found: Mapping[str, Any], folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", None)
+    assert printed(capsys, *SMALL, "--out", folder) == found
+
+
+def test_the_command_runs_with_the_same_settings(
+    found: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program, *words = shlex.split(found["command"])
+    assert program == "fairbloom"
+    assert fairbloom(*words, "--out", "run") == 0
+    settings = load(tmp_path / "run").settings
+    expected = Settings.of(found["settings"]).run_config()
+    free = {"out", "seed", "fraction"}
+    assert {k: v for k, v in settings.items() if k not in free} == {k: v for k, v in expected.items() if k not in free}
+    assert found["settings"].items() >= found["parameters"].items()
+
+
+def test_without_json_it_is_said_in_words_with_what_was_tried_and_both_commands(
+    found: Mapping[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("recommend", "--wish", WISH, "--budget", "30m", *SMALL, "--out", folder) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Take Local. Against FedAvg, the worst served client gains ")
+    for words in (found["command"], "fairbloom deploy submit --set", "personal models", "QFedAvg", "misses by"):
+        assert words in said
+
+
+def test_a_notebook_shows_the_answer(found: Mapping[str, Any], folder: Path) -> None:
+    there = recommend(
+        wish=WISH,
+        budget="30m",
+        clients=5,
+        rounds=6,
+        partition="classes",
+        out=folder,
+        jobs=2,
+        settings={"classes-per-client": 2, "device": "cpu", "learning-rate": 0.05},
+    )
+    assert there.as_json == found
+    html = there._repr_html_()
+    assert "<table>" in html
+    assert "Take Local" in html
+    assert "Local" in repr(there)
+
+
+def test_a_constraint_keeps_out_who_misses_it_and_its_method_is_among_the_candidates(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wish = f"{WISH}, best-10 within 0.5 points of fedprox(mu=0.2)"
+    limited = printed(capsys, *SMALL, "--out", folder.parent / "limited", wish=wish)
+    record = json.loads((folder.parent / "limited" / "recommendation.json").read_text())
+    tried = {each["method"]: each for each in record["tried"]}
+    assert "FedProx (mu=0.2)" in tried
+    assert tried[record["tried"][0]["method"]]["misses"] >= 0.0
+    if limited["method"] != "fedavg":
+        compared = load_comparison(folder.parent / "limited")
+        label = next(each for each in compared.methods if each.lower().startswith(limited["method"]))
+        cost = statistics.fmean(
+            theirs["best_10"] - mine["best_10"]
+            for mine, theirs in zip(compared.measures(label), compared.measures("FedProx (mu=0.2)"), strict=True)
+        )
+        assert cost <= 0.5
+
+
+def test_the_baseline_is_the_answer_where_nobody_is_told_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Clients that are as large as each other, where equal weights are the same model."""
+    words = ("--clients", 3, "--rounds", 3, "--partition", "iid", "--set", "device=cpu", "--jobs", 2, "--out", tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "SPACE", candidates.SPACE[:2])
+        found = printed(capsys, *words, wish="mean as high as possible")
+    assert (found["method"], found["parameters"]) == ("fedavg", {})
+    assert found["gain"] == {"measure": "mean", "mean": 0.0, "low": 0.0, "high": 0.0, "against": "FedAvg"}
+    assert found["price"]["percent_worse_off"] == 0.0
+    assert shlex.split(found["command"])[:4] == ["fairbloom", "run", "--method", "fedavg"]
+
+
+def test_a_budget_for_nothing_says_so_and_stays_with_the_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fairbloom.experiments.studies.recommend.SEARCH_SHARE", 0.0)
+        words = (*SMALL, "--out", tmp_path / "out")
+        assert fairbloom("recommend", "--wish", WISH, "--budget", "1s", *words) == 0
+        said = capsys.readouterr().out
+    assert "Stay with FedAvg" in said
+    assert "raise it by --budget" in said
+    record = json.loads((tmp_path / "out" / "recommendation.json").read_text())
+    assert record["gain"]["low"] == record["gain"]["high"] == 0.0
+    assert len(record["untried"]) == 4
+    assert printed(capsys, *words)["method"] == "local"
+
+
+def test_one_client_is_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--clients", 1, "--rounds", 3, "--partition", "iid", "--set", "device=cpu", "--jobs", 2, "--out", tmp_path)
+    found = printed(capsys, *words)
+    assert math.isfinite(found["gain"]["low"])
+
+
+def write_hospitals(folder: Path, count: int, patients: int) -> Path:
+    folder.mkdir()
+    for k in range(count):
+        lines = [f"{age},{(age * 7 + k) % 5},{age * 0.5 + 10 * k}" for age in range(patients)]
+        (folder / f"site-{k}.csv").write_text("\n".join(["age,dose,target", *lines, ""]))
+    return folder
+
+
+def test_two_hospitals_of_five_rows_have_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_hospitals(tmp_path / "data", 2, 5)
+    words = ("--task", "csv", "--data-dir", data, "--rounds", 3, "--set", "csv.kind=regression", "--jobs", 2)
+    found = printed(capsys, *words, "--out", tmp_path / "out", wish="worst as low as possible")
+    assert math.isfinite(found["gain"]["low"])
+    assert str(data) in found["command"]
+
+
+def test_two_rows_are_too_few_and_the_words_say_which_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_hospitals(tmp_path / "data", 2, 2)
+    words = ("--task", "csv", "--data-dir", data, "--rounds", 3, "--set", "csv.kind=regression")
+    wish = ("--wish", "worst as low as possible", "--out", tmp_path / "out")
+    assert fairbloom("recommend", *wish, *words) == 2
+    said = capsys.readouterr().err
+    assert "site-0" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--wish", "fair please"), "MEASURE as high|low as possible"),
+        (("--wish", "worst as low as possible"), "worst as high as possible"),
+        (("--wish", "client client-9 as high as possible"), "client-9"),
+        (("--wish", f"{WISH}, client berlin within 1 point of FedAvg"), "berlin"),
+        (("--wish", f"{WISH}, mean within 1 point of fedavgg"), "did you mean fedavg"),
+        (("--wish", WISH, "--budget", "soon"), "10m, 90s"),
+        (("--wish", WISH, "--budget", "0m"), "10m, 90s"),
+        (("--wish", WISH, "--budget", "-5m"), "10m, 90s"),
+        (("--wish", WISH, "--set", "method=fedfv"), "method = 'fedfv'"),
+        (("--wish", WISH, "--set", "seed=3"), "use --seed"),
+        (("--wish", WISH, "--set", "learning-rat=3"), "learning-rate"),
+        (("--wish", WISH, "--set", "adult.groups=described"), "adult.groups has no effect"),
+        (("--wish", WISH, "--task", "digit"), "did you mean digits"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert fairbloom("recommend", *words, "--clients", 3, "--out", tmp_path / "out") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert said in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_states_the_grammar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert fairbloom("recommend", "--help") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "MEASURE within N points of METHOD" in said
+    assert "worst, worst-10, best-10, mean, std, gap, client NAME" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10m", 600.0), ("90s", 90.0), ("1h", 3600.0), ("1h30m", 5400.0), (" 2M ", 120.0)]
+)
+def test_a_budget_is_a_time(text: str, seconds: float) -> None:
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "10", "m", "1.5h", "10m 5", "s10", "0s", "ten minutes", "٣m"])
+def test_anything_else_is_no_budget(text: str) -> None:
+    with pytest.raises(FairbloomError, match="write a time as 10m"):
+        parse_budget(text)
+
+
+def test_runs_are_ended_at_a_time_and_continue(tmp_path: Path) -> None:
+    runs = {
+        ("FedAvg", seed): Settings.of(
+            {"clients": 3, "num-rounds": 3, "device": "cpu", "seed": seed, "out": str(tmp_path / str(seed))}
+        )
+        for seed in range(2)
+    }
+    done: list[str] = []
+    with Workers(1, 40) as workers:
+        with pytest.raises(TimeoutError):
+            workers.run(runs, lambda: None, lambda key, error: None, until=time.monotonic())
+        workers.run(runs, lambda: done.append("run"), lambda key, error: None)
+    assert len(done) == 2
+    assert all(is_finished(tmp_path / str(seed)) for seed in range(2))
+
+
+def test_ctrl_c_ends_it_and_the_same_command_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*SMALL, "--out", tmp_path)
+    process = start("recommend", "--wish", WISH, "--budget", "30m", *words, start_new_session=True)
+    while process.poll() is None and not list(tmp_path.rglob("model.safetensors")):
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    out, told = process.communicate()
+    assert (process.returncode, out) == (130, "")
+    assert "the same command continues" in told
+    assert "Traceback" not in told
+    finished = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
+    whole = {path for path in finished if load(path.parent).settings["num-rounds"] == 6}
+    assert printed(capsys, *words)["method"] == "local"
+    assert {path: path.stat().st_mtime_ns for path in whole} == {path: finished[path] for path in whole}
+
+
+def test_commands_are_quoted_for_a_shell_and_read_back_as_they_were() -> None:
+    config = {
+        "task": "csv",
+        "data-dir": "/data/it's here",
+        "num-rounds": 5,
+        "csv.target": "1",
+        "csv.classes": "no, yes",
+        "verify-data": False,
+        "method": "qfedavg",
+        "qfedavg.q": 0.1,
+        "engine": "loop",
+    }
+    program, command, *words = shlex.split(run_command(config))
+    assert (program, command) == ("fairbloom", "run")
+    pairs = dict(zip(words[::2], words[1::2], strict=True))
+    assert pairs["--data-dir"] == "/data/it's here"
+    assert pairs["--rounds"] == "5"
+    sets = assigned(value for option, value in zip(words[::2], words[1::2], strict=True) if option == "--set")
+    assert sets == {key: config[key] for key in ("csv.target", "csv.classes", "verify-data", "qfedavg.q")}
+    submitted = shlex.split(deploy_command(config))
+    assert submitted[:3] == ["fairbloom", "deploy", "submit"]
+    sets = assigned(submitted[4::2])
+    assert "data-dir" not in sets
+    assert "engine" not in sets
+    assert sets["method"] == "qfedavg"
+
+
+def test_a_parameter_that_is_set_is_not_varied(monkeypatch: pytest.MonkeyPatch) -> None:
+    varied = tuple(("qfedavg", {"qfedavg.q": q}) for q in (1.0, 5.0))
+    monkeypatch.setattr(candidates, "SPACE", (("fedavg", {}), *varied))
+    among = candidates_for({"qfedavg.q": 2.0, "learning-rate": 0.5}, [])
+    assert [each.label for each in among] == ["FedAvg", "QFedAvg (lipschitz=2)"]
+
+
+def test_every_candidate_can_be_run_and_the_baseline_and_equal_weights_are_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(candidates, "SPACE", ALL)
+    among = candidates_for({}, [])
+    assert [each.label for each in among[:2]] == ["FedAvg", "FedAvg (weighting=uniform)"]
+    assert {"local", "ditto"} <= {each.method for each in among}
+    assert len(among) == len(ALL)
+    for each in among:
+        Settings.of(each.config).strategy()
