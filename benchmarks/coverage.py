@@ -74,9 +74,12 @@ def truth_of(draw: Draw, rng: np.random.Generator) -> float:
 
 
 def coverage_of_t(differences: Floats, truth: float, test_share: float = 0.0) -> float:
-    """Return the share of trials, a row each, whose interval by `difference_of` holds the truth."""
+    """Return the share of trials, a row each, whose interval by `difference_of` holds the truth.
+
+    Trials whose differences are all the same have no interval, and are not counted.
+    """
     found = (difference_of(row.tolist(), test_share=test_share) for row in differences)
-    return float(np.mean([each.low <= truth <= each.high for each in found]))
+    return float(np.mean([each.low <= truth <= each.high for each in found if not np.isnan(each.low)]))
 
 
 def coverage_of_bootstrap(differences: Floats, truth: float, method: str, rng: np.random.Generator) -> float:
