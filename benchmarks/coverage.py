@@ -69,8 +69,8 @@ SHAPES: Mapping[str, Draw] = {
 
 
 def truth_of(draw: Draw, rng: np.random.Generator) -> float:
-    """Return the mean difference over 400,000 seeds."""
-    return float(np.mean([draw(rng, (4_000, 10)).mean() for _ in range(10)]))
+    """Return the mean difference over 100,000 seeds."""
+    return float(np.mean([draw(rng, (1_000, 10)).mean() for _ in range(10)]))
 
 
 def coverage_of_t(differences: Floats, truth: float, test_share: float = 0.0) -> float:
