@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fairbloom import Reproduction, Run, reproduce
+from fairbloom.experiments.results.differences import Difference, difference_of
 from fairbloom.server.run_folder.files import CLIENTS
 
 PICTURE, SMALL_PICTURE = (Path(__file__).parent / "images" / name for name in ("hospitals.png", "four-hospitals.png"))
@@ -47,35 +48,6 @@ HEADINGS = (
     *("method", "worst hospital, %", "against FedAvg", "better, worse"),
     *("highest loss", "against FedAvg", "better, worse", "mean, %"),
 )
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Paired differences, split by split.
-
-    Attributes
-    ----------
-    mean, error
-        Their mean, and its standard error.
-    above, below
-        How many are above and below zero.
-    """
-
-    mean: float
-    error: float
-    above: int
-    below: int
-
-    @classmethod
-    def of(cls, values: NDArray[np.float64], base: NDArray[np.float64]) -> "Difference":
-        """Return the differences of two methods' values, one a split each."""
-        each = values - base
-        return cls(*mean_and_error(each), int((each > 0).sum()), int((each < 0).sum()))
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether it is larger than two standard errors."""
-        return abs(self.mean) > 2.0 * self.error
 
 
 @dataclass(frozen=True)
@@ -126,9 +98,17 @@ def _losses(run: Run) -> list[float]:
     return [float(row["test_loss_of_global_model"]) for row in sorted(rows, key=lambda row: row["client"])]
 
 
-def mean_and_error(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the mean and its standard error."""
-    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
+def against(values: NDArray[np.float64], base: NDArray[np.float64], *, lower_is_better: bool = False) -> Difference:
+    """Return by how much a method is better than FedAvg, from their values, one a split each.
+
+    Its error is that of the splits, which share their patients: `test_share` would make it one of other patients.
+    """
+    return difference_of(base - values if lower_is_better else values - base)
+
+
+def is_bold(difference: Difference) -> bool:
+    """Return whether a difference is larger than two standard errors."""
+    return abs(difference.mean) > 2.0 * difference.error
 
 
 # The table ------------------------------------------------------------------------------------------------------------
@@ -143,27 +123,27 @@ def table(methods: Sequence[Served]) -> str:
 def _cells(method: Served, base: Served) -> tuple[str, ...]:
     accuracy, loss = ("–", "–"), ("–", "–")
     if method is not base:
-        accuracy = _against(method.worst, base.worst, 1)
+        accuracy = _cells_against(method.worst, base.worst, 1)
     if method is not base and method.highest is not None and base.highest is not None:
-        loss = _against(method.highest, base.highest, 3, lower_is_better=True)
+        loss = _cells_against(method.highest, base.highest, 3, lower_is_better=True)
     highest = "–" if method.highest is None else _number(method.highest, 3)
     mean = _number(method.accuracies.mean(axis=1), 1)
     return (method.name, _number(method.worst, 1), *accuracy, highest, *loss, mean)
 
 
 def _number(values: NDArray[np.float64], decimals: int) -> str:
-    mean, error = mean_and_error(values)
-    return f"{mean:.{decimals}f} ± {error:.{decimals}f}"
+    found = difference_of(values)  # from nothing
+    return f"{found.mean:.{decimals}f} ± {found.error:.{decimals}f}"
 
 
-def _against(
+def _cells_against(
     values: NDArray[np.float64], base: NDArray[np.float64], decimals: int, *, lower_is_better: bool = False
 ) -> tuple[str, str]:
     """Return the difference to FedAvg, and in how many splits it is for the better and for the worse."""
-    found = Difference.of(values, base)
-    text = f"{found.mean:+.{decimals}f} ± {found.error:.{decimals}f}".replace("-", "−")
-    counts = (found.below, found.above) if lower_is_better else (found.above, found.below)
-    return f"**{text}**" if found.is_clear else text, f"{counts[0]}, {counts[1]}"
+    found = against(values, base, lower_is_better=lower_is_better)
+    mean = 0.0 - found.mean if lower_is_better else found.mean
+    text = f"{mean:+.{decimals}f} ± {found.error:.{decimals}f}".replace("-", "−")
+    return f"**{text}**" if is_bold(found) else text, f"{found.better}, {found.worse}"
 
 
 # The picture ----------------------------------------------------------------------------------------------------------
@@ -176,9 +156,9 @@ def picture(methods: Sequence[Served]) -> Figure:
         figure = Figure(figsize=(7.2, 0.19 * len(others) + 1.1), layout="constrained")
         accuracy, loss = figure.subplots(1, 2, sharey=True)
         for place, method in enumerate(reversed(others)):
-            _draw(accuracy, place, Difference.of(method.worst, base.worst), sign=1)
+            _draw(accuracy, place, against(method.worst, base.worst), sign=1)
             if method.highest is not None and base.highest is not None:
-                _draw(loss, place, Difference.of(method.highest, base.highest), sign=-1)
+                _draw(loss, place, against(method.highest, base.highest, lower_is_better=True), sign=-1)
         accuracy.set_yticks(range(len(others)), [method.name for method in reversed(others)])
         accuracy.set_xlabel("accuracy of the worst served hospital:\npoints against FedAvg (right is better)")
         loss.set_xlabel("loss of the hospital with the highest:\nagainst FedAvg (left is better)")
@@ -209,8 +189,9 @@ def small_picture(methods: Sequence[Served]) -> Figure:
 
 
 def _draw(axes: Axes, place: int, difference: Difference, sign: int) -> None:
-    colour = NEITHER if not difference.is_clear else BETTER if sign * difference.mean > 0 else WORSE
-    axes.errorbar(difference.mean, place, xerr=2.0 * difference.error, color=colour, marker="o", markersize=3.5)
+    """Draw a difference, to the left where lower is better, as `sign` says."""
+    colour = NEITHER if not is_bold(difference) else BETTER if difference.mean > 0 else WORSE
+    axes.errorbar(sign * difference.mean, place, xerr=2.0 * difference.error, color=colour, marker="o", markersize=3.5)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Difference:
     error
         Its standard error; NaN with a single seed.
     low, high
-        Its 95 % interval; NaN with a single seed, or where all differences are the same and not zero.
+        Its 95 % interval; NaN with a single seed, or where all differences are the same.
     better, worse
         With how many seeds the method is better, and worse; with the others it is equal.
     seeds
@@ -92,8 +92,8 @@ def difference_of(differences: Sequence[float], *, test_share: float = 0.0, meth
     if n == 1:
         return Difference(mean, math.nan, math.nan, math.nan, better, worse, n, 1.0, None)
     if _is_constant(x):
-        end = math.nan if mean else 0.0  # one value again and again says nothing of how others would scatter
-        return Difference(mean, 0.0, end, end, better, worse, n, 1.0, None)
+        # One value again and again does not say how others would scatter.
+        return Difference(mean, 0.0, math.nan, math.nan, better, worse, n, 1.0, None)
     from scipy.stats import t
 
     spread = float(x.std(ddof=1))

@@ -369,7 +369,7 @@ def _difference_grid(comparison: Comparison) -> Grid:
     many = seeds > 1
     interval = (
         f", with its 95 % interval over the seeds; {CLEAR} marks what is clear: p < 0.05 by the paired t test with "
-        "Holm's correction over the methods"
+        "Holm's correction over the methods; where single seeds decide a difference, its interval is too narrow"
     )
     return Grid(
         ("method", *titles.values(), *gains, "better, worse"),

@@ -5,9 +5,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from docs.hospitals import FEW, PICTURE, SMALL_PICTURE, Difference, Served, picture, served, small_picture, table
+from docs.hospitals import (
+    FEW,
+    PICTURE,
+    SMALL_PICTURE,
+    Served,
+    against,
+    is_bold,
+    picture,
+    served,
+    small_picture,
+    table,
+)
 from fairbloom import reproduce
 from fairbloom.experiments.recipes.recipe import load_recipe
+from fairbloom.experiments.results.differences import difference_of
 from tests.originals import needs
 
 from .pages import ROOT
@@ -45,10 +57,19 @@ def test_the_commands_make_the_table_and_the_picture(tmp_path: Path) -> None:
 
 
 def test_differences_are_taken_split_by_split() -> None:
-    found = Difference.of(np.array([3.0, 2.0, 4.0, 1.0]), np.array([1.0, 3.0, 1.0, 1.0]))
-    assert (found.mean, found.above, found.below) == (1.0, 2, 1)
+    values, base = np.array([3.0, 2.0, 4.0, 1.0]), np.array([1.0, 3.0, 1.0, 1.0])
+    found = against(values, base)
+    assert (found.mean, found.better, found.worse) == (1.0, 2, 1)
     assert found.error == pytest.approx(np.sqrt((1 + 4 + 4 + 1) / 3) / 2)
-    assert not found.is_clear
+    assert not is_bold(found)
+    turned = against(values, base, lower_is_better=True)
+    assert (turned.mean, turned.better, turned.worse) == (-1.0, 1, 2)
+
+
+def test_the_correction_for_shared_patients_makes_errors_of_twenty_splits_as_large_as_the_page_says() -> None:
+    differences = np.random.default_rng(0).normal(8.3, 6.7, 20)
+    ratio = difference_of(differences, test_share=0.34 / 0.66).error / difference_of(differences).error
+    assert f"makes each error {ratio:.1f} times as large" in (ROOT / "docs" / "hospitals.md").read_text()
 
 
 def test_the_table_has_the_worst_hospital_of_each_split_and_counts_the_better_ones() -> None:

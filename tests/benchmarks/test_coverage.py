@@ -1,0 +1,75 @@
+"""Intervals hold what docs/statistics.md says of them, on a few hundred seeded draws of the benchmark's made data."""
+
+import re
+
+import numpy as np
+import pytest
+
+from benchmarks.coverage import (
+    SHAPES,
+    TEST_SHARE,
+    claims,
+    coverage_of_bootstrap,
+    coverage_of_t,
+    deal_alike,
+    deal_shards,
+    gains_of_deals,
+    gains_of_splits,
+    made_scores,
+    real_scores,
+    truth_of,
+)
+from fairbloom.experiments.results.differences import difference_of
+from tests.docs.pages import ROOT
+
+SHARE = TEST_SHARE / (1.0 - TEST_SHARE)
+
+
+@pytest.mark.parametrize("seeds", [5, 20])
+@pytest.mark.parametrize("shape", ["normal", "worst of 20 clients", "worst 10 % of 20 clients"])
+def test_the_interval_of_a_mean_difference_holds_the_truth_in_95_of_100_trials(shape: str, seeds: int) -> None:
+    rng = np.random.default_rng(3)
+    truth = truth_of(SHAPES[shape], rng)
+    covered = coverage_of_t(SHAPES[shape](rng, (400, seeds)), truth)
+    assert 0.915 < covered < 0.985  # three standard errors of 400 trials
+
+
+def test_a_bootstrap_of_five_seeds_holds_the_truth_less_often_which_is_why_none_is_used() -> None:
+    rng = np.random.default_rng(4)
+    draw = SHAPES["worst of 20 clients"]
+    truth, differences = truth_of(draw, rng), draw(rng, (400, 5))
+    assert coverage_of_bootstrap(differences, truth, "BCa", rng) < 0.9 < coverage_of_t(differences, truth)
+
+
+def test_a_difference_that_single_seeds_decide_has_too_narrow_an_interval() -> None:
+    rng = np.random.default_rng(5)
+    draw = SHAPES["large with one seed in five"]
+    assert coverage_of_t(draw(rng, (300, 5)), truth_of(draw, rng)) < 0.8
+
+
+def test_splits_of_the_same_clients_need_the_correction_and_deals_of_a_data_set_do_not() -> None:
+    rng = np.random.default_rng(6)
+    splits = gains_of_splits(rng, 120, 20)[:, :, 0]
+    truth = float(splits.mean())
+    assert coverage_of_t(splits, truth) < 0.9
+    assert coverage_of_t(splits, truth, SHARE) > 0.95
+    for deal in (deal_shards, deal_alike):
+        deals = gains_of_deals(rng, 60, 20, deal)[:, :, 0]
+        assert coverage_of_t(deals, float(deals.mean())) > 0.85
+
+
+def test_the_same_method_twice_is_told_from_itself_in_at_most_16_of_200_trials() -> None:
+    rng = np.random.default_rng(7)
+    assert claims(made_scores(200, 5, rng), made_scores(200, 5, rng)) <= 16
+
+
+def test_real_runs_of_the_same_method_under_other_seeds_differ_and_are_not_told_apart() -> None:
+    scores = real_scores(0, 10).reshape(2, 5, 2)
+    assert (scores[0] != scores[1]).any()
+    assert not difference_of((scores[1, :, 1] - scores[0, :, 1]).tolist()).clear
+
+
+def test_the_page_has_a_row_for_each_shape_of_differences() -> None:
+    page = (ROOT / "docs" / "statistics.md").read_text()
+    named = set(re.findall(r"^\| ([^|]+?) \| [\d.]+ \| [\d.]+ \|", page, flags=re.MULTILINE))
+    assert set(SHAPES) <= named
