@@ -8,10 +8,10 @@ from pathlib import Path
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.files import SCORES
-from fairbloom.server.run_folder.rows import Row
+from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
-from fairbloom.strategies import FairStrategy, find_method, name_of
+from fairbloom.strategies import FairStrategy, name_of
 from fairbloom.tasks import forget_user_defined_tasks
 
 from .recipes.axes import values_in
@@ -64,6 +64,7 @@ def run(
     out: str | os.PathLike[str] | None = None,
     from_round: int | None = None,
     settings: Mapping[str, Value] | None = None,
+    on_round: OnRound = ignore,
     progress: bool = True,
 ) -> Run:
     """Train with one method, all clients on this machine.
@@ -105,6 +106,9 @@ def run(
         The round that the run is taken back to before it continues, with other training-clients say; 0 starts over.
     settings
         Any other settings by their names on the command line: {"learning-rate": 0.05, "fedfv.alpha": 0.2}.
+    on_round
+        Called with each round once it is recorded: its number, its row of rounds.csv, the measures of fairness, each
+        client's score, the coefficients. What it raises ends the run; the same call continues after that round.
     progress
         Whether to show a progress bar, in a terminal or notebook.
 
@@ -136,20 +140,18 @@ def run(
     with progress_bar("mean [b]{task.fields[mean]}[/]  worst 10 % [b]{task.fields[worst]}[/]", shown=progress) as bar:
         shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, mean="–", worst="–")
 
-        model = find_method(chosen.method).serves
-
         @cache
         def run_score() -> Score:
             return SCORES.read(folder)[0]  # which is there once a round is
 
-        def on_row(row: Row) -> None:
-            score = run_score()
-            mean, worst = (row.get(f"{score.column(model)}_{measure}") for measure in ("mean", "worst_10"))
-            bar.update(shown, completed=float(str(row["round"])))
-            if isinstance(mean, float) and isinstance(worst, float):
-                bar.update(shown, mean=score.written(mean), worst=score.written(worst))
+        def show_round(recorded: RecordedRound) -> None:
+            bar.update(shown, completed=recorded.number)
+            if measures := recorded.measures:
+                mean, worst = (run_score().written(measures[measure]) for measure in ("mean", "worst_10"))
+                bar.update(shown, mean=mean, worst=worst)
+            on_round(recorded)
 
-        simulate(chosen, on_row)
+        simulate(chosen, show_round)
         bar.update(shown, completed=chosen.num_rounds)
     return load(folder)
 

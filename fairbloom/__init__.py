@@ -37,9 +37,11 @@ if TYPE_CHECKING:
     )
     from fairbloom.protocol.scores import Score
     from fairbloom.server.run_folder.flower import RunFolder
+    from fairbloom.server.run_folder.recorded import RecordedRound
 else:
     _PLACES = {
         "FairbloomError": "fairbloom.errors",
+        "RecordedRound": "fairbloom.server.run_folder.recorded",
         "RunFolder": "fairbloom.server.run_folder.flower",
         "Score": "fairbloom.protocol.scores",
     }
@@ -65,6 +67,7 @@ else:
 __all__ = [
     "Comparison",
     "FairbloomError",
+    "RecordedRound",
     "Reproduction",
     "Run",
     "RunFolder",

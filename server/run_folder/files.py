@@ -271,6 +271,15 @@ KNOWN = File[Known](
     remedy="Restore it from a copy, or delete it",
 )
 
+TRACKING = File[Mapping[str, Any]](
+    name="tracking.json",
+    holds="with `track`: the ids under which MLflow or Weights & Biases [show the run](live.md#trackers)",
+    encode=_encode_json,
+    decode=_decode_object,
+    absent={},
+    remedy="Restore it from a copy, or delete it",
+)
+
 ROUNDS = TableFile(
     name="rounds.csv",
     holds="a row a round: who was refused, missing or offline, measures of fairness, bytes, seconds",
@@ -336,6 +345,10 @@ PERSONAL = Entry(
         "clients are on one machine; `state-dir` names another folder"
     ),
 )
+
+TENSORBOARD = Entry(name="tensorboard", shown="tensorboard/", holds="with `track = tensorboard`: its event files")
+
+WANDB = Entry(name="wandb", shown="wandb/", holds="with `track = wandb`: what Weights & Biases keeps of the run")
 
 LOCK = Entry(name=LOCK_NAME, holds="which process writes to the folder; it is there while that process works")
 
