@@ -20,6 +20,7 @@ from ..checkpoint import Arrays, load_last, load_model, read_checksum, save_mode
 from .errors import explain_read_errors, explain_write_errors
 from .groups import GROUP_KEYS, Grouped
 from .lock import LOCK as LOCK_NAME
+from .lock import is_running
 from .tables import Cells, read_table
 from .values import Beginning, Known, Recorded
 
@@ -364,6 +365,12 @@ def is_run_folder(folder: Path) -> bool:
 def is_finished(folder: Path) -> bool:
     """Return whether the run in a folder is over."""
     return MODEL.exists_in(folder)
+
+
+def state_of(folder: Path) -> str:
+    """Return what the run in a folder is doing: finished, running or interrupted."""
+    running = is_running(folder)  # looked at first: one that ends in between is finished, and not interrupted
+    return "finished" if is_finished(folder) else "running" if running else "interrupted"
 
 
 def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
