@@ -27,6 +27,7 @@ from .studies.reproduce import reproduce
 from .studies.sweep import run_sweep
 from .studies.swept import load_sweep
 from .views import presenters as presenters  # which registers the views of runs, comparisons and reproductions
+from .views.progress import describe_spread, study_progress
 from .views.progress import progress as progress_bar
 
 __all__ = [
@@ -137,8 +138,8 @@ def run(
     check_used(config, [chosen.method], chosen.task)
     folder = choose_run_folder(chosen)
     forget_user_defined_tasks()  # a notebook's earlier run may have loaded them from files that have changed
-    with progress_bar("mean [b]{task.fields[mean]}[/]  worst 10 % [b]{task.fields[worst]}[/]", shown=progress) as bar:
-        shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, mean="–", worst="–")
+    with progress_bar(shown=progress) as bar:
+        shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, measured="")
 
         @cache
         def run_score() -> Score:
@@ -147,8 +148,8 @@ def run(
         def show_round(recorded: RecordedRound) -> None:
             bar.update(shown, completed=recorded.number)
             if measures := recorded.measures:
-                mean, worst = (run_score().written(measures[measure]) for measure in ("mean", "worst_10"))
-                bar.update(shown, mean=mean, worst=worst)
+                words = describe_spread(run_score(), measures["mean"], measures["worst_10"], len(recorded.scores))
+                bar.update(shown, measured=words)
             on_round(recorded)
 
         simulate(chosen, show_round)
@@ -223,11 +224,8 @@ def compare(
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
     chosen = baseline_of(name_of(baseline) if baseline else "", among)
     at_a_time = jobs or processors_here()
-    with progress_bar("runs done", shown=progress) as bar:
-        shown = bar.add_task("comparing", total=len(among) * seeds)
-        return compare_variants(
-            config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, lambda: bar.advance(shown)
-        )
+    with study_progress("comparing", len(among) * seeds, Path(out), shown=progress) as bars:
+        return compare_variants(config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, bars.count)
 
 
 Grid = Mapping[str, str | Sequence[Value]] | Iterable[str]
@@ -322,16 +320,9 @@ def sweep(
     if count < 1:
         raise SettingsError(f"seeds = {count}: a sweep takes at least one")
     folder = Path(out or Path("runs", recipe.name or "sweep"))
-    with progress_bar("runs done", shown=progress) as bar:
-        shown = bar.add_task("sweeping", total=None)
-        return run_sweep(
-            recipe,
-            range(seed, seed + count),
-            folder,
-            jobs or processors_here(),
-            lambda: bar.advance(shown),
-            lambda runs: bar.update(shown, total=runs),
-        )
+    with study_progress("sweeping", None, folder, shown=progress) as bars:
+        seeds_of_it, at_a_time = range(seed, seed + count), jobs or processors_here()
+        return run_sweep(recipe, seeds_of_it, folder, at_a_time, bars.count, bars.expect)
 
 
 def _recipe_of(method: str | Sequence[str], grid: Grid, baseline: str | None, config: Mapping[str, Value]) -> Recipe:

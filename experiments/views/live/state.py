@@ -10,11 +10,12 @@ from typing import NamedTuple
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.errors import check_place
-from fairbloom.server.run_folder.files import CLIENTS, CONFIG, KNOWN, MODEL, ROUNDS, is_run_folder
+from fairbloom.server.run_folder.files import CLIENTS, CONFIG, KNOWN, LOCK, MODEL, ROUNDS, is_run_folder
 from fairbloom.server.run_folder.lock import is_running
 from fairbloom.server.run_folder.rows import parse_refusals
 
 from ...results.comparison import Plan
+from ...results.measured import measure_title
 from ...results.run import COMPARISON, Run, load
 from ..listing import run_folders
 
@@ -93,6 +94,11 @@ class LiveRun:
     refusals: Sequence[tuple[int, str, str]] = ()
     deployed: bool = False
     fault: str = ""
+
+    @property
+    def worst_title(self) -> str:
+        """What the mean of the worst tenth of the clients is called: of up to ten, it is one client."""
+        return measure_title("worst_10", len(self.clients))
 
     @property
     def seconds_left(self) -> float | None:
@@ -183,6 +189,12 @@ class Looker:
             paths = sorted(run_folders(folder))
         runs = [self._look_at(path, path.name) for path in paths]
         return Snapshot(folder, runs, going_on=going_on or any(run.state == "running" for run in runs))
+
+    def look_at_running(self) -> list[LiveRun]:
+        """Return the runs of a study that go on; one that cannot be read at this moment is left out."""
+        locks = sorted(self.folder.glob(f"runs/*/{LOCK.name}"))
+        runs = [self._look_at(lock.parent, lock.parent.name) for lock in locks]
+        return [run for run in runs if run.state == "running"]
 
     def _look_at(self, folder: Path, name: str) -> LiveRun:
         if not is_run_folder(folder):

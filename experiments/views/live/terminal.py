@@ -107,16 +107,11 @@ def _curves(run: LiveRun, width: int) -> Table:
     values = [value for point in run.points for value in point[1:]]
     for name, curve in (
         ("mean", [point.mean for point in run.points]),
-        (worst_title(len(run.clients)), [point.worst for point in run.points]),
+        (run.worst_title, [point.worst for point in run.points]),
     ):
         sparks = spark(curve, width, min(values), max(values))
         table.add_row(Text(f"  {name}"), Text(sparks, style="cyan"), Text(run.score.written(curve[-1])))
     return table
-
-
-def worst_title(clients: int) -> str:
-    """Return what the mean of the worst tenth of so many clients is called: of up to ten, it is one client."""
-    return "worst client" if clients <= 10 else "worst 10 %"
 
 
 def spark(values: Sequence[float], width: int, low: float, high: float) -> str:
@@ -207,8 +202,7 @@ def _describe_last(run: LiveRun) -> str:
     if not run.points:
         return ""
     last: Point = run.points[-1]
-    worst = worst_title(len(run.clients))
-    return f"mean {run.score.written(last.mean)}, {worst} {run.score.written(last.worst)}"
+    return f"mean {run.score.written(last.mean)}, {run.worst_title} {run.score.written(last.worst)}"
 
 
 # Lines ----------------------------------------------------------------------------------------------------------------

@@ -227,7 +227,10 @@ def test_the_picture_fits_the_terminal(width: int, height: int, tmp_path: Path) 
 
 
 def test_one_client_of_ten_is_called_the_worst_client() -> None:
-    assert [terminal.worst_title(count) for count in (4, 10, 11)] == ["worst client", "worst client", "worst 10 %"]
+    clients = [Client(f"site-{number}", 40.0, None) for number in range(11)]
+    assert [a_run(clients=clients[:count]).worst_title for count in (4, 10, 11)] == ["worst client"] * 2 + [
+        "worst 10 %"
+    ]
 
 
 def test_words_of_clients_cannot_steer_the_terminal(tmp_path: Path) -> None:
