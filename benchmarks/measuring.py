@@ -19,7 +19,7 @@ from rich.table import Table
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.views.progress import quiet_log
 from fairbloom.server.run_folder.files import ENGINE
-from fairbloom.server.run_folder.rows import Row
+from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 
@@ -79,12 +79,12 @@ class InProcess:
         """Return the seconds a round after the first; raise FairbloomError when the engine cannot compute this run."""
         first: list[float] = []
 
-        def on_row(row: Row) -> None:
+        def on_round(recorded: RecordedRound) -> None:
             first.append(time.perf_counter())
 
         with tempfile.TemporaryDirectory() as scratch, quiet_log():
             chosen = Settings.of({**settings.run_config(), "engine": self.engine, "out": f"{scratch}/run"})
-            folder = simulate(chosen, on_row)
+            folder = simulate(chosen, on_round)
             ended = time.perf_counter()
             self.choice = ENGINE.read(folder) or {}
         return (ended - first[0]) / (settings.num_rounds - 1)

@@ -9,10 +9,10 @@ from pathlib import Path
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.files import SCORES
-from fairbloom.server.run_folder.rows import Row
+from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
-from fairbloom.strategies import FairStrategy, find_method, name_of
+from fairbloom.strategies import FairStrategy, name_of
 from fairbloom.tasks import forget_user_defined_tasks
 
 from .recipes.axes import values_in
@@ -31,6 +31,7 @@ from .studies.sweep import run_sweep
 from .studies.swept import load_sweep
 from .studies.wish import Wish
 from .views import presenters as presenters  # which registers the views of runs, comparisons and reproductions
+from .views.progress import describe_spread, study_progress
 from .views.progress import progress as progress_bar
 
 __all__ = [
@@ -70,6 +71,7 @@ def run(
     out: str | os.PathLike[str] | None = None,
     from_round: int | None = None,
     settings: Mapping[str, Value] | None = None,
+    on_round: OnRound = ignore,
     progress: bool = True,
 ) -> Run:
     """Train with one method, all clients on this machine.
@@ -111,6 +113,9 @@ def run(
         The round that the run is taken back to before it continues, with other training-clients say; 0 starts over.
     settings
         Any other settings by their names on the command line: {"learning-rate": 0.05, "fedfv.alpha": 0.2}.
+    on_round
+        Called with each round once it is recorded: its number, its row of rounds.csv, the measures of fairness, each
+        client's score, the coefficients. What it raises ends the run; the same call continues after that round.
     progress
         Whether to show a progress bar, in a terminal or notebook.
 
@@ -139,23 +144,21 @@ def run(
     check_used(config, [chosen.method], chosen.task)
     folder = choose_run_folder(chosen)
     forget_user_defined_tasks()  # a notebook's earlier run may have loaded them from files that have changed
-    with progress_bar("mean [b]{task.fields[mean]}[/]  worst 10 % [b]{task.fields[worst]}[/]", shown=progress) as bar:
-        shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, mean="–", worst="–")
-
-        model = find_method(chosen.method).serves
+    with progress_bar(shown=progress) as bar:
+        shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, measured="")
 
         @cache
         def run_score() -> Score:
             return SCORES.read(folder)[0]  # which is there once a round is
 
-        def on_row(row: Row) -> None:
-            score = run_score()
-            mean, worst = (row.get(f"{score.column(model)}_{measure}") for measure in ("mean", "worst_10"))
-            bar.update(shown, completed=float(str(row["round"])))
-            if isinstance(mean, float) and isinstance(worst, float):
-                bar.update(shown, mean=score.written(mean), worst=score.written(worst))
+        def show_round(recorded: RecordedRound) -> None:
+            bar.update(shown, completed=recorded.number)
+            if measures := recorded.measures:
+                words = describe_spread(run_score(), measures["mean"], measures["worst_10"], len(recorded.scores))
+                bar.update(shown, measured=words)
+            on_round(recorded)
 
-        simulate(chosen, on_row)
+        simulate(chosen, show_round)
         bar.update(shown, completed=chosen.num_rounds)
     return load(folder)
 
@@ -227,11 +230,8 @@ def compare(
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
     chosen = baseline_of(name_of(baseline) if baseline else "", among)
     at_a_time = jobs or processors_here()
-    with progress_bar("runs done", shown=progress) as bar:
-        shown = bar.add_task("comparing", total=len(among) * seeds)
-        return compare_variants(
-            config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, lambda: bar.advance(shown)
-        )
+    with study_progress("comparing", len(among) * seeds, Path(out), shown=progress) as bars:
+        return compare_variants(config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, bars.count)
 
 
 Grid = Mapping[str, Value | Sequence[Value]] | Iterable[str]
@@ -326,16 +326,9 @@ def sweep(
     if count < 1:
         raise SettingsError(f"seeds = {count}: a sweep takes at least one")
     folder = Path(out or Path("runs", recipe.name or "sweep"))
-    with progress_bar("runs done", shown=progress) as bar:
-        shown = bar.add_task("sweeping", total=None)
-        return run_sweep(
-            recipe,
-            range(seed, seed + count),
-            folder,
-            jobs or processors_here(),
-            lambda: bar.advance(shown),
-            lambda runs: bar.update(shown, total=runs),
-        )
+    with study_progress("sweeping", None, folder, shown=progress) as bars:
+        seeds_of_it, at_a_time = range(seed, seed + count), jobs or processors_here()
+        return run_sweep(recipe, seeds_of_it, folder, at_a_time, bars.count, bars.expect)
 
 
 def _recipe_of(method: str | Sequence[str], grid: Grid, baseline: str | None, config: Mapping[str, Value]) -> Recipe:

@@ -39,9 +39,11 @@ if TYPE_CHECKING:
     )
     from fairbloom.protocol.scores import Score
     from fairbloom.server.run_folder.flower import RunFolder
+    from fairbloom.server.run_folder.recorded import RecordedRound
 else:
     _PLACES = {
         "FairbloomError": "fairbloom.errors",
+        "RecordedRound": "fairbloom.server.run_folder.recorded",
         "RunFolder": "fairbloom.server.run_folder.flower",
         "Score": "fairbloom.protocol.scores",
     }
@@ -68,6 +70,7 @@ __all__ = [
     "Comparison",
     "FairbloomError",
     "Recommendation",
+    "RecordedRound",
     "Reproduction",
     "Run",
     "RunFolder",

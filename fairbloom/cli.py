@@ -40,6 +40,7 @@ from fairbloom.experiments.commands.options import (
 from fairbloom.experiments.commands.recommend import EXAMPLE_COMMAND, recommend
 from fairbloom.experiments.commands.sweep import EXAMPLE as SWEEP_EXAMPLE
 from fairbloom.experiments.commands.sweep import sweep
+from fairbloom.experiments.commands.watch import watch
 from fairbloom.experiments.recipes.recipe import load_shipped
 from fairbloom.experiments.results.comparison import Plan, load_comparison
 from fairbloom.experiments.results.ranks import name_tasks, ranks_of
@@ -568,6 +569,7 @@ def check(
         raise typer.Exit(1)
 
 
+app.command(epilog="Example: fairbloom watch runs/a")(watch)
 app.add_typer(deployment.client, name="client")
 app.command()(deployment.server)
 app.add_typer(deployment.app, name="deploy")

@@ -24,6 +24,7 @@ from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError, Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum
+from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import digests, find_task, load_task
@@ -37,11 +38,14 @@ from .run_folder.checks import check_folder, check_same_data
 from .run_folder.files import AGREED, CONFIG, KNOWN, is_finished, record_known, write_first_files
 from .run_folder.groups import Grouped
 from .run_folder.lock import locked_folder
+from .run_folder.recorded import OnRound, ignore
 from .run_folder.recorder import RunRecorder
 from .run_folder.rows import Row
 from .run_folder.taking_back import TakeBack
 from .run_folder.values import Beginning
 from .settings import POOLED_IN_ONE_PROCESS, Settings, may_differ, may_grow
+from .tracking.tracked import check_tracker, tracked
+from .tracking.tracker import TrackedRun
 
 app = ServerApp()
 
@@ -76,7 +80,7 @@ def main(grid: Grid, context: Context) -> None:
 def federate(
     settings: Settings,
     clients_of: Callable[[Method], Clients],
-    on_row: Callable[[Row], None] = lambda row: None,
+    on_round: OnRound = ignore,
     *,
     deployed: bool = False,
     engine: Callable[[Method, str], tuple[Clients, Mapping[str, object]]] | None = None,
@@ -90,8 +94,8 @@ def federate(
         Of the run.
     clients_of
         Returns who trains and evaluates for a method.
-    on_row
-        Called with each finished round's row of rounds.csv.
+    on_round
+        Called with each round once it is recorded; what it raises ends the run, which continues after that round.
     deployed
         Whether the clients are others' machines. Then one whose data cannot be used is left out, where in one process
         that is an error; and another process that writes the same folder is waited for, up to a minute, because a run
@@ -107,8 +111,10 @@ def federate(
     Raises
     ------
     FairbloomError
-        When the data cannot be used or split as asked, the run folder cannot be used, or the rounds learn nothing.
+        When the data cannot be used or split as asked, the run folder cannot be used, the tracker is not installed, or
+        the rounds learn nothing.
     """
+    check_tracker(settings.track)
     order, settings = TakeBack(settings.from_round, submission), settings.model_copy(update={"from_round": -1})
     config, path = settings.run_config(), choose_run_folder(settings)
     back = order if order.number >= 0 and order.is_new(path) else None
@@ -147,7 +153,7 @@ def federate(
         method.buffers, method.shared = float_buffers(module), shared_parameters(module)
         known = record_known(path, clients.online(1)).known if deployed else ()
         rounds = Rounds(method, clients, settings.num_rounds, agreed, drop_revoked(known))
-        _run_rounds(settings, module, task.score, recorder, method, rounds, on_row, deployed=deployed)
+        _run_rounds(settings, module, task.score, recorder, method, rounds, on_round, deployed=deployed)
     return path
 
 
@@ -194,7 +200,7 @@ def _run_rounds(
     recorder: RunRecorder,
     method: FairStrategy,
     rounds: Rounds,
-    on_row: Callable[[Row], None],
+    on_round: OnRound,
     *,
     deployed: bool,
 ) -> None:
@@ -213,31 +219,32 @@ def _run_rounds(
         return [LOSS_BEFORE] if rounds.evaluates(number) else []
 
     page = closing(Metrics(settings.metrics_port, score)) if settings.metrics_port else nullcontext()
-    with (
-        page as metrics,
-        recorder.suggest_taking_back(),
-        suggest_shorter_steps(settings, rounds),
-        recorder.write_at_end(),
-    ):
-        started = time.perf_counter()
-        for finished in rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS]):
-            if deployed:
-                record_known(recorder.path, rounds.known)
-            if settings.threshold == TOGETHER:
-                finished = replace(finished, evaluations=apply_common_threshold(finished.evaluations))
-            row = recorder.record(finished, seconds=time.perf_counter() - started)
-            last = finished.number == settings.num_rounds
-            if last or recorder.saved == finished.number:  # rounds that share a checkpoint share the line of its last
-                summary = summarize_row(row, score, method.serves)
-                log.info("round %d is finished%s", finished.number, summary, extra={"round": finished.number})
-            if last and finished.evaluations:
-                log.info("worst served: %s", name_worst_served(finished, score, method.serves))
-            if metrics is not None:
-                metrics.observe(finished, row, connected=len(rounds.online))
-            on_row(row)
-            model = finished.arrays
+    run = TrackedRun(recorder.path, settings.run_config(), score, recorder.saved)
+    with page as metrics, tracked(settings.track, run) as track:
+        if metrics is not None:
+            recorder.listeners.append(lambda recorded: metrics.observe(recorded, connected=len(rounds.online)))
+        recorder.listeners += [track, on_round]
+        with recorder.suggest_taking_back(), suggest_shorter_steps(settings, rounds), recorder.write_at_end():
             started = time.perf_counter()
-    recorder.finish(rounds.averaged(model))
+            for finished in rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS]):
+                if deployed:
+                    record_known(recorder.path, rounds.known)
+                if settings.threshold == TOGETHER:
+                    finished = replace(finished, evaluations=apply_common_threshold(finished.evaluations))
+                row = recorder.record(finished, seconds=time.perf_counter() - started)
+                _log_round(recorder, finished, row, score, last=finished.number == settings.num_rounds)
+                model = finished.arrays
+                started = time.perf_counter()
+        recorder.finish(rounds.averaged(model))
+
+
+def _log_round(recorder: RunRecorder, finished: Round, row: Row, score: Score, *, last: bool) -> None:
+    """Log that a round is finished; rounds that share a checkpoint share the line of its last."""
+    if last or recorder.saved == finished.number:
+        summary = summarize_row(row, score, recorder.method.serves)
+        log.info("round %d is finished%s", finished.number, summary, extra={"round": finished.number})
+    if last and finished.evaluations:
+        log.info("worst served: %s", name_worst_served(finished, score, recorder.method.serves))
 
 
 @contextmanager

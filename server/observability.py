@@ -18,6 +18,8 @@ from fairbloom.protocol.names import PERSONAL
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
 
+from .run_folder.recorded import RecordedRound
+
 HOST, TOKEN_FILE = "FAIRBLOOM_METRICS_HOST", "FAIRBLOOM_METRICS_TOKEN_FILE"
 """Environment variables of the server: the address where metrics are served, and the file with their credential."""
 
@@ -153,19 +155,19 @@ class Metrics:
             ) from error
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def observe(self, finished: Round, row: Mapping[str, object], connected: int) -> None:
-        """Count a finished round: what it was, its row of rounds.csv, and how many clients are connected."""
+    def observe(self, recorded: RecordedRound, connected: int) -> None:
+        """Count a recorded round, after which so many clients are connected."""
         self._rounds.inc()
-        self._seconds.inc(float(str(row["seconds"])))
+        self._seconds.inc(float(str(recorded.row["seconds"])))
         self._connected.set(connected)
-        for name in finished.refused:
+        for name in recorded.refused:
             self._refused.labels(client=name).inc()
-        for name in finished.missing:
+        for name in recorded.missing:
             self._missing.labels(client=name).inc()
-        if finished.decided_by:
-            self._decided.labels(client=finished.decided_by).inc()
+        if decider := recorded.row.get("decided_by"):
+            self._decided.labels(client=decider).inc()
         for over in ("mean", "worst_10", "best_10"):
-            value = row.get(f"{self._column}_{over}")
+            value = recorded.row.get(f"{self._column}_{over}")
             if isinstance(value, float):
                 self._score.labels(over=over).set(value)
 

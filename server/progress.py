@@ -10,8 +10,7 @@ from fairbloom.logs import log
 from fairbloom.system.files import write_whole
 
 from .run_folder.errors import RunFolderError
-from .run_folder.files import CONFIG, ROUNDS, is_finished
-from .run_folder.lock import is_running
+from .run_folder.files import CONFIG, ROUNDS, state_of
 from .run_folder.rows import parse_refusals
 
 FOLDERS = "FAIRBLOOM_RUN_FOLDERS"
@@ -62,7 +61,7 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         settings = CONFIG.read(folder).settings
         if not settings:
             raise RunFolderError(f"{folder} holds no run yet: it waits for its clients, or the folder was moved away")
-        finished, rows = is_finished(folder), ROUNDS.read(folder)
+        state, rows = state_of(folder), ROUNDS.read(folder)
         changed = ROUNDS.path_in(folder).stat().st_mtime if rows else None
     except OSError as error:
         raise RunFolderError(f"{folder} cannot be read: {error.strerror}") from error
@@ -80,7 +79,7 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         "method": settings.get("method", ""),
         "round": int(last.get("round", 0)),
         "of-rounds": int(settings.get("num-rounds", 0)),
-        "state": "finished" if finished else "running" if is_running(folder) else "interrupted",
+        "state": state,
         "seconds-a-round": round(median(seconds), 3) if seconds else None,
         "seconds-since-round": None if changed is None else round(max(0.0, time.time() - changed), 1),
         "missing": last.get("missing", ""),

@@ -1,6 +1,6 @@
 """A whole run in this process."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.method import Method
 from fairbloom.server.app import choose_run_folder, federate
 from fairbloom.server.run_folder.files import ENGINE, PERSONAL
-from fairbloom.server.run_folder.rows import Row
+from fairbloom.server.run_folder.recorded import OnRound, ignore
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import check_data
 
@@ -23,9 +23,7 @@ from .dispatch.processes import processors_here
 from .loop import LoopClients
 
 
-def simulate(
-    settings: Settings, on_row: Callable[[Row], None] = lambda row: None, *, processors: int | None = None
-) -> Path:
+def simulate(settings: Settings, on_round: OnRound = ignore, *, processors: int | None = None) -> Path:
     """Run, or continue, what `settings` say with all clients on this machine; return the run folder.
 
     Each process computes with one thread: small models gain nothing from more, and the sums are then the same on any
@@ -35,8 +33,8 @@ def simulate(
     ----------
     settings
         Of the run.
-    on_row
-        Called with each finished round's row of rounds.csv.
+    on_round
+        Called with each round once it is recorded; what it raises ends the run.
     processors
         How many processor cores the run may use; None: those that this process may.
 
@@ -65,7 +63,7 @@ def simulate(
             # A cluster's places are known now; when the run continues, the shards are to be the same.
             return clients, asdict(choice if choice.workers else replace(choice, workers=clients.processes))
 
-        return federate(settings, lambda method: LoopClients(method, config), on_row, engine=engine)
+        return federate(settings, lambda method: LoopClients(method, config), on_round, engine=engine)
 
 
 @contextmanager

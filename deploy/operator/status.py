@@ -1,11 +1,9 @@
 """What goes on in a federation, at a glance: runs and their rounds, who is connected, who was refused, disk, keys."""
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from fairbloom.system.interrupts import until_interrupted
 
 from ..errors import DeployError
 from ..flower.operator import control_api
@@ -223,16 +223,12 @@ def _shorten(words: str) -> str:
 # Again and again ------------------------------------------------------------------------------------------------------
 
 
-class _Ended(BaseException):
-    """Ctrl-C was pressed; no `except Exception` on the way catches it."""
-
-
 def watch(federation: Federation, interval: float, *, as_json: bool) -> None:
     """Show the survey every `interval` seconds until Ctrl-C; a SuperLink that is away is reported and tried again.
 
     On a terminal the picture is replaced; elsewhere each is printed below the one before, as JSON on one line each.
     """
-    with _until_interrupted():
+    with until_interrupted():
         if as_json or not sys.stdout.isatty():
             for found in _repeat_survey(federation, interval):
                 if as_json:
@@ -274,19 +270,3 @@ def _frame(found: Mapping[str, Any], last: Mapping[str, Any] | None, interval: f
 
 def _print_away(found: Mapping[str, Any]) -> None:
     print(f"{found['at']}: {found['error']}")
-
-
-@contextmanager
-def _until_interrupted() -> Iterator[None]:
-    """Let Ctrl-C end the block, as the way that is meant and not as an error."""
-
-    def end(number: int, frame: object) -> None:
-        raise _Ended
-
-    before = signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    except _Ended:
-        pass
-    finally:
-        signal.signal(signal.SIGINT, before)

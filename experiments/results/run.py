@@ -31,9 +31,9 @@ from fairbloom.server.run_folder.files import (
     is_finished,
     is_run_folder,
     read_model,
+    state_of,
 )
 from fairbloom.server.run_folder.flower import collect_options
-from fairbloom.server.run_folder.lock import is_running
 from fairbloom.server.run_folder.rows import ABSENT, WORDS, parse_absent
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import METHODS, canonical, find_method
@@ -159,7 +159,7 @@ class Run:
     @property
     def state(self) -> str:
         """What it is doing: finished, running or interrupted."""
-        return "finished" if self.finished else "running" if is_running(self.folder) else "interrupted"
+        return state_of(self.folder)
 
     @cached_property
     def rounds(self) -> "pandas.DataFrame":
@@ -277,6 +277,10 @@ class Run:
     def test_examples(self) -> dict[str, int]:
         """Return how many examples each client was tested on after the last evaluated round."""
         return {row["client"]: int(row["test_examples"]) for row in self._last_rows}
+
+    def coefficients(self) -> dict[str, float]:
+        """Return the coefficient of each client whose update was used in the last evaluated round."""
+        return {row["client"]: float(row["coefficient"]) for row in self._last_rows if row.get("coefficient")}
 
     def over_rounds(self, client: str, model: str = "") -> dict[int, float]:
         """Return the score of one client after each round that was evaluated; see `final`."""

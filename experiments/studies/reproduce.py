@@ -15,7 +15,7 @@ from ..recipes.labels import format_value
 from ..recipes.recipe import AGAINST, ROUND, Case, Recipe, load_recipe
 from ..results.outcome import Outcome
 from ..results.reproduction import Reproduction
-from ..views.progress import progress as progress_bar
+from ..views.progress import study_progress
 from .criterion import Criterion
 from .driver import Failures, run_study, write_tables
 from .study import Candidate, Study, StudyRow, folder_name
@@ -102,11 +102,8 @@ def reproduce(
 
     if not run:
         return collect({})
-    with progress_bar("runs done", shown=progress) as bar:
-        shown = bar.add_task(recipe.name, total=study.count)
-        return run_study(
-            study, jobs or processors_here(), lambda: bar.advance(shown), collect_and_write, log_level=QUIET
-        )
+    with study_progress(recipe.name, study.count, study.out, shown=progress) as bars:
+        return run_study(study, jobs or processors_here(), bars.count, collect_and_write, log_level=QUIET)
 
 
 def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Case]:

@@ -16,7 +16,7 @@ DEPTH = 4
 
 def find_runs(folder: Path) -> list[dict[str, Any]]:
     """Return what is known of each run in a folder and in folders below, by name; of a damaged one its `fault`."""
-    return [_about(path, folder) for path in sorted(_run_folders(folder, DEPTH))]
+    return [_about(path, folder) for path in sorted(run_folders(folder))]
 
 
 def table_rows(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -39,7 +39,7 @@ def table_rows(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
     return rows
 
 
-def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
+def run_folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
     """Yield the run folders in a folder; a folder that cannot be read has none."""
     try:
         inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
@@ -49,7 +49,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
         yield folder
     elif depth:
         for path in inside:
-            yield from _run_folders(path, depth - 1)
+            yield from run_folders(path, depth - 1)
 
 
 def _about(path: Path, folder: Path) -> dict[str, Any]:

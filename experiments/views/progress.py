@@ -1,20 +1,32 @@
 """Progress bars, in a terminal and in a notebook, and silence of the log meanwhile."""
 
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import colour_on_terminals_alone
+from fairbloom.protocol.scores import Score
+
+from ..results.measured import measure_title
+from .live.state import LiveRun, Looker
+
+LOOK_SECONDS = 1.0
+"""The time between two looks at the runs of a study that go on."""
+
+WIDE = 90
+"""From so many columns on, a run's bar has its measures beside it."""
 
 
 @contextmanager
-def progress(measures: str, *, shown: bool = True) -> Iterator[Progress]:
-    """Show a progress bar with `measures` beside the count; nothing is drawn where nobody watches.
+def progress(*, shown: bool = True) -> Iterator[Progress]:
+    """Show progress bars with what each has `measured` beside its count; nothing is drawn where nobody watches.
 
     An error that the user can correct takes the bar away, so that its line stands alone. A notebook draws it with
     ipywidgets, and nothing without them.
@@ -24,7 +36,7 @@ def progress(measures: str, *, shown: bool = True) -> Iterator[Progress]:
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn(measures),
+        TextColumn("{task.fields[measured]}"),
         TimeElapsedColumn(),
         console=console,
         disable=not (shown and (console.is_terminal or console.is_jupyter)),
@@ -35,6 +47,84 @@ def progress(measures: str, *, shown: bool = True) -> Iterator[Progress]:
         except FairbloomError:
             bar.live.transient = True
             raise
+
+
+@contextmanager
+def study_progress(title: str, total: int | None, out: Path, *, shown: bool = True) -> Iterator["StudyBars"]:
+    """Show how many runs of a study are done, and each run that goes on with its rounds and how it serves the clients.
+
+    The runs are looked at where they lie, in the folder runs/ of `out`. `total` is None where it is not known yet.
+    """
+    with progress(shown=shown) as bar:
+        runs = StudyBars(bar, bar.add_task(title, total=total, measured="runs done"), Looker(out))
+        ended = threading.Event()
+        watcher = threading.Thread(target=runs.follow, args=(ended,), daemon=True)
+        if not bar.disable:
+            watcher.start()
+        try:
+            yield runs
+        finally:
+            ended.set()
+            if watcher.ident is not None:
+                watcher.join()
+            runs.clear()
+
+
+class StudyBars:
+    """The bar of a study's runs, and below it one for each run that goes on."""
+
+    def __init__(self, bar: Progress, study: TaskID, looker: Looker) -> None:
+        self._bar, self._study, self._looker = bar, study, looker
+        self._done = 0
+        self.shown: dict[Path, TaskID] = {}
+        """The bars of the runs that go on, by their folders."""
+
+    def expect(self, total: int) -> None:
+        """Take in how many runs there will be."""
+        self._bar.update(self._study, total=total)
+
+    def count(self) -> None:
+        """Count a run that is done."""
+        self._done += 1
+        self._bar.update(self._study, completed=self._done)
+
+    def follow(self, ended: threading.Event) -> None:
+        """Look at the runs again and again until the study has ended."""
+        while not ended.wait(LOOK_SECONDS):
+            try:
+                self.show(self._looker.look_at_running())
+            except OSError:  # a folder that is being removed, say: the runs say what is wrong with them
+                continue
+
+    def clear(self) -> None:
+        """Take the bars of single runs away."""
+        self.show([])
+
+    def refresh(self) -> None:
+        """Draw the bars as they are now."""
+        self._bar.refresh()
+
+    def show(self, runs: list[LiveRun]) -> None:
+        """Show these as the runs that go on."""
+        for folder in self.shown.keys() - {run.folder for run in runs}:
+            self._bar.remove_task(self.shown.pop(folder))
+        for run in runs:
+            if run.folder not in self.shown:
+                self.shown[run.folder] = self._bar.add_task(f"  {run.name}", total=run.num_rounds, measured="")
+            self._bar.update(self.shown[run.folder], completed=run.rounds, measured=self._measured(run))
+        going_on = sum(run.rounds / max(1, run.num_rounds) for run in runs)
+        self._bar.update(self._study, completed=self._done + going_on if runs else self._done)
+
+    def _measured(self, run: LiveRun) -> str:
+        if not run.points or self._bar.console.width < WIDE:
+            return ""
+        return describe_spread(run.score, *run.points[-1][1:], len(run.clients))
+
+
+def describe_spread(score: Score, mean: float, worst: float, clients: int) -> str:
+    """Return what a bar says of a score's spread over so many clients, as markup."""
+    title = measure_title("worst_10", clients)
+    return f"mean [b]{score.written(mean)}[/]  {title} [b]{score.written(worst)}[/]"
 
 
 @contextmanager

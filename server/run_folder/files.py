@@ -20,6 +20,7 @@ from ..checkpoint import Arrays, load_last, load_model, read_checksum, save_mode
 from .errors import explain_read_errors, explain_write_errors
 from .groups import GROUP_KEYS, Grouped
 from .lock import LOCK as LOCK_NAME
+from .lock import is_running
 from .tables import Cells, read_table
 from .values import Beginning, Known, Recorded
 
@@ -271,6 +272,15 @@ KNOWN = File[Known](
     remedy="Restore it from a copy, or delete it",
 )
 
+TRACKING = File[Mapping[str, Any]](
+    name="tracking.json",
+    holds="with `track`: the ids under which MLflow or Weights & Biases [show the run](live.md#trackers)",
+    encode=_encode_json,
+    decode=_decode_object,
+    absent={},
+    remedy="Restore it from a copy, or delete it",
+)
+
 ROUNDS = TableFile(
     name="rounds.csv",
     holds="a row a round: who was refused, missing or offline, measures of fairness, bytes, seconds",
@@ -337,6 +347,10 @@ PERSONAL = Entry(
     ),
 )
 
+TENSORBOARD = Entry(name="tensorboard", shown="tensorboard/", holds="with `track = tensorboard`: its event files")
+
+WANDB = Entry(name="wandb", shown="wandb/", holds="with `track = wandb`: what Weights & Biases keeps of the run")
+
 LOCK = Entry(name=LOCK_NAME, holds="which process writes to the folder; it is there while that process works")
 
 ENTRIES = tuple(value for value in list(globals().values()) if isinstance(value, Entry))
@@ -351,6 +365,12 @@ def is_run_folder(folder: Path) -> bool:
 def is_finished(folder: Path) -> bool:
     """Return whether the run in a folder is over."""
     return MODEL.exists_in(folder)
+
+
+def state_of(folder: Path) -> str:
+    """Return what the run in a folder is doing: finished, running or interrupted."""
+    running = is_running(folder)  # looked at first: one that ends in between is finished, and not interrupted
+    return "finished" if is_finished(folder) else "running" if running else "interrupted"
 
 
 def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.scores import ACCURACY, Score
-from fairbloom.protocol.settings import Mark, Value
+from fairbloom.protocol.settings import SETTINGS, Mark, Value
 from fairbloom.rounds.flower import record_of
 from fairbloom.rounds.method import OPTIONS
 from fairbloom.rounds.ranges import whole
@@ -22,6 +22,8 @@ from fairbloom.strategies import FairStrategy
 from ..observability import summarize_row
 from ..polling import PollingGrid
 from ..progress import announce
+from ..tracking.tracked import check_tracker, tracked
+from ..tracking.tracker import TrackedRun
 from .files import MODEL
 from .lock import locked_folder
 from .recorder import RunRecorder
@@ -49,15 +51,24 @@ class RunFolder:
     from_round
         The round that the run is taken back to before it continues, with other `training_clients` say; 0 begins it
         again. A process that Flower starts in place of a lost one does not take it back again. None: it goes on.
+    track
+        The tracker that the run is shown in: mlflow, tensorboard or wandb; "" shows it in none.
     """
 
     def __init__(
-        self, path: str | Path, *, score: str | Score = ACCURACY, wait: bool = True, from_round: int | None = None
+        self,
+        path: str | Path,
+        *,
+        score: str | Score = ACCURACY,
+        wait: bool = True,
+        from_round: int | None = None,
+        track: str = "",
     ) -> None:
         self.path = Path(path).absolute()
         self.from_round = None if from_round is None else whole(0, from_round=from_round)
         self.score = score if isinstance(score, Score) else ACCURACY if score == ACCURACY.name else Score(score)
         self._wait = wait
+        self._track = str(SETTINGS["track"].checked(track))
 
     def start(
         self,
@@ -83,8 +94,11 @@ class RunFolder:
         ------
         FairbloomError
             When the strategy is none of ours, the folder belongs to a run with another strategy or other options, the
-            run cannot be taken back to that round, or clients that evaluate do not reply the score.
+            run cannot be taken back to that round, the tracker is not installed, or clients that evaluate do not reply
+            the score.
         """
+        check_tracker(self._track)
+
         if not isinstance(strategy, FairStrategy):
             raise FairbloomError(
                 f"strategy is Flower's {type(strategy).__name__}, which reports nothing of single clients: take the "
@@ -101,20 +115,22 @@ class RunFolder:
             log.info("run folder: %s", self.path)
             continued = recorder.resume()
             arrays, state = (initial_arrays, None) if continued is None else (record_of(continued[0]), continued[1])
-            writer = RoundWriter(recorder, self.score, on_round)
-            with recorder.suggest_taking_back():
-                result = strategy.start(
-                    PollingGrid(grid),
-                    arrays,
-                    num_rounds,
-                    timeout,
-                    train_config,
-                    evaluate_config,
-                    evaluate_fn,
-                    on_round=writer,
-                    resume=state,
-                )
-            recorder.finish({name: array.numpy() for name, array in result.arrays.items()})
+            run = TrackedRun(self.path, config, self.score, recorder.saved)
+            with tracked(self._track, run) as track:
+                recorder.listeners.append(track)
+                with recorder.suggest_taking_back():
+                    result = strategy.start(
+                        PollingGrid(grid),
+                        arrays,
+                        num_rounds,
+                        timeout,
+                        train_config,
+                        evaluate_config,
+                        evaluate_fn,
+                        on_round=RoundWriter(recorder, self.score, on_round),
+                        resume=state,
+                    )
+                recorder.finish({name: array.numpy() for name, array in result.arrays.items()})
             return result
 
 

@@ -48,6 +48,7 @@ from .files import (
     is_run_folder,
 )
 from .groups import Grouped, format_groups
+from .recorded import OnRound, RecordedRound
 from .rows import Row, client_columns, format_clients, format_round, mean_column, round_columns
 from .tables import TableWriter, find_furthest_round, find_last_step
 from .taking_back import StoredRun, TakeBack, complete_taking_back, take_back
@@ -90,6 +91,11 @@ class RunRecorder:
     back
         The round that the run is taken back to, and for whom; None: it goes on where it was.
 
+    Attributes
+    ----------
+    listeners
+        Called, in this order, with each round once it is recorded. What one raises ends the run.
+
     Raises
     ------
     RunFolderError
@@ -111,6 +117,7 @@ class RunRecorder:
         back: TakeBack | None = None,
     ) -> None:
         self.path = path
+        self.listeners: list[OnRound] = []
         self.saved = 0
         """The round of the last checkpoint, 0 where there is none."""
         self.method = method
@@ -181,7 +188,8 @@ class RunRecorder:
     def record(self, finished: Round, seconds: float) -> Row:
         """Take in a finished round, which took so long, and return its row of rounds.csv.
 
-        The rows that wait, the best model so far and the checkpoint are written, unless this round is to share it.
+        The rows that wait, the best model so far and the checkpoint are written, unless this round is to share it. Then
+        the listeners are called.
 
         Raises
         ------
@@ -206,6 +214,9 @@ class RunRecorder:
         self._unsaved = _Unsaved(finished.number, finished.arrays, method, score)
         if not shares:
             self.write()
+        recorded = RecordedRound.of(finished, row, self._score, self.method.serves)
+        for listener in self.listeners:
+            listener(recorded)
         return row
 
     def write(self) -> None:

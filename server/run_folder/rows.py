@@ -118,16 +118,16 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
     """Return the measures of fairness of the score under each kind of model, and its mean on validation examples."""
     measures: dict[str, object] = {}
     for model, metric in (("global", score.name), ("personal", f"{score.name}-{names.PERSONAL}")):
-        if values := _shown_by_client(finished, score, metric):
+        if values := scores_by_client(finished, score, metric):
             spread = summarize(values, lower_is_better=not score.higher_is_better)
             measures |= {f"{score.column(model)}_{measure}": value for measure, value in spread.items()}
-    if values := _shown_by_client(finished, score, f"{score.name}-{names.VALIDATION}"):
+    if values := scores_by_client(finished, score, f"{score.name}-{names.VALIDATION}"):
         measures[mean_column(score, validated=True)] = summarize(values)["mean"]
     return measures
 
 
-def _shown_by_client(finished: Round, score: Score, metric: str) -> dict[str, float]:
-    """Return a metric of the clients that reported it, in the unit of the tables."""
+def scores_by_client(finished: Round, score: Score, metric: str) -> dict[str, float]:
+    """Return a metric of the clients that reported it, in the unit of the tables, by client name."""
     measured = finished.evaluations.items()
     return {name: score.shown(m[metric]) for name, m in measured if metric in m and score.has(m[metric])}
 

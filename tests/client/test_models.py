@@ -88,12 +88,12 @@ class KilledError(Exception):
 
 @every_model
 def test_a_run_that_was_interrupted_resumes_to_the_same_bits(net: type[nn.Module], tmp_path: Path) -> None:
-    def kill(row: object) -> None:
+    def kill(recorded: object) -> None:
         raise KilledError
 
     whole = ran(net, tmp_path / "whole")
     with pytest.raises(KilledError):
-        ran(net, tmp_path / "resumed", on_row=kill)
+        ran(net, tmp_path / "resumed", on_round=kill)
     torch.rand(3)
     assert ran(net, tmp_path / "resumed") == whole
 

@@ -27,7 +27,9 @@ def fairbloom(plain: dict[str, str], folder: Path, *arguments: str) -> subproces
     return subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("extra", ["ray", "pooch", "tqdm", "torchvision", "flwr_datasets", "torchjd"])
+@pytest.mark.parametrize(
+    "extra", ["ray", "pooch", "tqdm", "mlflow", "tensorboard", "wandb", "torchvision", "flwr_datasets", "torchjd"]
+)
 def test_what_extras_bring_is_not_found(plain: dict[str, str], extra: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", f"import {extra}"], cwd=tmp_path, env=plain, capture_output=True)
     assert b"ModuleNotFoundError" in done.stderr
@@ -62,6 +64,9 @@ def test_it_runs_on_several_processes(plain: dict[str, str], tmp_path: Path) -> 
         (("--partition", "flwr:IidPartitioner"), "datasets"),
         (("--method", "torchjd:upgrad"), "torchjd"),
         (("--set", "metrics-port=9464"), "metrics"),
+        (("--set", "track=mlflow"), "mlflow"),
+        (("--set", "track=tensorboard"), "tensorboard"),
+        (("--set", "track=wandb"), "wandb"),
     ],
 )
 def test_what_needs_an_extra_says_in_one_line_which(

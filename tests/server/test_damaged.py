@@ -9,6 +9,7 @@ import pytest
 
 from fairbloom.server.checkpoint import list_checkpoints
 from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import Outcome, checkpoints_every, drafts, run, small, table
 
@@ -24,8 +25,8 @@ class EndedError(Exception):
 def run_up_to(folder: Path, last: int, method: str, **changes: Any) -> None:
     """Begin a run that is cut off after round `last`."""
 
-    def end(row: object) -> None:
-        if isinstance(row, dict) and row["round"] == last:
+    def end(recorded: RecordedRound) -> None:
+        if recorded.number == last:
             raise EndedError
 
     with pytest.raises(EndedError):

@@ -78,7 +78,7 @@ def test_a_killed_process_leaves_no_lock(folder: Path, holder: subprocess.Popen[
 def test_two_runs_at_once_in_one_process_do_not_write_together(folder: Path) -> None:
     refused: list[str] = []
 
-    def second(row: object) -> None:
+    def second(recorded: object) -> None:
         with pytest.raises(RunFolderError, match=f"is written by process {os.getpid()} on"):
             simulate(small(folder, num_rounds=2))
         refused.append("refused")
@@ -89,7 +89,7 @@ def test_two_runs_at_once_in_one_process_do_not_write_together(folder: Path) -> 
 
 
 def test_a_run_that_fails_gives_the_folder_back(folder: Path) -> None:
-    def fail(row: object) -> None:
+    def fail(recorded: object) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -16,7 +16,7 @@ from fairbloom.deploy.processes import free_port
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.rounds.screening import Refusals
 from fairbloom.server.observability import JsonLines, Metrics, MetricsError
-from fairbloom.server.run_folder.rows import Row
+from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import checkpoints_every
@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {"clients": 4, "num-rounds": 3, "device": "cpu"}
 def test_a_run_serves_its_rounds_accuracies_and_clients(tmp_path: Path) -> None:
     port, pages = free_port(), []
 
-    def scrape(row: Row) -> None:
+    def scrape(recorded: RecordedRound) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
             pages.append(dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines() if line[0] != "#"))
 
@@ -44,17 +44,17 @@ def test_a_run_serves_its_rounds_accuracies_and_clients(tmp_path: Path) -> None:
 def test_a_run_logs_the_accuracy_of_each_round_and_who_is_served_worst(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows: list[Row] = []
+    rounds: list[RecordedRound] = []
     logging.getLogger("flwr").addHandler(caplog.handler)
     caplog.set_level(logging.INFO, "flwr")
     try:
         with checkpoints_every(1):
-            simulate(Settings.of({**SMALL, "evaluate-every": 2, "out": str(tmp_path / "run")}), rows.append)
+            simulate(Settings.of({**SMALL, "evaluate-every": 2, "out": str(tmp_path / "run")}), rounds.append)
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
     messages = dict.fromkeys(record.getMessage() for record in caplog.records)  # some come by the root's handler too
     said = [message for message in messages if message.startswith(("round", "worst"))]
-    mean, worst, best = (rows[2][f"test_accuracy_of_global_model_{over}"] for over in ("mean", "worst", "best"))
+    mean, worst, best = (rounds[2].measures[over] for over in ("mean", "worst", "best"))
     assert said[0] == "round 1 is finished"
     assert said[2].startswith(f"round 3 is finished: test accuracy {mean:.1f} %, of the worst 10 % of clients")
     client = r"client-\d"
@@ -174,8 +174,8 @@ def test_the_page_counts_the_rounds_that_one_client_decided() -> None:
     metrics = Metrics(port := free_port(), ACCURACY)
     try:
         for number, decider in ((1, "site-a"), (2, ""), (3, "site-a")):
-            finished = a_round(number, decided_by=decider)
-            metrics.observe(finished, {"seconds": 0.1}, connected=3)
+            row = {"seconds": 0.1, "decided_by": decider}
+            metrics.observe(RecordedRound.of(a_round(number), row, ACCURACY), connected=3)
         page = answer(port)[1]
     finally:
         metrics.close()

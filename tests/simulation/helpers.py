@@ -104,7 +104,7 @@ def drafts(folder: Path) -> list[Path]:
 
 def rows_seen(settings: Settings) -> list[Row]:
     seen: list[Row] = []
-    simulate(settings, seen.append)
+    simulate(settings, lambda recorded: seen.append(recorded.row))
     return seen
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fairbloom.server.run_folder.rows import Row
+from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings, SettingsError
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
@@ -28,8 +28,8 @@ class KilledError(Exception):
     pass
 
 
-def kill_after_round_two(row: Row) -> None:
-    if row["round"] == 2:
+def kill_after_round_two(recorded: RecordedRound) -> None:
+    if recorded.number == 2:
         raise KilledError
 
 

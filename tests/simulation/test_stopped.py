@@ -20,7 +20,7 @@ from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.server.app import main
 from fairbloom.server.checkpoint import list_checkpoints, load_last
 from fairbloom.server.run_folder import recorder
-from fairbloom.server.run_folder.rows import Row
+from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from tests.experiments.helpers import fairbloom
@@ -183,8 +183,8 @@ ROUNDS = 60
 def tell_rounds(folder: str, method: str, shared: str) -> None:
     """Run in a process of its own that tells each finished round, with a pause in which it may be met."""
 
-    def tell(row: Row) -> None:
-        print(row["round"], flush=True)
+    def tell(recorded: RecordedRound) -> None:
+        print(recorded.number, flush=True)
         time.sleep(0.01)
 
     recorder.SHARED_SECONDS = float(shared)

@@ -28,6 +28,7 @@ from fairbloom.server.run_folder.files import (
     MODEL,
     SCORES,
     SPLIT,
+    TRACKING,
     File,
     read_model,
     record_known,
@@ -50,6 +51,7 @@ VALUES: dict[File[Any], Any] = {
     AGREED: '{"columns": ["é"]}',
     SPLIT: Split.of(load_task(Settings.of({"clients": 3}).run_config())),
     ENGINE: {"engine": "workers", "workers": 2},
+    TRACKING: {"mlflow": {"id": "0123", "taken-back": 0}},
     KNOWN: Known(("a", "b"), ("a", "b", "c")),
     GROUPED: Grouped({"sex": ("ä", "b", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)),
 }
@@ -136,7 +138,8 @@ def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_i
     declared = {entry.name for entry in ENTRIES}
     there = {str(path.relative_to(finished)) for path in finished.iterdir()}
     assert there <= declared
-    assert declared - there == {"data.json", "agreed.json", "known.json", ".lock", "checkpoint/earlier", *OF_GROUPS}
+    of_others = {"data.json", "agreed.json", "known.json", "tracking.json", "tensorboard", "wandb", *OF_GROUPS}
+    assert declared - there == of_others | {".lock", "checkpoint/earlier"}
 
 
 def test_a_file_that_is_added_is_written_by_each_run_from_its_declaration_alone(

@@ -71,8 +71,8 @@ class EndedError(Exception):
 
 
 def run_up_to(folder: Path, last: int, **changes: Any) -> Path:
-    def end(row: Any) -> None:
-        if row["round"] == last:
+    def end(recorded: Any) -> None:
+        if recorded.number == last:
             raise EndedError
 
     with pytest.raises(EndedError):
@@ -167,9 +167,9 @@ def test_the_folder_says_that_it_was_taken_back_and_what_changed(finished: Path,
 def test_the_same_command_without_the_round_continues_what_was_taken_back(finished: Path, tmp_path: Path) -> None:
     folder = copied(finished, tmp_path / "run")
     run_up_to(folder, 6, **PLAIN, training_clients=OTHERS, from_round=4)
-    rows: list[Any] = []
-    simulate(small(folder, **PLAIN, training_clients=OTHERS), rows.append)
-    assert [row["round"] for row in rows] == [7, 8]
+    rounds: list[Any] = []
+    simulate(small(folder, **PLAIN, training_clients=OTHERS), rounds.append)
+    assert [recorded.number for recorded in rounds] == [7, 8]
     assert not Outcome.of(folder).differences(Outcome.of(with_others_from(4, tmp_path / "expected")))
     run_up_to(folder, 7, **PLAIN, training_clients=OTHERS, from_round=6)
     assert len(CONFIG.read(folder).taken_back) == 2
@@ -218,9 +218,9 @@ def test_a_process_that_takes_the_place_of_a_lost_one_does_not_take_the_run_back
     config = chosen.run_config()
 
     def process(submission: str, last: int) -> None:
-        def end(row: Any) -> None:
-            seen.append(row["round"])
-            if row["round"] == last:
+        def end(recorded: Any) -> None:
+            seen.append(recorded.number)
+            if recorded.number == last:
                 raise EndedError
 
         federate(chosen, lambda method: LoopClients(method, config), end, submission=submission)

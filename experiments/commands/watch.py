@@ -1,0 +1,50 @@
+"""The command `fairbloom watch`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairbloom.system.interrupts import until_interrupted
+
+ENDED_EARLY, LEFT = 1, 130
+"""Exit codes: the run was interrupted, and the user has left by Ctrl-C while it goes on."""
+
+
+def watch(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="The folder of a run, a comparison or another study, or one in which runs lie; it is waited for.",
+        ),
+    ],
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve a page for a browser on this machine, in place of the terminal's.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --page: its port; 0 takes a free one.")] = 0,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="The time between two looks at the folder.")
+    ] = 1.0,
+) -> None:
+    """Follow a run, a comparison or another study while it goes on: rounds, clients worst first, absences.
+
+    The folder is read and nothing is written there. The command ends with the run: its exit code is 0 where that is
+    finished, and 1 where it was interrupted.
+    """
+    from ..views.live import terminal  # imported late, as no other command needs it
+
+    ended = None
+    with until_interrupted():
+        if page:
+            from ..views.live.page import serve
+
+            ended = serve(folder, port, interval)
+        else:
+            ended = terminal.watch(folder, interval)
+    if ended is None:
+        raise typer.Exit(LEFT)
+    terminal.show_end(ended)
+    print(terminal.describe_end(ended))
+    if ended.state != "finished":
+        raise typer.Exit(ENDED_EARLY)

@@ -1,0 +1,1 @@
+"""What shows runs while they go on: `fairbloom watch`, in the terminal and as a page."""

@@ -1,0 +1,289 @@
+"""What a folder shows of the runs in it at one moment. It is read only, and its locks are left alone."""
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.server.run_folder.errors import check_place
+from fairbloom.server.run_folder.files import CLIENTS, CONFIG, KNOWN, LOCK, MODEL, ROUNDS, is_run_folder
+from fairbloom.server.run_folder.lock import is_running
+from fairbloom.server.run_folder.rows import parse_refusals
+
+from ...results.comparison import Plan
+from ...results.measured import measure_title
+from ...results.run import COMPARISON, Run, load
+from ..listing import run_folders
+
+LATEST = 10
+"""The seconds of a round are the median of so many rounds."""
+
+MOST_REFUSALS = 3
+
+UNREADABLE_SECONDS = 5.0
+"""What cannot be read for so long is damaged; for a shorter time, it was being written."""
+
+RESTART_SECONDS = 60.0
+"""A deployed run whose process was lost is given to another one, which begins within this time."""
+
+
+class Point(NamedTuple):
+    """The mean score over the clients after an evaluated round, and the mean of the worst tenth of them."""
+
+    round: int
+    mean: float
+    worst: float
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client after the last evaluated round: its score, and its coefficient where its update was used."""
+
+    name: str
+    score: float
+    coefficient: float | None
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """A run at one moment.
+
+    Attributes
+    ----------
+    folder, name
+        Where it lies, and what it is called among others.
+    state
+        waiting, running, finished, interrupted or damaged.
+    about
+        Its method with parameters, and its task.
+    rounds, num_rounds
+        The rounds that are recorded, and those that it is to have.
+    seconds
+        Of a round; None where no round tells.
+    score
+        What fairness is measured in.
+    points
+        Mean and worst over the evaluated rounds.
+    clients
+        The clients after the last evaluated round, worst first.
+    absences
+        Who was refused, missing or offline in how many rounds, the most frequent first, by these words.
+    refusals
+        The last refused replies, the latest first: round, client and reason.
+    deployed
+        Whether the clients are others' machines.
+    fault
+        Why it cannot be read, where it is damaged.
+    """
+
+    folder: Path
+    name: str
+    state: str
+    about: str = ""
+    rounds: int = 0
+    num_rounds: int = 0
+    seconds: float | None = None
+    score: Score = ACCURACY
+    points: Sequence[Point] = ()
+    clients: Sequence[Client] = ()
+    absences: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
+    refusals: Sequence[tuple[int, str, str]] = ()
+    deployed: bool = False
+    fault: str = ""
+
+    @property
+    def worst_title(self) -> str:
+        """What the mean of the worst tenth of the clients is called: of up to ten, it is one client."""
+        return measure_title("worst_10", len(self.clients))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the other rounds will take, where the run goes on and rounds have told how long they take."""
+        if self.seconds is None or self.state != "running":
+            return None
+        return self.seconds * (self.num_rounds - self.rounds)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a folder shows at one moment.
+
+    Attributes
+    ----------
+    folder
+        The folder.
+    runs
+        Its runs: a single one that lies in the folder itself, or those of a comparison, a sweep or another study.
+    alone
+        Whether the folder is that of a single run.
+    going_on
+        Whether somebody writes there.
+    """
+
+    folder: Path
+    runs: Sequence[LiveRun] = ()
+    alone: bool = False
+    going_on: bool = False
+
+    @property
+    def state(self) -> str:
+        """What becomes of the folder: waiting, running, finished or interrupted."""
+        if not self.runs and not self.going_on:
+            return "waiting"
+        if self.going_on:
+            return "running"
+        return "finished" if all(run.state == "finished" for run in self.runs) else "interrupted"
+
+    @property
+    def deployed(self) -> bool:
+        """Whether a run has others' machines as clients."""
+        return any(run.deployed for run in self.runs)
+
+    @property
+    def done(self) -> int:
+        """The number of finished runs."""
+        return sum(run.state == "finished" for run in self.runs)
+
+
+class Looker:
+    """Looks at a folder again and again; what has not changed is not read again.
+
+    Parameters
+    ----------
+    folder
+        The folder of a run, a comparison or another study, or one in which runs lie; it need not be there yet.
+
+    Raises
+    ------
+    RunFolderError
+        When no folder can be there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        check_place(folder)
+        self.folder = folder.absolute()
+        self._read: dict[Path, tuple[object, LiveRun]] = {}
+
+    def look(self) -> Snapshot:
+        """Return what is there now.
+
+        Raises
+        ------
+        FairbloomError
+            When the plan of a comparison, or the single run that lies there, cannot be read.
+        """
+        folder = self.folder
+        if is_run_folder(folder):
+            run = self._look_at(folder, folder.name)
+            if run.fault:
+                raise FairbloomError(run.fault)
+            return Snapshot(folder, (run,), alone=True, going_on=run.state == "running")
+        going_on = is_running(folder)
+        if (folder / COMPARISON).exists():
+            paths = [folder / name for names in Plan.read(folder).runs.values() for name in names]
+        else:
+            paths = sorted(run_folders(folder))
+        runs = [self._look_at(path, path.name) for path in paths]
+        return Snapshot(folder, runs, going_on=going_on or any(run.state == "running" for run in runs))
+
+    def look_at_running(self) -> list[LiveRun]:
+        """Return the runs of a study that go on; one that cannot be read at this moment is left out."""
+        locks = sorted(self.folder.glob(f"runs/*/{LOCK.name}"))
+        runs = [self._look_at(lock.parent, lock.parent.name) for lock in locks]
+        return [run for run in runs if run.state == "running"]
+
+    def _look_at(self, folder: Path, name: str) -> LiveRun:
+        if not is_run_folder(folder):
+            return LiveRun(folder, name, "waiting")
+        signature = _signature(folder)
+        if folder not in self._read or self._read[folder][0] != signature:
+            try:
+                self._read[folder] = signature, _read_run(load(folder), name)
+            except FairbloomError as error:
+                return LiveRun(folder, name, "damaged", fault=str(error))
+        return self._read[folder][1]
+
+
+def follow(folder: Path, interval: float) -> Iterator[Snapshot]:
+    """Yield what a folder shows, every `interval` seconds until it is over: the last one says how it ended.
+
+    A folder in which nothing is yet is waited for. What cannot be read is looked at again for a few seconds, for it may
+    be in the midst of being written.
+
+    Raises
+    ------
+    FairbloomError
+        When no folder can be there, or what is there cannot be read.
+    """
+    looker = Looker(folder)
+    unreadable_since = over_since = None
+    went_on = False
+    while True:
+        started = time.monotonic()
+        try:
+            snapshot = looker.look()
+            unreadable_since = None
+        except FairbloomError:
+            unreadable_since = unreadable_since or started
+            if started - unreadable_since >= UNREADABLE_SECONDS:
+                raise
+        else:
+            yield snapshot
+            went_on = went_on or snapshot.going_on
+            if snapshot.state in ("running", "waiting"):
+                over_since = None
+            else:
+                over_since = over_since or started
+                lost = snapshot.state == "interrupted" and snapshot.deployed and went_on
+                if started - over_since >= (RESTART_SECONDS if lost else 0.0):
+                    return
+        time.sleep(interval)
+
+
+def _signature(folder: Path) -> object:
+    """Return what changes when a run does."""
+    stats = []
+    for entry in (CONFIG, ROUNDS, CLIENTS, MODEL):
+        try:
+            stat = entry.path_in(folder).stat()
+            stats.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+        except OSError:
+            stats.append((0, 0, 0))
+    return is_running(folder), *stats
+
+
+def _read_run(run: Run, name: str) -> LiveRun:
+    """Return a run as its files have it."""
+    state, rows, score = run.state, run.rows_of_rounds(), run.score
+    columns = [f"{score.column(run.serves)}_{measure}" for measure in ("mean", "worst_10")]
+    evaluated = [row for row in rows if all(row.get(column) for column in columns)]
+    seconds = [float(row["seconds"]) for row in rows[-LATEST:] if row.get("seconds")]
+    final, coefficients = run.final(), run.coefficients()
+    refusals = [
+        (int(row["round"]), client, reason)
+        for row in reversed(rows[-LATEST:])
+        for client, reason in parse_refusals(row.get("refused", ""))
+    ]
+    task = f" on {run.settings['task']}" if run.settings.get("task") else ""
+    return LiveRun(
+        folder=run.folder,
+        name=name,
+        state=state,
+        about=f"{run.label}{task}",
+        rounds=run.rounds_done,
+        num_rounds=run.num_rounds,
+        seconds=statistics.median(seconds) if seconds else None,
+        score=score,
+        points=[Point(int(row["round"]), *(float(row[column]) for column in columns)) for row in evaluated],
+        clients=[
+            Client(client, final[client], coefficients.get(client))
+            for client in sorted(final, key=lambda client: (score.better(final[client], 0.0), client))
+        ],
+        absences=run.absences(),
+        refusals=refusals[:MOST_REFUSALS],
+        deployed=KNOWN.exists_in(run.folder),
+    )

@@ -1,0 +1,75 @@
+"""`on_round` of `fairbloom.run`, and trackers of several runs at a time."""
+
+import csv
+import warnings
+from pathlib import Path
+
+import pytest
+
+import fairbloom
+from fairbloom import FairbloomError, RecordedRound
+
+SMALL = {"task": "digits", "clients": 4, "device": "cpu", "progress": False}
+
+
+def test_on_round_gets_each_round_as_it_is_recorded(tmp_path: Path) -> None:
+    seen: list[RecordedRound] = []
+    run = fairbloom.run(**SMALL, rounds=4, settings={"evaluate-every": 2}, out=tmp_path / "run", on_round=seen.append)
+    assert [each.number for each in seen] == [1, 2, 3, 4]
+    assert [bool(each.scores) for each in seen] == [bool(each.measures) for each in seen] == [False, True, False, True]
+    assert seen[-1].scores == run.final()
+    assert seen[-1].measures["worst"] == min(run.final().values())
+    with (tmp_path / "run" / "clients.csv").open() as file:
+        last = [row for row in csv.DictReader(file) if row["round"] == "4" and row["coefficient"]]
+    assert seen[-1].coefficients == {row["client"]: float(row["coefficient"]) for row in last}
+    assert seen[1].row["test_accuracy_of_global_model_mean"] == seen[1].measures["mean"]
+    assert (seen[0].refused, seen[0].missing) == ({}, ())
+
+
+def test_what_on_round_raises_ends_the_run_which_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    class EnoughError(Exception):
+        pass
+
+    def stop(recorded: RecordedRound) -> None:
+        if recorded.number == 2:
+            raise EnoughError("seen enough")
+
+    whole = fairbloom.run(**SMALL, rounds=4, out=tmp_path / "whole")
+    with pytest.raises(EnoughError, match="seen enough"):
+        fairbloom.run(**SMALL, rounds=4, out=tmp_path / "stopped", on_round=stop)
+    stopped = fairbloom.load(tmp_path / "stopped")
+    assert (stopped.state, stopped.rounds_done) == ("interrupted", 2)
+    later: list[int] = []
+    fairbloom.run(**SMALL, rounds=4, out=tmp_path / "stopped", on_round=lambda recorded: later.append(recorded.number))
+    assert later == [3, 4]
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
+    assert models[0] == models[1]
+    assert fairbloom.run(**SMALL, rounds=4, out=whole.folder, on_round=stop).finished  # nothing is run: not called
+
+
+def test_each_run_of_a_comparison_is_a_run_of_one_experiment_at_mlflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    out = tmp_path / "hospitals"
+    shared = {**SMALL, "rounds": 2, "settings": {"track": "mlflow"}}
+    fairbloom.compare(**shared, methods="fedavg,fedfv", seeds=2, jobs=2, out=out)
+    with warnings.catch_warnings(action="ignore"):
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=f"sqlite:///{out / 'runs' / 'mlflow' / 'mlflow.db'}")
+        experiment = client.get_experiment_by_name("hospitals")
+        shown = client.search_runs([experiment.experiment_id])
+    assert sorted(run.info.run_name for run in shown) == sorted(path.name for path in (out / "runs").glob("*-seed*"))
+    assert {run.info.status for run in shown} == {"FINISHED"}
+    assert len(shown) == 4
+
+
+def test_a_tracker_that_is_not_installed_ends_a_comparison_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairbloom.server.tracking.tracked.find_spec", lambda name: None)
+    with pytest.raises(FairbloomError, match=r"pip install 'fairbloom\[mlflow\]'"):
+        fairbloom.compare(**SMALL, rounds=1, seeds=1, out=tmp_path / "compared", settings={"track": "mlflow"})
+    assert not (tmp_path / "compared").exists()

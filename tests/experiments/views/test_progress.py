@@ -1,0 +1,81 @@
+"""Progress bars: of a run's rounds, and of a study's runs with the rounds of those that go on."""
+
+import io
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fairbloom.experiments.views import progress
+from fairbloom.experiments.views.live.state import LiveRun, Looker
+from fairbloom.experiments.views.progress import study_progress
+from tests.simulation.helpers import run
+
+from .test_live import interrupted
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A study with a finished run and one that goes on, in this process as its lock says, after round 3 of 6."""
+    run(tmp_path / "runs" / "done-seed0")
+    folder = interrupted(tmp_path / "runs" / "fedfv-seed0")
+    (folder / ".lock").write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    return tmp_path
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What a terminal of 120 columns is sent."""
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=120, color_system=None)
+    monkeypatch.setattr(progress, "Console", lambda **options: console)
+    monkeypatch.setattr(progress, "LOOK_SECONDS", 0.01)
+    return written
+
+
+def test_runs_that_go_on_are_shown_with_their_rounds_and_measures(study: Path, screen: io.StringIO) -> None:
+    with study_progress("comparing", 2, study) as bars:
+        bars.count()
+        wait_for_bar(bars, study)
+    last = screen.getvalue()
+    assert "fedfv-seed0" in last
+    assert "3/6" in last
+    assert "worst client" in last
+    assert "1/2" in last
+    assert "done-seed0" not in last
+
+
+def wait_for_bar(bars: progress.StudyBars, study: Path) -> None:
+    """Return when the watcher has shown the run, and its bar was drawn."""
+    deadline = time.monotonic() + 60.0
+    while study / "runs" / "fedfv-seed0" not in bars.shown and time.monotonic() < deadline:
+        time.sleep(0.01)
+    bars.refresh()
+
+
+def test_the_bar_of_a_study_counts_the_shares_of_runs_that_go_on(study: Path, screen: io.StringIO) -> None:
+    with progress.progress() as bar:
+        task = bar.add_task("comparing", total=2, measured="")
+        bars = progress.StudyBars(bar, task, Looker(study))
+        bars.count()
+        bars.show(Looker(study).look_at_running())
+        assert [each.completed for each in bar.tasks] == [1.5, 3]
+        (study / "runs" / "fedfv-seed0" / ".lock").unlink()
+        bars.show(Looker(study).look_at_running())
+        assert [each.completed for each in bar.tasks] == [1.0]
+
+
+def test_nothing_is_looked_at_where_nobody_watches(
+    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def look(looker: Looker) -> list[LiveRun]:
+        raise AssertionError("looked")
+
+    monkeypatch.setattr(Looker, "look_at_running", look)
+    monkeypatch.setattr(progress, "LOOK_SECONDS", 0.0)
+    with study_progress("comparing", 2, study) as bars:
+        bars.count()
+    assert capsys.readouterr() == ("", "")
