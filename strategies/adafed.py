@@ -25,7 +25,7 @@ class AdaFed(FairStrategy):
     gives w ← w − η d with ⟨d, u_k⟩ = F_k^γ ‖d‖² for every k.
 
     Source: Hamidi and Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent Direction, TMLR 2024,
-    Algorithm 1.
+    Algorithm 1, doi:10.48550/arXiv.2401.04993.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ class AFL(FairStrategy):
     λ spans all clients that ever gave a usable reply and starts at their prior; a newcomer enters with its prior and
     makes the others' weights smaller. Π is the Euclidean projection on the simplex.
 
-    Source: Mohri et al., Agnostic Federated Learning, ICML 2019, Stochastic-AFL.
+    Source: Mohri et al., Agnostic Federated Learning, ICML 2019, Stochastic-AFL, doi:10.48550/arXiv.1902.00146.
 
     Parameters
     ----------

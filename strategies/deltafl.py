@@ -20,7 +20,7 @@ class DeltaFL(FairStrategy):
         Q = \min \Big\{F_i : \sum_{F_k \le F_i} p_k \ge 1 - \theta \Big\}
 
     Source: Pillutla et al., Federated Learning with Superquantile Aggregation for Heterogeneous Data, 2021,
-    Algorithm 1.
+    Algorithm 1, doi:10.48550/arXiv.2112.09429.
 
     Parameters
     ----------

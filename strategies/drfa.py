@@ -24,7 +24,8 @@ class DRFA(FairStrategy):
     w̄ is the mean of the clients' models at a random one of their K local steps; a second sample of m clients, drawn
     uniformly of the N online, reports its loss there.
 
-    Source: Deng et al., Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1.
+    Source: Deng et al., Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1,
+    doi:10.48550/arXiv.2102.12660.
 
     Parameters
     ----------

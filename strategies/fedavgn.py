@@ -49,7 +49,8 @@ class FedAvgN(Stepped):
 
     .. math:: c_k = \eta_t \frac{p_k}{\lVert u_k \rVert}
 
-    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, section 6.
+    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, section 6,
+    doi:10.48550/arXiv.2006.11489.
 
     Parameters
     ----------

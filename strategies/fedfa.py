@@ -25,7 +25,8 @@ class FedFa(FairStrategy):
     with A_k the accuracy after local work, n_k the rounds in which the client took part, and â, f̂ normalised to sum 1;
     then v ← μ v + Σ c_k u_k and w ← w − v.
 
-    Source: Huang et al., Fairness and Accuracy in Federated Learning, 2020, Algorithm 1.
+    Source: Huang et al., Fairness and Accuracy in Federated Learning, 2020, Algorithm 1,
+    doi:10.48550/arXiv.2012.10069.
 
     Parameters
     ----------

@@ -13,7 +13,8 @@ class FedProx(FedAvg):
 
     .. math:: c_k = p_k, \qquad \min_x F_k(x) + \tfrac{\mu}{2} \lVert x - w \rVert^2
 
-    Source: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, equation 2.
+    Source: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, equation 2,
+    doi:10.48550/arXiv.1812.06127.
 
     Parameters
     ----------

@@ -18,7 +18,8 @@ class PropFair(FedAvg):
 
     for the loss f of every minibatch; value and slope are continuous.
 
-    Source: Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023, section 4.
+    Source: Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023, section 4,
+    doi:10.48550/arXiv.2202.01666.
 
     Parameters
     ----------

@@ -19,7 +19,8 @@ class QFedAvg(FairStrategy):
 
     .. math:: c_k = \frac{L F_k^q}{\sum_j h_j}, \qquad h_j = q F_j^{q-1} L^2 \lVert u_j \rVert^2 + L F_j^q
 
-    Source: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 2.
+    Source: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 2,
+    doi:10.48550/arXiv.1905.10497.
 
     Parameters
     ----------
@@ -62,7 +63,8 @@ class QFedSGD(QFedAvg):
 
     with η_k the local learning rate, which the clients report.
 
-    Source: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 1.
+    Source: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 1,
+    doi:10.48550/arXiv.1905.10497.
 
     Parameters
     ----------

@@ -14,7 +14,8 @@ class TERM(FairStrategy):
 
     .. math:: c_k = \frac{p_k e^{t F_k}}{\sum_j p_j e^{t F_j}}
 
-    Source: Li et al., Tilted Empirical Risk Minimization, ICLR 2021, equation 2, at the level of clients.
+    Source: Li et al., Tilted Empirical Risk Minimization, ICLR 2021, equation 2, at the level of clients,
+    doi:10.48550/arXiv.2007.01162.
 
     Parameters
     ----------

@@ -17,8 +17,8 @@ class VRed(FairStrategy):
 
     The weights sum to 1; for a large beta some are negative, and are used as they are: `negative-weights` counts them.
 
-    Source: Malekmohammadi and Yu, On the Fairness of Federated Learning by Semi-Variance Regularization, 2022,
-    Algorithm 1.
+    Source: Malekmohammadi and Yu, Semi-Variance Reduction for Fair Federated Learning, 2024, Algorithm 1,
+    doi:10.48550/arXiv.2406.16193.
 
     Parameters
     ----------
@@ -61,8 +61,8 @@ class SemiVRed(VRed):
 
     Clients below the mean are not pulled up to it. The weights sum to 1; `negative-weights` counts negative ones.
 
-    Source: Malekmohammadi and Yu, On the Fairness of Federated Learning by Semi-Variance Regularization, 2022,
-    Algorithm 1.
+    Source: Malekmohammadi and Yu, Semi-Variance Reduction for Fair Federated Learning, 2024, Algorithm 1,
+    doi:10.48550/arXiv.2406.16193.
 
     Parameters
     ----------
