@@ -327,7 +327,7 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def scripts(text: str) -> str:
-    """Return a docstring's text with F_k and e^(x), outside of code, as sub- and superscript, and with DOIs as links."""
+    """Return a docstring's text with F_k and e^(x), outside of code, as sub- and superscript, and DOIs as links."""
     parts = text.split("`")
     found = re.compile(r"(?<=\w)([_^])(?:\(([^)]+)\)|([^\W_])(?![^\W_]))")
     for number in range(0, len(parts), 2):
