@@ -32,7 +32,7 @@ class AdaFed(FairStrategy):
     gamma
         How much a client's loss counts for the slope of its descent; 0: the same slope for all.
     server_lr
-        η, the step size.
+        Step size η.
 
     Departures: an update that is, to 1e-6 of its norm, a combination of the earlier ones is left out.
 

@@ -26,7 +26,7 @@ class AFL(FairStrategy):
     Parameters
     ----------
     gamma
-        Step size of the ascent.
+        Step size of the ascent on the weights.
 
     Reductions: `gamma=0` is FedAvg.
 

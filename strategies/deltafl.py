@@ -25,12 +25,13 @@ class DeltaFL(FairStrategy):
     Parameters
     ----------
     theta
-        Share of the prior that is in the tail.
+        Share of the clients, by their prior, that is in the tail.
 
     Reductions: `theta=1` is FedAvg; towards 0 it is the worst client alone.
 
     Objective: the mean loss of the worst share θ
-    Good for: a promise in plain words, the mean of the worst share of clients, that does not hang on a single one.
+    Good for: an objective that is easily said: the mean loss of the worst-off share of the clients, not of a single
+    one.
     Hurts when: few clients take part in a round: one or two make the whole step, and the work of the others is unused.
     Memory: none
     Cost: a sort and a weighted sum

@@ -30,9 +30,9 @@ class DRFA(FairStrategy):
     Parameters
     ----------
     gamma
-        Step size of the ascent.
+        Step size of the ascent on the weights.
     local_steps
-        K, the steps of every client in a round, in place of epochs.
+        Number K of steps that every client takes in a round, in place of epochs.
 
     Reductions: `gamma=0` is FedAvg with uniform weights over clients drawn with replacement.
 

@@ -36,8 +36,8 @@ class FedMGDA(Stepped):
 
     Objective: a Pareto-stationary point
     Good for: a step that, to first order, makes no participant worse.
-    Hurts when: clients' updates are noisy; the shortest combination is then near zero. A client that is done, with an
-    update of almost zero, stops the model for all.
+    Hurts when: clients' updates are noisy; the shortest combination is then near zero. A client that has converged has
+    an update of almost zero, which stops the model for all.
     Memory: none
     Cost: a Gram matrix and a QP
     """
@@ -124,7 +124,7 @@ class MGDAProx(FedMGDAPlus):
 
     Objective: a Pareto-stationary point
     Good for: FedMGDA+ with many local steps, where the pull keeps the directions close to the gradients'.
-    Hurts when: FedMGDA+ does; and where mu is large, clients hardly leave w and their further steps are wasted.
+    Hurts when: FedMGDA+ hurts, or mu is large: clients then hardly leave w, and their further steps are wasted.
     Memory: none
     Cost: a Gram matrix and a QP
     """

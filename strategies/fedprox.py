@@ -27,7 +27,7 @@ class FedProx(FedAvg):
 
     Objective: the mean loss
     Good for: many local steps on unlike data, where the clients' models would drift apart.
-    Hurts when: mu is large, since every round then moves little. Training gets steadier by it, not fairer.
+    Hurts when: mu is large, since every round then moves little. It makes training steadier, not fairer.
     Memory: none
     Cost: a weighted sum
     """
