@@ -36,13 +36,13 @@ def test_a_model_of_its_own_helps_the_client_that_is_unlike_the_others(runs: Pat
     gains = {}
     for name in ("alike", "unlike"):
         comparison = load_comparison(runs / name)
-        gains[name] = worst(comparison, "Local (personal)") - worst(comparison, "FedAvg")
+        gains[name] = worst(comparison, "Local") - worst(comparison, "FedAvg")
     assert gains["unlike"] > 15.0
     assert gains["unlike"] > gains["alike"] + 10.0
 
 
 def test_with_one_class_local_is_always_right_and_there_is_no_auc(runs: Path) -> None:
     rows = [row for row in load_comparison(runs / "one-class").client_rows() if row["client"] == "island"]
-    assert {row["accuracy"] for row in rows if row["method"] == "Local (personal)"} == {100.0}
+    assert {row["accuracy"] for row in rows if row["method"] == "Local"} == {100.0}
     assert {row["auc"] for row in rows} == {""}
     assert [row for row in rows if row["balanced-accuracy"] != row["accuracy"]] == []
