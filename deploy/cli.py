@@ -25,8 +25,8 @@ FromRoundOption = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Take the run back to round N, once, then continue, without a client by --set training-clients say; 0 "
-        "starts it over.",
+        help="Take the run back to round N, once, then continue it, for example with fewer clients by --set "
+        "training-clients; 0 starts it over.",
     ),
 ]
 UnpackedOption = Annotated[bool, typer.Option("--unpacked", help="Write a folder instead of a .tar.gz.")]

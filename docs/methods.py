@@ -33,6 +33,9 @@ NEEDS = {
 }
 """What a method may ask of a client: a word for the table, and the end of a sentence that begins with "a client"."""
 
+DOI = re.compile(r"\bdoi:(10\.\d{4,9}/[\w.()/-]*\w)")
+"""A paper's, as sources have it."""
+
 PAGE = """\
 # {title}
 
@@ -324,9 +327,9 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def scripts(text: str) -> str:
-    """Return a docstring's text with F_k and e^(x), outside of code, as subscript and superscript."""
+    """Return a docstring's text with F_k and e^(x), outside of code, as sub- and superscript, and DOIs as links."""
     parts = text.split("`")
     found = re.compile(r"(?<=\w)([_^])(?:\(([^)]+)\)|([^\W_])(?![^\W_]))")
     for number in range(0, len(parts), 2):
         parts[number] = found.sub(lambda m: f"{{{'sub' if m[1] == '_' else 'sup'}}}`{m[2] or m[3]}`", parts[number])
-    return "`".join(parts)
+    return DOI.sub(r"[doi:\1](https://doi.org/\1)", "`".join(parts))

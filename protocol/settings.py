@@ -116,7 +116,7 @@ class RunSettings(BaseModel):
         0.0, description="Weight decay of the clients' SGD"
     )
     gradient_clip: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.LATER, Mark.VARIANT] = Field(
-        0.0, description="Largest norm of a minibatch's gradient, to which longer ones are shortened; 0: of any"
+        0.0, description="Norm to which a minibatch's gradient is shortened where it is longer; 0 shortens none"
     )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.WORK] = Field(
         0.0, description="Probability that a client has time for fewer epochs in a round: that it is a straggler"

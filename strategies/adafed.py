@@ -25,14 +25,14 @@ class AdaFed(FairStrategy):
     gives w ← w − η d with ⟨d, u_k⟩ = F_k^γ ‖d‖² for every k.
 
     Source: Hamidi and Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent Direction, TMLR 2024,
-    Algorithm 1.
+    Algorithm 1, doi:10.48550/arXiv.2401.04993.
 
     Parameters
     ----------
     gamma
         How much a client's loss counts for the slope of its descent; 0: the same slope for all.
     server_lr
-        η, the step size.
+        Step size η.
 
     Departures: an update that is, to 1e-6 of its norm, a combination of the earlier ones is left out.
 

@@ -21,12 +21,12 @@ class AFL(FairStrategy):
     λ spans all clients that ever gave a usable reply and starts at their prior; a newcomer enters with its prior and
     makes the others' weights smaller. Π is the Euclidean projection on the simplex.
 
-    Source: Mohri et al., Agnostic Federated Learning, ICML 2019, Stochastic-AFL.
+    Source: Mohri et al., Agnostic Federated Learning, ICML 2019, Stochastic-AFL, doi:10.48550/arXiv.1902.00146.
 
     Parameters
     ----------
     gamma
-        Step size of the ascent.
+        Step size of the ascent on the weights.
 
     Reductions: `gamma=0` is FedAvg.
 

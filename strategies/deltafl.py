@@ -20,17 +20,18 @@ class DeltaFL(FairStrategy):
         Q = \min \Big\{F_i : \sum_{F_k \le F_i} p_k \ge 1 - \theta \Big\}
 
     Source: Pillutla et al., Federated Learning with Superquantile Aggregation for Heterogeneous Data, 2021,
-    Algorithm 1.
+    Algorithm 1, doi:10.48550/arXiv.2112.09429.
 
     Parameters
     ----------
     theta
-        Share of the prior that is in the tail.
+        Share of the clients, by their prior, that is in the tail.
 
     Reductions: `theta=1` is FedAvg; towards 0 it is the worst client alone.
 
     Objective: the mean loss of the worst share θ
-    Good for: a promise in plain words, the mean of the worst share of clients, that does not hang on a single one.
+    Good for: an objective that is easily said: the mean loss of the worst-off share of the clients, not of a single
+    one.
     Hurts when: few clients take part in a round: one or two make the whole step, and the work of the others is unused.
     Memory: none
     Cost: a sort and a weighted sum

@@ -21,7 +21,8 @@ class Ditto(FedAvg):
     v_k belongs to the client, at first w; it never leaves the client. w is the received global model, which is
     the same for every lam.
 
-    Source: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1.
+    Source: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1,
+    doi:10.48550/arXiv.2012.04221.
 
     Parameters
     ----------
@@ -65,7 +66,7 @@ class Local(FairStrategy):
 
     The global model stays as it was at first; the personal models are what is compared.
 
-    Source: the baseline of Li et al., Ditto, ICML 2021, section 4.
+    Source: the baseline of Li et al., Ditto, ICML 2021, section 4, doi:10.48550/arXiv.2012.04221.
 
     Objective: each client's loss, by itself
     Good for: seeing what taking part is worth: a client that is better off alone gains nothing from the others.

@@ -24,14 +24,15 @@ class DRFA(FairStrategy):
     w̄ is the mean of the clients' models at a random one of their K local steps; a second sample of m clients, drawn
     uniformly of the N online, reports its loss there.
 
-    Source: Deng et al., Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1.
+    Source: Deng et al., Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1,
+    doi:10.48550/arXiv.2102.12660.
 
     Parameters
     ----------
     gamma
-        Step size of the ascent.
+        Step size of the ascent on the weights.
     local_steps
-        K, the steps of every client in a round, in place of epochs.
+        Number K of steps that every client takes in a round, in place of epochs.
 
     Reductions: `gamma=0` is FedAvg with uniform weights over clients drawn with replacement.
 

@@ -11,7 +11,7 @@ class FedAvg(FairStrategy):
     .. math:: c_k = p_k
 
     Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
-    Algorithm 1.
+    Algorithm 1, doi:10.48550/arXiv.1602.05629.
 
     Reductions: `weighting="uniform"` is c = 1/m.
 

@@ -49,7 +49,8 @@ class FedAvgN(Stepped):
 
     .. math:: c_k = \eta_t \frac{p_k}{\lVert u_k \rVert}
 
-    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, section 6.
+    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, section 6,
+    doi:10.48550/arXiv.2006.11489.
 
     Parameters
     ----------
@@ -59,7 +60,7 @@ class FedAvgN(Stepped):
         Share of the step size that is left at the end of the run, reached in a step every 100 rounds; 0: no decay.
 
     Objective: none; each client has the same say in the direction
-    Good for: updates of very different length; a client with a long one does not outshout the others.
+    Good for: updates of very different length; a client with a long one does not dominate the others.
     Hurts when: updates get small towards the end, or are mostly noise: they are stretched to the same length all the
     same, so `server_lr` has to be small or to decay.
     Memory: none

@@ -17,7 +17,7 @@ VELOCITY = "velocity"
 
 
 class FedFa(FairStrategy):
-    r"""FedFa: clients that are rarely right, or often there, count more.
+    r"""FedFa: clients with a low accuracy, or with many participations, count more.
 
     .. math:: c_k \propto \alpha \hat a_k + \beta \hat f_k, \qquad
         a_k = -\log_2 \frac{A_k}{\sum_j A_j}, \quad f_k = -\log_2 \Big(1 - \frac{n_k}{\sum_j n_j}\Big)
@@ -25,7 +25,8 @@ class FedFa(FairStrategy):
     with A_k the accuracy after local work, n_k the rounds in which the client took part, and â, f̂ normalised to sum 1;
     then v ← μ v + Σ c_k u_k and w ← w − v.
 
-    Source: Huang et al., Fairness and Accuracy in Federated Learning, 2020, Algorithm 1.
+    Source: Huang et al., Fairness and Accuracy in Federated Learning, 2020, Algorithm 1,
+    doi:10.48550/arXiv.2012.10069.
 
     Parameters
     ----------
@@ -34,16 +35,16 @@ class FedFa(FairStrategy):
     beta
         Weight of the participation.
     server_momentum
-        μ, of the server's step.
+        Momentum μ of the server's step.
     client_momentum
-        Of the clients' SGD, afresh in every round.
+        Momentum of the clients' SGD, which starts at zero in every round.
 
     Departures: A is floored at 1e-6, and a single client gets weight 1, where f is not defined.
 
     Objective: none; weights go by accuracy and participation
     Good for: classification where participation is even; momentum on both sides makes training fast.
-    Hurts when: some clients come rarely: they count less for it. Noisy labels, too, lower the accuracy and raise the
-    weight.
+    Hurts when: some clients participate rarely, since they count less then. Noisy labels lower the accuracy, too, and
+    raise the weight.
     Memory: one velocity, and one number a client
     Cost: a weighted sum
     """

@@ -30,7 +30,8 @@ class FedFV(FairStrategy):
         \text{ if } \langle g, con \rangle < 0, \qquad
         w \leftarrow w - g \frac{\lVert \tfrac1m \sum_k u_k \rVert}{\lVert g \rVert}
 
-    Source: Wang et al., Federated Learning with Fair Averaging, IJCAI 2021, Algorithms 1–3.
+    Source: Wang et al., Federated Learning with Fair Averaging, IJCAI 2021, Algorithms 1–3,
+    doi:10.24963/ijcai.2021/223.
 
     Parameters
     ----------

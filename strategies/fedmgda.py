@@ -20,7 +20,8 @@ class FedMGDA(Stepped):
     With epsilon = 1 the step d satisfies ⟨d, u_k⟩ ≥ ‖d‖² for every client: to first order no participant's loss rises.
     Where several λ are minimal, the one nearest to p is taken: clients with equal updates and priors count the same.
 
-    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, equation 25.
+    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, equation 25,
+    doi:10.48550/arXiv.2006.11489.
 
     Parameters
     ----------
@@ -35,8 +36,8 @@ class FedMGDA(Stepped):
 
     Objective: a Pareto-stationary point
     Good for: a step that, to first order, makes no participant worse.
-    Hurts when: clients' updates are noisy; the shortest combination is then near zero. A client that is done, with an
-    update of almost zero, stops the model for all.
+    Hurts when: clients' updates are noisy; the shortest combination is then near zero. A client that has converged has
+    an update of almost zero, which stops the model for all.
     Memory: none
     Cost: a Gram matrix and a QP
     """
@@ -68,7 +69,8 @@ class FedMGDAPlus(FedMGDA):
 
     A client that multiplies its update by any positive number changes nothing.
 
-    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, Algorithm 1.
+    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, Algorithm 1,
+    doi:10.48550/arXiv.2006.11489.
 
     Parameters
     ----------
@@ -104,7 +106,8 @@ class MGDAProx(FedMGDAPlus):
 
     .. math:: \min_x F_k(x) + \tfrac{\mu}{2} \lVert x - w \rVert^2 \text{ on the clients, then FedMGDA+}
 
-    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, section 6.
+    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, section 6,
+    doi:10.48550/arXiv.2006.11489.
 
     Parameters
     ----------
@@ -121,7 +124,7 @@ class MGDAProx(FedMGDAPlus):
 
     Objective: a Pareto-stationary point
     Good for: FedMGDA+ with many local steps, where the pull keeps the directions close to the gradients'.
-    Hurts when: FedMGDA+ does; and where mu is large, clients hardly leave w and their further steps are wasted.
+    Hurts when: FedMGDA+ hurts, or mu is large: clients then hardly leave w, and their further steps are wasted.
     Memory: none
     Cost: a Gram matrix and a QP
     """

@@ -13,7 +13,8 @@ class FedProx(FedAvg):
 
     .. math:: c_k = p_k, \qquad \min_x F_k(x) + \tfrac{\mu}{2} \lVert x - w \rVert^2
 
-    Source: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, equation 2.
+    Source: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, equation 2,
+    doi:10.48550/arXiv.1812.06127.
 
     Parameters
     ----------
@@ -26,7 +27,7 @@ class FedProx(FedAvg):
 
     Objective: the mean loss
     Good for: many local steps on unlike data, where the clients' models would drift apart.
-    Hurts when: mu is large, since every round then moves little. Training gets steadier by it, not fairer.
+    Hurts when: mu is large, since every round then moves little. It makes training steadier, not fairer.
     Memory: none
     Cost: a weighted sum
     """

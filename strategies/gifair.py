@@ -19,7 +19,7 @@ class GiFair(FairStrategy):
     with s the strength. Weights stay positive and sum to 1.
 
     Source: Yue et al., GIFAIR-FL: A Framework for Group and Individual Fairness in Federated Learning, 2021,
-    GIFAIR-FL-Global.
+    GIFAIR-FL-Global, doi:10.48550/arXiv.2108.02741.
 
     Parameters
     ----------

@@ -18,19 +18,20 @@ class PropFair(FedAvg):
 
     for the loss f of every minibatch; value and slope are continuous.
 
-    Source: Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023, section 4.
+    Source: Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023, section 4,
+    doi:10.48550/arXiv.2202.01666.
 
     Parameters
     ----------
     baseline
-        M, a loss that no client should exceed.
+        Loss M that no client should exceed.
     epsilon
-        Below this utility the logarithm goes on as its tangent.
+        Utility below which the logarithm is continued by its tangent.
 
     Reductions: a large `baseline` is FedAvg with a smaller learning rate.
 
     Objective: −Σ p log(M − F)
-    Good for: clients that can transform their loss and a server that is to learn nothing but models.
+    Good for: a server that must learn nothing but models, with clients that can transform their loss.
     Hurts when: `baseline` does not fit: far above the losses it only lowers the learning rate, below them the tangent
     multiplies it by 1/ε.
     Memory: none

@@ -19,21 +19,22 @@ class QFedAvg(FairStrategy):
 
     .. math:: c_k = \frac{L F_k^q}{\sum_j h_j}, \qquad h_j = q F_j^{q-1} L^2 \lVert u_j \rVert^2 + L F_j^q
 
-    Source: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 2.
+    Source: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 2,
+    doi:10.48550/arXiv.1905.10497.
 
     Parameters
     ----------
     q
         How much high losses count: 0 not at all, large values approach the worst client alone.
     lipschitz
-        L, an estimate of the gradients' Lipschitz constant; the paper takes 1 / local learning rate.
+        Estimate L of the gradients' Lipschitz constant; the paper takes 1 / local learning rate.
 
     Reductions: `q=0` is FedAvg with uniform weights.
 
     Departures: F is floored at 1e-10, because F^(q−1) is undefined at F = 0 for q < 1.
 
     Objective: Σ F^(q+1)
-    Good for: a point of one's choice between the mean (q = 0) and the worst client (large q).
+    Good for: any compromise between the mean (q = 0) and the worst client (large q).
     Hurts when: a client's loss is high because its labels are noisy: no model lowers it, and it takes over. Steps get
     short for a large q, because h grows with it.
     Memory: none
@@ -62,14 +63,15 @@ class QFedSGD(QFedAvg):
 
     with η_k the local learning rate, which the clients report.
 
-    Source: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 1.
+    Source: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 1,
+    doi:10.48550/arXiv.1905.10497.
 
     Parameters
     ----------
     q
         How much high losses count: 0 not at all, large values approach the worst client alone.
     lipschitz
-        L, an estimate of the gradients' Lipschitz constant; the step is at most 1/L of their mean.
+        Estimate L of the gradients' Lipschitz constant; the step is at most 1/L of their mean.
 
     Reductions: `q=0` is gradient descent on the unweighted mean loss with step 1/L.
 

@@ -14,17 +14,19 @@ class TERM(FairStrategy):
 
     .. math:: c_k = \frac{p_k e^{t F_k}}{\sum_j p_j e^{t F_j}}
 
-    Source: Li et al., Tilted Empirical Risk Minimization, ICLR 2021, equation 2, at the level of clients.
+    Source: Li et al., Tilted Empirical Risk Minimization, ICLR 2021, equation 2, at the level of clients,
+    doi:10.48550/arXiv.2007.01162.
 
     Parameters
     ----------
     tilt
-        t; above 0 high losses count more, up to the worst client alone; below 0 they count less, as outliers.
+        The tilt t: above 0 high losses count more, up to the worst client alone; below 0 they count less, as outliers.
 
     Reductions: `tilt=0` is FedAvg.
 
     Objective: log Σ p e^(tF) / t
-    Good for: one number that leads from discounting outliers (t < 0) over the mean to the worst client.
+    Good for: tuning by one number, from discounting outliers (t < 0) through the mean (t = 0) to the worst client
+    (large t).
     Hurts when: losses change much over a run: weights go by t F, so the same t is harsh early and mild late.
     Memory: none
     Cost: a weighted sum

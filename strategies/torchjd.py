@@ -28,8 +28,8 @@ class FromTorchJD(FairStrategy):
 
     .. math:: c = \text{weighting}(G)
 
-    Source: Quinton and Rey, Jacobian Descent for Multi-Objective Optimization, 2024; TorchJD's documentation names the
-    source of each weighting.
+    Source: Quinton and Rey, Jacobian Descent for Multi-Objective Optimization, 2024, doi:10.48550/arXiv.2406.16232;
+    TorchJD's documentation names the source of each weighting.
 
     Parameters
     ----------

@@ -17,8 +17,8 @@ class VRed(FairStrategy):
 
     The weights sum to 1; for a large beta some are negative, and are used as they are: `negative-weights` counts them.
 
-    Source: Malekmohammadi and Yu, On the Fairness of Federated Learning by Semi-Variance Regularization, 2022,
-    Algorithm 1.
+    Source: Malekmohammadi and Yu, Semi-Variance Reduction for Fair Federated Learning, 2024, Algorithm 1,
+    doi:10.48550/arXiv.2406.16193.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class VRed(FairStrategy):
     Reductions: `beta=0` is FedAvg.
 
     Objective: the mean loss and β times the variance
-    Good for: losses that are to be alike, with a penalty that is easy to read.
+    Good for: making losses alike, with a penalty that is easily interpreted.
     Hurts when: a loss is more than 1/(2β) below the mean: its weight is negative, and the step raises that loss.
     Memory: none
     Cost: a weighted sum
@@ -61,8 +61,8 @@ class SemiVRed(VRed):
 
     Clients below the mean are not pulled up to it. The weights sum to 1; `negative-weights` counts negative ones.
 
-    Source: Malekmohammadi and Yu, On the Fairness of Federated Learning by Semi-Variance Regularization, 2022,
-    Algorithm 1.
+    Source: Malekmohammadi and Yu, Semi-Variance Reduction for Fair Federated Learning, 2024, Algorithm 1,
+    doi:10.48550/arXiv.2406.16193.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class SemiVRed(VRed):
     Reductions: `beta=0` is FedAvg.
 
     Objective: the mean loss and β times the semi-variance
-    Good for: raising neglected clients without making well-served ones worse for the sake of likeness.
+    Good for: raising neglected clients without making well-served ones worse only to make losses alike.
     Hurts when: losses are far apart: for β s above 1/2 the weights of all clients below the mean are negative.
     Memory: none
     Cost: a weighted sum

@@ -41,6 +41,13 @@ def test_a_paragraph_ends_where_the_next_begins(name: str) -> None:
         assert not re.search(r"(Objective|Good for|Hurts when|Memory|Cost|Source|Parameters): ", getattr(method, field))
 
 
+@pytest.mark.parametrize("name", [*METHODS, "torchjd"])
+def test_a_source_has_the_doi_of_its_paper_which_a_page_links(name: str) -> None:
+    source = describe(name).source
+    (doi,) = re.findall(r"\bdoi:(10\.(?:48550/arXiv\.\d{4}\.\d{5}|24963/ijcai\.\d{4}/\d+))(?=[.;]?(?:\s|$))", source)
+    assert f"](https://doi.org/{doi})" in scripts(source)
+
+
 @each_method
 def test_memory_is_named_where_there_is_one(name: str) -> None:
     """A method that keeps rows or numbers between rounds says so; the others say none."""
