@@ -83,3 +83,15 @@ def test_a_comparison_that_an_earlier_version_wrote_is_compared_anew(compared: P
     assert load_comparison(out).methods == ("FedAvg", "FedFV")
     assert fairbloom("compare", "--methods", "fedfv", *SMALL, "--out", out) == 0
     assert load_comparison(out).methods == ("FedFV",)
+
+
+def test_a_comparison_does_not_write_into_the_folder_of_a_run(
+    compared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its clients.csv would take the place of the run's."""
+    run = tmp_path / "run"
+    shutil.copytree(compared / "runs" / "fedavg-seed0", run)
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    assert fairbloom("compare", "--methods", "fedavg,fedfv", *SMALL, "--out", run) == 2
+    assert f"{run} is the folder of a single run: choose another folder (--out)" in capfd.readouterr().err
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
