@@ -18,7 +18,7 @@ from fairbloom.tasks import forget_user_defined_tasks
 from .recipes.axes import values_in
 from .recipes.labels import label_of, title
 from .recipes.recipe import Recipe, load_recipe, recipe_of
-from .recipes.variants import Variant, baseline_of, variants
+from .recipes.variants import Variant, variants
 from .results.comparison import Comparison, load_comparison
 from .results.recommendation import Recommendation
 from .results.reproduction import Reproduction
@@ -187,7 +187,8 @@ def compare(
     """Train with several methods over several seeds and see who gains and who loses.
 
     All methods meet the same clients, draws and batches at the same seed, so differences are paired. The same call
-    continues what was interrupted, and extends the runs where `rounds` is higher than before.
+    continues what was interrupted, and extends the runs where `rounds` is higher than before. Methods that were
+    compared in the same folder before, with the same seeds and settings, stay in the tables.
 
     Parameters
     ----------
@@ -228,7 +229,7 @@ def compare(
     among = variants(map(name_of, named), config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
-    chosen = baseline_of(name_of(baseline) if baseline else "", among)
+    chosen = name_of(baseline) if baseline else ""
     at_a_time = jobs or processors_here()
     with study_progress("comparing", len(among) * seeds, Path(out), shown=progress) as bars:
         return compare_variants(config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, bars.count)

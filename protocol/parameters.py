@@ -189,6 +189,8 @@ class Parameter:
         several = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
         read = [parsed(each.strip()) if isinstance(each, str) else each for each in several]
         if len(read) > 1 and all(self._taken(each) is not None for each in read):
+            if self.key == "seed":
+                return f"a run takes one value; fairbloom compare --seeds {len(read)} runs {len(read)} of them; "
             values = ",".join(str(each).strip() for each in several)
             return f"a run takes one value; fairbloom sweep --grid {self.key}={values} tries each; "
         if isinstance(self.allowed, Choices):

@@ -16,7 +16,8 @@ from fairbloom.system.supervise import CANNOT_RUN
 from ..errors import DeployError
 from .relied_on import RELIED_ON, User, missing
 
-NEEDED = "flwr>=1.39,<1.40"
+MAJOR, MINOR = 1, 39
+NEEDED = f"flwr>={MAJOR}.{MINOR},<{MAJOR}.{MINOR + 1}"
 REMEDY = f'pip install "{NEEDED}"'
 
 Deployed = Literal["client", "server", "operator"]
@@ -71,4 +72,4 @@ def start(user: Deployed, program: str, parent: int) -> None:
 
 
 def _fits() -> bool:
-    return version("flwr").split(".")[:2] == ["1", "39"]
+    return version("flwr").split(".")[:2] == [str(MAJOR), str(MINOR)]

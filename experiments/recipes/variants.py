@@ -123,9 +123,13 @@ def variant_of(text: str) -> Variant:
         if key in given:
             raise SettingsError(f"{text}: {name} is given twice: give it once")
         given[key] = {**known, **COMMON}[key].checked(parsed(value))
-    order = [*known, *COMMON]
-    defaults = {key: each.default for key, each in {**known, **COMMON}.items()}
-    return Variant(method, {key: given[key] for key in order if key in given}, defaults | given, title(method))
+    return make_variant(method, given, title(method))
+
+
+def make_variant(method: str, given: Mapping[str, Value], label: str) -> Variant:
+    """Return a method with what is given of its parameters, by their run-config keys."""
+    defaults = {key: each.default for key, each in {**method_parameters(method), **COMMON}.items()}
+    return Variant(method, {key: given[key] for key in defaults if key in given}, {**defaults, **given}, label)
 
 
 def baseline_of(name: str, among: Sequence[Variant]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.settings import Value
 from fairbloom.server.fairness import count_of_share
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.run_folder.files import ROUNDS, is_finished
@@ -53,6 +54,8 @@ class Plan:
         The seeds.
     baseline
         The method that the others are compared with.
+    methods
+        What each method has of its own: its name, and the settings that are given for it alone, by its label.
     """
 
     file: ClassVar[str] = COMPARISON
@@ -60,6 +63,7 @@ class Plan:
     runs: Mapping[str, Sequence[str]]
     seeds: Sequence[int]
     baseline: str
+    methods: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write it into the comparison's folder."""
@@ -67,6 +71,7 @@ class Plan:
             "baseline": self.baseline,
             "seeds": list(self.seeds),
             "runs": {k: list(v) for k, v in self.runs.items()},
+            "methods": {label: dict(given) for label, given in self.methods.items()},
         }
         with explain_write_errors("the comparison", folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +89,7 @@ class Plan:
         file = folder / COMPARISON
         try:
             about = json.loads(file.read_bytes())
-            plan = cls(about["runs"], about["seeds"], about["baseline"])
+            plan = cls(about["runs"], about["seeds"], about["baseline"], about.get("methods", {}))
             if plan.baseline not in plan.runs or any(len(runs) != len(plan.seeds) for runs in plan.runs.values()):
                 raise ValueError("it names other runs than its methods and seeds have")
         except FileNotFoundError as error:

@@ -415,6 +415,8 @@ def settings_in(folder: Path) -> dict[str, Any]:
     RunFolderError
         When there is no run, or its settings cannot be read.
     """
+    if not folder.exists():
+        raise RunFolderError(f"there is no folder {folder}: fairbloom list names the run folders of another one")
     if not is_run_folder(folder):
         raise RunFolderError(f"{folder} is no run folder: it has no {CONFIG.name}; fairbloom list names those there")
     return dict(CONFIG.read(folder).settings)

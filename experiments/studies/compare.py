@@ -1,15 +1,20 @@
 """A comparison: methods as the rows of a study without printed numbers, on the same clients, draws and batches."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
 from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import CLIENTS, GROUPS
 from fairbloom.server.settings import check_used
 
-from ..recipes.variants import Variant, config_of, folder_names
+from ..recipes.variants import Variant, baseline_of, config_of, folder_names, make_variant
 from ..results.comparison import Comparison, Plan, read_comparison
 from .driver import run_study, write_tables
+from .pool import check_runs, is_done
 from .study import Candidate, Study, StudyRow
 
 OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
@@ -27,6 +32,9 @@ def compare_variants(
 ) -> Comparison:
     """Run each variant with each seed, `jobs` at a time, and write tables and figure into `out`.
 
+    Methods that were compared there before stay in the tables, where they have a finished run with each of these seeds,
+    settings and data; the log names those that have not.
+
     Parameters
     ----------
     config
@@ -34,7 +42,7 @@ def compare_variants(
     variants, seeds
         Each of these methods is run with each of these seeds.
     baseline
-        The label of the method that the others are compared with.
+        The method that the others are compared with, as `baseline_of` takes it; "" for FedAvg, or the first.
     out
         The folder of the tables and runs; one comparison at a time writes there.
     jobs
@@ -48,14 +56,25 @@ def compare_variants(
         When a setting is impossible or unused, when `out` or a run folder belongs to something else or is damaged, or
         when a run fails. No run is started where that can be known before.
     """
-    study = _study(config, variants, seeds, out.absolute())
+    before = _compared_before(out, variants)
+    whole = _study(config, [*variants, *filter(None, before.values())], seeds, out.absolute())
+    study = replace(whole, rows=whole.rows[: len(variants)])
     task = next(iter(study.first_runs().values())).task
     check_used(config, [variant.method for variant in variants], task)
+    kept = {row.candidates[0].name: row for row in whole.rows[len(variants) :] if _is_finished(whole, row)}
+    if left_out := [label for label in before if label not in kept]:
+        log.warning(
+            "%s: left out of the tables in %s, as their runs there have other seeds, settings, rounds or data, or are "
+            "not finished: name them among the methods, and they are run",
+            ", ".join(left_out),
+            out,
+        )
+    among = [*variants, *(each for label, each in before.items() if each and label in kept)]
     runs = {
         row.candidates[0].name: [str(study.folder(planned).relative_to(study.out)) for planned in study.search(row)]
-        for row in study.rows
+        for row in (*study.rows, *kept.values())
     }
-    plan = Plan(runs, list(seeds), baseline)
+    plan = Plan(runs, list(seeds), baseline_of(baseline, among), {each.label: each.config for each in among})
 
     def collect(_: object) -> Comparison:
         comparison = read_comparison(study.out, plan)
@@ -76,6 +95,35 @@ def _study(config: Mapping[str, Value], variants: Sequence[Variant], seeds: Sequ
         for variant in variants
     ]
     return Study(rows, seeds, out)
+
+
+def _compared_before(out: Path, variants: Sequence[Variant]) -> dict[str, Variant | None]:
+    """Return the methods of the comparison that a folder has already, by label, without those that are named again.
+
+    A user-defined method that is not there any more is None.
+    """
+    try:
+        before = Plan.read(out).methods
+    except RunFolderError:  # there is none, or the new one takes the place of its file, which is damaged
+        return {}
+    named, found = {variant.label for variant in variants}, dict[str, Variant | None]()
+    for label in [label for label in before if label not in named]:
+        method, given = str(before[label]["method"]), {k: v for k, v in before[label].items() if k != "method"}
+        try:
+            found[label] = make_variant(method, given, label)
+        except FairbloomError:
+            found[label] = None
+    return found
+
+
+def _is_finished(study: Study, row: StudyRow) -> bool:
+    """Return whether all runs of a row are finished, with these settings and data."""
+    try:
+        runs = {(planned.candidate.name, planned.seed): study.settings(planned) for planned in study.search(row)}
+        check_runs(runs)
+    except FairbloomError:
+        return False
+    return all(map(is_done, runs.values()))
 
 
 def _write(comparison: Comparison) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from fairbloom.errors import FairbloomError
-from fairbloom.server.run_folder.errors import check_place, explain_write_errors
+from fairbloom.server.run_folder.errors import RunFolderError, check_place, explain_write_errors
+from fairbloom.server.run_folder.files import is_run_folder
 from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.system.files import write_whole
@@ -156,6 +157,8 @@ def raise_failure(key: RunKey, error: FairbloomError) -> None:
 def _locked(out: Path, plan: PlanFile | None) -> Iterator[None]:
     """Lock the folder that runs belong to, which is made if it is not there, and removed if no run came into it."""
     check_place(out)
+    if is_run_folder(out):  # its clients.csv would be replaced
+        raise RunFolderError(f"{out} is the folder of a single run: choose another folder (--out)")
     made = not out.exists()
     try:
         with locked_folder(out, wait=False):

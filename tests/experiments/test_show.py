@@ -154,7 +154,7 @@ def test_a_figure_is_called_as_asked_and_where_it_lies_is_said(
 
 
 @pytest.mark.parametrize(
-    ("place", "words"), [(".", "is no run folder: it has no config.toml"), ("no-where", "is no run folder")]
+    ("place", "words"), [(".", "is no run folder: it has no config.toml"), ("no-where", "there is no folder")]
 )
 @pytest.mark.usefixtures("there")
 def test_what_is_no_run_is_refused_in_a_line(place: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

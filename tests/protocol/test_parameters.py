@@ -12,6 +12,7 @@ ADVICE: list[tuple[str, Any, str, Value | None]] = [
     ("learning-rate", "0.1, 0.01", "fairbloom sweep --grid learning-rate=0.1,0.01 tries each; allowed is float", None),
     ("learning-rate", [0.1, 0.01], "fairbloom sweep --grid learning-rate=0.1,0.01 tries each; allowed is float", None),
     ("num-rounds", "10,20", "fairbloom sweep --grid num-rounds=10,20 tries each; allowed is int", None),
+    ("seed", "0,1,2", "a run takes one value; fairbloom compare --seeds 3 runs 3 of them; allowed is int", None),
     ("weighting", "examples,uniform", "fairbloom sweep --grid weighting=examples,uniform tries each", None),
     ("fraction", "0,5", "write decimals with a point, 0.5; allowed is float", 0.5),
     ("num-rounds", 1e3, "write 1000; allowed is int", 1000),
