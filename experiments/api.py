@@ -441,8 +441,8 @@ def recommend(
     options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
     config = merge_settings(options, settings or {})
     begun = time.monotonic()
-    with progress_bar("seconds of the budget", shown=progress) as bar:
-        shown = bar.add_task("searching", total=seconds)
+    with progress_bar(shown=progress) as bar:
+        shown = bar.add_task("searching", total=seconds, measured="seconds of the budget")
 
         def notify(stage: str) -> None:
             bar.update(shown, description=stage, completed=min(seconds, time.monotonic() - begun))
