@@ -3,13 +3,15 @@
 import io
 import zipfile
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 
-from .task import Task
+if TYPE_CHECKING:
+    from .task import Task  # PyTorch is with it, which a file of the split does not need
 
 PARTS = ("train", "test", "validation")
 """What a client's examples are for, in the order of their numbers in the file."""
@@ -40,7 +42,7 @@ class Split:
     label: NDArray[np.int64]
 
     @classmethod
-    def of(cls, task: Task) -> "Split":
+    def of(cls, task: "Task") -> "Split":
         """Return the split of a task; where it deals no data set, rows count a client's own examples.
 
         Raises
@@ -95,7 +97,7 @@ class Split:
         return counts
 
 
-def _rows_and_labels(task: Task, client: str) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _rows_and_labels(task: "Task", client: str) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     splits = task.splits(client)
     found, start = [], 0
     for examples in (splits.train, splits.test, splits.validation):

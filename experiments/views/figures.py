@@ -4,7 +4,7 @@ import io
 import itertools
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib import figure as matplotlib_figure
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.errors import explain_write_errors
@@ -21,11 +20,12 @@ from fairbloom.system.files import write_whole
 
 from ..recipes.recipe import ROUND
 from ..results.measured import in_title
+from .report.lines import sorted_scores
 
 if TYPE_CHECKING:
     from fairbloom.tasks.split import Split
 
-    from ..results.comparison import Comparison, Values
+    from ..results.comparison import Comparison
     from ..results.outcome import Outcome
     from ..results.ranks import Ranks
     from ..results.reproduction import Reproduction
@@ -251,7 +251,7 @@ def _together(comparison: "Comparison") -> Figure:
     first = {}
     for number, method in enumerate((comparison.baseline, *others)):
         colour, marker = styles.get(method, (BASELINE, "o"))
-        lines = _worst_first(comparison.values[method], comparison.score)
+        lines = sorted_scores(comparison.values[method], comparison.score)
         rank, mean = np.arange(1, lines.shape[1] + 1), lines.mean(axis=0)
         axes.fill_between(rank, lines.min(axis=0), lines.max(axis=0), alpha=0.1, color=colour, linewidth=0.0)
         # Where lines coincide, the wider one below shows at both sides of the one above, and markers take turns.
@@ -281,10 +281,10 @@ def _apart(comparison: "Comparison") -> Figure:
     tallest = max(title.count("\n") + 1 for title in titles.values())
     figure = Figure(figsize=(WIDTH, 0.75 + down * (1.8 - 0.16 * across + 0.16 * tallest)), layout="constrained")
     panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
-    base = _worst_first(comparison.values[comparison.baseline], comparison.score)
+    base = sorted_scores(comparison.values[comparison.baseline], comparison.score)
     rank = np.arange(1, base.shape[1] + 1)
     for panel, method in zip(panels.flat, others, strict=False):
-        lines = _worst_first(comparison.values[method], comparison.score)
+        lines = sorted_scores(comparison.values[method], comparison.score)
         axes = _axes(panel, None)
         personal = method in comparison.personal
         colour = COLOURS[1] if personal else COLOURS[0]
@@ -320,20 +320,6 @@ def _axis_label(score: Score) -> str:
     """Return what an axis says of a score: its name, unit and direction."""
     unit = " in %" if score.percent else ""
     return f"test {score.name}{unit} ({'higher' if score.higher_is_better else 'lower'} is better)"
-
-
-def _worst_first(by_seed: "Sequence[Values]", score: Score) -> NDArray[np.float64]:
-    """Return the scores of each seed from the worst client to the best, shape (seeds, clients).
-
-    A seed with fewer clients than another, some of which have no score, is stretched to as many.
-    """
-    rows = [np.sort(list(values.values())) for values in by_seed]
-    rows = [row if score.higher_is_better else row[::-1] for row in rows]
-    most = max(len(row) for row in rows)
-    places = np.linspace(0.0, 1.0, most)
-    return np.array(
-        [row if len(row) == most else np.interp(places, np.linspace(0.0, 1.0, len(row)), row) for row in rows]
-    )
 
 
 def _label_lines(axes: Axes, ends: dict[str, tuple[float, str]], *, at: float, left: bool) -> None:

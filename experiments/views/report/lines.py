@@ -1,0 +1,241 @@
+"""The numbers behind a report's charts: what runs recorded, over seeds, thinned to what a chart can show."""
+
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.scores import Score
+from fairbloom.server.run_folder.errors import explain_read_errors
+from fairbloom.server.run_folder.files import CLIENTS
+from fairbloom.server.run_folder.rows import parse_refusals
+
+from ...results.measured import curve
+from ...results.run import Run
+from .charts import Row, short, thin
+
+if TYPE_CHECKING:
+    import pandas
+
+CURVE_ROUNDS, MAP_ROUNDS = 60, 40
+"""So many rounds a curve has at most, and a map of clients × rounds."""
+
+NAMED = 40
+"""Up to so many clients have a row each in a map; more are put together in GROUPS groups."""
+
+GROUPS = 20
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method as charts have it: its runs, one a seed, and which of their models is looked at.
+
+    Attributes
+    ----------
+    label
+        What it is called.
+    runs
+        Its runs.
+    model
+        "global", or "personal" for personal models.
+    """
+
+    label: str
+    runs: Sequence[Run]
+    model: str = "global"
+
+    @cached_property
+    def tables(self) -> "list[pandas.DataFrame]":
+        """The columns of clients.csv that charts need, run by run."""
+        return [read_clients(run, self.model) for run in self.runs]
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether it stands for personal models."""
+        return self.model == "personal"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The rows of a map: clients from the worst served to the best, one by one or put together.
+
+    Attributes
+    ----------
+    names
+        What the rows are called, from the top.
+    members
+        Which row each client is in.
+    """
+
+    names: Sequence[str]
+    members: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def single(self) -> bool:
+        """Whether each row is one client."""
+        return len(self.names) == len(self.members)
+
+
+def groups_of(clients: Sequence[str]) -> Groups:
+    """Return the rows of a map by clients in order: each client where they are few, else groups of neighbours."""
+    if len(clients) <= NAMED:
+        return Groups(clients, {client: client for client in clients})
+    parts = np.array_split(np.arange(len(clients)), GROUPS)
+    names = [f"{part[0] + 1}–{part[-1] + 1}" for part in parts]
+    return Groups(names, {clients[i]: name for part, name in zip(parts, names, strict=True) for i in part})
+
+
+def read_clients(run: Run, model: str = "global") -> "pandas.DataFrame":
+    """Return the columns of a run's clients.csv that charts need: round, client, participated, coefficient, and value.
+
+    A torn last line, of a run that goes on, is left out; a column that the file lacks is empty.
+
+    Raises
+    ------
+    RunFolderError
+        When the file holds something else.
+    """
+    import pandas
+
+    path, column = CLIENTS.path_in(run.folder), run.score.column(model)
+    wanted = {"round": "round", "client": "client", "participated": "participated", "coefficient": "coefficient"}
+    wanted |= {column: "value"}
+    with explain_read_errors(path, "Restore it from a copy"):
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1] or b"round,client\n"
+        table = pandas.read_csv(
+            io.BytesIO(whole),
+            usecols=lambda name: name in wanted,
+            dtype={name: str if name == "client" else float for name in wanted},
+            keep_default_na=False,
+            na_values={name: [""] for name in wanted if name != "client"},
+        )
+    return table.rename(columns=wanted).reindex(columns=[*wanted.values()])
+
+
+# Over rounds --------------------------------------------------------------------------------------------------------
+
+
+def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
+    """Return a measure of each line over the rounds, thinned: the mean over the runs, the lowest and the highest.
+
+    Rounds that not all runs of a line have are left out, and so are lines without any.
+    """
+    rows = []
+    for line in lines:
+        try:
+            by_run = [curve(run, measure, line.model, "percent", 1) for run in line.runs]
+        except FairbloomError:  # no round has that measure
+            continue
+        shared = sorted(set.intersection(*(set(each) for each in by_run)))
+        for number in thin(shared, CURVE_ROUNDS):
+            values = [each[number] for each in by_run]
+            rows.append({"round": number, "method": line.label, **spanned(values)})
+    return rows
+
+
+def spanned(values: Sequence[float]) -> dict[str, float | None]:
+    """Return the mean of values as `value`, the lowest as `low`, and the highest as `high`."""
+    return {"value": short(float(np.mean(values))), "low": short(min(values)), "high": short(max(values))}
+
+
+def score_map(line: Line, groups: Groups, *, first_only: bool) -> list[Row]:
+    """Return the score of each row of a map after thinned rounds, the mean over its clients and the runs."""
+    import pandas
+
+    table = pandas.concat(line.tables[:1] if first_only else line.tables)
+    table = table[table["value"].notna() & table["client"].isin(groups.members)]
+    kept = thin(sorted(int(number) for number in table["round"].unique()), MAP_ROUNDS)
+    return _mapped(table[table["round"].isin(kept)], groups, "value")
+
+
+def weight_map(line: Line, groups: Groups, *, first_only: bool) -> list[Row]:
+    """Return how much each client of a map's row weighed in the steps, in percent of a round's weights.
+
+    Rounds are put together where they are many: a value is the mean over the rounds in which clients took part.
+    """
+    import pandas
+
+    shares = [weight_shares(table) for table in (line.tables[:1] if first_only else line.tables)]
+    table = pandas.concat(shares)
+    table = table[table["client"].isin(groups.members)]
+    if table.empty:
+        return []
+    last = int(table["round"].max())
+    width = -(-last // MAP_ROUNDS)
+    table = table.assign(round=np.minimum(last, np.ceil(table["round"] / width) * width))
+    return _mapped(table, groups, "share")
+
+
+def weight_shares(table: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Return the rows of participants with their `share`: the coefficient in percent of the round's, without signs."""
+    trained = table[table["coefficient"].notna()]
+    total = trained["coefficient"].abs().groupby(trained["round"]).transform("sum")
+    return trained.assign(share=100.0 * trained["coefficient"] / total.where(total > 0.0))
+
+
+def mean_shares(line: Line, groups: Groups, *, first_only: bool) -> dict[str, float]:
+    """Return how much a client of each row weighed when it took part, in percent: the mean over rounds and runs."""
+    import pandas
+
+    table = pandas.concat([weight_shares(each) for each in (line.tables[:1] if first_only else line.tables)])
+    table = table[table["client"].isin(groups.members)]
+    found = table["share"].groupby(table["client"].map(groups.members)).mean().dropna()
+    return {str(name): float(value) for name, value in found.items()}
+
+
+def _mapped(table: "pandas.DataFrame", groups: Groups, column: str) -> list[Row]:
+    """Return the mean of a column by round and row of a map."""
+    means = table[column].groupby([table["round"], table["client"].map(groups.members)]).mean()
+    return [
+        {"round": int(number), "client": str(name), "value": short(float(value))}
+        for (number, name), value in means.items()
+        if value == value
+    ]
+
+
+def sorted_scores(by_seed: Sequence[Mapping[str, float]], score: Score) -> NDArray[np.float64]:
+    """Return the scores of each seed from the worst client to the best, shape (seeds, clients).
+
+    A seed with fewer clients than another, some of which have no score, is stretched to as many.
+    """
+    rows = [np.sort(list(values.values())) for values in by_seed]
+    rows = [row if score.higher_is_better else row[::-1] for row in rows]
+    most = max(len(row) for row in rows)
+    places = np.linspace(0.0, 1.0, most)
+    return np.array(
+        [row if len(row) == most else np.interp(places, np.linspace(0.0, 1.0, len(row)), row) for row in rows]
+    )
+
+
+# Counts -------------------------------------------------------------------------------------------------------------
+
+
+def refusal_reasons(runs: Iterable[Run]) -> dict[tuple[str, str], int]:
+    """Return in how many rounds a client's reply was refused for a reason, by client and reason."""
+    found: dict[tuple[str, str], int] = {}
+    for run in runs:
+        for row in run.rows_of_rounds():
+            for refusal in parse_refusals(row.get("refused", "")) if row.get("refused") else ():
+                found[refusal] = found.get(refusal, 0) + 1
+    return found
+
+
+def count_names(runs: Iterable[Run], names_in: Callable[[Mapping[str, str]], Iterable[str]]) -> dict[str, int]:
+    """Return in how many rows of rounds.csv each client is named."""
+    found: dict[str, int] = {}
+    for run in runs:
+        for row in run.rows_of_rounds():
+            for name in names_in(row):
+                found[name] = found.get(name, 0) + 1
+    return found
+
+
+def total(run: Run, column: str) -> float:
+    """Return the sum of a column of a run's rounds.csv; an empty cell counts nothing."""
+    return sum(float(row.get(column) or 0.0) for row in run.rows_of_rounds())

@@ -1,0 +1,400 @@
+"""The report of a comparison: who gains, who loses, and how sure that is."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from fairbloom.errors import FairbloomError
+
+from ...recipes.recipe import CLIENT
+from ...results.comparison import Comparison, Plan
+from ...results.differences import Difference
+from ...results.measured import measure_title
+from ...results.run import Run, load
+from ...results.verdict import OTHERS
+from ..tables import SHOWN, Digits
+from . import charts
+from .lines import Groups, Line, groups_of, sorted_scores, spanned
+from .page import Block, Cell, Chart, Charts, Page, Section, Table, Tone, slug
+from .sections import (
+    TOGETHER,
+    Scene,
+    absences_section,
+    caveats_section,
+    cost_section,
+    map_section,
+    number_cell,
+    present,
+    rounds_section,
+    settings_section,
+    split_section,
+    weights_section,
+    worst_first,
+)
+
+NAMED_POINTS = 16
+"""Up to so many clients have a point for each method; the scores of more are lines."""
+
+COMPARED = ("worst_10", "mean", OTHERS, "std")
+"""The measures of which differences are shown."""
+
+
+def page_of_comparison(comparison: Comparison) -> Page:
+    """Return the report of a comparison."""
+    lines = lines_of(comparison)
+    scene = Scene(lines, comparison.score, _groups(comparison), _first_only(comparison), comparison.client_count)
+    sections = present(
+        [
+            _clients_section(comparison, scene),
+            _differences_section(comparison, scene),
+            _front_section(comparison, scene),
+            rounds_section(scene),
+            map_section(scene),
+            weights_section(scene),
+            split_section(scene),
+            absences_section(scene),
+            cost_section(scene),
+            settings_section(scene),
+            caveats_section([*comparison.caveats, *_left_out(comparison)]),
+        ]
+    )
+    settings, seeds = lines[0].runs[0].settings, comparison.seeds
+    task = f" on {settings['task']}" if "task" in settings else ""
+    facts = {
+        "task": settings.get("task"),
+        "methods": len(comparison.methods) - len(comparison.personal),
+        "baseline": comparison.baseline,
+        "clients": comparison.client_count,
+        "seeds": len(seeds),
+        "rounds": lines[0].runs[0].rounds_done,
+    }
+    shown = [(name, str(value)) for name, value in facts.items() if value is not None]
+    verdict = comparison.verdict
+    title = f"{facts['methods']} method{'s' if facts['methods'] != 1 else ''} compared{task}"
+    return Page(title, verdict.headline, verdict.sentences, shown, sections)
+
+
+def lines_of(comparison: Comparison) -> list[Line]:
+    """Return the methods with their runs, the baseline first; personal models follow the method that they are of."""
+    plan = Plan.read(comparison.folder)
+    runs: dict[str, Sequence[Run]] = {
+        label: [load(comparison.folder / name) for name in names] for label, names in plan.runs.items()
+    }
+    lines, trained = [], comparison.baseline
+    for method in comparison.methods:
+        if method in comparison.personal:
+            lines.append(Line(method, runs[trained], "personal"))
+        else:
+            trained = method
+            lines.append(Line(method, runs[method]))
+    return sorted(lines, key=lambda line: line.label != comparison.baseline)
+
+
+def _first_only(comparison: Comparison) -> bool:
+    """Return whether clients are shown by the first seed alone, because with another one a name means other data."""
+    return comparison.shared.dealt and len(comparison.seeds) > 1
+
+
+def _groups(comparison: Comparison) -> Groups:
+    """Return the clients from the worst served to the best by the baseline."""
+    return groups_of(worst_first(_by_name(comparison, comparison.baseline), comparison.score))
+
+
+def _by_name(comparison: Comparison, method: str) -> dict[str, float]:
+    """Return the score of each client: the mean over the seeds, or that of the first where seeds deal the data."""
+    by_seed = comparison.values[method][:1] if _first_only(comparison) else comparison.values[method]
+    names = dict.fromkeys(name for values in by_seed for name in values)
+    return {name: statistics.fmean(values[name] for values in by_seed if name in values) for name in names}
+
+
+def _left_out(comparison: Comparison) -> list[str]:
+    return [
+        f"Left out, without a test {comparison.score.name} under any method with seed {seed}: {', '.join(clients)}."
+        for seed, clients in zip(comparison.seeds, comparison.left_out, strict=False)
+        if clients
+    ]
+
+
+# Each client under each method --------------------------------------------------------------------------------------
+
+
+def _clients_section(comparison: Comparison, scene: Scene) -> Section:
+    named = scene.clients <= NAMED_POINTS and not scene.first_only
+    charts_of_clients = _named_points(comparison, scene) if named else _sorted_lines(comparison, scene)
+    blocks: list[Block] = [*charts_of_clients]
+    blocks.append(_names_table(comparison, scene) if scene.groups.single else _ranks_table(comparison, scene))
+    if len(comparison.scores) > 1:
+        blocks.append(_scores_table(comparison))
+    intro = f"The {comparison.score.name} of the final models on each client's own test examples."
+    if len(comparison.seeds) > 1:
+        marks = (
+            "Points are means over the seeds, lines span them"
+            if named
+            else "Lines are means over the seeds, bands span them"
+        )
+        intro += f" {marks} from the lowest to the highest."
+    return Section("clients", "Each client under each method", intro, blocks)
+
+
+def _named_points(comparison: Comparison, scene: Scene) -> list[Charts]:
+    """Return a chart with a point for each client and method."""
+    order = list(scene.groups.names)
+    rows = []
+    for method in (line.label for line in scene.lines):
+        for client in order:
+            values = [seed[client] for seed in comparison.values[method] if client in seed]
+            if values:
+                rows.append({"client": client, "method": method, **spanned(values)})
+    base = _by_name(comparison, comparison.baseline)
+    said = ", ".join(f"{client} {comparison.score.written(base[client])}" for client in order)
+    what = f"The score of each client under each method. Under {comparison.baseline}: {said}."
+    spec = charts.clients_by_method(rows, scene.series, order, scene.axis)
+    return [Charts([Chart("clients", "Each client", what, spec)], scene.series)]
+
+
+def _sorted_lines(comparison: Comparison, scene: Scene) -> list[Charts]:
+    """Return a chart with a line for each method, or one a method where they are many."""
+    rows = []
+    for method in (line.label for line in scene.lines):
+        ranks = sorted_scores(comparison.values[method], comparison.score).T.tolist()
+        rows += [{"rank": rank, "method": method, **spanned(values)} for rank, values in enumerate(ranks, 1)]
+    worst = {row["method"]: row["value"] for row in rows if row["rank"] == 1}
+    said = "; ".join(f"{method} {comparison.score.written(value)}" for method, value in worst.items())
+    what = f"The scores of {scene.clients} clients in order under each method. The worst served: {said}."
+    if len(scene.lines) <= TOGETHER:
+        spec = charts.sorted_clients(rows, scene.series, scene.axis)
+        return [Charts([Chart("clients", "All clients in order", what, spec)], scene.series)]
+    base, *others = scene.series
+    panels = []
+    for each in others:
+        shown = [row for row in rows if row["method"] in (base.label, each.label)]
+        spec = {**charts.sorted_clients(shown, [base, each], scene.axis), "height": 150}
+        about = f"The scores of {scene.clients} clients in order under {each.label} and {base.label}."
+        panels.append(Chart(f"clients-{slug(each.label)}", each.label, about, spec))
+    return [Charts(panels, [base], narrow=True)]
+
+
+def _names_table(comparison: Comparison, scene: Scene) -> Table:
+    """Return the score of each client under each method, coloured where it is told from the baseline's."""
+    values = {method: _by_name(comparison, method) for method in (line.label for line in scene.lines)}
+    digits = Digits.of(comparison.score, (value for each in values.values() for value in each.values()))
+    cells = []
+    for client in scene.groups.names:
+        told = {} if scene.first_only else _differences(comparison, f"{CLIENT}{client}")
+        row = [Cell(client)]
+        for method, each in values.items():
+            cell = number_cell(each.get(client), digits)
+            row.append(Cell(cell.text, cell.value, _tone(told[method]) if method in told else cell.tone))
+        cells.append(row)
+    seeds = len(comparison.seeds)
+    of = "of the first seed, which deals the data in its own way" if scene.first_only else f"mean over {seeds} seeds"
+    note = (
+        ""
+        if scene.first_only or seeds == 1
+        else (
+            f"Green is told to be better than under {comparison.baseline}, red to be worse; the rest is not told apart."
+        )
+    )
+    caption = f"Test {comparison.score.title}, the worst served under {comparison.baseline} first"
+    caption += f"; {of}" if seeds > 1 else ""
+    return Table("clients", caption, ["client", *values], cells, note, folded=len(cells) > 12)
+
+
+def _ranks_table(comparison: Comparison, scene: Scene) -> Table:
+    """Return the scores of many clients by their rank under each method, neighbours put together."""
+    ranks = groups_of([str(i) for i in range(scene.clients)])
+    by_method = {
+        line.label: sorted_scores(comparison.values[line.label], comparison.score).mean(axis=0) for line in scene.lines
+    }
+    digits = Digits.of(comparison.score, (float(value) for each in by_method.values() for value in each))
+    cells = [
+        [
+            Cell(name),
+            *(
+                number_cell(
+                    statistics.fmean(each[i] for i in range(len(each)) if ranks.members[str(i)] == name), digits
+                )
+                for each in by_method.values()
+            ),
+        ]
+        for name in ranks.names
+    ]
+    caption = f"Test {comparison.score.title}, by rank from the worst served to the best under each method"
+    note = f"Mean over the clients of these ranks, and over the seeds. The {scene.clients} clients are in clients.csv."
+    return Table("clients", caption, ["ranks", *by_method], cells, note, folded=True)
+
+
+def _scores_table(comparison: Comparison) -> Table:
+    """Return the mean over clients and seeds of every score."""
+    scores = comparison.scores
+    cells = []
+    for method, by_seed in comparison.finals.items():
+        row = [Cell(method)]
+        for score in scores:
+            means = [statistics.fmean(each[score.name].values()) for each in by_seed if each[score.name]]
+            mean = statistics.fmean(means) if means else None
+            clients = {len(each[score.name]) for each in by_seed}
+            row.append(Cell("–") if mean is None else Cell(_written(score.percent, mean), mean))
+            row.append(Cell(f"{min(clients)}–{max(clients)}" if len(clients) > 1 else str(*clients)))
+        cells.append(row)
+    headings = ["method", *(heading for score in scores for heading in (score.title, "over clients"))]
+    return Table("scores", "Every score: mean over clients, then over seeds", headings, cells, folded=True)
+
+
+def _written(percent: bool, value: float) -> str:
+    return f"{value:.1f}" if percent else f"{value:.3g}"
+
+
+# Differences --------------------------------------------------------------------------------------------------------
+
+
+def _differences_section(comparison: Comparison, scene: Scene) -> Section | None:
+    """Return by how much each method is better than the baseline, with intervals."""
+    panels, cells = [], []
+    unit = "points" if comparison.score.percent else comparison.score.name
+    for measure in COMPARED:
+        found = _differences(comparison, measure)
+        if not found:
+            continue
+        title = _measure_name(measure, scene.clients)
+        rows = [{"method": method, **_ends(each), "told": _in_words(each)} for method, each in found.items()]
+        said = "; ".join(f"{method} {_interval(comparison, each)}, {_in_words(each)}" for method, each in found.items())
+        what = f"Difference to {comparison.baseline} in {title}, to the right is better: {said}."
+        panels.append(Chart(f"difference-{slug(measure)}", title.capitalize(), what, charts.differences(rows, unit)))
+        cells += [_difference_cells(comparison, method, title, each) for method, each in found.items()]
+    if not cells:
+        return None
+    intro = f"How much better than {comparison.baseline} each method is, paired by seed; to the right is better."
+    if len(comparison.seeds) > 1:
+        intro += " Lines are 95 % intervals. Grey: not told apart."
+    else:
+        intro += " A single seed tells nothing of how sure a difference is, so there are no intervals."
+    headings = [
+        "method",
+        "measure",
+        "difference",
+        "95 % from",
+        "to",
+        "seeds better",
+        "seeds worse",
+        "p",
+        "seeds that would do",
+    ]
+    note = "Positive is better; of the standard deviation, more equal. p is of the paired t test, with Holm's "
+    note += "correction over the methods."
+    if comparison.shared.test_share:
+        note += " All seeds split the same data, for which Nadeau and Bengio's correction widens the intervals."
+    note += " Seeds that would do: how many would tell a difference of this size; – where no number would, or nothing "
+    note += "can be said."
+    table = Table("differences", f"Differences to {comparison.baseline} in {unit}", headings, cells, note)
+    return Section("differences", f"Differences to {comparison.baseline}", intro, [Charts(panels), table])
+
+
+def _differences(comparison: Comparison, measure: str) -> Mapping[str, Difference]:
+    """Return the differences of all methods by a measure, none where a seed has no such measure."""
+    try:
+        return comparison.differences(measure)
+    except FairbloomError:
+        return {}
+
+
+def _measure_name(measure: str, clients: int) -> str:
+    names = {"mean": "mean over clients", OTHERS: "the other clients", "std": "standard deviation over clients"}
+    return names.get(measure) or measure_title(measure, clients)
+
+
+def _ends(found: Difference) -> dict[str, float | None]:
+    return {key: charts.short(value) for key, value in (("mean", found.mean), ("low", found.low), ("high", found.high))}
+
+
+def _in_words(found: Difference) -> str:
+    return "not told apart" if not found.clear else "better" if found.mean > 0.0 else "worse"
+
+
+def _tone(found: Difference) -> Tone:
+    return "" if not found.clear else "better" if found.mean > 0.0 else "worse"
+
+
+def _difference_cells(comparison: Comparison, method: str, title: str, found: Difference) -> list[Cell]:
+    places = _places(comparison)
+    p_value = "< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}"
+    return [
+        Cell(method),
+        Cell(title),
+        Cell(f"{found.mean:+.{places}f}", found.mean, _tone(found)),
+        *(Cell("–") if math.isnan(end) else Cell(f"{end:+.{places}f}", end) for end in (found.low, found.high)),
+        Cell(str(found.better), found.better),
+        Cell(str(found.worse), found.worse),
+        Cell(p_value, found.p_value),
+        Cell("–") if found.enough is None else Cell(f"{found.enough:,}", found.enough),
+    ]
+
+
+def _interval(comparison: Comparison, found: Difference) -> str:
+    places = _places(comparison)
+    interval = "" if math.isnan(found.low) else f" ({found.low:+.{places}f} to {found.high:+.{places}f})"
+    return f"{found.mean:+.{places}f}{interval}"
+
+
+def _places(comparison: Comparison) -> int:
+    """Return the number of decimals of differences."""
+    worst = [measured["mean"] for method in comparison.methods for measured in comparison.measures(method)]
+    return Digits.of(comparison.score, worst).decimals
+
+
+# Mean against worst -------------------------------------------------------------------------------------------------
+
+
+def _front_section(comparison: Comparison, scene: Scene) -> Section:
+    """Return the methods by mean and worst, and which of them no other one beats in both."""
+    score, labels = comparison.score, [line.label for line in scene.lines]
+    measured = {method: comparison.measures(method) for method in labels}
+    means = {
+        method: {key: statistics.fmean(each[key] for each in seeds) for key in SHOWN}
+        for method, seeds in measured.items()
+    }
+    front = [
+        method
+        for method in labels
+        if not any(_beats(comparison, means[other], means[method]) for other in labels if other != method)
+    ]
+    rows = []
+    for method, seeds in measured.items():
+        across, up = spanned([each["mean"] for each in seeds]), spanned([each["worst_10"] for each in seeds])
+        row = {"method": method, "mean": across["value"], "worst": up["value"]}
+        row |= {
+            "mean_low": across["low"],
+            "mean_high": across["high"],
+            "worst_low": up["low"],
+            "worst_high": up["high"],
+        }
+        rows.append(row)
+    worst = measure_title("worst_10", scene.clients)
+    axes = (f"mean over clients: {score.title}", f"{worst}: {score.title}")
+    spec = charts.mean_against_worst(rows, front, scene.series, axes, lower=not score.higher_is_better)
+    what = f"Methods by their mean over clients and their {worst}. On the Pareto front: {', '.join(front)}."
+    chart = Chart("front", f"Mean against {worst}", what, spec)
+    digits = Digits.of(score, (value for each in means.values() for value in each.values()))
+    cells = [
+        [
+            Cell(method),
+            *(number_cell(means[method][key], digits) for key in SHOWN),
+            Cell("yes" if method in front else "no"),
+        ]
+        for method in labels
+    ]
+    headings = ["method", *(measure_title(key, scene.clients) for key in SHOWN), "on the front"]
+    table = Table("measures", f"Test {score.title} over clients, mean over the seeds", headings, cells)
+    intro = "Up and to the right is better. On the Pareto front, where no other method is better in both: "
+    intro += f"{_listed(front)}." + (" Lines span the seeds." if len(comparison.seeds) > 1 else "")
+    return Section("front", "Mean against worst", intro, [Charts([chart], scene.series), table])
+
+
+def _beats(comparison: Comparison, one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Return whether one method is nowhere worse than another and somewhere better, by mean and worst."""
+    gains = [comparison.score.better(one[key], other[key]) for key in ("mean", "worst_10")]
+    return min(gains) >= 0.0 < max(gains)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

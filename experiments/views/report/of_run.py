@@ -1,0 +1,145 @@
+"""The report of one run, finished or not."""
+
+from ...results.caveats import caveats_of_run
+from ...results.measured import measure_title
+from ...results.run import Run, measures
+from ..tables import SHOWN, Digits
+from . import charts
+from .lines import Line, groups_of
+from .page import Block, Cell, Chart, Charts, Page, Section, Table
+from .sections import (
+    NAMED,
+    Scene,
+    absences_section,
+    caveats_section,
+    cost_section,
+    map_section,
+    number_cell,
+    present,
+    run_rounds_section,
+    settings_section,
+    split_section,
+    weights_section,
+    worst_first,
+)
+
+ONE_SEED = (
+    "This is one run with one seed. It tells how this model serves these clients, and not whether another method would "
+    "serve them better: fairbloom compare with five seeds or more can tell."
+)
+
+
+def page_of_run(run: Run) -> Page:
+    """Return the report of a run."""
+    final = run.final()
+    personal = run.final(model="personal") if run.finished else {}
+    lines = [Line(run.label, [run]), *([Line(f"{run.label} (personal)", [run], "personal")] if personal else [])]
+    scene = Scene(lines, run.score, groups_of(worst_first(final, run.score)), False, len(final))
+    headline, sentences = _words(run, final)
+    sections = present(
+        [
+            _clients_section(scene, final, personal),
+            run_rounds_section(scene),
+            map_section(scene),
+            weights_section(scene),
+            split_section(scene),
+            absences_section(scene),
+            cost_section(scene),
+            settings_section(scene),
+            caveats_section([*caveats_of_run(run), ONE_SEED] if final else [ONE_SEED]),
+        ]
+    )
+    facts = {
+        "task": run.settings.get("task"),
+        "method": run.label,
+        "clients": len(final) or None,
+        "rounds": f"{run.rounds_done} of {run.num_rounds}" if run.rounds_done < run.num_rounds else run.rounds_done,
+        "seed": run.settings.get("seed"),
+        "state": run.state,
+    }
+    task = f" on {run.settings['task']}" if "task" in run.settings else ""
+    shown = [(name, str(value)) for name, value in facts.items() if value is not None]
+    return Page(f"{run.label}{task}", headline, sentences, shown, sections)
+
+
+def _words(run: Run, final: dict[str, float]) -> tuple[str, list[str]]:
+    """Return the headline and the sentences that follow it."""
+    unfinished = [] if run.finished else [f"The run is {run.state} after round {run.rounds_done} of {run.num_rounds}."]
+    if not final:
+        return f"{run.label} has not been evaluated yet", [*unfinished, ONE_SEED]
+    score, found, order = run.score, measures(final, run.score), worst_first(final, run.score)
+    lower = "" if score.higher_is_better else ", lower is better"
+    headline = f"{run.label} serves its clients with a mean test {score.name} of {score.written(found['mean'])}{lower}"
+    if len(final) > 1:
+        worst, best = order[0], order[-1]
+        headline += f", from {score.written(final[worst])} ({worst}) to {score.written(final[best])} ({best})"
+    left = [f"Without a test {score.name}: {', '.join(run.without_score)}."] if run.without_score else []
+    return f"{headline}.", [*unfinished, *left, ONE_SEED]
+
+
+def _clients_section(scene: Scene, final: dict[str, float], personal: dict[str, float]) -> Section | None:
+    """Return how the final models serve each client, or how they are spread over many."""
+    if not final:
+        return None
+    values = dict(zip((line.label for line in scene.lines), (final, personal), strict=False))
+    order = worst_first(final, scene.score)
+    blocks: list[Block] = []
+    if len(final) <= NAMED:
+        rows = [
+            {"client": client, "method": label, "value": by_client[client]}
+            | {"low": by_client[client], "high": by_client[client]}
+            for label, by_client in values.items()
+            for client in order
+            if client in by_client
+        ]
+        spec = charts.clients_by_method(rows, scene.series, order, scene.axis)
+        said = f"From {scene.score.written(final[order[0]])} ({order[0]}) to {scene.score.written(final[order[-1]])}."
+        blocks.append(
+            Charts([Chart("clients", "Each client", f"The score of each client. {said}", spec)], scene.series)
+        )
+    else:
+        rows = [
+            {"rank": rank, "method": label, "value": value, "low": value, "high": value}
+            for label, by_client in values.items()
+            for rank, value in enumerate((by_client[c] for c in worst_first(by_client, scene.score)), 1)
+        ]
+        spec = charts.sorted_clients(rows, scene.series, scene.axis)
+        said = f"From {scene.score.written(final[order[0]])} to {scene.score.written(final[order[-1]])}."
+        what = f"The scores of {len(final)} clients in order. {said}"
+        blocks.append(Charts([Chart("clients", "All clients in order", what, spec)], scene.series))
+    blocks += [_measures_table(scene, values), _clients_table(scene, values, order)]
+    intro = f"The {scene.score.name} of the final model on each client's own test examples."
+    return Section("clients", "How each client is served", intro, blocks)
+
+
+def _measures_table(scene: Scene, values: dict[str, dict[str, float]]) -> Table:
+    """Return the measures over clients of all scores."""
+    run = scene.lines[0].runs[0]
+    cells = []
+    for score in run.scores:
+        for line in scene.lines:
+            final = values[line.label] if score == run.score else run.final(score, line.model)
+            if final:
+                found = measures(final, score)
+                digits = Digits.of(score, (found[key] for key in (*SHOWN, "gap")))
+                name = f"{score.title}{' (personal models)' if line.is_personal else ''}"
+                count = Cell(str(len(final)), len(final))
+                cells.append([Cell(name), count, *(number_cell(found[key], digits) for key in (*SHOWN, "gap"))])
+    titles = [measure_title(key, scene.clients) for key in (*SHOWN, "gap")]
+    return Table("measures", "Scores over clients", ["test score", "clients", *titles], cells)
+
+
+def _clients_table(scene: Scene, values: dict[str, dict[str, float]], order: list[str]) -> Table:
+    run = scene.lines[0].runs[0]
+    examples = run.test_examples()
+    digits = Digits.of(scene.score, (value for each in values.values() for value in each.values()))
+    cells = [
+        [
+            Cell(client),
+            *(number_cell(by_client.get(client), digits) for by_client in values.values()),
+            number_cell(examples.get(client), Digits(0)),
+        ]
+        for client in order
+    ]
+    caption = f"Each client, the worst served first: test {scene.score.title}"
+    return Table("clients", caption, ["client", *values, "test examples"], cells, folded=len(order) > 12)

@@ -1,0 +1,490 @@
+"""The sections that reports of runs and of comparisons have in common, each of the same lines."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fairbloom.protocol.scores import Score
+from fairbloom.server.run_folder.files import ENVIRONMENT, SPLIT
+from fairbloom.server.run_folder.rows import ABSENT, parse_absent, parse_names
+
+from ...recipes.labels import format_value
+from ...results.measured import measure_title
+from ..tables import Digits
+from . import charts
+from .charts import Series
+from .lines import (
+    NAMED,
+    Groups,
+    Line,
+    count_names,
+    curves,
+    mean_shares,
+    refusal_reasons,
+    score_map,
+    total,
+    weight_map,
+)
+from .page import Block, Cell, Chart, Charts, Note, Section, Table, slug
+
+TOGETHER = 6
+"""The most lines that one chart has; more methods have a chart each, with the baseline in it."""
+
+LISTED = 40
+"""So many rows of who was absent are listed."""
+
+TABLE_ROUNDS = 10
+"""So many rounds a table has."""
+
+KEPT_APART = ("seed", "out", "method", "data-dir")
+"""The settings that are said elsewhere, or are a path of one machine."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the sections of a report are about.
+
+    Attributes
+    ----------
+    lines
+        The methods, the baseline first; personal models are lines of their own.
+    score
+        The score that fairness is measured in.
+    groups
+        The clients from the worst served to the best by the baseline, one by one or put together.
+    first_only
+        Whether what is shown client by client is of the first seed alone, because each seed deals the data anew.
+    clients
+        The number of clients.
+    """
+
+    lines: Sequence[Line]
+    score: Score
+    groups: Groups
+    first_only: bool
+    clients: int
+
+    @property
+    def series(self) -> list[Series]:
+        """How the lines look."""
+        personal = [line.label for line in self.lines if line.is_personal]
+        return charts.series_of([line.label for line in self.lines], self.lines[0].label, personal)
+
+    @property
+    def trained(self) -> list[Line]:
+        """The lines but those of personal models, which come from the same runs as another."""
+        return [line for line in self.lines if not line.is_personal]
+
+    @property
+    def axis(self) -> str:
+        """What the axis of a score says."""
+        return f"test {self.score.title}"
+
+    @property
+    def whose(self) -> str:
+        """In words whose numbers a chart of single clients shows."""
+        if all(len(line.runs) == 1 for line in self.lines):
+            return ""
+        return "Of the first seed: each seed deals the data anew." if self.first_only else "Mean over the seeds."
+
+    @property
+    def rows_are(self) -> str:
+        """In words what the rows of a map are."""
+        order = "from the worst served at the top to the best"
+        if len(self.lines) > 1:
+            order = f"by their score under {self.lines[0].label}, the worst served at the top"
+        return f"Clients stand {order}" + ("." if self.groups.single else f", {self._together} in a row.")
+
+    @property
+    def _together(self) -> str:
+        return f"{-(-self.clients // len(self.groups.names))} or so"
+
+
+# Over rounds --------------------------------------------------------------------------------------------------------
+
+
+def rounds_section(scene: Scene) -> Section | None:
+    """Return the mean and the worst-served clients over the rounds."""
+    blocks: list[Block] = []
+    for measure in ("mean", "worst_10"):
+        name = measure_title(measure, scene.clients)
+        rows = curves(scene.lines, measure)
+        if len({row["round"] for row in rows}) < 2:
+            continue
+        title = "Mean over clients" if measure == "mean" else name.capitalize()
+        blocks += _curve_charts(scene, rows, f"rounds-{slug(measure)}", title)
+        blocks.append(_curve_table(scene, rows, measure, title))
+    if not blocks:
+        return None
+    span = any(len(line.runs) > 1 for line in scene.lines)
+    intro = f"The {scene.score.name} on the clients' test examples after each evaluated round."
+    intro += " Lines are means over the seeds, bands span them from the lowest to the highest." if span else ""
+    return Section("rounds", "Over the rounds", intro, _charts_together(blocks))
+
+
+def run_rounds_section(scene: Scene) -> Section | None:
+    """Return the best-served clients, the mean and the worst served of one run over the rounds, in one chart."""
+    (line,) = scene.lines[:1]
+    rows: list[charts.Row] = []
+    names = {measure_title(m, scene.clients): m for m in ("best_10", "mean", "worst_10")}
+    for name, measure in names.items():
+        rows += curves([Line(name, line.runs, line.model)], measure)
+    if len({row["round"] for row in rows}) < 2:
+        return None
+    series = [Series(name, f"series-{i}", charts.SHAPES[i]) for i, name in zip((1, 0, 2), names, strict=True)]
+    spec = charts.over_rounds(rows, series, scene.axis)
+    last = {row["method"]: row["value"] for row in rows}
+    said = ", ".join(f"{name} {scene.score.written(value)}" for name, value in last.items())
+    chart = Chart("rounds", "Best, mean and worst", f"Lines over the rounds; after the last one: {said}.", spec)
+    return Section(
+        "rounds",
+        "Over the rounds",
+        f"The {scene.score.name} on the clients' test examples after each evaluated round.",
+        [Charts([chart], series)],
+    )
+
+
+def _curve_charts(scene: Scene, rows: Sequence[charts.Row], name: str, title: str) -> list[Charts]:
+    """Return one chart of all lines, or one of each line with the baseline's where they are many."""
+    said = _ends(scene, rows)
+    if len(scene.lines) <= TOGETHER:
+        spec = charts.over_rounds(rows, scene.series, scene.axis)
+        return [Charts([Chart(name, title, f"{title} over the rounds. At the end: {said}", spec)], scene.series)]
+    panels = []
+    base, *others = scene.series
+    for each in others:
+        shown = [row for row in rows if row["method"] in (base.label, each.label)]
+        spec = {**charts.over_rounds(shown, [base, each], scene.axis), "height": 150}
+        what = f"{title} under {each.label} and {base.label} over the rounds."
+        panels.append(Chart(f"{name}-{slug(each.label)}", f"{title}: {each.label}", what, spec))
+    return [Charts(panels, [base], narrow=True)]
+
+
+def _ends(scene: Scene, rows: Sequence[charts.Row]) -> str:
+    """Return in words where lines end."""
+    last = {row["method"]: row["value"] for row in rows}
+    return "; ".join(f"{label} {scene.score.written(value)}" for label, value in last.items()) + "."
+
+
+def _curve_table(scene: Scene, rows: Sequence[charts.Row], measure: str, title: str) -> Table:
+    rounds = charts.thin(sorted({row["round"] for row in rows}), TABLE_ROUNDS)
+    by_place = {(row["round"], row["method"]): row["value"] for row in rows}
+    digits = Digits.of(scene.score, by_place.values())
+    labels = [line.label for line in scene.lines]
+    cells = [
+        [Cell(str(number)), *(number_cell(by_place.get((number, label)), digits) for label in labels)]
+        for number in rounds
+    ]
+    caption = f"{title} after some of the rounds: test {scene.score.title}"
+    return Table(f"rounds-{slug(measure)}", caption, ["round", *labels], cells, folded=True)
+
+
+def _charts_together(blocks: Sequence[Block]) -> list[Block]:
+    """Return blocks with charts that have the same legend beside each other, and all tables below."""
+    groups = [block for block in blocks if isinstance(block, Charts)]
+    rest = [block for block in blocks if not isinstance(block, Charts)]
+    if not groups or any(group.narrow for group in groups):
+        return [*groups, *rest]
+    return [Charts([chart for group in groups for chart in group.charts], groups[0].legend), *rest]
+
+
+# Clients over rounds ------------------------------------------------------------------------------------------------
+
+
+def map_section(scene: Scene) -> Section | None:
+    """Return the score of each client, or group of clients, over the rounds, a map a line."""
+    maps = []
+    for line in scene.lines:
+        rows = score_map(line, scene.groups, first_only=scene.first_only)
+        if len({row["round"] for row in rows}) < 2:
+            continue
+        last = [row for row in rows if row["round"] == max(row["round"] for row in rows)]
+        low, high = (choose(last, key=lambda row: row["value"]) for choose in (min, max))
+        said = f"After round {low['round']} from {scene.score.written(low['value'])} ({low['client']})"
+        said += f" to {scene.score.written(high['value'])} ({high['client']})."
+        spec = charts.heat_map(rows, scene.groups.names, scene.axis)
+        maps.append(Chart(f"map-{slug(line.label)}", line.label, f"Score by client and round. {said}", spec))
+    if not maps:
+        return None
+    intro = " ".join(filter(None, (scene.rows_are, scene.whose)))
+    return Section("map", "Clients over the rounds", intro, [Charts(maps, narrow=len(maps) > 2)])
+
+
+def weights_section(scene: Scene) -> Section | None:
+    """Return how much each client weighed in the steps over the rounds, a map a line, and on average, a table."""
+    maps, shares = [], {}
+    for line in scene.trained:
+        rows = weight_map(line, scene.groups, first_only=scene.first_only)
+        if not rows:
+            continue
+        shares[line.label] = mean_shares(line, scene.groups, first_only=scene.first_only)
+        most = max(shares[line.label], key=lambda name: shares[line.label][name])
+        said = f"On average {most} weighs most, {shares[line.label][most]:.0f} % of a round in which it took part."
+        spec = charts.heat_map(rows, scene.groups.names, "% of a round's weights")
+        what = f"Weight by client and round. {said}"
+        maps.append(Chart(f"weights-{slug(line.label)}", line.label, what, spec))
+    if not maps:
+        return None
+    digits = Digits(1)
+    cells = [
+        [Cell(name), *(number_cell(share.get(name), digits) for share in shares.values())]
+        for name in scene.groups.names
+    ]
+    rows_are = "client" if scene.groups.single else "clients, worst first"
+    table = Table(
+        "weights",
+        "Share of a round's weights of a client that took part, in %",
+        [rows_are, *shares],
+        cells,
+        f"Mean over the rounds. {scene.whose} Where the shares of all participants are the same, the method treats "
+        "them alike.",
+        folded=True,
+    )
+    intro = "The weight (coefficient) of each client's update in the step, in percent of the weights of its round; "
+    intro += "blank where it did not take part. " + scene.rows_are
+    return Section("weights", "Whom the method listened to", intro, [Charts(maps, narrow=len(maps) > 2), table])
+
+
+# Data ---------------------------------------------------------------------------------------------------------------
+
+
+def split_section(scene: Scene) -> Section | None:
+    """Return who has how many examples, and of which classes where the run folder has the split of the data."""
+    run = scene.lines[0].runs[0]
+    split = SPLIT.read(run.folder)
+    blocks: list[Block] = []
+    if split is None:
+        counts = {"test": run.test_examples()}
+    else:
+        counts = {
+            part: dict(
+                zip(
+                    split.clients, np.bincount(split.client[split.part == i], minlength=len(split.clients)), strict=True
+                )
+            )
+            for i, part in enumerate(("training", "test", "validation"))
+            if (split.part == i).any()
+        }
+        blocks += _classes(scene, dict(zip(split.clients, split.counts().tolist(), strict=True)))
+    if not counts["test"]:
+        return None
+    blocks.append(_examples_table(scene, counts))
+    intro = "How many examples each client has."
+    if len(scene.lines[0].runs) > 1 and split is not None:
+        intro += f" This is the split of seed {run.settings.get('seed')}; others deal the data in other ways."
+    return Section("split", "Who has which data", intro, blocks)
+
+
+def _classes(scene: Scene, counts: Mapping[str, Sequence[int]]) -> list[Block]:
+    """Return a map of classes by client, [] where there are too many classes to show."""
+    classes = max(map(len, counts.values()), default=0)
+    if not 1 < classes <= 100:
+        return []
+    names = scene.groups.names if set(counts) <= set(scene.groups.members) else list(counts)[:NAMED]
+    members = scene.groups.members if set(counts) <= set(scene.groups.members) else {name: name for name in names}
+    sums: dict[tuple[str, int], list[int]] = {}
+    for client, by_class in counts.items():
+        for label, count in enumerate(by_class):
+            if client in members:
+                sums.setdefault((members[client], label), []).append(count)
+    rows = [
+        {"client": name, "label": str(label), "count": charts.short(statistics.fmean(values))}
+        for (name, label), values in sums.items()
+        if sum(values)
+    ]
+    labels = [str(label) for label in range(classes)]
+    what = f"Number of examples of {len(counts)} clients by class; blank where there are none."
+    spec = charts.counts_map(rows, [name for name in names if any(row["client"] == name for row in rows)], labels)
+    title = "Examples by class" if scene.groups.single else "Examples by class, mean of the clients of a row"
+    return [Charts([Chart("split", title, what, spec)])]
+
+
+def _examples_table(scene: Scene, counts: Mapping[str, Mapping[str, int]]) -> Table:
+    """Return the number of examples of each client, or how these are spread over many clients."""
+    everyone = sorted({client for each in counts.values() for client in each})
+    headings = [f"{part} examples" for part in counts]
+    if len(everyone) <= NAMED:
+        cells = [
+            [Cell(client), *(number_cell(each.get(client), Digits(0)) for each in counts.values())]
+            for client in everyone
+        ]
+        return Table("examples", "Examples of each client", ["client", *headings], cells, folded=True)
+    spread = {
+        "fewest": 0.0,
+        "a quarter has at most": 0.25,
+        "median": 0.5,
+        "three quarters have at most": 0.75,
+        "most": 1.0,
+    }
+    cells = [
+        [Cell(name), *(number_cell(float(np.quantile([*each.values()], q)), Digits(0)) for each in counts.values())]
+        for name, q in spread.items()
+    ]
+    return Table("examples", f"Examples of a client, over {len(everyone)} clients", ["", *headings], cells)
+
+
+# What happened ------------------------------------------------------------------------------------------------------
+
+
+def absences_section(scene: Scene) -> Section:
+    """Return who was refused, missing or offline, why replies were refused, and who decided a round alone."""
+    kinds = {
+        **{kind: lambda row, kind=kind: parse_absent(row, kind) for kind in ABSENT},
+        "decided alone": lambda row: [row["decided_by"]] if row.get("decided_by") else [],
+        "shortened": lambda row: parse_names(row.get("clipped", "")),
+    }
+    rows, reasons = [], []
+    for line in scene.trained:
+        found = {kind: count_names(line.runs, names_in) for kind, names_in in kinds.items()}
+        for client in sorted({client for each in found.values() for client in each}):
+            rows.append((line.label, client, [each.get(client, 0) for each in found.values()]))
+        for (client, reason), count in sorted(refusal_reasons(line.runs).items(), key=lambda item: -item[1]):
+            reasons.append([Cell(line.label), Cell(client), Cell(reason), Cell(str(count), count)])
+    taken_back = [
+        f"{line.label}, seed {run.settings.get('seed')}: taken back after round {entry['after']} to {entry['to']}."
+        for line in scene.trained
+        for run in line.runs
+        for entry in run.taken_back
+    ]
+    blocks: list[Block] = [Note(taken_back)] if taken_back else []
+    if not rows:
+        blocks.append(Note(["No client was refused, missing or offline in any round, and none decided a round alone."]))
+        return Section("absences", "Absences and refusals", "", blocks)
+    there = [kind for i, kind in enumerate(kinds) if any(counts[i] for _, _, counts in rows)]
+    shown = sorted(rows, key=lambda row: -sum(row[2]))[:LISTED]
+    places = [list(kinds).index(kind) for kind in there]
+    cells = [
+        [Cell(label), Cell(client), *(Cell(str(counts[i] or "–"), counts[i]) for i in places)]
+        for label, client, counts in shown
+    ]
+    more = f"{len(rows) - len(shown)} more are in the runs' rounds.csv. " if len(rows) > len(shown) else ""
+    table = Table(
+        "absences",
+        "In how many rounds clients were absent, over all seeds",
+        ["method", "client", *there],
+        cells,
+        more
+        + "Refused: a reply that could not be used. Missing: no reply in time. Decided alone: nearly all of a round's "
+        "step was one client's.",
+    )
+    blocks.append(table)
+    if reasons:
+        caption = "Why replies were refused"
+        blocks.append(
+            Table("refusals", caption, ["method", "client", "reason", "rounds"], reasons[:LISTED], folded=True)
+        )
+    return Section("absences", "Absences and refusals", "", blocks)
+
+
+def cost_section(scene: Scene) -> Section:
+    """Return how long the rounds took, and how many bytes travelled."""
+    cells = []
+    for line in scene.trained:
+        seconds, sent, received = (
+            [total(run, column) for run in line.runs] for column in ("seconds", "bytes_sent", "bytes_received")
+        )
+        rounds = statistics.fmean(run.rounds_done for run in line.runs)
+        cells.append(
+            [
+                Cell(line.label),
+                Cell(f"{rounds:.0f}", rounds),
+                Cell(in_seconds(statistics.fmean(seconds)), statistics.fmean(seconds)),
+                Cell(
+                    in_seconds(statistics.fmean(seconds) / max(rounds, 1)), statistics.fmean(seconds) / max(rounds, 1)
+                ),
+                *(Cell(in_bytes(statistics.fmean(each)), statistics.fmean(each)) for each in (sent, received)),
+            ]
+        )
+    engine = scene.lines[0].runs[0].engine
+    by = f" Clients were computed by the engine {engine.get('engine')}." if engine else ""
+    table = Table(
+        "cost",
+        "A run's time and traffic, mean over the seeds"
+        if len(scene.lines[0].runs) > 1
+        else "The run's time and traffic",
+        ["method", "rounds", "time of a run", "time of a round", "sent to clients", "received from clients"],
+        cells,
+        "Time is that of the rounds with their evaluation; the CSV file has seconds and bytes. Runs that go on at the "
+        f"same time share the machine.{by}",
+    )
+    return Section("cost", "Time and traffic", "", [table])
+
+
+def settings_section(scene: Scene) -> Section:
+    """Return the settings that are not at their defaults, all settings, and the versions of what computed."""
+    first = {line.label: line.runs[0] for line in scene.trained}
+    differing = _setting_rows({label: run.differing() for label, run in first.items()})
+    every = _setting_rows({label: run.settings for label, run in first.items()})
+    headings = ["setting", "value", *(["of"] if len(first) > 1 else [])]
+    environments = [ENVIRONMENT.read(run.folder) for line in scene.trained for run in line.runs]
+    versions = [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]
+    varied = "" if all(each == environments[0] for each in environments) else "Not all runs had the same: see env.json."
+    cut = [row[: len(headings)] for row in differing]
+    blocks: list[Block] = [
+        Table("settings", "Settings other than the defaults", headings, cut),
+        Table("all-settings", "All settings", headings, [row[: len(headings)] for row in every], folded=True),
+    ]
+    if versions:
+        caption = "Versions and machine of the first run"
+        blocks.append(Table("versions", caption, ["what", "version"], versions, varied, folded=True))
+    return Section("settings", "Settings and versions", "", blocks)
+
+
+def _setting_rows(by_method: Mapping[str, Mapping[str, object]]) -> list[list[Cell]]:
+    """Return the rows of a table of settings: one a key and value, with the methods that have it."""
+    rows = []
+    for key in dict.fromkeys(key for settings in by_method.values() for key in settings if key not in KEPT_APART):
+        methods: dict[str, list[str]] = {}
+        for label, settings in by_method.items():
+            if key in settings:
+                methods.setdefault(_said(settings[key]), []).append(label)
+        for value, labels in methods.items():
+            everyone = len(labels) == len(by_method)
+            rows.append([Cell(key), Cell(value), Cell("all methods" if everyone else ", ".join(labels))])
+    return rows
+
+
+def _said(value: object) -> str:
+    return "–" if value == "" else format_value(value) if isinstance(value, bool | int | float | str) else str(value)
+
+
+def caveats_section(sentences: Sequence[str]) -> Section:
+    """Return what a reader should know before trusting the numbers."""
+    said = list(sentences) or ["Nothing that Fairbloom looks for: single participants, equal models, small test sets."]
+    return Section("caveats", "What limits these numbers", "", [Note(said)])
+
+
+# Cells --------------------------------------------------------------------------------------------------------------
+
+
+def number_cell(value: float | None, digits: Digits) -> Cell:
+    """Return a cell of a number, a dash where there is none."""
+    return Cell("–", tone="quiet") if value is None or value != value else Cell(digits.number(value), float(value))
+
+
+def in_seconds(seconds: float) -> str:
+    """Return a time in words: "3.4 min", "12 ms"."""
+    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def in_bytes(count: float) -> str:
+    """Return a number of bytes in words: "3.4 MB"."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def worst_first(values: Mapping[str, float], score: Score) -> list[str]:
+    """Return the clients from the worst served to the best."""
+    return sorted(values, key=lambda client: (score.better(values[client], 0.0), client))
+
+
+def present(sections: Iterable[Section | None]) -> list[Section]:
+    """Return the sections that there are."""
+    return [section for section in sections if section is not None]
