@@ -1,1 +1,83 @@
 """The report of a run, a comparison or a reproduction: one HTML file that needs no network."""
+
+from functools import singledispatch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairbloom.server.run_folder.errors import explain_write_errors
+from fairbloom.system.files import write_whole
+
+from ...results.comparison import Comparison
+from ...results.reproduction import Reproduction
+from ...results.run import Run
+
+if TYPE_CHECKING:
+    from .page import Page
+
+REPORT = "report.html"
+"""The name of a report in the folder of what it is about."""
+
+FIGURES = "figures"
+"""The folder of a report's charts as SVG, beside the report."""
+
+
+@singledispatch
+def page_of(result: object) -> "Page":
+    """Return the report of a result, as values; another kind of result registers its own."""
+    raise NotImplementedError(f"there is no report of {type(result).__name__}: register page_of for it")
+
+
+@page_of.register(Run)
+def _of_run(run: Run) -> "Page":
+    from .of_run import page_of_run
+
+    return page_of_run(run)
+
+
+@page_of.register(Comparison)
+def _of_comparison(comparison: Comparison) -> "Page":
+    from .of_comparison import page_of_comparison
+
+    return page_of_comparison(comparison)
+
+
+@page_of.register(Reproduction)
+def _of_reproduction(reproduction: Reproduction) -> "Page":
+    from .of_reproduction import page_of_reproduction
+
+    return page_of_reproduction(reproduction)
+
+
+def write_report(result: object, path: Path, *, svg: bool = False) -> list[Path]:
+    """Write the report of a result, and return the files.
+
+    Parameters
+    ----------
+    result
+        A run, a comparison or a reproduction.
+    path
+        The file; the folder that it is in is made if it is not there.
+    svg
+        Whether to write the charts as SVG as well, into the folder figures/ beside it.
+
+    Raises
+    ------
+    FairbloomError
+        When what the runs recorded cannot be read, or the disk does not take the files.
+    """
+    return write_page(page_of(result), path, svg=svg)
+
+
+def write_page(page: "Page", path: Path, *, svg: bool = False) -> list[Path]:
+    """Write a page, and return the files; see `write_report`."""
+    from .charts import draw_svg
+    from .page import render
+
+    files = {path: render(page)}
+    if svg:
+        files |= {path.parent / FIGURES / f"{chart.name}.svg": draw_svg(chart.spec) for chart in page.charts}
+    with explain_write_errors("the report", path.parent):
+        for file, text in files.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, text.encode())
+    return list(files)

@@ -92,7 +92,7 @@ def lines_of(comparison: Comparison) -> list[Line]:
 
 def _first_only(comparison: Comparison) -> bool:
     """Return whether clients are shown by the first seed alone, because with another one a name means other data."""
-    return comparison.shared.dealt and len(comparison.seeds) > 1
+    return comparison.dealt and len(comparison.seeds) > 1
 
 
 def _groups(comparison: Comparison) -> Groups:
@@ -282,7 +282,7 @@ def _differences_section(comparison: Comparison, scene: Scene) -> Section | None
     ]
     note = "Positive is better; of the standard deviation, more equal. p is of the paired t test, with Holm's "
     note += "correction over the methods."
-    if comparison.shared.test_share:
+    if comparison.test_share:
         note += " All seeds split the same data, for which Nadeau and Bengio's correction widens the intervals."
     note += " Seeds that would do: how many would tell a difference of this size; – where no number would, or nothing "
     note += "can be said."
