@@ -139,24 +139,27 @@ def clients_by_method(rows: Sequence[Row], series: Sequence[Series], clients: Se
     return {**_spec(rows, [spans, points]), "height": len(clients) * (10 * len(series) + 8 if apart else 24)}
 
 
-def sorted_clients(rows: Sequence[Row], series: Sequence[Series], axis: str) -> Spec:
+def sorted_clients(rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = ()) -> Spec:
     """Return a line for each method over its clients, from the worst served to the best; a band spans the seeds.
 
-    The rows have `rank`, `method`, `value`, `low` and `high`.
+    The rows have `rank`, `method`, `value`, `low` and `high`; the numbers' axis has room for those `among` which they
+    are, so that charts beside each other can be compared.
     """
-    x = {"field": "rank", "type": "quantitative", "title": "clients, from the worst served to the best"}
+    x = {"field": "rank", "type": "quantitative", "title": "clients, the worst served first"}
     x |= {"scale": {"nice": False, "zero": False}, "axis": {"tickMinStep": 1, "grid": False}}
-    return _bands(rows, series, x, axis, "rank")
+    return _bands(rows, series, x, _quantity("value", axis, among), "rank")
 
 
-def over_rounds(rows: Sequence[Row], series: Sequence[Series], axis: str) -> Spec:
-    """Return a line for each method over the rounds, in a band.
+def over_rounds(
+    rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = (), across: str = "round"
+) -> Spec:
+    """Return a line for each method over the rounds, or over another quantity that `across` names, in a band.
 
-    The rows have `round`, `method`, `value`, `low` and `high`.
+    The rows have `round`, `method`, `value`, `low` and `high`; `among` is as in `sorted_clients`.
     """
-    x = {"field": "round", "type": "quantitative", "title": "round", "scale": {"nice": False}}
+    x = {"field": "round", "type": "quantitative", "title": across, "scale": {"nice": False, "zero": False}}
     x |= {"axis": {"tickMinStep": 1, "grid": False}}
-    return _bands(rows, series, x, axis, "round")
+    return _bands(rows, series, x, _quantity("value", axis, among), across)
 
 
 def differences(rows: Sequence[Row], axis: str) -> Spec:
@@ -214,7 +217,12 @@ def mean_against_worst(
     upward = {"x": x, "y": {**y, "field": "worst_low"}, "y2": {"field": "worst_high"}, **common}
     tooltip = _tooltip(("method", "method"), ("mean", axes[0]), ("worst", axes[1]))
     points = {"x": x, "y": y, "shape": _shape(series), **common, "tooltip": tooltip}
-    layers = [line, _layer("rule", across), _layer("rule", upward), _layer("point", points, size=110)]
+    layers = [
+        line,
+        _layer("rule", across, strokeOpacity=0.45),
+        _layer("rule", upward, strokeOpacity=0.45),
+        _layer("point", points, size=110),
+    ]
     placed = _beside(rows, reverse=lower)
     for side in dict.fromkeys(row["side"] for row in placed):
         dx, dy, align = SIDES[side]
@@ -235,23 +243,27 @@ SIDES = {
 """Where the label of a point may stand: away from it in x and y, and how it is aligned."""
 
 
-def heat_map(rows: Sequence[Row], clients: Sequence[str], title: str, *, middle: bool = False) -> Spec:
+def heat_map(
+    rows: Sequence[Row], clients: Sequence[str], title: str, ends: tuple[float, float], *, reverse: bool = False
+) -> Spec:
     """Return a map of clients × rounds; clients stand from the top in the order given.
 
     Parameters
     ----------
     rows
-        With `round`, `client` and `value`; a value that is None is left blank.
+        With `round`, `client` and `value`; what has no row is left blank.
     clients
         The names, or names of groups.
     title
         What the colours stand for.
-    middle
-        Whether the colours diverge from zero.
+    ends
+        The values of the darkest and the brightest colour, which stand for those beyond, too.
+    reverse
+        Whether low values are bright.
     """
     rounds = sorted({row["round"] for row in rows})
     ticks = thin(rounds, 9)
-    scale: Spec = {"scheme": "blueorange", "domainMid": 0} if middle else {"scheme": SCHEME}
+    scale: Spec = {"scheme": SCHEME, "domain": list(ends), "clamp": True, "reverse": reverse}
     legend = {"orient": "top", "title": title, "titleLimit": 260, "gradientLength": 140, "gradientThickness": 9}
     encoding = {
         "x": {"field": "round", "type": "ordinal", "title": "round", "axis": {"values": ticks, "labelAngle": 0}},
@@ -380,9 +392,8 @@ def _layer(mark: str, encoding: Mapping[str, Any], data: Spec | None = None, **l
     return {**({"data": data} if data else {}), "mark": {"type": mark, **look}, "encoding": dict(encoding)}
 
 
-def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, axis: str, across: str) -> Spec:
-    """Return lines in bands over a quantity."""
-    y = _quantity("value", axis)
+def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec, across: str) -> Spec:
+    """Return lines in bands over a quantity, which tooltips call `across`."""
     band = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **_method(series)}
     # The band of a method that is not picked vanishes.
     band["fillOpacity"] = {"condition": {"test": EMPHASISED, "value": 0.16}, "value": 0.0}
@@ -391,7 +402,9 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, axis: str, ac
         "scale": {"domain": [s.label for s in series], "range": [[5, 3] if s.dashed else [1, 0] for s in series]}
     }
     line = {"x": x, "y": y, "strokeDash": dashes, **_method(series), "opacity": _emphasis()}
-    tooltip = _tooltip(("method", "method"), (across, across), ("value", axis), ("low", "from"), ("high", "to"))
+    tooltip = _tooltip(
+        ("method", "method"), (x["field"], across), ("value", y["title"]), ("low", "from"), ("high", "to")
+    )
     dots = {"x": x, "y": y, **_method(series), "tooltip": tooltip}
     layers = [
         _layer("area", band, line=False),
@@ -422,8 +435,12 @@ def _shape(series: Sequence[Series]) -> Spec:
     return {"field": "method", "type": "nominal", "scale": scale, "legend": None}
 
 
-def _quantity(field: str, title: str) -> Spec:
-    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False, "nice": True}}
+def _quantity(field: str, title: str, among: Sequence[Row] = ()) -> Spec:
+    """Return the axis of a field; it reaches from the lowest to the highest of the rows among which it is drawn."""
+    scale: Spec = {"zero": False, "nice": True}
+    if among:
+        scale["domain"] = [min(row["low"] for row in among), max(row["high"] for row in among)]
+    return {"field": field, "type": "quantitative", "title": title, "scale": scale}
 
 
 def _tooltip(*fields: tuple[str, str]) -> list[Spec]:
@@ -436,18 +453,18 @@ def _beside(rows: Sequence[Row], *, reverse: bool) -> list[dict[str, Any]]:
 
     Lengths are those of a chart 640 wide and 340 high; a narrow one shows no labels.
     """
-    places = [(float(row["mean"]), float(row["worst"])) for row in rows]
-    spans = [max(max(axis) - min(axis), 1e-12) for axis in zip(*places, strict=True)] if places else []
-    boxes: list[tuple[float, float, float, float]] = []
-    points = []
-    for mean, worst in places:
-        across, up = (
-            (value - min(axis)) / span
-            for value, axis, span in zip((mean, worst), zip(*places, strict=True), spans, strict=True)
-        )
-        if reverse:
-            across, up = 1.0 - across, 1.0 - up
-        points.append((40 + 560 * across, 300 - 260 * up))
+    ends = {
+        field: (min(row[f"{field}_low"] for row in rows), max(row[f"{field}_high"] for row in rows))
+        for field in ("mean", "worst")
+    }
+
+    def part_of(row: Row, field: str) -> float:
+        low, high = ends[field]
+        part = (row[field] - low) / max(high - low, 1e-12)
+        return 1.0 - part if reverse else part
+
+    points = [(40 + 560 * part_of(row, "mean"), 310 - 280 * part_of(row, "worst")) for row in rows]
+    boxes: list[Sequence[float]] = []
     found = []
     for row, (left, top) in zip(rows, points, strict=True):
         length = 6.2 * min(len(row["method"]), 27)

@@ -168,7 +168,7 @@ def _sorted_lines(comparison: Comparison, scene: Scene) -> list[Charts]:
     panels = []
     for each in others:
         shown = [row for row in rows if row["method"] in (base.label, each.label)]
-        spec = {**charts.sorted_clients(shown, [base, each], scene.axis), "height": 150}
+        spec = {**charts.sorted_clients(shown, [base, each], scene.axis, rows), "height": 150}
         about = f"The scores of {scene.clients} clients in order under {each.label} and {base.label}."
         panels.append(Chart(f"clients-{slug(each.label)}", each.label, about, spec))
     return [Charts(panels, [base], narrow=True)]

@@ -152,13 +152,13 @@ def _curve_charts(scene: Scene, rows: Sequence[charts.Row], name: str, title: st
     if len(scene.lines) <= TOGETHER:
         spec = charts.over_rounds(rows, scene.series, scene.axis)
         return [Charts([Chart(name, title, f"{title} over the rounds. At the end: {said}", spec)], scene.series)]
-    panels = []
+    panels, short_title = [], title.partition(" over")[0].lower()
     base, *others = scene.series
     for each in others:
         shown = [row for row in rows if row["method"] in (base.label, each.label)]
-        spec = {**charts.over_rounds(shown, [base, each], scene.axis), "height": 150}
+        spec = {**charts.over_rounds(shown, [base, each], scene.axis, rows), "height": 150}
         what = f"{title} under {each.label} and {base.label} over the rounds."
-        panels.append(Chart(f"{name}-{slug(each.label)}", f"{title}: {each.label}", what, spec))
+        panels.append(Chart(f"{name}-{slug(each.label)}", f"{each.label}: {short_title}", what, spec))
     return [Charts(panels, [base], narrow=True)]
 
 
@@ -195,56 +195,63 @@ def _charts_together(blocks: Sequence[Block]) -> list[Block]:
 
 def map_section(scene: Scene) -> Section | None:
     """Return the score of each client, or group of clients, over the rounds, a map a line."""
-    maps = []
-    for line in scene.lines:
-        rows = score_map(line, scene.groups, first_only=scene.first_only)
-        if len({row["round"] for row in rows}) < 2:
-            continue
-        last = [row for row in rows if row["round"] == max(row["round"] for row in rows)]
-        low, high = (choose(last, key=lambda row: row["value"]) for choose in (min, max))
-        said = f"After round {low['round']} from {scene.score.written(low['value'])} ({low['client']})"
-        said += f" to {scene.score.written(high['value'])} ({high['client']})."
-        spec = charts.heat_map(rows, scene.groups.names, scene.axis)
-        maps.append(Chart(f"map-{slug(line.label)}", line.label, f"Score by client and round. {said}", spec))
-    if not maps:
+    found = {line.label: score_map(line, scene.groups, first_only=scene.first_only) for line in scene.lines}
+    found = {label: rows for label, rows in found.items() if len({row["round"] for row in rows}) > 1}
+    if not found:
         return None
-    intro = " ".join(filter(None, (scene.rows_are, scene.whose)))
+    low, high = bounds = _bounds(found, 0.05, 1.0) if scene.score.higher_is_better else _bounds(found, 0.0, 0.95)
+    maps = []
+    for label, rows in found.items():
+        end = max(row["round"] for row in rows)
+        last = [row for row in rows if row["round"] == end]
+        least, most = (choose(last, key=lambda row: row["value"]) for choose in (min, max))
+        what = f"Score by client and round. After round {end} from {scene.score.written(least['value'])} "
+        what += f"({least['client']}) to {scene.score.written(most['value'])} ({most['client']})."
+        worse_bright = not scene.score.higher_is_better
+        spec = charts.heat_map(rows, scene.groups.names, scene.axis, bounds, reverse=worse_bright)
+        maps.append(Chart(f"map-{slug(label)}", label, what, spec))
+    beyond = (
+        f"{scene.score.written(low)} and below"
+        if scene.score.higher_is_better
+        else f"{scene.score.written(high)} and above"
+    )
+    intro = " ".join(filter(None, (f"Bright is better; the darkest stands for {beyond}.", scene.rows_are, scene.whose)))
     return Section("map", "Clients over the rounds", intro, [Charts(maps, narrow=len(maps) > 2)])
 
 
 def weights_section(scene: Scene) -> Section | None:
     """Return how much each client weighed in the steps over the rounds, a map a line, and on average, a table."""
+    found = {line.label: weight_map(line, scene.groups, first_only=scene.first_only) for line in scene.trained}
+    found = {label: rows for label, rows in found.items() if rows}
+    if not found:
+        return None
+    bounds = _bounds(found, 0.0, 0.99)
     maps, shares = [], {}
     for line in scene.trained:
-        rows = weight_map(line, scene.groups, first_only=scene.first_only)
-        if not rows:
-            continue
-        shares[line.label] = mean_shares(line, scene.groups, first_only=scene.first_only)
-        most = max(shares[line.label], key=lambda name: shares[line.label][name])
-        said = f"On average {most} weighs most, {shares[line.label][most]:.0f} % of a round in which it took part."
-        spec = charts.heat_map(rows, scene.groups.names, "% of a round's weights")
-        what = f"Weight by client and round. {said}"
-        maps.append(Chart(f"weights-{slug(line.label)}", line.label, what, spec))
-    if not maps:
-        return None
-    digits = Digits(1)
+        if line.label in found:
+            shares[line.label] = share = mean_shares(line, scene.groups, first_only=scene.first_only)
+            most = max(share, key=lambda name: share[name])
+            what = f"Weight by client and round. On average {most} weighs most, {share[most]:.1f} % of a round."
+            spec = charts.heat_map(found[line.label], scene.groups.names, "% of a round's weights", bounds)
+            maps.append(Chart(f"weights-{slug(line.label)}", line.label, what, spec))
     cells = [
-        [Cell(name), *(number_cell(share.get(name), digits) for share in shares.values())]
+        [Cell(name), *(number_cell(share.get(name), Digits(1)) for share in shares.values())]
         for name in scene.groups.names
     ]
     rows_are = "client" if scene.groups.single else "clients, worst first"
-    table = Table(
-        "weights",
-        "Share of a round's weights of a client that took part, in %",
-        [rows_are, *shares],
-        cells,
-        f"Mean over the rounds. {scene.whose} Where the shares of all participants are the same, the method treats "
-        "them alike.",
-        folded=True,
-    )
+    note = f"Mean over the rounds in which a client took part. {scene.whose}"
+    caption = "Share of a round's weights, in %"
+    table = Table("weights", caption, [rows_are, *shares], cells, note.strip(), folded=True)
     intro = "The weight (coefficient) of each client's update in the step, in percent of the weights of its round; "
-    intro += "blank where it did not take part. " + scene.rows_are
+    intro += "blank where it did not take part. " + " ".join(filter(None, (scene.rows_are, scene.whose)))
     return Section("weights", "Whom the method listened to", intro, [Charts(maps, narrow=len(maps) > 2), table])
+
+
+def _bounds(found: Mapping[str, Sequence[charts.Row]], low: float, high: float) -> tuple[float, float]:
+    """Return two quantiles of the values of all maps, apart from each other, as the ends of their colours."""
+    values = [row["value"] for rows in found.values() for row in rows]
+    ends = [float(f"{end:.3g}") for end in np.quantile(values, [low, high])]
+    return (ends[0], ends[1]) if ends[0] < ends[1] else (ends[0] - 1.0, ends[0] + 1.0)
 
 
 # Data ---------------------------------------------------------------------------------------------------------------

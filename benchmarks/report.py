@@ -1,0 +1,154 @@
+"""How long the report of a large comparison takes, and how large it is: run folders as real runs leave them, made up.
+
+By default ten methods × ten seeds × 100 clients × 200 rounds, all clients evaluated after every round: two million rows
+of clients.csv.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fairbloom.experiments.results.comparison import Plan, load_comparison
+from fairbloom.experiments.views.report import REPORT, write_report
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.server.fairness import summarize
+from fairbloom.server.run_folder.files import CLIENTS, CONFIG, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
+from fairbloom.server.run_folder.rows import client_columns, round_columns
+from fairbloom.server.run_folder.tables import format_csv
+from fairbloom.server.run_folder.values import Recorded
+from fairbloom.server.settings import default_config
+from fairbloom.strategies import find_method
+from fairbloom.tasks.split import Split
+
+from .measuring import Cells, Measured, Report, parser_of
+
+METHODS = ["fedavg", "qfedavg", "fedmgdaplus", "fedfv", "term", "afl", "propfair", "gifair", "adafed", "fedprox"]
+
+
+def main() -> None:
+    """Write the report of a made-up comparison, and print how long that took and how large it is."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--methods", type=int, default=10, help=f"at most {len(METHODS)}")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--out", type=Path, help="the folder that keeps what is made up; by default it is thrown away")
+    chosen = parser.parse_args()
+    if chosen.quick:
+        chosen.methods, chosen.seeds, chosen.rounds = 3, 2, 20
+    report = Report(chosen)
+    report.add("The report of a comparison", [measured(chosen)])
+
+
+def measured(chosen: argparse.Namespace) -> Cells:
+    """Return the row of the table."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = chosen.out or Path(scratch)
+        clients = [f"client-{i:03}" for i in range(chosen.clients)]
+        make_comparison(folder, METHODS[: chosen.methods], range(chosen.seeds), clients, chosen.rounds)
+        started = time.perf_counter()
+        comparison = load_comparison(folder)
+        loaded = time.perf_counter()
+        write_report(comparison, folder / REPORT)
+        written = time.perf_counter()
+        return {
+            "methods × seeds": f"{chosen.methods} × {chosen.seeds}",
+            "clients": str(chosen.clients),
+            "rounds": str(chosen.rounds),
+            "read the comparison": Measured((loaded - started,), "s"),
+            "write the report": Measured((written - loaded,), "s"),
+            "size": Measured(((folder / REPORT).stat().st_size / 1e6,), "MB"),
+        }
+
+
+def make_comparison(
+    folder: Path,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    clients: Sequence[str],
+    rounds: int,
+    *,
+    score: Score = ACCURACY,
+    personal: Sequence[str] = (),
+    dealt: bool = True,
+) -> None:
+    """Write a comparison of finished runs as `fairbloom compare` leaves it, with made-up numbers.
+
+    Parameters
+    ----------
+    folder
+        Where it is written.
+    methods, seeds
+        Each method has a run with each seed; the first is the baseline.
+    clients, rounds
+        The names of the clients, all of which are evaluated after every round, and the number of rounds.
+    score
+        What clients measure.
+    personal
+        Those of the methods that have personal models.
+    dealt
+        Whether the data are dealt to the clients, so that run folders have a split.
+    """
+    runs = {}
+    for number, method in enumerate(methods):
+        label = find_method(method).__name__
+        runs[label] = [f"runs/{method}-seed{seed}" for seed in seeds]
+        for seed, name in zip(seeds, runs[label], strict=True):
+            draws = np.random.default_rng([number, seed])
+            make_run(folder / name, method, seed, clients, rounds, draws, score, method in personal, dealt)
+    Plan(runs, list(seeds), next(iter(runs))).write(folder)
+
+
+def make_run(
+    folder: Path,
+    method: str,
+    seed: int,
+    clients: Sequence[str],
+    rounds: int,
+    draws: np.random.Generator,
+    score: Score = ACCURACY,
+    personal: bool = False,
+    dealt: bool = True,
+) -> None:
+    """Write the folder of a finished run with made-up numbers; see `make_comparison`."""
+    folder.mkdir(parents=True)
+    task = {"task": "digits" if dealt else "csv", "method": method, "seed": seed, "num-rounds": rounds}
+    CONFIG.write(folder, Recorded({**default_config(), **task, "clients": len(clients)}))
+    ENVIRONMENT.write(folder, {"python": "3.13.0", "fairbloom": "0.1.0", "torch": "2.9.0"})
+    SCORES.write(folder, [score])
+    scale = 100.0 if score.percent else 1.0
+    ceilings = draws.uniform(0.4, 0.95, len(clients))
+    client_rows, round_rows = [], []
+    for number in range(1, rounds + 1):
+        values = scale * np.clip(ceilings * (1 - np.exp(-number / 15)) + draws.normal(0, 0.02, len(clients)), 0, 1)
+        drawn = draws.random(len(clients)) < 0.5
+        weights = np.where(drawn, draws.random(len(clients)), 0.0)
+        weights /= max(weights.sum(), 1e-9)
+        for i, client in enumerate(clients):
+            row = {"round": number, "client": client, "participated": int(drawn[i]), "test_examples": 37}
+            row |= {score.column(): values[i], "test_loss_of_global_model": 1.0 - values[i] / scale}
+            row |= {"coefficient": weights[i], "train_loss_before_round": draws.random()} if drawn[i] else {}
+            row |= {score.column("personal"): min(scale, 1.1 * values[i])} if personal else {}
+            client_rows.append(row)
+        spread = summarize(dict(zip(clients, values.tolist(), strict=True)), lower_is_better=not score.higher_is_better)
+        count = int(drawn.sum())
+        about = {"round": number, "participants": count, "replies_used": count, "seconds": round(draws.random(), 6)}
+        about |= {"bytes_sent": 8192 * len(clients), "bytes_received": 8192 * count}
+        round_rows.append(about | {f"{score.column()}_{measure}": value for measure, value in spread.items()})
+    columns = round_columns(find_method(method)(), score)
+    ROUNDS.path_in(folder).write_text(format_csv(columns, round_rows, header=True), encoding="utf-8")
+    CLIENTS.path_in(folder).write_text(format_csv(client_columns([score]), client_rows, header=True), encoding="utf-8")
+    if dealt:
+        examples = 45 * len(clients)
+        owner, part = np.arange(examples) % len(clients), (draws.random(examples) < 0.2).astype(np.uint8)
+        label = draws.integers(0, 10, examples)
+        SPLIT.write(folder, Split(tuple(clients), owner.astype(np.int32), part, np.arange(examples), label))
+    MODEL.write(folder, {"weight": draws.normal(size=(2, 2)).astype(np.float32)}, {"round": rounds})
+
+
+if __name__ == "__main__":
+    main()
