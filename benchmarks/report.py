@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from fairbloom.experiments.results.comparison import Plan, load_comparison
-from fairbloom.experiments.views.report import REPORT, write_report
+from fairbloom.experiments.results.run import REPORT
+from fairbloom.experiments.views.report import write_report
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.files import CLIENTS, CONFIG, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT

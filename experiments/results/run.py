@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 COMPARISON, SWEEP = "comparison.json", "sweep.json"
 """The files that make a folder that of a comparison, and that of a sweep."""
 
+REPORT = "report.html"
+"""The name of a report, in the folder of what it is about."""
+
 LABELLED = frozenset(key for key, setting in COMMON.items() if Mark.WORK not in setting.marks)
 """The settings of every method that are part of its label; those of clients' work, as the learning rate, are not."""
 

@@ -13,6 +13,7 @@ from fairbloom.server.settings import check_used
 
 from ..recipes.variants import Variant, baseline_of, config_of, folder_names, make_variant
 from ..results.comparison import Comparison, Plan, read_comparison
+from ..results.run import REPORT
 from .driver import run_study, write_tables
 from .pool import check_runs, is_done
 from .study import Candidate, Study, StudyRow
@@ -127,11 +128,13 @@ def _is_finished(study: Study, row: StudyRow) -> bool:
 
 
 def _write(comparison: Comparison) -> None:
-    """Write comparison.csv, differences.csv, clients.csv and the figure into the comparison's folder."""
+    """Write comparison.csv, differences.csv, clients.csv, the figure and the report into the comparison's folder."""
     from ..views.figures import draw_sorted_clients, write_figure  # imported late: matplotlib takes a second
+    from ..views.report import write_report
 
     tables = {"comparison.csv": comparison.rows(), "differences.csv": comparison.difference_rows()}
     tables |= {CLIENTS.name: comparison.client_rows()}
     tables |= {GROUPS.name: comparison.group_rows(), "gaps.csv": comparison.gap_rows()}
     write_tables(comparison.folder, tables)
     write_figure(draw_sorted_clients(comparison), comparison.folder / "clients")
+    write_report(comparison, comparison.folder / REPORT)

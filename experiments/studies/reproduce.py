@@ -1,5 +1,6 @@
 """A recipe is run, what is missing of it, and what was measured stands beside what was printed."""
 
+import json
 import logging
 import math
 import os
@@ -8,17 +9,23 @@ from pathlib import Path
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.server.run_folder.errors import explain_read_errors, explain_write_errors
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
+from fairbloom.system.files import write_whole
 
 from ..recipes.labels import format_value
 from ..recipes.recipe import AGAINST, ROUND, Case, Recipe, load_recipe
 from ..results.outcome import Outcome
 from ..results.reproduction import Reproduction
+from ..results.run import REPORT
 from ..views.progress import study_progress
 from .criterion import Criterion
 from .driver import Failures, run_study, write_tables
 from .study import Candidate, Study, StudyRow, folder_name
+
+REPRODUCTION = "reproduction.json"
+"""The file that makes a folder that of a reproduction: which recipe was run, and how."""
 
 QUIET = logging.ERROR
 """From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv has what they say."""
@@ -97,7 +104,7 @@ def reproduce(
     def collect_and_write(failures: Failures) -> Reproduction:
         reproduction = collect(failures)
         if reproduction.whole:
-            _write(reproduction)
+            _write(reproduction, name)
         return reproduction
 
     if not run:
@@ -196,13 +203,35 @@ def _outcome(case: Case, row: StudyRow, study: Study, failures: Failures, baseli
     return Outcome(case, chosen[0].candidate.point if chosen else {}, runs, baseline, unfinished, fault)
 
 
-def _write(reproduction: Reproduction) -> None:
-    """Write results.csv and the figure, and curves.csv where the figure is over the rounds."""
-    from ..views.figures import draw_reproduction, write_figure  # imported late: matplotlib takes a second
+def load_reproduction(folder: Path) -> Reproduction:
+    """Return what a reproduction has measured, by its folder; nothing is run.
 
+    Raises
+    ------
+    FairbloomError
+        When the folder holds no reproduction with all rows of its recipe, or it cannot be read.
+    """
+    file = folder / REPRODUCTION
+    with explain_read_errors(file, "Run the same fairbloom reproduce again, which writes it again"):
+        about = json.loads(file.read_bytes())
+        name, seeds, quick, settings = about["recipe"], about["seeds"], about["quick"], dict(about["set"])
+    return reproduce(name, seeds=seeds, quick=quick, settings=settings, out=folder, run=False)
+
+
+def _write(reproduction: Reproduction, name: str) -> None:
+    """Write what was reproduced, results.csv, the figure, curves.csv where that is over the rounds, and the report."""
+    from ..views.figures import draw_reproduction, write_figure  # imported late: matplotlib takes a second
+    from ..views.report import write_report
+
+    recipe = str(Path(name).absolute()) if name.endswith(".toml") else name
+    about = {"recipe": recipe, "seeds": len(reproduction.seeds), "quick": reproduction.quick}
+    content = json.dumps({**about, "set": dict(reproduction.overrides)}, indent=2, ensure_ascii=False)
+    with explain_write_errors("the reproduction", reproduction.folder):
+        write_whole(reproduction.folder / REPRODUCTION, content.encode())
     figure = reproduction.recipe.figure
     tables = {"results.csv": reproduction.rows()}
     if figure and figure.x == ROUND:
         tables["curves.csv"] = reproduction.curves()
     write_tables(reproduction.folder, tables)
     write_figure(draw_reproduction(reproduction), reproduction.folder / "figure")
+    write_report(reproduction, reproduction.folder / REPORT)

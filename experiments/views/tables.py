@@ -33,7 +33,7 @@ from ..results.differences import Difference, differences_of
 from ..results.groups import ALL, Gap, Group, GroupReport
 from ..results.measured import decimals, in_title, measure_title
 from ..results.ranks import Ranks
-from ..results.run import Run, final_of, measures
+from ..results.run import REPORT, Run, final_of, measures
 from ..results.scored import scores_of
 from .catalogue import REQUIRED, MethodDoc, default_of
 
@@ -343,6 +343,13 @@ def show_comparison(comparison: Comparison, spread: str = INTERVAL) -> None:
     console.print(f"\ntables and runs: {escape(str(comparison.folder))}", soft_wrap=True)
     if files:
         console.print(f"figure: {escape(', '.join(map(str, files)))}", soft_wrap=True)
+    _show_report(comparison.folder)
+
+
+def _show_report(folder: Path) -> None:
+    """Say where the report lies, where there is one."""
+    if (folder / REPORT).exists():
+        console.print(f"report: {escape(str(folder / REPORT))}", soft_wrap=True)
 
 
 def method_grid(comparison: Comparison, spread: str = INTERVAL) -> Grid:
@@ -551,6 +558,7 @@ def show_reproduction(done: "Reproduction") -> None:
         console.print(line, soft_wrap=True)
     written = done.whole and (done.folder / "results.csv").exists()
     console.print(f"{'table, figure and runs' if written else 'runs'}: {escape(str(done.folder))}", soft_wrap=True)
+    _show_report(done.folder)
 
 
 def reproduction_grid(done: "Reproduction", variant: str) -> Grid:

@@ -1,5 +1,6 @@
-"""The report of a run, a comparison or a reproduction: one HTML file that needs no network."""
+"""The report of a run, of one or several comparisons, or of a reproduction: one HTML file that needs no network."""
 
+from collections.abc import Mapping
 from functools import singledispatch
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +14,6 @@ from ...results.run import Run
 
 if TYPE_CHECKING:
     from .page import Page
-
-REPORT = "report.html"
-"""The name of a report in the folder of what it is about."""
 
 FIGURES = "figures"
 """The folder of a report's charts as SVG, beside the report."""
@@ -41,6 +39,13 @@ def _of_comparison(comparison: Comparison) -> "Page":
     return page_of_comparison(comparison)
 
 
+@page_of.register(Mapping)
+def _of_comparisons(comparisons: Mapping[str, Comparison]) -> "Page":
+    from .of_comparisons import page_of_comparisons
+
+    return page_of_comparisons(comparisons)
+
+
 @page_of.register(Reproduction)
 def _of_reproduction(reproduction: Reproduction) -> "Page":
     from .of_reproduction import page_of_reproduction
@@ -54,7 +59,7 @@ def write_report(result: object, path: Path, *, svg: bool = False) -> list[Path]
     Parameters
     ----------
     result
-        A run, a comparison or a reproduction.
+        A run, a comparison, several of them by the names of their tasks, or a reproduction.
     path
         The file; the folder that it is in is made if it is not there.
     svg

@@ -294,12 +294,16 @@ def counts_map(rows: Sequence[Row], clients: Sequence[str], classes: Sequence[st
     return {**_spec(rows, [_layer("rect", encoding)]), "height": step * len(clients)}
 
 
+PRINTED_AND_MEASURED = (Series("printed", "series-0", "square"), Series("measured", "series-1"))
+"""How numbers of a reproduction look."""
+
+
 def printed_and_measured(rows: Sequence[Row], names: Sequence[str], axis: str) -> Spec:
     """Return what was printed and what was measured, a line a row with the spread of each.
 
-    The rows have `row`, `kind` ("printed" or "measured"), `value`, `low` and `high`.
+    The rows have `row`, `method` ("printed" or "measured"), `value`, `low` and `high`.
     """
-    series = [Series("printed", "series-0", "square"), Series("measured", "series-1")]
+    series = PRINTED_AND_MEASURED
     place = {"field": "row", "type": "nominal", "sort": list(names), "title": None, "axis": NAMES}
     common = {"y": place, "yOffset": {"field": "method", "sort": ["printed", "measured"]}, **_method(series)}
     tooltip = _tooltip(("row", "row"), ("method", ""), ("value", axis), ("low", "from"), ("high", "to"))
@@ -336,7 +340,8 @@ def critical_difference(
         for i, group in enumerate(groups)
     ]
     top = 1.0 + 0.5 * len(bars) + (0.7 if distance is not None else 0.0)
-    scale = {"domain": [1, max(2, len(ranks))], "nice": False, "padding": 12}
+    last = max(2.0, len(ranks), 1.0 + (distance or 0.0))
+    scale = {"domain": [1, short(last)], "nice": False, "padding": 12}
     x = {"field": "rank", "type": "quantitative", "scale": scale, "title": "mean rank over the tasks (1: the best)"}
     x |= {"axis": {"tickMinStep": 1, "grid": True}}
     y = {"field": "place", "type": "quantitative", "axis": None, "scale": {"domain": [-0.8 - len(ranks), top]}}

@@ -31,6 +31,7 @@ from .sections import (
     weights_section,
     worst_first,
 )
+from .subgroups import subgroups_section
 
 NAMED_POINTS = 16
 """Up to so many clients have a point for each method; the scores of more are lines."""
@@ -39,9 +40,9 @@ COMPARED = ("worst_10", "mean", OTHERS, "std")
 """The measures of which differences are shown."""
 
 
-def page_of_comparison(comparison: Comparison) -> Page:
-    """Return the report of a comparison."""
-    lines = lines_of(comparison)
+def page_of_comparison(comparison: Comparison, plan: Plan | None = None) -> Page:
+    """Return the report of a comparison; the plan says which runs it has, by default that in its folder."""
+    lines = lines_of(comparison, plan or Plan.read(comparison.folder))
     scene = Scene(lines, comparison.score, _groups(comparison), _first_only(comparison), comparison.client_count)
     sections = present(
         [
@@ -51,6 +52,7 @@ def page_of_comparison(comparison: Comparison) -> Page:
             rounds_section(scene),
             map_section(scene),
             weights_section(scene),
+            subgroups_section(scene, comparison.by_group),
             split_section(scene),
             absences_section(scene),
             cost_section(scene),
@@ -74,9 +76,8 @@ def page_of_comparison(comparison: Comparison) -> Page:
     return Page(title, verdict.headline, verdict.sentences, shown, sections)
 
 
-def lines_of(comparison: Comparison) -> list[Line]:
+def lines_of(comparison: Comparison, plan: Plan) -> list[Line]:
     """Return the methods with their runs, the baseline first; personal models follow the method that they are of."""
-    plan = Plan.read(comparison.folder)
     runs: dict[str, Sequence[Run]] = {
         label: [load(comparison.folder / name) for name in names] for label, names in plan.runs.items()
     }
@@ -92,7 +93,7 @@ def lines_of(comparison: Comparison) -> list[Line]:
 
 def _first_only(comparison: Comparison) -> bool:
     """Return whether clients are shown by the first seed alone, because with another one a name means other data."""
-    return comparison.dealt and len(comparison.seeds) > 1
+    return comparison.shared.dealt and len(comparison.seeds) > 1
 
 
 def _groups(comparison: Comparison) -> Groups:
@@ -282,7 +283,7 @@ def _differences_section(comparison: Comparison, scene: Scene) -> Section | None
     ]
     note = "Positive is better; of the standard deviation, more equal. p is of the paired t test, with Holm's "
     note += "correction over the methods."
-    if comparison.test_share:
+    if comparison.shared.test_share:
         note += " All seeds split the same data, for which Nadeau and Bengio's correction widens the intervals."
     note += " Seeds that would do: how many would tell a difference of this size; – where no number would, or nothing "
     note += "can be said."

@@ -1,6 +1,7 @@
 """The report of one run, finished or not."""
 
 from ...results.caveats import caveats_of_run
+from ...results.groups import GroupReport
 from ...results.measured import measure_title
 from ...results.run import Run, measures
 from ..tables import SHOWN, Digits
@@ -22,6 +23,7 @@ from .sections import (
     weights_section,
     worst_first,
 )
+from .subgroups import subgroups_section
 
 ONE_SEED = (
     "This is one run with one seed. It tells how this model serves these clients, and not whether another method would "
@@ -42,6 +44,7 @@ def page_of_run(run: Run) -> Page:
             run_rounds_section(scene),
             map_section(scene),
             weights_section(scene),
+            subgroups_section(scene, _by_group(run, lines)),
             split_section(scene),
             absences_section(scene),
             cost_section(scene),
@@ -60,6 +63,12 @@ def page_of_run(run: Run) -> Page:
     task = f" on {run.settings['task']}" if "task" in run.settings else ""
     shown = [(name, str(value)) for name, value in facts.items() if value is not None]
     return Page(f"{run.label}{task}", headline, sentences, shown, sections)
+
+
+def _by_group(run: Run, lines: list[Line]) -> dict[str, list[GroupReport]]:
+    """Return what clients report of groups under each kind of model."""
+    found = {line.label: run.by_group(line.model) for line in lines}
+    return {label: [report] for label, report in found.items() if report is not None}
 
 
 def _words(run: Run, final: dict[str, float]) -> tuple[str, list[str]]:

@@ -1,0 +1,63 @@
+"""The command `fairbloom report`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from ..results.comparison import load_comparison
+from ..results.ranks import name_tasks
+from ..results.run import COMPARISON, REPORT, load
+from ..studies.reproduce import REPRODUCTION, load_reproduction
+from ..views.report import FIGURES, write_report
+from ..views.tables import console
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER...",
+            help="The folder of a run, finished or not, of a comparison or of a reproduction; of several comparisons, "
+            "each of another task, how the methods rank.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"The file; by default {REPORT} in the folder, or here where there are several folders.",
+        ),
+    ] = None,
+    svg: Annotated[
+        bool,
+        typer.Option("--svg", help=f"Write every chart as SVG, too, into the folder {FIGURES}/ beside the report."),
+    ] = False,
+) -> None:
+    """Write a page of charts and tables: one HTML file, which needs no network.
+
+    A comparison and a reproduction write theirs when they end.
+    """
+    file = out or (folders[0] if len(folders) == 1 else Path()) / REPORT
+    written, *figures = write_report(load_result(folders), file, svg=svg)
+    console.print(f"report: {escape(str(written))}", soft_wrap=True)
+    if figures:
+        console.print(f"figures: {len(figures)} in {escape(str(figures[0].parent))}", soft_wrap=True)
+
+
+def load_result(folders: Sequence[Path]) -> object:
+    """Return what the folders hold: a run, a comparison, several by the names of their tasks, or a reproduction.
+
+    Raises
+    ------
+    FairbloomError
+        When a folder holds nothing of these, or it cannot be read.
+    """
+    if len(folders) > 1:
+        return name_tasks([load_comparison(folder) for folder in folders])
+    (folder,) = folders
+    if (folder / COMPARISON).exists():
+        return load_comparison(folder)
+    return load_reproduction(folder) if (folder / REPRODUCTION).exists() else load(folder)

@@ -1,0 +1,77 @@
+"""The report of several comparisons, each of another task: how the methods rank over all of them."""
+
+from collections.abc import Mapping
+
+from ...results.comparison import Comparison
+from ...results.ranks import Ranks, ranks_of
+from ..tables import Digits
+from . import charts
+from .page import Block, Cell, Chart, Charts, Page, Section, Table, slug
+from .sections import number_cell
+
+RANKED = ("worst_10", "mean")
+"""The measures by which methods are ranked."""
+
+
+def page_of_comparisons(comparisons: Mapping[str, Comparison]) -> Page:
+    """Return the report of comparisons, by the names of their tasks."""
+    ranked = {measure: ranks_of(comparisons, measure) for measure in RANKED}
+    worst = ranked[RANKED[0]]
+    sections = []
+    bases = {each.baseline for each in comparisons.values()}
+    series = charts.series_of(list(worst.average), bases.pop() if len(bases) == 1 else "")
+    for measure, ranks in ranked.items():
+        named = [each for each in series if each.label in ranks.average]
+        title = "mean over clients" if measure == "mean" else ranks.title
+        said = ", ".join(f"{method} {rank:.2f}" for method, rank in ranks.average.items())
+        what = f"Mean ranks by the {title} over {len(comparisons)} tasks: {said}."
+        spec = charts.critical_difference(ranks.average, ranks.groups, named, ranks.critical_difference)
+        cells = [
+            [
+                Cell(method),
+                number_cell(rank, Digits(2)),
+                *(number_cell(by[method], Digits(1)) for by in ranks.by_task.values()),
+            ]
+            for method, rank in ranks.average.items()
+        ]
+        table = Table(
+            f"ranks-{slug(measure)}",
+            f"Ranks by the {title}; 1 is the best",
+            ["method", "mean rank", *ranks.by_task],
+            cells,
+            "Methods that are equally good share the mean of their ranks.",
+        )
+        intro = (
+            "A bar joins methods whose mean ranks differ by less than the critical difference (Nemenyi's test, level "
+        )
+        intro += f"0.05): these are not told apart. {' '.join(_sentences(ranks)[0])}"
+        chart = Chart(f"ranks-{slug(measure)}", f"Mean ranks by the {title}", what, spec)
+        blocks: list[Block] = [Charts([chart], named), table]
+        sections.append(Section(f"ranks-{slug(measure)}", f"Ranks by the {title}", intro, blocks))
+    sections.append(_verdicts_section(comparisons))
+    (headline, *others), left_out = _sentences(worst)
+    facts = [("tasks", str(len(comparisons))), ("methods", str(len(worst.average)))]
+    return Page(
+        f"{len(worst.average)} methods over {len(comparisons)} tasks", headline, [*others, *left_out], facts, sections
+    )
+
+
+def _sentences(ranks: Ranks) -> tuple[list[str], list[str]]:
+    """Return what ranks show, and which methods are left out."""
+    said = ranks.sentences
+    return (said[1:], said[:1]) if ranks.left_out else (said, [])
+
+
+def _verdicts_section(comparisons: Mapping[str, Comparison]) -> Section:
+    """Return what each comparison says by itself."""
+    cells = [
+        [
+            Cell(task),
+            Cell(each.verdict.headline),
+            Cell(str(each.client_count), each.client_count),
+            Cell(str(len(each.seeds)), len(each.seeds)),
+        ]
+        for task, each in comparisons.items()
+    ]
+    table = Table("verdicts", "The verdict of each comparison", ["task", "verdict", "clients", "seeds"], cells)
+    return Section("verdicts", "Task by task", "The report of each comparison has the rest.", [table])

@@ -1,0 +1,159 @@
+"""The report of a reproduction: what was measured beside what was printed."""
+
+from collections.abc import Sequence
+
+from ...recipes.recipe import ROUND
+from ...results.measured import decimals, in_title
+from ...results.outcome import Outcome
+from ...results.reproduction import Reproduction
+from ..tables import Digits, verdict
+from . import charts
+from .lines import CURVE_ROUNDS
+from .page import Block, Cell, Chart, Charts, Note, Page, Section, Table, Tone, slug
+from .sections import in_seconds, present
+
+AGREES = {True: "yes", False: "no", None: "–"}
+"""Whether a row agrees with what was printed, in words."""
+
+
+def page_of_reproduction(done: Reproduction) -> Page:
+    """Return the report of a reproduction."""
+    recipe = done.recipe
+    sections = [_rows_section(done), _figure_section(done), _cost_section(done), _notes_section(done)]
+    facts = [("recipe", recipe.name), ("rows", str(len(done.outcomes))), ("seeds", str(len(done.seeds)))]
+    facts += [(key, str(value)) for key, value in done.overrides.items() if key != "data-dir"]
+    return Page(recipe.title, verdict(done), [recipe.what, recipe.source], facts, present(sections))
+
+
+def _rows_section(done: Reproduction) -> Section:
+    """Return the rows with what was printed and measured: a chart a measure, and a table a variant."""
+    recipe = done.recipe
+    blocks: list[Block] = []
+    panels = []
+    series = charts.PRINTED_AND_MEASURED
+    for measure in recipe.measures:
+        rows = []
+        for outcome in done.outcomes:
+            printed, found = outcome.case.published.get(measure), outcome.measured.get(measure)
+            for kind, mean, spread in (
+                *([("printed", printed.mean, printed.spread or 0.0)] if printed else []),
+                *([("measured", *found)] if found else []),
+            ):
+                ends = {"low": charts.short(mean - spread), "high": charts.short(mean + spread)}
+                rows.append({"row": outcome.full_name, "method": kind, "value": charts.short(mean), **ends})
+        if rows and recipe.figure is None:
+            title = in_title(measure, recipe.unit)
+            names = [outcome.full_name for outcome in done.outcomes]
+            said = f"{title} of {len(names)} rows, as printed and as measured; the table has the numbers."
+            spec = charts.printed_and_measured(rows, names, title)
+            panels.append(Chart(f"rows-{slug(measure)}", title.capitalize(), said, spec))
+    blocks += [Charts(panels, series)] if panels else []
+    variants = dict.fromkeys(outcome.case.variant for outcome in done.outcomes)
+    blocks += [_rows_table(done, variant) for variant in variants]
+    intro = "Lines and ± are standard deviations over the seeds. A row agrees where it is within two combined standard "
+    intro += "errors of what was printed, or one point where no ± is printed."
+    printed = any(outcome.case.published for outcome in done.outcomes)
+    title = "Printed and measured" if printed else "What was measured"
+    return Section("rows", title, intro if printed else "Lines and ± are standard deviations over the seeds.", blocks)
+
+
+def _rows_table(done: Reproduction, variant: str) -> Table:
+    """Return the rows of a variant: for each measure what was printed and what was measured."""
+    recipe = done.recipe
+    outcomes = [outcome for outcome in done.outcomes if outcome.case.variant == variant]
+    printed = [measure for measure in recipe.measures if any(measure in o.case.published for o in outcomes)]
+    headings = ["row"]
+    for measure in recipe.measures:
+        title = in_title(measure, recipe.unit)
+        headings += [f"{title}, printed", f"{title}, measured"] if measure in printed else [title]
+    cells = []
+    for outcome in outcomes:
+        row = [Cell(outcome.name)]
+        for measure in recipe.measures:
+            digits = Digits(decimals(measure, recipe.unit))
+            if measure in printed:
+                number = outcome.case.published.get(measure)
+                row.append(_pair(number.mean, number.spread, digits) if number else Cell("–"))
+            row.append(_measured(outcome, measure, digits))
+        agrees = "unfinished" if outcome.unfinished else AGREES[outcome.agrees]
+        cells.append([*row, Cell(agrees), Cell(str(len(outcome.runs)), len(outcome.runs))])
+    what = f"{variant}: {recipe.variants[variant].what}" if variant else recipe.title
+    return Table(f"rows-{slug(variant or 'all')}", what, [*headings, "agrees", "seeds"], cells)
+
+
+def _measured(outcome: Outcome, measure: str, digits: Digits) -> Cell:
+    if measure not in outcome.measured:
+        return Cell("failed" if outcome.fault else "–")
+    mean, spread = outcome.measured[measure]
+    agrees = outcome.agreements.get(measure)
+    tone: Tone = "" if agrees is None else "better" if agrees else "worse"
+    cell = _pair(mean, spread if len(outcome.runs) > 1 else None, digits, tone)
+    return Cell(f"≠ {cell.text}", mean, tone) if agrees is False else cell
+
+
+def _pair(mean: float, spread: float | None, digits: Digits, tone: Tone = "") -> Cell:
+    return Cell(digits.number(mean) if spread is None else digits.spread(mean, spread), mean, tone)
+
+
+def _figure_section(done: Reproduction) -> Section | None:
+    """Return the figure that was published, as measured: curves over the rounds, or measures against a setting."""
+    drawing, recipe = done.recipe.figure, done.recipe
+    outcomes = [outcome for outcome in done.outcomes if outcome.measured]
+    if drawing is None or not outcomes:
+        return None
+    panels = []
+    lines = {outcome.full_name: [outcome] for outcome in outcomes}
+    if drawing.x != ROUND:
+        lines = {}
+        for outcome in outcomes:
+            name = ", ".join(filter(None, (outcome.case.row.label, outcome.case.variant)))
+            lines.setdefault(name, []).append(outcome)
+    series = charts.series_of(list(lines), next(iter(lines)))
+    for measure in recipe.measures:
+        rows = [row for name, each in lines.items() for row in _curve(done, name, each, measure)]
+        title = in_title(measure, recipe.unit)
+        what = f"{title} over {drawing.x} of {len(lines)} lines."
+        spec = charts.over_rounds(rows, series, title, across=drawing.x)
+        panels.append(Chart(f"figure-{slug(measure)}", title.capitalize(), what, spec))
+    intro = "Lines are means over the seeds; bands are a standard deviation wide to each side."
+    return Section("figure", "The figure as measured", intro, [Charts(panels, series)])
+
+
+def _curve(done: Reproduction, name: str, outcomes: Sequence[Outcome], measure: str) -> list[charts.Row]:
+    """Return the points of a line of the figure; one of rows that lack its setting is level."""
+    drawing = done.recipe.figure
+    if drawing is None or drawing.x == ROUND:
+        curve = outcomes[0].curve(measure)
+        points = [(float(number), *curve[number]) for number in charts.thin(list(curve), CURVE_ROUNDS)]
+    else:
+        places = sorted({float(o.case.config[drawing.x]) for o in done.outcomes if drawing.x in o.case.config})
+        own = [(float(o.case.config[drawing.x]), *o.measured[measure]) for o in outcomes if drawing.x in o.case.config]
+        points = sorted(own) or [(place, *outcomes[0].measured[measure]) for place in places]
+    return [
+        {"round": x, "method": name, "value": charts.short(mean)}
+        | {"low": charts.short(mean - away), "high": charts.short(mean + away)}
+        for x, mean, away in points
+    ]
+
+
+def _cost_section(done: Reproduction) -> Section:
+    cells = [
+        [
+            Cell(outcome.full_name),
+            Cell(str(len(outcome.runs)), len(outcome.runs)),
+            Cell(in_seconds(outcome.seconds), outcome.seconds),
+        ]
+        for outcome in done.outcomes
+    ]
+    headings = ["row", "runs", "time of their rounds together"]
+    return Section(
+        "cost", "Time", "", [Table("cost", "How long the rounds took to compute", headings, cells, folded=True)]
+    )
+
+
+def _notes_section(done: Reproduction) -> Section | None:
+    """Return what is known of the differences, and why runs failed."""
+    faults = [f"{outcome.full_name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
+    notes = [f"{outcome.case.name}: {outcome.case.row.note}" for outcome in done.outcomes if outcome.case.row.note]
+    said = list(dict.fromkeys([*faults, *notes, *done.recipe.notes]))
+    return Section("notes", "What is known of the differences", "", [Note(said)]) if said else None

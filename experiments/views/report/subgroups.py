@@ -1,0 +1,125 @@
+"""The section on groups of examples: how well each is served over all clients and inside each, and the gaps between."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from fairbloom.protocol.scores import GroupScore
+
+from ...results.groups import ALL, Group, GroupReport
+from ..tables import Digits
+from . import charts
+from .lines import spanned
+from .page import Block, Cell, Chart, Charts, Note, Section, Table, slug
+from .sections import Scene, number_cell
+
+Reports = Mapping[str, Sequence[GroupReport]]
+"""What clients report of groups under each method's final models, a report a seed."""
+
+
+def subgroups_section(scene: Scene, reports: Reports) -> Section | None:
+    """Return the scores of each group over all clients, the gaps between groups, and the same inside each client."""
+    reports = {line.label: reports[line.label] for line in scene.lines if reports.get(line.label)}
+    if not reports:
+        return None
+    first = next(iter(reports.values()))[0]
+    blocks: list[Block] = []
+    for grouping in first.grouped.groupings:
+        blocks.append(_group_charts(scene, reports, grouping, first.scores))
+    blocks += [_groups_table(reports, first), _gaps_table(reports, first), *_inside_clients(scene, reports, first)]
+    left_out = {
+        f"By {grouping}, {report.left_out(grouping)}."
+        for grouping in first.grouped.groupings
+        for report in next(iter(reports.values()))
+    }
+    blocks.append(Note(sorted(left_out)))
+    intro = "Scores of groups of the clients' test examples under the final models; a gap is the highest of the groups "
+    intro += "less the lowest."
+    if any(len(each) > 1 for each in reports.values()):
+        intro += " Means over the seeds; lines span them from the lowest to the highest."
+    return Section("groups", "Subgroups", intro, blocks)
+
+
+def _group_charts(scene: Scene, reports: Reports, grouping: str, scores: Sequence[GroupScore]) -> Charts:
+    """Return a chart for each score, with a point for each group and method."""
+    drawn = []
+    for score in scores:
+        rows, names = [], []
+        for label, by_seed in reports.items():
+            for group, values in _values(by_seed, ALL, grouping, score).items():
+                rows.append({"client": group, "method": label, **spanned(values)})
+                names.append(group)
+        if not rows:
+            continue
+        series = [each for each in scene.series if each.label in reports]
+        spec = charts.clients_by_method(rows, series, list(dict.fromkeys(names)), score.title)
+        said = "; ".join(f"{row['client']} under {row['method']} {score.written(row['value'])}" for row in rows)
+        name, title = f"groups-{slug(grouping)}-{slug(score.name)}", f"{score.name} by {grouping}, over all clients"
+        drawn.append(Chart(name, title, f"{title}: {said}.", spec))
+    return Charts(drawn, scene.series)
+
+
+def _values(by_seed: Sequence[GroupReport], client: str, grouping: str, score: GroupScore) -> dict[str, list[float]]:
+    """Return a score of each group with each seed that has it."""
+    found: dict[str, list[float]] = {}
+    for report in by_seed:
+        for group in report.of(client, grouping):
+            if score.name in group.values:
+                found.setdefault(group.group, []).append(group.values[score.name])
+    return found
+
+
+def _groups_table(reports: Reports, first: GroupReport) -> Table:
+    """Return counts and scores of each group over all clients."""
+    cells = [row for label, by_seed in reports.items() for row in _group_rows(label, by_seed, [ALL], first)]
+    headings = ["method", "grouping", "group", "examples", *(score.title for score in first.scores)]
+    cut = [[row[0], *row[2:]] for row in cells]
+    note = "Over the examples of all clients that report the group; the number of examples is a mean over the seeds."
+    return Table("groups", "Groups over all clients", headings, cut, note, folded=len(cut) > 12)
+
+
+def _gaps_table(reports: Reports, first: GroupReport) -> Table:
+    """Return the gaps between groups over all clients."""
+    rows = []
+    for label, by_seed in reports.items():
+        for grouping in first.grouped.groupings:
+            for score in first.scores:
+                gaps = [gap for report in by_seed if (gap := report.gap(ALL, grouping, score)) is not None]
+                if not gaps:
+                    continue
+                size = statistics.fmean(gap.size for gap in gaps)
+                lowest = ", ".join(dict.fromkeys(gap.lowest for gap in gaps))
+                digits = Digits.of(score, [size])
+                rows.append([Cell(label), Cell(grouping), Cell(score.title), number_cell(size, digits), Cell(lowest)])
+    headings = ["method", "grouping", "score", "gap", "lowest group"]
+    note = "Mean over the seeds; where the lowest group is not the same with all seeds, each of them is named."
+    return Table("gaps", "Gaps between groups over all clients", headings, rows, note)
+
+
+def _inside_clients(scene: Scene, reports: Reports, first: GroupReport) -> list[Block]:
+    """Return counts and scores of each group inside each client, where these are few enough to be named."""
+    clients = [name for name in scene.groups.names if scene.groups.single]
+    cells = [row for label, by_seed in reports.items() for row in _group_rows(label, by_seed, clients, first)]
+    if not cells or scene.first_only:
+        return []
+    headings = ["method", "client", "grouping", "group", "examples", *(score.title for score in first.scores)]
+    return [Table("groups-by-client", "Groups inside each client", headings, cells, folded=True)]
+
+
+def _group_rows(
+    label: str, by_seed: Sequence[GroupReport], clients: Iterable[str], first: GroupReport
+) -> list[list[Cell]]:
+    rows = []
+    for client in clients:
+        for grouping in first.grouped.groupings:
+            found: dict[str, list[Group]] = {}
+            for report in by_seed:
+                for group in report.of(client, grouping):
+                    found.setdefault(group.group, []).append(group)
+            for name, groups in found.items():
+                count = statistics.fmean(group.count for group in groups)
+                row = [Cell(label), Cell(client), Cell(grouping), Cell(name), number_cell(count, Digits(0))]
+                for score in first.scores:
+                    values = [group.values[score.name] for group in groups if score.name in group.values]
+                    row.append(number_cell(statistics.fmean(values) if values else None, Digits.of(score, values)))
+                rows.append(row)
+    return rows
