@@ -309,7 +309,7 @@ def printed_and_measured(rows: Sequence[Row], names: Sequence[str], axis: str) -
     tooltip = _tooltip(("row", "row"), ("method", ""), ("value", axis), ("low", "from"), ("high", "to"))
     spans = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=2)
     points = _layer("point", {"x": _quantity("value", axis), "shape": _shape(series), **common, "tooltip": tooltip})
-    return {**_spec(rows, [spans, points]), "height": 28 * len(names)}
+    return {**_spec(rows, [spans, points]), "height": 22 * len(names)}
 
 
 def critical_difference(
@@ -521,7 +521,7 @@ CONFIG: Spec = {
         "labelFontSize": 11,
         "titleFontSize": 11.5,
     },
-    "point": {"filled": True, "size": 60},
+    "point": {"filled": True, "size": 60, "opacity": 1.0},
 }
 """How all charts look."""
 

@@ -31,6 +31,7 @@ def _rows_section(done: Reproduction) -> Section:
     blocks: list[Block] = []
     panels = []
     series = charts.PRINTED_AND_MEASURED
+    compared = any(outcome.case.published for outcome in done.outcomes)
     for measure in recipe.measures:
         rows = []
         for outcome in done.outcomes:
@@ -47,14 +48,13 @@ def _rows_section(done: Reproduction) -> Section:
             said = f"{title} of {len(names)} rows, as printed and as measured; the table has the numbers."
             spec = charts.printed_and_measured(rows, names, title)
             panels.append(Chart(f"rows-{slug(measure)}", title.capitalize(), said, spec))
-    blocks += [Charts(panels, series)] if panels else []
+    blocks += [Charts([panel], series if compared else series[1:]) for panel in panels]
     variants = dict.fromkeys(outcome.case.variant for outcome in done.outcomes)
     blocks += [_rows_table(done, variant) for variant in variants]
     intro = "Lines and ± are standard deviations over the seeds. A row agrees where it is within two combined standard "
     intro += "errors of what was printed, or one point where no ± is printed."
-    printed = any(outcome.case.published for outcome in done.outcomes)
-    title = "Printed and measured" if printed else "What was measured"
-    return Section("rows", title, intro if printed else "Lines and ± are standard deviations over the seeds.", blocks)
+    title = "Printed and measured" if compared else "What was measured"
+    return Section("rows", title, intro if compared else "Lines and ± are standard deviations over the seeds.", blocks)
 
 
 def _rows_table(done: Reproduction, variant: str) -> Table:

@@ -15,7 +15,7 @@
   async function draw(plot) {
     const name = plot.id.slice("chart-".length);
     const fallback = plot.textContent;
-    const axis = { ...config.axis, labelLimit: Math.max(80, Math.round(0.28 * plot.clientWidth)) };
+    const axis = { ...config.axis, labelLimit: Math.max(96, Math.round(0.28 * plot.clientWidth)) };
     plot.textContent = "";
     try {
       const { view } = await vegaEmbed(plot, parse("spec-" + name), { ...options, config: { ...config, axis } });

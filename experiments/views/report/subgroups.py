@@ -53,7 +53,10 @@ def _group_charts(scene: Scene, reports: Reports, grouping: str, scores: Sequenc
         series = [each for each in scene.series if each.label in reports]
         spec = charts.clients_by_method(rows, series, list(dict.fromkeys(names)), score.title)
         said = "; ".join(f"{row['client']} under {row['method']} {score.written(row['value'])}" for row in rows)
-        name, title = f"groups-{slug(grouping)}-{slug(score.name)}", f"{score.name} by {grouping}, over all clients"
+        name, title = (
+            f"groups-{slug(grouping)}-{slug(score.name)}",
+            f"{score.name.capitalize()} by {grouping}, over all clients",
+        )
         drawn.append(Chart(name, title, f"{title}: {said}.", spec))
     return Charts(drawn, scene.series)
 

@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from html import unescape
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.results.comparison import load_comparison
+from fairbloom.experiments.results.run import REPORT
 from fairbloom.experiments.views.tables import method_grid
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import summarize
@@ -36,7 +38,7 @@ from ..helpers import compared_by_hand, fairbloom, start
 
 COLUMN = "test_accuracy_of_global_model"
 SMALL = ("--seeds", 2, "--clients", 5, "--rounds", 2, "--fraction", 0.5, "--jobs", 2, "--set", "device=cpu")
-WRITTEN = {"comparison.json", "comparison.csv", "differences.csv", "clients.csv", "clients.png", "clients.svg"}
+WRITTEN = {"comparison.json", "comparison.csv", "differences.csv", "clients.csv", "clients.png", "clients.svg", REPORT}
 WORDS = ("compare", "--methods", "fedavg,fedfv", *SMALL)
 
 
@@ -81,6 +83,17 @@ def test_the_figure_is_there_as_png_and_svg(compared: Path) -> None:
     assert (compared / "clients.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     drawn = ElementTree.fromstring((compared / "clients.svg").read_text())  # noqa: S314 (our own figure)
     assert drawn.tag.endswith("svg")
+
+
+def test_the_report_is_there_and_the_command_writes_the_same_one(
+    compared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = (compared / REPORT).read_text(encoding="utf-8")
+    assert load_comparison(compared).verdict.headline in unescape(written)
+    assert fairbloom("report", compared) == 0
+    assert (compared / REPORT).read_text(encoding="utf-8") == written
+    assert fairbloom("show", compared) == 0
+    assert capsys.readouterr().out.count(str(compared / REPORT)) == 2
 
 
 def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: Path) -> None:

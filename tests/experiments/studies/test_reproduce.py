@@ -20,11 +20,12 @@ from fairbloom import Reproduction, reproduce
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipes.recipe import Printed, Recipe, names
 from fairbloom.experiments.results.outcome import agree
-from fairbloom.experiments.results.run import Run, load
+from fairbloom.experiments.results.run import REPORT, Run, load
 from fairbloom.experiments.views.figures import draw_reproduction
 from fairbloom.server.fairness import against_baseline, summarize
 
 from ..helpers import fairbloom, start
+from ..views.report.parsed import Parsed
 
 RECIPE = """
 title = "A table"
@@ -270,6 +271,20 @@ def test_the_table_and_the_figure_are_written(done: Reproduction) -> None:
     assert float(first["measured"]) == done.outcomes[0].measured["mean"][0]
     assert (done.folder / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert (done.folder / "figure.svg").exists()
+
+
+def test_the_report_has_both_numbers_and_the_command_writes_it_from_the_folder(done: Reproduction) -> None:
+    written = (done.folder / REPORT).read_text(encoding="utf-8")
+    page = Parsed.of(written)
+    for outcome in done.outcomes:
+        (row,) = [r for r in page.csv(f"rows-{outcome.case.variant}") if r["row"] == outcome.name]
+        mean = row.get("mean, measured") or row["mean"]
+        assert float(mean) == outcome.measured["mean"][0]
+    first = page.csv("rows-shards")[0]
+    assert (first["mean, printed"], first["agrees"]) == ("50.0", "yes")
+    (done.folder / REPORT).unlink()
+    assert fairbloom("report", done.folder) == 0
+    assert (done.folder / REPORT).read_text(encoding="utf-8") == written
 
 
 def test_the_printed_table_has_both_numbers_the_notes_and_the_verdict(

@@ -1,0 +1,451 @@
+"""Reports: one file that fetches nothing and runs nothing of others', with the numbers that the runs recorded."""
+
+import base64
+import csv
+import hashlib
+import itertools
+import math
+import re
+import shutil
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.report import make_comparison, make_run
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.commands.report import load_result
+from fairbloom.experiments.results.comparison import Plan, load_comparison
+from fairbloom.experiments.results.ranks import ranks_of
+from fairbloom.experiments.results.run import REPORT, load
+from fairbloom.experiments.views.report import FIGURES, write_report
+from fairbloom.experiments.views.report.lines import read_clients
+from fairbloom.protocol.scores import Score
+from fairbloom.server.run_folder.files import CLIENTS, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
+from fairbloom.strategies import find_method
+
+from ...helpers import fairbloom
+from .parsed import Parsed
+
+FOUR = ["Cleveland", "Hungary", "Long Beach", "Switzerland"]
+METHODS = ["fedavg", "qfedavg", "fedfv"]
+PAPERS = ("https://doi.org/", "https://arxiv.org/")
+EVIL = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "a & b", "quo\"te' ${x}"]
+
+
+def page_of(folder: Path) -> Parsed:
+    """Return the report that is written of what a folder holds."""
+    write_report(load_result([folder]), folder / REPORT)
+    return Parsed.of((folder / REPORT).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison of three methods on four hospitals, whose names are the same with all three seeds."""
+    folder = tmp_path_factory.mktemp("hospitals")
+    make_comparison(folder, METHODS, range(3), FOUR, 12, personal=["fedfv"], dealt=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(hospitals: Path) -> Parsed:
+    return page_of(hospitals)
+
+
+def rows_of(folder: Path, method: str, seed: int, file: str = CLIENTS.name) -> list[dict[str, str]]:
+    with (folder / "runs" / f"{method}-seed{seed}" / file).open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def finals_of(folder: Path, method: str, seed: int, column: str = "test_accuracy_of_global_model") -> dict[str, float]:
+    rows = rows_of(folder, method, seed)
+    last = max(int(row["round"]) for row in rows)
+    return {row["client"]: float(row[column]) for row in rows if int(row["round"]) == last}
+
+
+# It fetches nothing --------------------------------------------------------------------------------------------------
+
+
+def test_it_names_no_address_but_itself_data_and_papers(report: Parsed) -> None:
+    addresses = [
+        about[name] for _, about in report.tags for name in ("href", "src", "action", "poster") if name in about
+    ]
+    assert addresses
+    assert not [a for a in addresses if not a.startswith(("#", "data:", *PAPERS))]
+    assert not {"link", "img", "iframe", "object", "embed", "form", "base", "video"} & {tag for tag, _ in report.tags}
+    assert not [style for style in report.styles if re.search(r"@import|url\(", style)]
+
+
+def test_its_policy_allows_no_address_and_its_own_scripts_alone(report: Parsed) -> None:
+    policies = [about["content"] for tag, about in report.tags if about.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = policies
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in report.scripts]
+    assert rules.pop("script-src").split() == [f"'sha256-{digest}'" for digest in digests]
+    assert rules == {
+        "default-src": "'none'",
+        "style-src": "'unsafe-inline'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    assert not [about for _, about in report.tags if any(name.startswith("on") or name == "style" for name in about)]
+
+
+def test_the_policy_comes_before_whatever_it_is_for(hospitals: Path, report: Parsed) -> None:
+    text = (hospitals / REPORT).read_text(encoding="utf-8")
+    assert text.index("Content-Security-Policy") < min(
+        text.index("<style"), text.index("<script"), text.index("<title")
+    )
+
+
+@pytest.mark.parametrize("dealt", [False, True])
+def test_names_are_text_wherever_they_stand(tmp_path: Path, dealt: bool) -> None:
+    make_comparison(tmp_path, METHODS, range(2), EVIL, 3, dealt=dealt)
+    plan = Plan.read(tmp_path)
+    runs = {f"{label}<script>alert(2)</script>": names for label, names in plan.runs.items()}
+    Plan(runs, plan.seeds, next(iter(runs))).write(tmp_path)
+    page = page_of(tmp_path)
+    assert len(page.scripts) == 2, "the library and the page's own"
+    assert not [script for script in page.scripts if "alert(" in script]
+    assert "img" not in {tag for tag, _ in page.tags}
+    assert {row[0] for row in page.tables["clients"][1:]} == set(EVIL)
+    assert page.tables["clients"][0][1:] == list(runs)
+    drawn = [page.data[name] for name in page.data if name.startswith("spec-map")]
+    assert {row["client"] for spec in drawn for row in spec["data"]["values"]} == set(EVIL)
+    assert {name for name in EVIL if name in page.text} == set(EVIL)
+
+
+def test_a_run_whose_method_and_task_have_evil_names(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", "fedavg", 0, EVIL, 3, np.random.default_rng(0))
+    config = (tmp_path / "run" / "config.toml").read_text()
+    (tmp_path / "run" / "config.toml").write_text(
+        config.replace('method = "fedavg"', "method = '<script>alert(3)</script>'").replace('"digits"', "'<b>x</b>'")
+    )
+    page = page_of(tmp_path / "run")
+    assert len(page.scripts) == 2
+    assert "b" not in {tag for tag, _ in page.tags}
+    assert "<script>alert(3)</script>" in page.text
+
+
+# Its numbers are the runs' -------------------------------------------------------------------------------------------
+
+
+def test_each_client_has_the_mean_of_its_last_scores(hospitals: Path, report: Parsed) -> None:
+    for row in report.csv("clients"):
+        for method in METHODS:
+            scores = [finals_of(hospitals, method, seed)[row["client"]] for seed in range(3)]
+            assert float(row[find_method(method).__name__]) == pytest.approx(statistics.fmean(scores), rel=1e-12)
+        personal = [
+            finals_of(hospitals, "fedfv", seed, "test_accuracy_of_personal_model")[row["client"]] for seed in range(3)
+        ]
+        assert float(row["FedFV (personal)"]) == pytest.approx(statistics.fmean(personal), rel=1e-12)
+    base = [float(row["FedAvg"]) for row in report.csv("clients")]
+    assert base == sorted(base), "the worst served under the baseline first"
+
+
+def test_what_is_read_is_what_the_files_have(report: Parsed) -> None:
+    for name, (_, *rows) in report.tables.items():
+        saved = report.csv(name)
+        assert len(saved) == len(rows), name
+        for row, exact in zip(rows, saved, strict=True):
+            for text, number in zip(row, exact.values(), strict=True):
+                if re.fullmatch(r"[+-]?\d+(\.\d+)?", text):
+                    places = len(text.partition(".")[2])
+                    assert float(text) == pytest.approx(float(number), abs=0.51 * 10**-places), (name, row)
+
+
+def test_differences_are_paired_by_seed(hospitals: Path, report: Parsed) -> None:
+    found = {(row["method"], row["measure"]): row for row in report.csv("differences")}
+    for method in METHODS[1:]:
+        gains = []
+        for seed in range(3):
+            mine, base = (finals_of(hospitals, each, seed) for each in (method, METHODS[0]))
+            gains.append(min(mine.values()) - min(base.values()))
+        row = found[find_method(method).__name__, "worst client"]
+        assert float(row["difference"]) == pytest.approx(statistics.fmean(gains), rel=1e-9)
+        assert (int(row["seeds better"]), int(row["seeds worse"])) == (
+            sum(g > 0 for g in gains),
+            sum(g < 0 for g in gains),
+        )
+        assert float(row["95 % from"]) < statistics.fmean(gains) < float(row["to"])
+
+
+def test_curves_are_means_over_the_seeds_within_what_these_span(hospitals: Path, report: Parsed) -> None:
+    drawn = report.chart("rounds-mean")["data"]["values"]
+    assert {row["method"] for row in drawn} == {"FedAvg", "QFedAvg", "FedFV", "FedFV (personal)"} - {"FedFV (personal)"}
+    for row in drawn:
+        if row["method"] != "QFedAvg":
+            continue
+        values = [
+            float(each["test_accuracy_of_global_model_mean"])
+            for seed in range(3)
+            for each in rows_of(hospitals, "qfedavg", seed, ROUNDS.name)
+            if int(each["round"]) == row["round"]
+        ]
+        expected = (statistics.fmean(values), min(values), max(values))
+        assert (row["value"], row["low"], row["high"]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_clients_share_is_of_the_weights_of_the_rounds_that_it_took_part_in(hospitals: Path, report: Parsed) -> None:
+    (row,) = [row for row in report.csv("weights") if row["client"] == "Hungary"]
+    shares = []
+    for seed in range(3):
+        rows = [each for each in rows_of(hospitals, "fedfv", seed) if each["coefficient"]]
+        for each in rows:
+            total = sum(float(other["coefficient"]) for other in rows if other["round"] == each["round"])
+            shares += [100.0 * float(each["coefficient"]) / total] if each["client"] == "Hungary" else []
+    assert float(row["FedFV"]) == pytest.approx(statistics.fmean(shares), rel=1e-9)
+
+
+def test_time_and_traffic_are_sums_over_the_rounds(hospitals: Path, report: Parsed) -> None:
+    (row,) = [row for row in report.csv("cost") if row["method"] == "FedFV"]
+    for heading, column in {"time of a run": "seconds", "sent to clients": "bytes_sent"}.items():
+        sums = [sum(float(each[column]) for each in rows_of(hospitals, "fedfv", s, ROUNDS.name)) for s in range(3)]
+        assert float(row[heading]) == pytest.approx(statistics.fmean(sums), rel=1e-9)
+
+
+def test_the_front_has_the_methods_that_none_beats(hospitals: Path, report: Parsed) -> None:
+    rows = {row["method"]: row for row in report.csv("measures")}
+    places = {method: (float(row["mean"]), float(row["worst client"])) for method, row in rows.items()}
+    for method, (mean, worst) in places.items():
+        beaten = any(m >= mean and w >= worst and (m, w) != (mean, worst) for m, w in places.values())
+        assert rows[method]["on the front"] == ("no" if beaten else "yes")
+
+
+def test_the_verdict_comes_first(hospitals: Path, report: Parsed) -> None:
+    verdict = load_comparison(hospitals).verdict
+    text = " ".join(report.text.split())
+    assert text.index(verdict.headline) < text.index("Each client under each method", text.index(verdict.headline))
+    assert all(sentence in text for sentence in verdict.sentences)
+
+
+def test_of_a_data_set_that_seeds_deal_clients_are_shown_by_the_first_seed(tmp_path: Path) -> None:
+    clients = [f"client-{i}" for i in range(4)]
+    make_comparison(tmp_path, METHODS, range(3), clients, 5)
+    page = page_of(tmp_path)
+    expected = finals_of(tmp_path, "qfedavg", 0)
+    assert {row["client"]: float(row["QFedAvg"]) for row in page.csv("clients")} == pytest.approx(expected)
+    assert "first seed" in page.text
+    counts = {row["client"]: int(float(row["test examples"])) for row in page.csv("examples")}
+    split = load(tmp_path / "runs" / "fedavg-seed0").split()
+    assert counts == {
+        name: int(((split.client == i) & (split.part == 1)).sum()) for i, name in enumerate(split.clients)
+    }
+
+
+# Many clients --------------------------------------------------------------------------------------------------------
+
+
+def test_ten_methods_and_a_hundred_clients_stay_readable_and_small(tmp_path: Path) -> None:
+    methods = ["fedavg", "qfedavg", "fedmgdaplus", "fedfv", "term", "afl", "propfair", "gifair", "adafed", "fedprox"]
+    make_comparison(tmp_path, methods, range(2), [f"client-{i:03}" for i in range(100)], 80)
+    page = page_of(tmp_path)
+    assert (tmp_path / REPORT).stat().st_size < 5_000_000
+    rows = page.chart("map-fedavg")["data"]["values"]
+    assert len({row["client"] for row in rows}) <= 40
+    assert len({row["round"] for row in rows}) <= 40
+    assert {80} < {row["round"] for row in rows}, "the last round is there"
+    ranks = [float(row["FedAvg"]) for row in page.csv("clients")]
+    by_seed = [sorted(finals_of(tmp_path, "fedavg", seed).values()) for seed in range(2)]
+    assert ranks[0] == pytest.approx(statistics.fmean(value for each in by_seed for value in each[:5]))
+    assert ranks == sorted(ranks)
+    spans = [row for row in page.chart("clients-qfedavg")["data"]["values"] if row["method"] == "QFedAvg"]
+    assert len(spans) == 100
+
+
+# Others than four hospitals under accuracy ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clients", [["only"], ["one", "two"]])
+def test_one_client_and_two_hospitals(tmp_path: Path, clients: Sequence[str]) -> None:
+    make_comparison(tmp_path, METHODS, range(3), clients, 4, dealt=False)
+    page = page_of(tmp_path)
+    assert sorted(row["client"] for row in page.csv("clients")) == sorted(clients)
+    assert "worst 10 %" not in page.text, "a tenth of few clients is one client"
+
+
+def test_a_single_seed_has_no_intervals_and_says_that_it_tells_nothing(tmp_path: Path) -> None:
+    make_comparison(tmp_path, METHODS, range(1), FOUR, 4, dealt=False)
+    page = page_of(tmp_path)
+    assert "single seed" in page.text
+    assert {(row["95 % from"], row["to"]) for row in page.csv("differences")} == {("–", "–")}
+    assert "NaN" not in (tmp_path / REPORT).read_text().partition("<main")[2].partition("<script>")[0]
+
+
+def test_where_lower_is_better_the_worst_has_the_highest_and_bright_is_low(tmp_path: Path) -> None:
+    make_comparison(tmp_path, METHODS, range(2), FOUR, 4, score=Score("mae", higher_is_better=False), dealt=False)
+    page = page_of(tmp_path)
+    base = [float(row["FedAvg"]) for row in page.csv("clients")]
+    assert base == sorted(base, reverse=True)
+    (scale,) = {layer["encoding"]["color"]["scale"]["reverse"] for layer in page.chart("map-fedavg")["layer"]}
+    assert scale is True
+    (point,) = [layer for layer in page.chart("front")["layer"] if layer["mark"]["type"] == "point"]
+    assert point["encoding"]["x"]["scale"]["reverse"] is True
+    mine, base_ = (
+        [statistics.fmean(finals_of(tmp_path, m, s, "test_mae_of_global_model").values()) for s in range(2)]
+        for m in ("fedfv", "fedavg")
+    )
+    (row,) = [r for r in page.csv("differences") if (r["method"], r["measure"]) == ("FedFV", "mean over clients")]
+    gains = [b - m for m, b in zip(mine, base_, strict=True)]
+    assert float(row["difference"]) == pytest.approx(statistics.fmean(gains)), "positive is better"
+
+
+def test_a_run_with_personal_models(hospitals: Path) -> None:
+    page = page_of(hospitals / "runs" / "fedfv-seed0")
+    rows = page.csv("clients")
+    expected = finals_of(hospitals, "fedfv", 0, "test_accuracy_of_personal_model")
+    assert {row["client"]: float(row["FedFV (personal)"]) for row in rows} == expected
+    assert "one run with one seed" in page.text
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    make_run(tmp_path / "run", "fedfv", 0, FOUR, 6, np.random.default_rng(0))
+    return tmp_path / "run"
+
+
+def test_an_interrupted_run_is_reported_as_far_as_it_is_written(run_folder: Path) -> None:
+    MODEL.path_in(run_folder).unlink()
+    for table in (ROUNDS, CLIENTS):
+        lines = table.path_in(run_folder).read_text().splitlines(keepends=True)
+        count = 1 + (3 if table is ROUNDS else 3 * len(FOUR))
+        table.path_in(run_folder).write_text("".join(lines[:count]) + lines[count][:9])
+    page = page_of(run_folder)
+    assert "interrupted after round 3 of 6" in page.text
+    last = [row for row in csv.DictReader(CLIENTS.path_in(run_folder).read_text().splitlines()) if row["round"] == "3"]
+    expected = {row["client"]: float(row["test_accuracy_of_global_model"]) for row in last}
+    assert {row["client"]: float(row["FedFV"]) for row in page.csv("clients")} == expected
+
+
+def test_a_run_before_its_first_evaluation(run_folder: Path) -> None:
+    for entry in (MODEL, ROUNDS, CLIENTS, SPLIT):
+        entry.path_in(run_folder).unlink()
+    page = page_of(run_folder)
+    assert "has not been evaluated yet" in page.text
+    assert not [name for name in page.data if name.startswith("spec-")]
+
+
+def test_files_that_a_run_may_lack(run_folder: Path) -> None:
+    for entry in (ENVIRONMENT, SPLIT, SCORES):
+        entry.path_in(run_folder).unlink()
+    page = page_of(run_folder)
+    assert "versions" not in page.tables
+    assert {row["client"]: row["test examples"] for row in page.csv("examples")} == dict.fromkeys(FOUR, "37.0")
+
+
+def test_a_table_that_is_no_table_is_refused_by_its_name(run_folder: Path) -> None:
+    path = CLIENTS.path_in(run_folder)
+    MODEL.path_in(run_folder).unlink()
+    path.write_text(path.read_text().replace(",37,", ",37,x", 3))
+    with pytest.raises(FairbloomError, match=re.escape(str(path))):
+        write_report(load(run_folder), run_folder / REPORT)
+
+
+def test_a_client_called_nan_is_a_client(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", "fedavg", 0, ["NA", "nan", "1", ""], 2, np.random.default_rng(0))
+    assert set(read_clients(load(tmp_path / "run"))["client"]) == {"NA", "nan", "1", ""}
+
+
+def test_absences_and_reasons_are_counted(run_folder: Path) -> None:
+    rows = list(csv.DictReader(ROUNDS.path_in(run_folder).read_text().splitlines()))
+    rows[1]["refused"] = "'Long Beach': <b>its loss</b> is not finite"
+    rows[2]["refused"] = "'Long Beach': <b>its loss</b> is not finite | Hungary: too long"
+    rows[3]["missing"] = "Hungary Cleveland"
+    with ROUNDS.path_in(run_folder).open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    page = page_of(run_folder)
+    counts = {row["client"]: (row["refused"], row["missing"]) for row in page.csv("absences")}
+    assert counts == {"Long Beach": ("2", "0"), "Hungary": ("1", "1"), "Cleveland": ("0", "1")}
+    reasons = {(row["client"], row["reason"]): row["rounds"] for row in page.csv("refusals")}
+    assert reasons == {("Long Beach", "<b>its loss</b> is not finite"): "2", ("Hungary", "too long"): "1"}
+
+
+# Several comparisons, files, the command -----------------------------------------------------------------------------
+
+
+def test_several_comparisons_have_ranks(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b", "c")]
+    for number, folder in enumerate(folders):
+        make_comparison(folder, METHODS, range(number, number + 2), FOUR, 3, dealt=False)
+    file = tmp_path / "ranks.html"
+    assert fairbloom("report", *folders, "--out", file) == 0
+    page = Parsed.of(file.read_text())
+    found = ranks_of({folder.name: load_comparison(folder) for folder in folders})
+    assert {row["method"]: float(row["mean rank"]) for row in page.csv("ranks-worst-10")} == pytest.approx(
+        found.average
+    )
+    drawn = {row["method"]: row["rank"] for row in page.chart("ranks-worst-10")["data"]["values"]}
+    assert drawn == pytest.approx(found.average, rel=1e-4)
+
+
+def test_the_charts_as_files_for_papers(hospitals: Path, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "page.html"
+    assert fairbloom("report", hospitals, "--out", file, "--svg") == 0
+    figures = {path.stem: path.read_text() for path in (file.parent / FIGURES).glob("*.svg")}
+    page = Parsed.of(file.read_text())
+    assert set(figures) == {name.removeprefix("spec-") for name in page.data if name.startswith("spec-")}
+    assert not [name for name, svg in figures.items() if "var(" in svg or "href" in svg.replace("xmlns:xlink", "")]
+    assert all("FedFV" in figures[name] for name in ("clients", "front", "rounds-mean")), "they have their legend"
+
+
+def test_tables_as_latex(tmp_path: Path) -> None:
+    make_comparison(tmp_path, METHODS, range(2), ["a_b & c", "50 % {x}"], 3, dealt=False)
+    latex = page_of(tmp_path).file("clients.tex")
+    assert r"a\_b \& c &" in latex
+    assert r"50 \% \{x\} &" in latex
+    assert latex.count(r"\\") == 3
+    assert r"\begin{tabular}{lrrr}" in latex
+
+
+def test_a_folder_without_anything_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("report", tmp_path) == 2
+    assert str(tmp_path) in capsys.readouterr().err.replace("\n", "")
+
+
+def test_an_unfinished_comparison_is_refused(
+    hospitals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(hospitals, tmp_path / "part")
+    MODEL.path_in(tmp_path / "part" / "runs" / "fedfv-seed1").unlink()
+    assert fairbloom("report", tmp_path / "part") == 2
+    assert "8 of 9 runs" in capsys.readouterr().err
+
+
+# Read by everyone ----------------------------------------------------------------------------------------------------
+
+
+def test_every_chart_is_described_and_every_table_has_caption_and_headings(report: Parsed) -> None:
+    plots = [about for tag, about in report.tags if about.get("role") == "img"]
+    assert plots
+    assert all(len(about["aria-label"]) > 20 for about in plots)
+    tables = [tag for tag, _ in report.tags if tag in ("table", "caption")]
+    assert tables == ["table", "caption"] * (len(tables) // 2)
+    headings = [about.get("scope") for tag, about in report.tags if tag == "th"]
+    assert {"row", "col"} == set(headings)
+    levels = [int(tag[1]) for tag, _ in report.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(later - earlier <= 1 for earlier, later in itertools.pairwise(levels))
+
+
+def test_identifiers_and_names_of_files_are_unique(report: Parsed) -> None:
+    for values in ([about["id"] for _, about in report.tags if "id" in about], report.attributes("a", "download")):
+        assert len(values) == len(set(values))
+
+
+def numbers_in(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [number for each in value.values() for number in numbers_in(each)]
+    if isinstance(value, list):
+        return [number for each in value for number in numbers_in(each)]
+    return [value] if isinstance(value, float) else []
+
+
+def test_charts_hold_finite_numbers_alone(report: Parsed) -> None:
+    assert all(math.isfinite(number) for spec in report.data.values() for number in numbers_in(spec))
