@@ -13,7 +13,7 @@ WORKERS ?= 4# more than cores: much of the time, tests wait for servers and clie
 DEPLOYED := tests/deploy $(wildcard tests/attacks/test_[bdnrs]*.py) tests/runtimes tests/test_supply_chain.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo settings test test-runtimes test-latest-flower test-docker soak lint audit docs bench lock digests sbom clean
+.PHONY: help setup demo settings test test-runtimes test-latest-flower test-docker test-browser soak lint audit docs bench lock digests sbom clean
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,13 +52,16 @@ test-latest-flower: ## run the tests on the newest Flower that can be installed,
 	.venv-latest/bin/python $(INSTALL) --editable ".[all]" --group dev
 	.venv-latest/bin/python $(INSTALL) --upgrade "flwr[simulation]"
 	-.venv-latest/bin/python -m fairbloom.deploy.flower
-	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "not docker and not federation and not soak" \
+	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "not docker and not federation and not soak and not browser" \
 		$(addprefix --ignore ,$(DEPLOYED)) --deselect tests/test_newcomer.py::test_they_are_run_by_deployed_clients
 	.venv-latest/bin/pytest -m "" tests/deploy/test_flower.py tests/runtimes/test_runtimes.py \
 		--deselect tests/runtimes/test_runtimes.py::test_real_processes_over_grpc_give_the_run_in_process
 
 test-docker: setup ## build the images and run a federation of containers; needs a Docker engine
 	$(BIN)/pytest -m docker -s tests/docker
+
+test-browser: setup ## open reports in Chromium, where one is installed: errors, layout, accessibility, print
+	$(BIN)/pytest -m browser tests/browser
 
 soak: setup ## let 300 rounds train while one fault follows another: SOAK_ROUNDS, SOAK_SEED
 	$(BIN)/pytest -m soak -s tests/soak

@@ -9,8 +9,9 @@ from rich.markup import escape
 
 from ..results.comparison import load_comparison
 from ..results.ranks import name_tasks
-from ..results.run import COMPARISON, REPORT, load
+from ..results.run import COMPARISON, REPORT, SWEEP, load
 from ..studies.reproduce import REPRODUCTION, load_reproduction
+from ..studies.swept import load_sweep
 from ..views.report import FIGURES, write_report
 from ..views.tables import console
 
@@ -20,8 +21,8 @@ def report(
         list[Path],
         typer.Argument(
             metavar="FOLDER...",
-            help="The folder of a run, finished or not, of a comparison or of a reproduction; of several comparisons, "
-            "each of another task, how the methods rank.",
+            help="The folder of a run, finished or not, of a comparison, a reproduction or a sweep; of several "
+            "comparisons, each of another task, how the methods rank.",
         ),
     ],
     out: Annotated[
@@ -38,7 +39,7 @@ def report(
 ) -> None:
     """Write a page of charts and tables: one HTML file, which needs no network.
 
-    A comparison and a reproduction write theirs when they end.
+    A comparison, a reproduction and a sweep write theirs when they end.
     """
     file = out or (folders[0] if len(folders) == 1 else Path()) / REPORT
     written, *figures = write_report(load_result(folders), file, svg=svg)
@@ -48,7 +49,7 @@ def report(
 
 
 def load_result(folders: Sequence[Path]) -> object:
-    """Return what the folders hold: a run, a comparison, several by the names of their tasks, or a reproduction.
+    """Return what the folders hold; several hold comparisons, which are returned by the names of their tasks.
 
     Raises
     ------
@@ -60,4 +61,6 @@ def load_result(folders: Sequence[Path]) -> object:
     (folder,) = folders
     if (folder / COMPARISON).exists():
         return load_comparison(folder)
+    if (folder / SWEEP).exists():
+        return load_sweep(folder)
     return load_reproduction(folder) if (folder / REPRODUCTION).exists() else load(folder)

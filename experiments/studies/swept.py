@@ -8,7 +8,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import CLIENTS, CONFIG, SPLIT, is_finished
 
 from ..results.comparison import Comparison, Plan, read_comparison
-from ..results.run import Run, load
+from ..results.run import REPORT, Run, load
 from ..results.shared_data import SharedData
 from ..results.sweep import Planned, Sweep, SweepPlan, SweepPoint
 from .criterion import Criterion, best_of, judge
@@ -124,8 +124,9 @@ def _validation_share(runs: Sequence[Run]) -> float:
 
 
 def _write(swept: Sweep) -> None:
-    """Write sweep.csv and its figure, and of the test examples comparison.csv and clients.csv."""
+    """Write sweep.csv, its figure and the report, and of the test examples comparison.csv and clients.csv."""
     from ..views.figures import write_figure  # imported late: matplotlib takes a second
+    from ..views.report import write_report
     from ..views.sweep_figure import draw_points
 
     tables = {"sweep.csv": swept.rows()}
@@ -133,3 +134,4 @@ def _write(swept: Sweep) -> None:
         tables |= {"comparison.csv": swept.test.rows(), CLIENTS.name: swept.test.client_rows()}
     write_tables(swept.folder, tables)
     write_figure(draw_points(swept), swept.folder / "sweep")
+    write_report(swept, swept.folder / REPORT)

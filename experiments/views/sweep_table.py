@@ -6,7 +6,7 @@ from rich.markup import escape
 
 from ..results.differences import Difference
 from ..results.sweep import Sweep, SweepPoint
-from .tables import CLEAR, STD, Digits, Grid, console, method_grid, show_grid
+from .tables import CLEAR, STD, Digits, Grid, console, method_grid, show_grid, show_report_place
 
 
 def show_sweep(swept: Sweep) -> None:
@@ -25,6 +25,7 @@ def show_sweep(swept: Sweep) -> None:
         for line in (*swept.test.caveats, "Test examples had no part in the choice."):
             console.print(escape(line))
     console.print(f"\ntables, figure and runs: {escape(str(swept.folder))}", soft_wrap=True)
+    show_report_place(swept.folder)
 
 
 def points_grid(swept: Sweep) -> Grid:

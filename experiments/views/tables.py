@@ -343,10 +343,10 @@ def show_comparison(comparison: Comparison, spread: str = INTERVAL) -> None:
     console.print(f"\ntables and runs: {escape(str(comparison.folder))}", soft_wrap=True)
     if files:
         console.print(f"figure: {escape(', '.join(map(str, files)))}", soft_wrap=True)
-    _show_report(comparison.folder)
+    show_report_place(comparison.folder)
 
 
-def _show_report(folder: Path) -> None:
+def show_report_place(folder: Path) -> None:
     """Say where the report lies, where there is one."""
     if (folder / REPORT).exists():
         console.print(f"report: {escape(str(folder / REPORT))}", soft_wrap=True)
@@ -558,7 +558,7 @@ def show_reproduction(done: "Reproduction") -> None:
         console.print(line, soft_wrap=True)
     written = done.whole and (done.folder / "results.csv").exists()
     console.print(f"{'table, figure and runs' if written else 'runs'}: {escape(str(done.folder))}", soft_wrap=True)
-    _show_report(done.folder)
+    show_report_place(done.folder)
 
 
 def reproduction_grid(done: "Reproduction", variant: str) -> Grid:

@@ -1,4 +1,4 @@
-"""The report of a run, of one or several comparisons, or of a reproduction: one HTML file that needs no network."""
+"""Reports of runs, comparisons, reproductions and sweeps: one HTML file each, which needs no network."""
 
 from collections.abc import Mapping
 from functools import singledispatch
@@ -11,6 +11,7 @@ from fairbloom.system.files import write_whole
 from ...results.comparison import Comparison
 from ...results.reproduction import Reproduction
 from ...results.run import Run
+from ...results.sweep import Sweep
 
 if TYPE_CHECKING:
     from .page import Page
@@ -53,13 +54,20 @@ def _of_reproduction(reproduction: Reproduction) -> "Page":
     return page_of_reproduction(reproduction)
 
 
+@page_of.register(Sweep)
+def _of_sweep(swept: Sweep) -> "Page":
+    from .of_sweep import page_of_sweep
+
+    return page_of_sweep(swept)
+
+
 def write_report(result: object, path: Path, *, svg: bool = False) -> list[Path]:
     """Write the report of a result, and return the files.
 
     Parameters
     ----------
     result
-        A run, a comparison, several of them by the names of their tasks, or a reproduction.
+        A run, a comparison, several of them by the names of their tasks, a reproduction, or a sweep.
     path
         The file; the folder that it is in is made if it is not there.
     svg

@@ -110,7 +110,9 @@ def short(value: float) -> float | None:
 # Charts -------------------------------------------------------------------------------------------------------------
 
 
-def clients_by_method(rows: Sequence[Row], series: Sequence[Series], clients: Sequence[str], axis: str) -> Spec:
+def clients_by_method(
+    rows: Sequence[Row], series: Sequence[Series], clients: Sequence[str], axis: str, *, apart: bool = True
+) -> Spec:
     """Return a row for each client with a point for each method; a line spans what the seeds gave.
 
     Parameters
@@ -121,8 +123,10 @@ def clients_by_method(rows: Sequence[Row], series: Sequence[Series], clients: Se
         The methods and the clients, in order.
     axis
         What the numbers are.
+    apart
+        Whether the points of a row stand below each other, where there is room.
     """
-    apart = len(series) * len(clients) <= 90
+    apart = apart and len(series) * len(clients) <= 90
     place = {"field": "client", "type": "nominal", "sort": list(clients), "title": None}
     offset = {"yOffset": {"field": "method", "sort": [each.label for each in series]}} if apart else {}
     common = {

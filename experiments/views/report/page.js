@@ -16,9 +16,11 @@
     const name = plot.id.slice("chart-".length);
     const fallback = plot.textContent;
     const axis = { ...config.axis, labelLimit: Math.max(96, Math.round(0.28 * plot.clientWidth)) };
-    plot.textContent = "";
+    const inside = document.createElement("div");
+    inside.setAttribute("aria-hidden", "true"); // the plot itself is described as a whole
+    plot.replaceChildren(inside);
     try {
-      const { view } = await vegaEmbed(plot, parse("spec-" + name), { ...options, config: { ...config, axis } });
+      const { view } = await vegaEmbed(inside, parse("spec-" + name), { ...options, config: { ...config, axis } });
       views.set(name, view);
       plot.dataset.drawn = "yes";
     } catch (error) {
