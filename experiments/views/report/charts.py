@@ -127,10 +127,9 @@ def clients_by_method(
         Whether the points of a row stand below each other, where there is room.
     """
     apart = apart and len(series) * len(clients) <= 90
-    place = {"field": "client", "type": "nominal", "sort": list(clients), "title": None}
     offset = {"yOffset": {"field": "method", "sort": [each.label for each in series]}} if apart else {}
     common = {
-        "y": {**place, "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
+        "y": {**_names("client", clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
         **offset,
         **_method(series),
         "opacity": _emphasis(),
@@ -149,7 +148,7 @@ def sorted_clients(rows: Sequence[Row], series: Sequence[Series], axis: str, amo
     The rows have `rank`, `method`, `value`, `low` and `high`; the numbers' axis has room for those `among` which they
     are, so that charts beside each other can be compared.
     """
-    x = {"field": "rank", "type": "quantitative", "title": "clients, the worst served first"}
+    x: Spec = {"field": "rank", "type": "quantitative", "title": "clients, the worst served first"}
     x |= {"scale": {"nice": False, "zero": False}, "axis": {"tickMinStep": 1, "grid": False}}
     return _bands(rows, series, x, _quantity("value", axis, among), "rank")
 
@@ -172,9 +171,9 @@ def differences(rows: Sequence[Row], axis: str) -> Spec:
     The rows have `method`, `mean`, `low`, `high`, and `told`: "better", "worse", or "not told apart".
     """
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    told = {"field": "told", "type": "nominal", "legend": None}
+    told: Spec = {"field": "told", "type": "nominal", "legend": None}
     told |= {"scale": {"domain": list(TOLD), "range": [colour(name) for name in TOLD.values()]}}
-    y = {"field": "method", "type": "nominal", "sort": methods, "title": None, "axis": NAMES}
+    y = _names("method", methods)
     common = {"y": y, "color": told, "opacity": _emphasis()}
     tooltip = _tooltip(("method", "method"), ("mean", axis), ("low", "from"), ("high", "to"), ("told", ""))
     zero = _layer("rule", {"x": {"datum": 0}}, data={"values": [{}]}, color=colour("muted"), strokeDash=[3, 3])
@@ -269,13 +268,14 @@ def heat_map(
     ticks = thin(rounds, 9)
     scale: Spec = {"scheme": SCHEME, "domain": list(ends), "clamp": True, "reverse": reverse}
     legend = {"orient": "top", "title": title, "titleLimit": 260, "gradientLength": 140, "gradientThickness": 9}
-    encoding = {
-        "x": {"field": "round", "type": "ordinal", "title": "round", "axis": {"values": ticks, "labelAngle": 0}},
-        "y": {"field": "client", "type": "nominal", "sort": list(clients), "title": None, "axis": NAMES},
+    band = {"paddingInner": 0, "paddingOuter": 0}
+    axis = {"values": ticks, "labelAngle": 0}
+    encoding: Spec = {
+        "x": {"field": "round", "type": "ordinal", "title": "round", "axis": axis, "scale": band},
+        "y": {**_names("client", clients), "scale": band},
         "color": {"field": "value", "type": "quantitative", "scale": scale, "legend": legend},
         "tooltip": _tooltip(("client", "client"), ("round", "round"), ("value", title)),
     }
-    encoding["x"]["scale"] = encoding["y"]["scale"] = {"paddingInner": 0, "paddingOuter": 0}
     step = min(26, max(9, 320 // max(1, len(clients))))
     return {**_spec(rows, [_layer("rect", encoding)]), "height": step * len(clients)}
 
@@ -285,7 +285,7 @@ def counts_map(rows: Sequence[Row], clients: Sequence[str], classes: Sequence[st
     legend = {"orient": "top", "title": "training examples", "gradientLength": 140, "gradientThickness": 9}
     encoding = {
         "x": {"field": "label", "type": "nominal", "sort": list(classes), "title": "class", "axis": {"labelAngle": 0}},
-        "y": {"field": "client", "type": "nominal", "sort": list(clients), "title": None, "axis": NAMES},
+        "y": _names("client", clients),
         "color": {
             "field": "count",
             "type": "quantitative",
@@ -308,7 +308,7 @@ def printed_and_measured(rows: Sequence[Row], names: Sequence[str], axis: str) -
     The rows have `row`, `method` ("printed" or "measured"), `value`, `low` and `high`.
     """
     series = PRINTED_AND_MEASURED
-    place = {"field": "row", "type": "nominal", "sort": list(names), "title": None, "axis": NAMES}
+    place = _names("row", names)
     common = {"y": place, "yOffset": {"field": "method", "sort": ["printed", "measured"]}, **_method(series)}
     tooltip = _tooltip(("row", "row"), ("method", ""), ("value", axis), ("low", "from"), ("high", "to"))
     spans = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=2)
@@ -346,7 +346,12 @@ def critical_difference(
     top = 1.0 + 0.5 * len(bars) + (0.7 if distance is not None else 0.0)
     last = max(2.0, len(ranks), 1.0 + (distance or 0.0))
     scale = {"domain": [1, short(last)], "nice": False, "padding": 12}
-    x = {"field": "rank", "type": "quantitative", "scale": scale, "title": "mean rank over the tasks (1: the best)"}
+    x: Spec = {
+        "field": "rank",
+        "type": "quantitative",
+        "scale": scale,
+        "title": "mean rank over the tasks (1: the best)",
+    }
     x |= {"axis": {"tickMinStep": 1, "grid": True}}
     y = {"field": "place", "type": "quantitative", "axis": None, "scale": {"domain": [-0.8 - len(ranks), top]}}
     tooltip = _tooltip(("method", "method"), ("rank", "mean rank"))
@@ -361,7 +366,7 @@ def critical_difference(
             _layer("text", text, align=align, dx=dx, fontSize=12, limit=220)
             | {"transform": [{"filter": f"datum.rank {sign} {middle}"}]}
             for align, dx, sign in (("left", 5, "<="), ("right", -5, ">"))
-            if any((row["rank"] <= middle) == (sign == "<=") for row in labels)
+            if any((rank <= middle) == (sign == "<=") for rank in ranks.values())
         ),
     ]
     if bars:
@@ -406,7 +411,7 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec, acro
     band = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **_method(series)}
     # The band of a method that is not picked vanishes.
     band["fillOpacity"] = {"condition": {"test": EMPHASISED, "value": 0.16}, "value": 0.0}
-    dashes = {"field": "method", "type": "nominal", "legend": None}
+    dashes: Spec = {"field": "method", "type": "nominal", "legend": None}
     dashes |= {
         "scale": {"domain": [s.label for s in series], "range": [[5, 3] if s.dashed else [1, 0] for s in series]}
     }
@@ -431,6 +436,11 @@ EMPHASISED = "picked == '' || datum.method == picked"
 
 def _emphasis() -> Spec:
     return {"condition": {"test": EMPHASISED, "value": 1.0}, "value": 0.12}
+
+
+def _names(field: str, names: Sequence[str]) -> Spec:
+    """Return an axis of names in order."""
+    return {"field": field, "type": "nominal", "sort": list(names), "title": None, "axis": NAMES}
 
 
 def _method(series: Sequence[Series]) -> dict[str, Spec]:
@@ -463,13 +473,13 @@ def _beside(rows: Sequence[Row], *, reverse: bool) -> list[dict[str, Any]]:
     Lengths are those of a chart 640 wide and 340 high; a narrow one shows no labels.
     """
     ends = {
-        field: (min(row[f"{field}_low"] for row in rows), max(row[f"{field}_high"] for row in rows))
+        field: (min(float(row[f"{field}_low"]) for row in rows), max(float(row[f"{field}_high"]) for row in rows))
         for field in ("mean", "worst")
     }
 
     def part_of(row: Row, field: str) -> float:
         low, high = ends[field]
-        part = (row[field] - low) / max(high - low, 1e-12)
+        part = (float(row[field]) - low) / max(high - low, 1e-12)
         return 1.0 - part if reverse else part
 
     points = [(40 + 560 * part_of(row, "mean"), 310 - 280 * part_of(row, "worst")) for row in rows]

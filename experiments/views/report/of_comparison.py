@@ -155,7 +155,7 @@ def _named_points(comparison: Comparison, scene: Scene) -> list[Charts]:
 
 def _sorted_lines(comparison: Comparison, scene: Scene) -> list[Charts]:
     """Return a chart with a line for each method, or one a method where they are many."""
-    rows = []
+    rows: list[charts.Row] = []
     for method in (line.label for line in scene.lines):
         ranks = sorted_scores(comparison.values[method], comparison.score).T.tolist()
         rows += [{"rank": rank, "method": method, **spanned(values)} for rank, values in enumerate(ranks, 1)]

@@ -6,10 +6,9 @@ from ...results.measured import measure_title
 from ...results.run import Run, measures
 from ..tables import SHOWN, Digits
 from . import charts
-from .lines import Line, groups_of
+from .lines import NAMED, Line, groups_of
 from .page import Block, Cell, Chart, Charts, Page, Section, Table
 from .sections import (
-    NAMED,
     Scene,
     absences_section,
     caveats_section,

@@ -238,13 +238,23 @@ def digest_of(script: str) -> str:
 def as_script_data(value: Mapping[str, Any]) -> Markup:
     """Return JSON that may stand in a <script>, whatever its texts are."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    escaped = {"<": r"\u003c", ">": r"\u003e", "&": r"\u0026", "\u2028": r"\u2028", "\u2029": r"\u2029"}
+    escaped: dict[str, str | int | None] = {
+        "<": r"\u003c",
+        ">": r"\u003e",
+        "&": r"\u0026",
+        "\u2028": r"\u2028",
+        "\u2029": r"\u2029",
+    }
     return Markup(text.translate(str.maketrans(escaped)))  # noqa: S704 (escaped above)
 
 
 def to_latex(text: str) -> str:
     """Return text as LaTeX writes it."""
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special: dict[str, str | int | None] = {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
     special |= {char: rf"\{char}" for char in "&%$#_{}"}
     special |= {
         "±": r"$\pm$",

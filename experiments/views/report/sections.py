@@ -1,8 +1,9 @@
 """The sections that reports of runs and of comparisons have in common, each of the same lines."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -329,7 +330,9 @@ def _examples_table(scene: Scene, counts: Mapping[str, Mapping[str, int]]) -> Ta
         [Cell(name), *(number_cell(float(np.quantile([*each.values()], q)), Digits(0)) for each in counts.values())]
         for name, q in spread.items()
     ]
-    return Table("examples", f"Examples of a client, over {len(everyone)} clients", ["", *headings], cells)
+    return Table(
+        "examples", f"Examples of a client, over {len(everyone)} clients", ["of the clients", *headings], cells
+    )
 
 
 # What happened ------------------------------------------------------------------------------------------------------
@@ -337,8 +340,8 @@ def _examples_table(scene: Scene, counts: Mapping[str, Mapping[str, int]]) -> Ta
 
 def absences_section(scene: Scene) -> Section:
     """Return who was refused, missing or offline, why replies were refused, and who decided a round alone."""
-    kinds = {
-        **{kind: lambda row, kind=kind: parse_absent(row, kind) for kind in ABSENT},
+    kinds: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
+        **{kind: partial(parse_absent, kind=kind) for kind in ABSENT},
         "decided alone": lambda row: [row["decided_by"]] if row.get("decided_by") else [],
         "shortened": lambda row: parse_names(row.get("clipped", "")),
     }

@@ -43,7 +43,8 @@ def _group_charts(scene: Scene, reports: Reports, grouping: str, scores: Sequenc
     """Return a chart for each score, with a point for each group and method."""
     drawn = []
     for score in scores:
-        rows, names = [], []
+        rows: list[charts.Row] = []
+        names: list[str] = []
         for label, by_seed in reports.items():
             for group, values in _values(by_seed, ALL, grouping, score).items():
                 rows.append({"client": group, "method": label, **spanned(values)})
