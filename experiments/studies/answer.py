@@ -9,9 +9,11 @@ from pathlib import Path
 from fairbloom.errors import FairbloomError
 
 from ..recipes.commands import deploy_command, run_command
+from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison, Plan, personal_label, read_comparison
 from ..results.differences import difference_of, differences_of, prediction_interval
 from ..results.recommendation import FRESH_SEEDS, Gain, Price, Recommendation
+from ..results.run import load
 from .halving import choose
 from .ladder import Search
 from .trials import Trials, Values
@@ -220,7 +222,7 @@ class Answer:
             )
         if self.comparison.shared.fixed:
             limits.append("All seeds test on the same examples: what others would give is not measured.")
-        return limits
+        return [*limits, *caveats_of_run(load(trials.fresh_settings(trials.baseline, self.seeds[0]).out))]
 
     def _price(self, label: str) -> Price:
         trials = self._trials
