@@ -9,9 +9,11 @@ from pathlib import Path
 from fairbloom.errors import FairbloomError
 
 from ..recipes.commands import deploy_command, run_command
+from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison, Plan, personal_label, read_comparison
 from ..results.differences import difference_of, differences_of, prediction_interval
 from ..results.recommendation import FRESH_SEEDS, Gain, Price, Recommendation
+from ..results.run import load
 from .halving import choose
 from .ladder import Search
 from .trials import Trials, Values
@@ -73,7 +75,8 @@ class Answer:
     @property
     def finalists(self) -> list[str]:
         """The labels of those that are measured with fresh seeds, the baseline first."""
-        return list(dict.fromkeys([*self._trials.always, self.best]))
+        labels = dict.fromkeys([*self._trials.always, self.best])
+        return [label for label in labels if label == self.best or label not in self._trials.failed]
 
     def measure(self, until: float) -> None:
         """Run the finalists with fresh seeds while there is time, where there is anything to tell from the baseline."""
@@ -139,7 +142,8 @@ class Answer:
 
     def _decide(self) -> str:
         """Return the label of the answer."""
-        baseline, equal, best = self._trials.baseline, self._trials.equal, self.best
+        baseline, best = self._trials.baseline, self.best
+        equal = self._trials.equal if self._trials.equal in self.finalists else baseline
         if best == baseline:
             return baseline
         if self.comparison is None or len(self.seeds) < 2:
@@ -150,7 +154,7 @@ class Answer:
                 "raise --budget, and the same command goes on."
             )
             return baseline
-        told = self._told()
+        told = self._told(best, equal)
         keeping = [label for label in (best, equal, baseline) if self._keeps(label)]
         if best not in keeping:
             self.notes.append(f"{best} was the best of the search, but misses a constraint with fresh seeds.")
@@ -163,11 +167,10 @@ class Answer:
             self.notes.append(f"{best} was the best of the search, but is not told from {baseline} with fresh seeds.")
         return equal if equal in better else baseline
 
-    def _told(self) -> Mapping[str, bool]:
-        """Return of the best and of equal weights whether they are told to be better, with Holm's correction."""
+    def _told(self, *labels: str) -> Mapping[str, bool]:
+        """Return whether candidates are told to be better than the baseline, with Holm's correction."""
         baseline = self._trials.baseline
-        rivals = {label: self._differences(label, baseline) for label in (self.best, self._trials.equal)}
-        found = differences_of({label: each for label, each in rivals.items() if label != baseline})
+        found = differences_of({label: self._differences(label, baseline) for label in labels if label != baseline})
         return {label: each.clear and each.mean > 0.0 for label, each in found.items()}
 
     def _is_clear(self, differences: Sequence[float]) -> bool:
@@ -220,7 +223,7 @@ class Answer:
             )
         if self.comparison.shared.fixed:
             limits.append("All seeds test on the same examples: what others would give is not measured.")
-        return limits
+        return [*limits, *caveats_of_run(load(trials.fresh_settings(trials.baseline, self.seeds[0]).out))]
 
     def _price(self, label: str) -> Price:
         trials = self._trials

@@ -8,9 +8,6 @@ from fairbloom.server.settings import Settings
 from ..recipes.labels import format_value
 from ..recipes.variants import Variant, variants
 
-BASELINE, EQUAL_WEIGHTS = "fedavg", "fedavg(weighting=uniform)"
-"""Whom all others are compared with, and the simplest change of it: every client counts the same."""
-
 SPACE: tuple[tuple[str, Mapping[str, Value]], ...] = (
     ("fedavg", {}),
     ("fedavg", {"weighting": "uniform"}),
@@ -41,7 +38,8 @@ SPACE: tuple[tuple[str, Mapping[str, Value]], ...] = (
     ("fedprox", {"fedprox.mu": 0.1}),
     ("propfair", {"propfair.baseline": 2.0}),
 )
-"""The candidates in the order in which they are tried: where time is short, the last are left out.
+"""The candidates in the order in which they are tried: where time is short, the last are left out. The first is the
+baseline, and the second the simplest change of it: every client counts the same.
 
 The values are those of the papers and of the comparisons of this project. Local settings, as the learning rate, are
 the same for all, and are not searched.

@@ -23,6 +23,9 @@ from .wish import Constraint, Wish
 VALIDATION_SHARE = 0.2
 """The share of each client's examples that the search sets apart to choose by, where the user has set none."""
 
+EQUAL_WEIGHTS: Mapping[str, Value] = {"method": "fedavg", "weighting": "uniform"}
+"""The simplest change of FedAvg: every client counts the same."""
+
 Values = Mapping[str, float]
 """A score by client."""
 
@@ -88,7 +91,7 @@ class Trials:
         self.contenders = {each.label: each for each in contenders}
         self.wish, self.score, self.out = wish, score, out
         self.baseline = contenders[0].label
-        uniform = [each.label for each in contenders if dict(each.variant.given) == {"weighting": "uniform"}]
+        uniform = [each.label for each in contenders if each.variant.config == EQUAL_WEIGHTS]
         self.equal = uniform[0] if uniform else self.baseline
         self.references = [
             next(each.label for each in contenders if each.variant.is_same(constraint.method))
@@ -98,6 +101,7 @@ class Trials:
         self.rounds = Settings.of(contenders[0].config).num_rounds
         self.failed: dict[str, str] = {}
         self._work = work
+        self._seen: dict[tuple[str, int, int], Values] = {}
 
     def search_settings(self, label: str, seed: int, rounds: int) -> Settings:
         """Return the settings of a run of the search, which is judged after so many rounds."""
@@ -185,12 +189,20 @@ class Trials:
 
     def _scores(self, label: str, seeds: Sequence[int], rounds: int) -> list[Values]:
         """Return the score of each client on its validation examples, seed by seed; nothing where one is missing."""
-        runs = [None if label in self.failed else self.judged_run(label, seed, rounds) for seed in seeds]
-        evaluated = self.contenders[label].evaluated
-        found: list[Values] = [
-            run.final(model=evaluated, split="validation", after=rounds) for run in runs if run is not None
-        ]
-        return found if len(found) == len(seeds) and all(found) else []
+        if label in self.failed:
+            return []
+        found = [self._scores_of(label, seed, rounds) for seed in seeds]
+        return found if all(found) else []
+
+    def _scores_of(self, label: str, seed: int, rounds: int) -> Values:
+        """Return those of one run; nothing where it has not come so far."""
+        if (label, seed, rounds) not in self._seen:
+            run = self.judged_run(label, seed, rounds)
+            if run is None:
+                return {}
+            evaluated = self.contenders[label].evaluated
+            self._seen[label, seed, rounds] = run.final(model=evaluated, split="validation", after=rounds)
+        return self._seen[label, seed, rounds]
 
     def cost_of_a_round(self, label: str, seeds: Iterable[int]) -> tuple[float, float]:
         """Return the bytes that a round sends, both ways, and its seconds, in the mean over fresh seeds."""
