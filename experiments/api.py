@@ -31,7 +31,7 @@ from .studies.sweep import run_sweep
 from .studies.swept import load_sweep
 from .studies.wish import Wish
 from .views import presenters as presenters  # which registers the views of runs, comparisons and reproductions
-from .views.progress import describe_spread, study_progress
+from .views.progress import RunBar, study_progress
 from .views.progress import progress as progress_bar
 
 __all__ = [
@@ -145,21 +145,18 @@ def run(
     folder = choose_run_folder(chosen)
     forget_user_defined_tasks()  # a notebook's earlier run may have loaded them from files that have changed
     with progress_bar(shown=progress) as bar:
-        shown = bar.add_task(title(chosen.method), total=chosen.num_rounds, measured="")
+        shown = RunBar(bar, title(chosen.method), chosen.num_rounds)
 
         @cache
         def run_score() -> Score:
             return SCORES.read(folder)[0]  # which is there once a round is
 
         def show_round(recorded: RecordedRound) -> None:
-            bar.update(shown, completed=recorded.number)
-            if measures := recorded.measures:
-                words = describe_spread(run_score(), measures["mean"], measures["worst_10"], len(recorded.scores))
-                bar.update(shown, measured=words)
+            shown.count(recorded, run_score())
             on_round(recorded)
 
-        simulate(chosen, show_round)
-        bar.update(shown, completed=chosen.num_rounds)
+        simulate(chosen, show_round, on_trained=None if bar.disable else shown.show_within)
+        shown.end()
     return load(folder)
 
 

@@ -29,6 +29,14 @@ from fairbloom.tasks.task import REMEMBERED
 P = ParamSpec("P")
 T = TypeVar("T")
 
+OnTrained = Callable[[int, int], None]
+"""Called in the midst of a round with how many of its clients have trained, and how many are to."""
+
+
+def ignore(done: int, of: int) -> None:
+    """Do nothing with how far a round is."""
+
+
 MOST_NAMES = 20
 """An error lists so many clients at most."""
 
@@ -91,6 +99,7 @@ class LocalClients(ABC):
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
         self._personal: OrderedDict[str, PersonalModels] = OrderedDict()
         self._most = REMEMBERED
+        self.on_trained: OnTrained = ignore
 
     # The seam, but for train and evaluate -----------------------------------------------------------------------------
 
@@ -194,6 +203,7 @@ class LocalClients(ABC):
         received, trained = self.on_device(model), self.none_trained(names, model, terms)
 
         def train(row: int, name: str) -> Reply:
+            self.on_trained(row, len(names))
             update = self.local(name).train(received, terms)
             return store_reply(trained.updates, trained.snapshots, row, update)
 

@@ -19,11 +19,18 @@ from fairbloom.server.settings import Settings
 from fairbloom.tasks import check_data
 
 from .choice import Choice, choose, ray_clients
+from .clients import OnTrained
 from .dispatch.processes import processors_here
 from .loop import LoopClients
 
 
-def simulate(settings: Settings, on_round: OnRound = ignore, *, processors: int | None = None) -> Path:
+def simulate(
+    settings: Settings,
+    on_round: OnRound = ignore,
+    *,
+    processors: int | None = None,
+    on_trained: OnTrained | None = None,
+) -> Path:
     """Run, or continue, what `settings` say with all clients on this machine; return the run folder.
 
     Each process computes with one thread: small models gain nothing from more, and the sums are then the same on any
@@ -37,6 +44,8 @@ def simulate(settings: Settings, on_round: OnRound = ignore, *, processors: int 
         Called with each round once it is recorded; what it raises ends the run.
     processors
         How many processor cores the run may use; None: those that this process may.
+    on_trained
+        Called in the midst of a round with how many of its clients have trained, and how many are to.
 
     Raises
     ------
@@ -60,6 +69,8 @@ def simulate(settings: Settings, on_round: OnRound = ignore, *, processors: int 
             choice = Choice(**recorded) if recorded else choose(agreed_config, processors_here())
             usable = choice if processors is None else choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, agreed_config)))
+            if on_trained is not None:
+                clients.on_trained = on_trained
             # A cluster's places are known now; when the run continues, the shards are to be the same.
             return clients, asdict(choice if choice.workers else replace(choice, workers=clients.processes))
 

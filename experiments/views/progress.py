@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +14,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.scores import Score
+from fairbloom.server.run_folder.recorded import RecordedRound
 
 from ..results.measured import measure_title
 from .live.state import LiveRun, Looker
 
 LOOK_SECONDS = 1.0
 """The time between two looks at the runs of a study that go on."""
+
+LONG_SECONDS = 2.0
+"""A round that takes longer shows how many of its clients have trained."""
 
 WIDE = 90
 """From so many columns on, a run's bar has its measures beside it."""
@@ -47,6 +52,42 @@ def progress(*, shown: bool = True) -> Iterator[Progress]:
         except FairbloomError:
             bar.live.transient = True
             raise
+
+
+class RunBar:
+    """The bar of a run: its rounds, how the last evaluated one serves the clients, and how far a long one is.
+
+    Parameters
+    ----------
+    bar
+        Draws it.
+    title
+        What the run is called.
+    num_rounds
+        How many rounds it has.
+    """
+
+    def __init__(self, bar: Progress, title: str, num_rounds: int) -> None:
+        self._bar, self._num_rounds = bar, num_rounds
+        self._task = bar.add_task(title, total=num_rounds, measured="")
+        self._rounds, self._measured, self._began = 0, "", time.monotonic()
+
+    def count(self, recorded: RecordedRound, score: Score) -> None:
+        """Count a recorded round."""
+        if measures := recorded.measures:
+            self._measured = describe_spread(score, measures["mean"], measures["worst_10"], len(recorded.scores))
+        self._rounds, self._began = recorded.number, time.monotonic()
+        self._bar.update(self._task, completed=recorded.number, measured=self._measured)
+
+    def show_within(self, done: int, of: int) -> None:
+        """Show how many of a round's clients have trained, where the round takes long."""
+        if time.monotonic() - self._began >= LONG_SECONDS:
+            words = f"{self._measured}  {done} of {of} clients trained".strip()
+            self._bar.update(self._task, completed=self._rounds + done / (of + 1), measured=words)
+
+    def end(self) -> None:
+        """Show that all rounds are done, those of a finished run too."""
+        self._bar.update(self._task, completed=self._num_rounds, measured=self._measured)
 
 
 @contextmanager

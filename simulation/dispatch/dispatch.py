@@ -151,10 +151,14 @@ class Dispatch:
         How workers are reached.
     call
         What the tasks have in common.
+    on_answers
+        Called with how many clients are answered, whenever some are.
     """
 
-    def __init__(self, transport: Transport, call: Call) -> None:
-        self._transport, self._call = transport, call
+    def __init__(
+        self, transport: Transport, call: Call, on_answers: Callable[[int], None] = lambda answered: None
+    ) -> None:
+        self._transport, self._call, self._on_answers = transport, call, on_answers
         self._waiting: dict[int, list[ScheduledTask]] = {}
         self._answers: Answers = {}
 
@@ -183,6 +187,7 @@ class Dispatch:
     def _note(self, worker: int, answers: Answers) -> None:
         """Note what a worker has computed; a task is done when its clients are answered."""
         self._answers |= answers
+        self._on_answers(len(self._answers))
         left = [task for task in self._waiting.pop(worker) if task.clients[0].name not in answers]
         if left:
             self._waiting[worker] = left
@@ -257,7 +262,12 @@ class DispatchedClients(LocalClients):
 
         prepared = refuse_failed({name: answer_of(prepare, row, name) for row, name in enumerate(names)}, refused)
         clients, costs = [client for client, _ in prepared.values()], [needed for _, needed in prepared.values()]
-        answers = Dispatch(self._transport(call, clients), call).answers(self._lists(clients, costs))
+
+        def on_answers(answered: int) -> None:
+            if call.work == "train":
+                self.on_trained(answered, len(names))
+
+        answers = Dispatch(self._transport(call, clients), call, on_answers).answers(self._lists(clients, costs))
         return refuse_failed({name: answers[name] for name in prepared}, refused)
 
     # Each transport's -------------------------------------------------------------------------------------------------

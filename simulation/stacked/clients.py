@@ -142,8 +142,13 @@ class StackedClients(LocalClients):
         trained = self.none_trained(names, model, terms)
         training = _Training(self, self.on_device(model), terms, trained)
         members = self._members(names, terms, trained.refused)
+
+        def train_block(block: Sequence[Member]) -> None:
+            self.on_trained(len(training.replies), len(names))
+            training.block(block)
+
         try:
-            self._in_blocks(members, training.block, training.alone, trained.refused)
+            self._in_blocks(members, train_block, training.alone, trained.refused)
         except UnstackableError as reason:
             self._are_apart(f"the model cannot be stacked: {reason}")
             return self.train_each(names, model, terms)

@@ -44,18 +44,22 @@
     link.click();
   }
 
-  for (const button of document.querySelectorAll(".legend button"))
-    button.addEventListener("click", () => emphasise(button.getAttribute("aria-pressed") === "true" ? "" : button.dataset.label));
-  for (const button of document.querySelectorAll(".save")) {
-    button.hidden = false;
-    button.addEventListener("click", () => save(button.dataset.chart));
-  }
-
-  const contents = document.querySelector(".contents");
   const wide = matchMedia("(min-width: 70rem)");
-  const fold = () => { contents.open = wide.matches; };
+  const fold = () => { document.querySelector(".contents").open = wide.matches; };
   wide.addEventListener("change", fold);
-  fold();
+
+  // Makes what is in the page work: once, and again where a live page has renewed it.
+  async function show() {
+    views.clear();
+    for (const button of document.querySelectorAll(".legend button"))
+      button.addEventListener("click", () => emphasise(button.getAttribute("aria-pressed") === "true" ? "" : button.dataset.label));
+    for (const button of document.querySelectorAll(".save")) {
+      button.hidden = false;
+      button.addEventListener("click", () => save(button.dataset.chart));
+    }
+    fold();
+    for (const plot of document.querySelectorAll(".plot")) await draw(plot);
+  }
 
   let opened = [];
   addEventListener("beforeprint", () => {
@@ -64,5 +68,6 @@
   });
   addEventListener("afterprint", () => { for (const details of opened) details.open = false; });
 
-  window.drawn = (async () => { for (const plot of document.querySelectorAll(".plot")) await draw(plot); })();
+  window.show = show;
+  window.drawn = show();
 })();

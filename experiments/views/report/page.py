@@ -199,14 +199,15 @@ class Page:
         return [block for section in self.sections for block in section.blocks if isinstance(block, Table)]
 
 
-def render(page: Page) -> str:
-    """Return the page as one HTML file.
+def render(page: Page, *, live: str = "") -> str:
+    """Return the page as one HTML file; `live` is a script that renews it from where the page came from.
 
-    Its Content-Security-Policy allows no address at all, and no script but the page's own two, by their digests: what a
-    client's name says is never run, and nothing is fetched or sent.
+    Its Content-Security-Policy allows no address at all, and no script but the page's own, by their digests: what a
+    client's name says is never run, and nothing is fetched or sent. A live page may ask where it came from.
     """
     style = _theme() + (HERE / "page.css").read_text(encoding="utf-8")
-    scripts = [*([_library()] if page.charts else []), (HERE / "page.js").read_text(encoding="utf-8")]
+    scripts = [*([_library()] if page.charts or live else []), (HERE / "page.js").read_text(encoding="utf-8")]
+    scripts += [live] if live else []
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -214,19 +215,24 @@ def render(page: Page) -> str:
         page=page,
         style=Markup(style),  # noqa: S704 (ours)
         scripts=[Markup(script) for script in scripts],  # noqa: S704 (ours and the library's)
-        policy=policy(scripts),
+        policy=policy(scripts, live=bool(live)),
+        live=bool(live),
         config=as_script_data(CONFIG),
         specs={chart.name: as_script_data(chart.spec) for chart in page.charts},
         version=__version__,
     )
 
 
-def policy(scripts: Sequence[str]) -> str:
-    """Return a Content-Security-Policy under which a page needs no network, and runs these scripts alone."""
+def policy(scripts: Sequence[str], *, live: bool = False) -> str:
+    """Return a Content-Security-Policy under which a page needs no network, and runs these scripts alone.
+
+    A live page may also ask where it came from.
+    """
     allowed = " ".join(f"'sha256-{digest_of(script)}'" for script in scripts)
+    asked = "connect-src 'self'; " if live else ""
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"{asked}base-uri 'none'; form-action 'none'"
     )
 
 

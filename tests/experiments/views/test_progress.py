@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -12,6 +13,9 @@ from rich.console import Console
 from fairbloom.experiments.views import progress
 from fairbloom.experiments.views.live.state import LiveRun, Looker
 from fairbloom.experiments.views.progress import study_progress
+from fairbloom.protocol.scores import ACCURACY
+from fairbloom.server.run_folder.recorded import RecordedRound
+from tests.server.run_folder.test_recorder import a_round
 from tests.simulation.helpers import run
 
 from .test_live import interrupted
@@ -54,6 +58,24 @@ def wait_for_bar(bars: progress.StudyBars, study: Path) -> None:
     while study / "runs" / "fedfv-seed0" not in bars.shown and time.monotonic() < deadline:
         time.sleep(0.01)
     bars.refresh()
+
+
+def test_a_long_round_shows_how_many_clients_have_trained(screen: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with progress.progress() as bar:
+        shown = progress.RunBar(bar, "FedAvg", 5)
+        (task,) = bar.tasks
+        shown.show_within(1, 4)
+        assert task.fields["measured"] == ""  # the round may be over at once
+        now[0] = 3.0
+        shown.show_within(2, 4)
+        assert task.fields["measured"] == "2 of 4 clients trained"
+        assert 0.0 < task.completed < 1.0
+        row = {f"test_accuracy_of_global_model_{measure}": 50.0 for measure in ("mean", "worst_10")}
+        shown.count(RecordedRound.of(a_round(1), row, ACCURACY), ACCURACY)
+        assert task.fields["measured"] == "mean [b]50.0 %[/]  worst client [b]50.0 %[/]"
+        assert task.completed == 1
 
 
 def test_the_bar_of_a_study_counts_the_shares_of_runs_that_go_on(study: Path, screen: io.StringIO) -> None:
