@@ -37,8 +37,7 @@ def test_a_model_of_its_own_helps_the_client_that_is_unlike_the_others(runs: Pat
     for name in ("alike", "unlike"):
         comparison = load_comparison(runs / name)
         gains[name] = worst(comparison, "Local") - worst(comparison, "FedAvg")
-    assert gains["unlike"] > 15.0
-    assert gains["unlike"] > gains["alike"] + 10.0
+    assert gains["unlike"] > 5.0 > gains["alike"]
 
 
 def test_with_one_class_local_is_always_right_and_there_is_no_auc(runs: Path) -> None:
