@@ -12,13 +12,13 @@ from fairbloom.server.run_folder.files import SCORES
 from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
-from fairbloom.strategies import FairStrategy, name_of
+from fairbloom.strategies import name_of
 from fairbloom.tasks import forget_user_defined_tasks
 
 from .recipes.axes import values_in
 from .recipes.labels import label_of, title
 from .recipes.recipe import Recipe, load_recipe, recipe_of
-from .recipes.variants import Variant, variants
+from .recipes.variants import Named, Variant, variants
 from .results.comparison import Comparison, load_comparison
 from .results.recommendation import Recommendation
 from .results.reproduction import Reproduction
@@ -58,7 +58,7 @@ def run(
     task: str | None = None,
     *,
     data_dir: str | os.PathLike[str] | None = None,
-    method: str | type[FairStrategy] | None = None,
+    method: Named | None = None,
     model: str | None = None,
     clients: int | None = None,
     partition: str | None = None,
@@ -164,8 +164,8 @@ def compare(
     task: str | None = None,
     *,
     data_dir: str | os.PathLike[str] | None = None,
-    methods: str | type[FairStrategy] | Sequence[str | type[FairStrategy]] = METHODS,
-    baseline: str | type[FairStrategy] | None = None,
+    methods: Named | Sequence[Named] = METHODS,
+    baseline: Named | None = None,
     seeds: int = 3,
     seed: int = 0,
     model: str | None = None,
@@ -222,8 +222,7 @@ def compare(
     """
     options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
     config = merge_settings(options, settings or {})
-    named = [methods] if isinstance(methods, str | type) else methods
-    among = variants(map(name_of, named), config)
+    among = variants(methods, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
     chosen = name_of(baseline) if baseline else ""
@@ -241,11 +240,11 @@ def sweep(
     *,
     task: str | None = None,
     data_dir: str | os.PathLike[str] | None = None,
-    method: str | Sequence[str] | None = None,
+    method: Named | Sequence[Named] | None = None,
     grid: Grid | None = None,
     criterion: str | None = None,
     search: int | None = None,
-    baseline: str | None = None,
+    baseline: Named | None = None,
     seeds: int | None = None,
     seed: int = 0,
     model: str | None = None,
@@ -329,7 +328,9 @@ def sweep(
         return run_sweep(recipe, seeds_of_it, folder, at_a_time, bars.count, bars.expect)
 
 
-def _recipe_of(method: str | Sequence[str], grid: Grid, baseline: str | None, config: Mapping[str, Value]) -> Recipe:
+def _recipe_of(
+    method: Named | Sequence[Named], grid: Grid, baseline: Named | None, config: Mapping[str, Value]
+) -> Recipe:
     """Return the recipe of a sweep without a file: a row a method, and one of the baseline."""
     among = variants(method, config)
     rows = [{"label": _plain_label(variant), "settings": variant.config} for variant in among]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fairbloom.protocol.parameters import Parameter
 from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, Value, key_of, parsed
 from fairbloom.server.settings import parameters
-from fairbloom.strategies import canonical, find_method
+from fairbloom.strategies import FairStrategy, canonical, find_method, name_of
 
 from .labels import format_value, label_of, short_key, title
 
@@ -70,13 +70,18 @@ class Variant:
         return (self.method, self.all_parameters) == (other.method, other.all_parameters)
 
 
-def variants(words: str | Iterable[str], shared: Mapping[str, Value] | None = None) -> list[Variant]:
+Named = str | type[FairStrategy]
+"""A method by its name, perhaps with parameters, or by its class."""
+
+
+def variants(words: Named | Iterable[Named], shared: Mapping[str, Value] | None = None) -> list[Variant]:
     """Return the methods that words name, each once, with labels that tell them apart.
 
     Parameters
     ----------
     words
-        Names with commas between them, or several of such: "fedavg, qfedavg(q=1), my_module:Mine(share=0.3)".
+        Names with commas between them, or several of such: "fedavg, qfedavg(q=1), my_module:Mine(share=0.3)"; a class
+        stands for its name.
     shared
         The settings that all runs share; what they set, no variant may.
 
@@ -85,7 +90,7 @@ def variants(words: str | Iterable[str], shared: Mapping[str, Value] | None = No
     FairbloomError
         When this is no list of methods, one is unknown or has no such parameter, or a parameter is given twice.
     """
-    texts = [words] if isinstance(words, str) else list(words)
+    texts = [name_of(each) for each in ([words] if isinstance(words, str | type) else words)]
     found: list[Variant] = []
     for text in (part for each in texts for part in split_parts(each)):
         variant = variant_of(text)

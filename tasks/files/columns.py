@@ -278,6 +278,7 @@ def describe_difference(here: frozenset[str], others: frozenset[str]) -> str:
     ] * bool(added)
     by_case = {name.casefold(): name for name in lacking}
     pairs = [f"{name} and {by_case[name.casefold()]}" for name in added if name.casefold() in by_case]
-    alike = f"; {join_names(pairs)} differ in upper and lower case alone: rename them" if pairs else ""
-    remedy = "all clients need the same columns, in any order (csv.ignore leaves columns out)"
-    return f"{' and '.join(parts)}: {remedy}{alike}"
+    remedies = [f"{join_names(pairs)} differ in upper and lower case alone: rename them"] * bool(pairs)
+    if len(pairs) < max(len(lacking), len(added)):
+        remedies += ["all clients need the same columns, in any order (csv.ignore leaves columns out)"]
+    return f"{' and '.join(parts)}: {'; '.join(remedies)}"

@@ -189,6 +189,10 @@ def test_a_method_may_be_given_as_its_class(tmp_path: Path) -> None:
         methods=[FedFV, "fedavg", Halved], baseline=Halved, seeds=1, jobs=1, rounds=1, out="cmp", **SMALL
     )
     assert compared.methods == ("FedFV", "FedAvg", "Halved")
+    grid = {"learning-rate": [0.1, 0.2]}
+    api.sweep(method=Halved, grid=grid, seeds=1, jobs=1, rounds=1, out="sweep", **SMALL)
+    swept = [api.load(file.parent).settings["method"] for file in (tmp_path / "sweep").glob("runs/*/config.toml")]
+    assert set(swept) == {f"{__name__}:Halved"}
     assert compared.baseline == "Halved"
 
 

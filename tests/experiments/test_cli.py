@@ -163,6 +163,18 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
 ]
 
 
+def test_several_values_of_a_setting_are_tried_by_the_sweep_that_the_error_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A comparison's method, too: its error has the name of the method."""
+    few = ("--clients", 5, "--seeds", 1, "--jobs", 1, "--set", "device=cpu", "--set", "num-rounds=1", "--out", "swept")
+    for given in (["run", "--set", "momentum=0,0.5"], ["compare", "--methods", "fedfv(alpha=0.1,0.5)"]):
+        assert fairbloom(*given) == 2
+        named = re.search(r"fairbloom (sweep .*--grid \S+) tries", capsys.readouterr().err)
+        assert named is not None
+        assert fairbloom(*named[1].split(), *few[:-1], f"swept-{given[0]}") == 0
+
+
 @pytest.mark.parametrize(("words", "expected"), REFUSED, ids=lambda part: " ".join(part)[:50])
 def test_bad_input_ends_with_2_and_a_message_and_nothing_is_written(
     words: list[str], expected: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]

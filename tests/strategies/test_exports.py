@@ -28,7 +28,18 @@ def own_parameters(method: type[FairStrategy]) -> tuple[Parameter, ...]:
     return () if method is FromTorchJD else parameters_of(method.__name__.lower(), method)
 
 
-OTHERS = {"Cohort", "FairStrategy", "FloatArray", "Kept", "METHODS", "Options", "Round", "canonical", "find_method"}
+OTHERS = {
+    "Cohort",
+    "FairStrategy",
+    "FloatArray",
+    "Kept",
+    "METHODS",
+    "Options",
+    "Round",
+    "canonical",
+    "find_method",
+    "name_of",
+}
 
 # Exports ------------------------------------------------------------------------------------------------------------
 

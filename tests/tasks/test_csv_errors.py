@@ -162,6 +162,11 @@ def test_what_is_wrong_with_a_file_is_said_with_place_value_and_remedy(folder: F
                 "Dose and dose differ in upper and lower case alone",
             ),
         ),
+        (
+            csv_of(20, 1).replace("age,dose", "Age,dosage"),
+            {},
+            ("lacks the columns age, dose and it has the columns Age, dosage", "Age and age differ", "in any order"),
+        ),
         (GOOD.replace(",1\n", ",2\n"), {}, ("the classes 0, 2", "0, 1", "csv.classes=0,1,2")),
         (GOOD.replace(",1\n", ",yes\n"), {}, ("the classes 0, yes", "0, 1", "csv.classes=0,1,yes")),
         (
