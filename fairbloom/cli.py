@@ -37,11 +37,8 @@ from fairbloom.experiments.commands.options import (
     TaskOption,
     settings_of,
 )
-<<<<<<< HEAD
 from fairbloom.experiments.commands.recommend import EXAMPLE_COMMAND, recommend
-=======
 from fairbloom.experiments.commands.report import report
->>>>>>> 88b70f7 (report: the command, subgroups, reproductions, ranks over tasks; compare and reproduce write theirs)
 from fairbloom.experiments.commands.sweep import EXAMPLE as SWEEP_EXAMPLE
 from fairbloom.experiments.commands.sweep import sweep
 from fairbloom.experiments.commands.watch import watch
@@ -573,11 +570,8 @@ def check(
         raise typer.Exit(1)
 
 
-<<<<<<< HEAD
 app.command(epilog="Example: fairbloom watch runs/a")(watch)
-=======
 app.command(epilog="Example: fairbloom report runs/comparison --svg")(report)
->>>>>>> 88b70f7 (report: the command, subgroups, reproductions, ranks over tasks; compare and reproduce write theirs)
 app.add_typer(deployment.client, name="client")
 app.command()(deployment.server)
 app.add_typer(deployment.app, name="deploy")
