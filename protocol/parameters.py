@@ -42,7 +42,7 @@ class Mark(Enum):
     LATER = "runs were named by their settings before it was one, so its default has no part in a name"
     PLACE = "it says where a process computes or keeps things, so clients of one run may differ in it"
     DEVICE = "it is a path on a device: the owner of a deployed client sets it in client.toml, and no run does"
-    NAMES = "it holds names of clients, with commas between them"
+    NAMES = "it holds names, of clients or scores, with commas between them"
     ROUNDING = "it changes the numbers by rounding alone: where and in what order they are computed"
     VARIANT = "the methods of a comparison may differ in it, as in fedavg(learning-rate=0.05); draws stay paired"
 

@@ -152,7 +152,7 @@ class RunSettings(BaseModel):
     fraction_evaluate: Annotated[float, Range("(0, 1]")] = Field(
         1.0, description="Share of the clients that evaluate the model in a round with an evaluation"
     )
-    scores: Annotated[str, Mark.WORK, Mark.LATER] = Field(
+    scores: Annotated[str, Mark.NAMES, Mark.WORK, Mark.LATER] = Field(
         "",
         description="Further scores, with commas: f1, sensitivity, specificity, calibration-error, brier",
     )

@@ -90,6 +90,7 @@ def check_examples(source: str, examples: Examples, task: Task) -> None:
             f"{source}: rows must be torch.int64 from 0 to {len(inputs) - 1}, got {rows.dtype} from "
             f"{rows.min().item()} to {rows.max().item()}"
         )
+    _check_groups(source, examples, task)
     whole = {torch.int8, torch.int16, torch.int32, torch.uint8}
     if targets.dtype in whole:
         raise FairbloomError(f"{source}: targets are {targets.dtype}: make them torch.int64, by targets.long()")
@@ -101,6 +102,25 @@ def check_examples(source: str, examples: Examples, task: Task) -> None:
             raise FairbloomError(
                 f"{source}: {what} hold NaN or infinite numbers, first in row {strange}: fill them in, or leave such "
                 "examples out"
+            )
+
+
+def _check_groups(source: str, examples: Examples, task: Task) -> None:
+    """Raise FairbloomError when examples do not say which group of each of the task's groupings they belong to."""
+    groups, names = examples.groups, task.groupings
+    if not names:
+        return
+    wanted = f"a torch.int64 tensor of shape ({len(examples.inputs)}, {len(names)}), the place of each example's group"
+    if not isinstance(groups, Tensor) or groups.dtype != torch.int64:
+        kind = groups.dtype if isinstance(groups, Tensor) else type(groups).__name__
+        raise FairbloomError(f"{source}: the task has groupings, so groups must be {wanted}, got {kind}")
+    if groups.shape != (len(examples.inputs), len(names)):
+        raise FairbloomError(f"{source}: groups must be {wanted}, got shape {tuple(groups.shape)}")
+    for column, (name, there) in zip(groups.unbind(1), names.items(), strict=True):
+        if not 0 <= int(column.min()) <= int(column.max()) < len(there):
+            raise FairbloomError(
+                f"{source}: groups by {name} must be places from 0 to {len(there) - 1}, got {column.min().item()} to "
+                f"{column.max().item()}: give examples without a group one of their own"
             )
 
 

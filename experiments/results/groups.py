@@ -165,7 +165,10 @@ class GroupReport:
         values = {each.group: each.values[score.name] for each in groups if score.name in each.values}
         if len(values) < 2:
             return None
-        lowest, highest = min(values, key=lambda each: values[each]), max(values, key=lambda each: values[each])
+        lowest, highest = (
+            min(values, key=lambda each: values[each]),
+            max(reversed(values), key=lambda each: values[each]),
+        )
         return Gap(client, grouping, score, lowest, highest, values[lowest], values[highest])
 
     def gaps(self, client: str = "") -> list[Gap]:

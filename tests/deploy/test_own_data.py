@@ -14,7 +14,7 @@ from benchmarks.federation import Deployment, federation, rounds
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests.experiments.helpers import fairbloom
-from tests.simulation.helpers import assert_same_model
+from tests.simulation.helpers import assert_same_model, table
 
 DATA = Path(os.environ.get("FAIRBLOOM_DATA", "no folder"), "heart-disease")
 
@@ -38,6 +38,8 @@ SETTINGS: dict[str, Any] = OURS | {
     "learning-rate": 0.05,
     "device": "cpu",
     "seed": 3,
+    "csv.group": "sex,age>=60",
+    "scores": "f1,brier",
 }
 
 
@@ -100,6 +102,13 @@ def test_four_nodes_with_a_file_each_give_the_run_in_process(
     assert (deployed / "agreed.json").read_bytes() == (here / "agreed.json").read_bytes()
     assert_same_model(deployed, here)
     assert {row["refused"] for row in rounds(deployed)} == {""}
+    groups, expected = (table(folder / "groups.csv") for folder in (deployed, here))
+    keys = ("round", "client", "model", "grouping", "group", "count")
+    assert [[row[key] for key in keys] for row in groups] == [[row[key] for key in keys] for row in expected]
+    assert min(int(row["count"]) for row in groups) >= 5  # smaller ones do not leave their node
+    assert {row["client"] for row in groups if row["grouping"] == "sex"} < set(HOSPITALS)
+    assert table(deployed / "clients.csv")[0].keys() == table(here / "clients.csv")[0].keys()
+    assert all(row["test_f1_of_global_model"] for row in table(deployed / "clients.csv"))
 
 
 def test_four_nodes_keep_their_rare_categories_to_themselves(there: Deployment, tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ ELSEWHERE = {
     "docs/gallery.md": "tests/docs/test_gallery.py::test_every_command_draws_its_figure",
     "docs/hospitals.md": HOSPITALS,
     "docs/reproducing.md#In one command": REPRODUCED,
+    "docs/subgroups.md#Known data sets": (
+        "tests/docs/test_real_data.py::test_people_and_patients_of_known_data_sets_are_grouped"
+    ),
     "docs/tutorial.md#Deployed": OWN_DATA,
     "docs/flower.md#The client: two lines change, one is new": QUICKSTART,
     "docs/flower.md#The server: three lines change, two are new": QUICKSTART,

@@ -437,7 +437,7 @@ def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     of_work = {"local-epochs", "batch-size", "learning-rate", "learning-rate-decay", "momentum", "weight-decay"}
     of_methods = {"weighting", "proximal-mu", "personal-lambda", "average-models"}
     assert set(marked(Mark.VARIANT)) == of_methods | of_work | {"gradient-clip"}
-    assert set(marked(Mark.NAMES)) == {"training-clients", "misreporting-clients"}
+    assert set(marked(Mark.NAMES)) == {"training-clients", "misreporting-clients", "scores"}
 
 
 def test_a_setting_for_some_partitions_names_partitions_that_there_are() -> None:

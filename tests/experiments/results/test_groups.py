@@ -1,0 +1,281 @@
+"""Groups of a run and of a comparison: sums over clients, gaps as fairlearn has them, and who is left out."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score
+
+import fairbloom as api
+from fairbloom.experiments.results.caveats import caveats_of_comparison
+from fairbloom.experiments.results.groups import ALL, GroupReport
+from fairbloom.experiments.results.run import Run
+from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.tasks import load_task
+from tests.experiments.helpers import fairbloom
+from tests.simulation.helpers import table
+from tests.tasks.test_groups import named, patients
+
+fairlearn = pytest.importorskip("fairlearn.metrics")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the files of three sites, of which c has few women, and two runs with groups."""
+    here = tmp_path_factory.mktemp("groups")
+    (here / "sites").mkdir()
+    sick = {"target": lambda k: "01"[(k * 7 // 3) % 2]}
+    (here / "sites" / "a.csv").write_text(patients(120, **sick))
+    (here / "sites" / "b.csv").write_text(patients(80, first=10, **sick))
+    (here / "sites" / "c.csv").write_text(patients(90, sex=lambda k: "F" if k < 12 else "M", **sick))
+    for name, *more in (("all", "--set", "smallest-group=1"), ("large",)):
+        words = ("run", "--task", "csv", "--data-dir", here / "sites", "--rounds", "2", "--out", here / name)
+        assert fairbloom(*words, "--set", "csv.group=sex,age>=80", "--set", "device=cpu", *more) == 0
+    return here
+
+
+def report_of(run: Run) -> GroupReport:
+    report = run.by_group()
+    assert report is not None
+    return report
+
+
+def predictions(run: Run) -> dict[str, np.ndarray[Any, Any]]:
+    """Return targets, predictions, sexes and clients of all test examples, by the run's own model."""
+    agreed = (run.folder / "agreed.json").read_text()
+    task = load_task({**run.settings, "agreed": agreed})
+    model = task.model()
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in run.model().items()})
+    found: dict[str, list[Any]] = {"target": [], "answer": [], "sex": [], "client": []}
+    for client in task.clients:
+        test = task.splits(client).test
+        inputs, targets = test[:]
+        with torch.no_grad():
+            found["answer"] += model(inputs).argmax(1).tolist()
+        found["target"] += targets.tolist()
+        found["sex"] += named(task, "sex", test)
+        found["client"] += [client] * len(test)
+    return {key: np.array(values) for key, values in found.items()}
+
+
+# Sums and gaps --------------------------------------------------------------------------------------------------------
+
+
+def test_the_gaps_over_all_clients_are_fairlearns_on_all_their_predictions(here: Path) -> None:
+    run = api.load(here / "all")
+    seen, report = predictions(run), report_of(run)
+    by_sex = {"y_true": seen["target"], "y_pred": seen["answer"], "sensitive_features": seen["sex"]}
+    expected = {
+        "accuracy": fairlearn.MetricFrame(metrics=accuracy_score, **by_sex).difference(),
+        "selection-rate": fairlearn.demographic_parity_difference(**by_sex),
+        "true-positive-rate": fairlearn.equal_opportunity_difference(**by_sex),
+    }
+    gaps = {gap.score.name: gap for gap in report.gaps(ALL) if gap.grouping == "sex"}
+    assert {name: gap.size / 100 for name, gap in gaps.items()} == pytest.approx(expected, rel=1e-9)
+    counts = {each.group: each.count for each in report.of(ALL, "sex")}
+    assert counts == {sex: int((seen["sex"] == sex).sum()) for sex in "FM"}
+    assert report.left_out("sex").examples == 0
+    assert str(report.left_out("sex")) == f"all {len(seen['sex'])} test examples are in groups that are reported"
+
+
+def test_the_gaps_of_each_client_are_fairlearns_on_its_predictions(here: Path) -> None:
+    run = api.load(here / "all")
+    seen, report = predictions(run), report_of(run)
+    for client in report.clients:
+        mine = seen["client"] == client
+        of = {"y_true": seen["target"][mine], "y_pred": seen["answer"][mine], "sensitive_features": seen["sex"][mine]}
+        gap = report.gap(client, "sex", next(s for s in report.scores if s.name == "selection-rate"))
+        assert gap is not None
+        assert gap.size / 100 == pytest.approx(fairlearn.demographic_parity_difference(**of))
+
+
+def test_what_is_over_all_clients_are_the_sums_of_what_each_reports_and_the_rest_is_counted(here: Path) -> None:
+    run = api.load(here / "large")
+    report = report_of(run)
+    rows = [row for row in table(here / "large" / "groups.csv") if row["round"] == "2" and row["grouping"] == "sex"]
+    assert {row["client"] for row in rows} == {"a", "b"}
+    for each in report.of(ALL, "sex"):
+        mine = [row for row in rows if row["group"] == each.group]
+        assert each.count == sum(int(row["count"]) for row in mine)
+        right = sum(int(row["count"]) * float(row["accuracy"]) for row in mine)
+        assert each.values["accuracy"] == pytest.approx(right / each.count)
+        with_rate = [row for row in mine if row["true_positive_rate"]]
+        if with_rate:
+            positives = sum(int(row["positives"]) for row in with_rate)
+            found = sum(int(row["positives"]) * float(row["true_positive_rate"]) for row in with_rate)
+            assert each.values["true-positive-rate"] == pytest.approx(found / positives)
+    left = report.left_out("sex")
+    assert (left.clients, left.examples) == (("c",), run.test_examples()["c"])
+    assert str(left) == (
+        f"{left.examples} of {left.of_examples} test examples are left out, in groups that are too small to be "
+        "reported (c)"
+    )
+
+
+def test_a_gap_needs_two_groups(here: Path) -> None:
+    report = report_of(api.load(here / "large"))
+    assert report.gap("c", "sex", report.scores[0]) is None
+    assert all(gap.low <= gap.high and gap.lowest != gap.highest for gap in report.gaps())
+
+
+# Where they are seen --------------------------------------------------------------------------------------------------
+
+
+def test_groups_and_gaps_are_data_frames(here: Path) -> None:
+    run = api.load(here / "large")
+    assert list(run.groups.columns[:6]) == ["round", "client", "model", "grouping", "group", "count"]
+    assert set(run.groups["group"]) == {"F", "M", ">=80", "<80"}
+    assert set(run.groups["round"]) == {1, 2}
+    gaps = run.gaps
+    everyone = gaps[(gaps.client == ALL) & (gaps.grouping == "sex") & (gaps.score == "accuracy")]
+    (row,) = everyone.to_dict("records")
+    assert row["gap"] == pytest.approx(row["high"] - row["low"])
+    assert {row["lowest"], row["highest"]} == {"F", "M"}
+
+
+def test_a_run_without_groups_has_none_and_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("run", "--clients", "3", "--rounds", "1", "--set", "device=cpu", "--out", tmp_path / "run") == 0
+    run = api.load(tmp_path / "run")
+    assert run.by_group() is None
+    assert run.groups.empty
+    assert run.gaps.empty
+    printed = capsys.readouterr().out
+    assert "Test examples by" not in printed
+    assert "gaps" not in printed
+
+
+def test_show_prints_groups_gaps_and_who_is_left_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert fairbloom("show", here / "large") == 0
+    printed = capsys.readouterr().out
+    assert "Test examples by sex" in printed
+    assert "Test examples by age>=80" in printed
+    report = report_of(api.load(here / "large"))
+    for each in report.of(ALL, "sex"):
+        line = next(line for line in printed.splitlines() if line.startswith(f"{ALL}  {each.group} "))
+        assert line.split()[3:5] == [str(each.count), f"{each.values['accuracy']:.1f}"]
+    gap = report.gap(ALL, "sex", report.scores[0])
+    assert gap is not None
+    assert f"gaps by sex, {ALL} together: accuracy {gap.size:.1f} points ({gap.lowest} {gap.low:.1f} %" in printed
+    assert f"by sex, {report.left_out('sex')}" in printed
+    assert fairbloom("show", here / "large", "--json") == 0
+    about = json.loads(capsys.readouterr().out)
+    assert about["groups"] == report.rows()
+    assert about["gaps"] == report.gap_rows()
+
+
+def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("compare", "--task", "csv", "--data-dir", here / "sites", "--methods", "fedavg,ditto", "--seeds", "2")
+    out = here / "cmp"
+    settings = ("--set", "csv.group=sex", "--set", "device=cpu", "--jobs", "1", "--rounds", "2", "--out", out)
+    assert fairbloom(*words, *settings) == 0
+    printed = capsys.readouterr().out
+    assert "Gaps between groups, all clients together" in printed
+    comparison = api.load_comparison(out)
+    assert list(comparison.by_group) == ["FedAvg", "Ditto", "Ditto (personal)"]
+    report = report_of(api.load(out / "runs" / "fedavg-seed1"))
+    chosen = comparison.groups[(comparison.groups.method == "FedAvg") & (comparison.groups.seed == 1)]
+    assert chosen["count"].tolist() == [row["count"] for row in report.rows()]
+    personal = api.load(out / "runs" / "ditto-seed0").by_group("personal")
+    assert personal is not None
+    mine = comparison.gaps[(comparison.gaps.method == "Ditto (personal)") & (comparison.gaps.seed == 0)]
+    assert mine["gap"].tolist() == pytest.approx([row["gap"] for row in personal.gap_rows()])
+    assert [row["gap"] for row in table(out / "gaps.csv")] == [str(row["gap"]) for row in comparison.gap_rows()]
+    assert len(table(out / "groups.csv")) == len(comparison.group_rows())
+    sizes = [
+        each["gap"]
+        for each in comparison.gap_rows()
+        if (each["method"], each["client"], each["score"]) == ("FedAvg", ALL, "accuracy")
+    ]
+    assert f"{np.mean(sizes):.1f} ±" in printed
+    assert fairbloom("show", out, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["gaps"] == comparison.gap_rows()
+
+
+@pytest.mark.parametrize("wrong", [(",F,", ",F,-"), (",count,", ",number,"), ("", "")])
+def test_a_table_of_groups_that_is_damaged_is_refused(wrong: tuple[str, str], here: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(here / "large", tmp_path / "run"))
+    file = copy / "groups.csv"
+    head, last = file.read_text().split("\n2,", 1)
+    file.write_text("\n2,".join([head, last]).replace(*wrong) if wrong[0] else "")
+    with pytest.raises(RunFolderError, match=r"groups\.csv"):
+        api.load(copy).by_group()
+
+
+# Over which clients a score is a mean ---------------------------------------------------------------------------------
+
+
+def test_every_score_says_over_which_clients_it_is_a_mean_and_why_others_lack_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "a.csv").write_text(patients(60))
+    (tmp_path / "sites" / "b.csv").write_text(patients(60, first=10))
+    (tmp_path / "sites" / "well.csv").write_text(patients(60, target=lambda k: "0"))
+    words = ("run", "--task", "csv", "--data-dir", tmp_path / "sites", "--rounds", "1", "--out", tmp_path / "run")
+    settings = {"csv.classes": "0,1", "scores": "sensitivity,specificity,brier", "device": "cpu"}
+    assert fairbloom(*words, *(word for item in settings.items() for word in ("--set", "=".join(item)))) == 0
+    printed = capsys.readouterr().out
+    for score, reason in (("auc", "one class in its test examples"), ("sensitivity", "no positive test example")):
+        assert f"{score} is the mean of 2 of 3 clients; without a test {score} ({reason}): well" in printed
+    assert "auc, 2 of 3 clients" in printed
+    assert "specificity is the mean" not in printed
+    assert fairbloom("show", tmp_path / "run", "--json") == 0
+    scores = {each["score"]: each for each in json.loads(capsys.readouterr().out)["scores"]}
+    assert scores["auc"]["without"] == {"well": "one class in its test examples"}
+    assert (scores["auc"]["clients"], scores["auc"]["of_clients"]) == (2, 3)
+    assert (scores["brier"]["clients"], scores["brier"]["without"]) == (3, {})
+    final = api.load(tmp_path / "run").final(api.load(tmp_path / "run").scores[2])
+    assert scores["auc"]["mean"] == pytest.approx(np.mean(list(final.values())))
+
+
+def test_a_threshold_by_validation_is_in_the_table_and_changes_the_scores(tmp_path: Path) -> None:
+    (tmp_path / "sites").mkdir()
+    sick = {"target": lambda k: "01"[int(k % 40 > 28)]}
+    for name, first in (("a", 30), ("b", 12), ("c", 45)):
+        (tmp_path / "sites" / f"{name}.csv").write_text(patients(120, first=first, **sick))
+    words = ("run", "--task", "csv", "--data-dir", tmp_path / "sites", "--rounds", "2", "--set", "device=cpu")
+    words += ("--set", "scores=sensitivity,f1", "--set", "validation-share=0.3")
+    tables = {}
+    for threshold in ("half", "client", "together"):
+        assert fairbloom(*words, "--set", f"threshold={threshold}", "--out", tmp_path / threshold) == 0
+        tables[threshold] = [row for row in table(tmp_path / threshold / "clients.csv") if row["round"] == "2"]
+    assert "threshold" not in tables["half"][0]
+    assert len({row["threshold"] for row in tables["together"]}) == 1
+    assert all(0.05 <= float(row["threshold"]) <= 0.95 for row in tables["client"])
+    column = "test_sensitivity_of_global_model"
+    for rows in (tables["client"], tables["together"]):
+        for row, half in zip(rows, tables["half"], strict=True):
+            assert row["test_accuracy_of_global_model"] == half["test_accuracy_of_global_model"]
+            lower = float(row["threshold"]) <= 0.5  # the lower, the more are found
+            assert (float(row[column]) >= float(half[column])) if lower else (float(row[column]) <= float(half[column]))
+    assert [row[column] for row in tables["client"]] != [row[column] for row in tables["half"]]
+
+
+# Worse than the mean --------------------------------------------------------------------------------------------------
+
+
+def test_regression_that_is_worse_than_the_mean_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sites").mkdir()
+    random = np.random.default_rng(3)
+    for name, shift in (("a", 0.0), ("b", 0.0), ("far", 40.0)):
+        rows = [f"{x:.4f},{10 * x + shift + e:.4f}" for x, e in random.normal(size=(60, 2))]
+        (tmp_path / "sites" / f"{name}.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    words = ("--task", "csv", "--data-dir", tmp_path / "sites", "--rounds", "8", "--set", "device=cpu")
+    assert fairbloom("run", *words, "--out", tmp_path / "run") == 0
+    printed = capsys.readouterr().out
+    values = api.load(tmp_path / "run").final(api.load(tmp_path / "run").scores[1])
+    assert values["far"] < 0.0
+    worse = sum(value < 0.0 for value in values.values())
+    assert f"For {worse} of 3 clients the global model is worse than to predict the mean" in printed
+    assert f"far {values['far']:.3g}" in printed
+    run = api.load(tmp_path / "run")
+    (line,) = (each for each in caveats_of_comparison({"FedAvg": [run], "Other": [run]}) if "r2" in each)
+    assert line == (
+        "Under FedAvg and Other, the prediction for some clients is worse than the mean of their test targets (r2 "
+        "below 0)."
+    )

@@ -1,0 +1,241 @@
+"""Groups in the records of a run: what clients report, by whoever computes them, and what nobody believes."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairbloom.client.app import app
+from fairbloom.protocol.scores import ACCURACY, GroupScore
+from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.round import Round
+from fairbloom.server.app import federate
+from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.files import CLIENTS, GROUPED, GROUPS, MODEL, ROUNDS
+from fairbloom.server.run_folder.groups import Grouped, format_groups
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.rehearsal import rehearse
+from fairbloom.simulation.run import simulate
+from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
+from tests.simulation.helpers import checkpoints_every, table
+from tests.tasks.test_groups import patients
+
+PLAIN: dict[str, Any] = {
+    "task": "csv",
+    "num-rounds": 3,
+    "device": "cpu",
+    "csv.group": "sex,age>=80",
+    "csv.kind": "auto",
+}
+
+SEXES = Grouped({"sex": ("F", "M", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the files of three sites: b has few old patients, and c few women."""
+    folder = tmp_path_factory.mktemp("data") / "sites"
+    folder.mkdir()
+    (folder / "a.csv").write_text(patients(120))
+    (folder / "b.csv").write_text(patients(80, first=10))
+    (folder / "c.csv").write_text(patients(90, sex=lambda k: "F" if k < 12 else "M"))
+    return folder
+
+
+def run(data: Path, out: Path, **changes: Any) -> Path:
+    return simulate(Settings.of({**PLAIN, "data-dir": str(data), "out": str(out), **changes}))
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(data, tmp_path_factory.mktemp("runs") / "finished", engine="loop")
+
+
+def test_a_run_has_a_row_for_each_round_client_and_group_that_is_large_enough(finished: Path, data: Path) -> None:
+    rows = table(finished / "groups.csv")
+    assert list(rows[0])[:6] == ["round", "client", "model", "grouping", "group", "count"]
+    assert list(rows[0])[6:] == ["accuracy", "selection_rate", "positives", "true_positive_rate"]
+    assert {row["round"] for row in rows} == {"1", "2", "3"}
+    of_last = [row for row in rows if row["round"] == "3"]
+    assert {(row["client"], row["grouping"]) for row in of_last} <= {(c, g) for c in "abc" for g in ("sex", "age>=80")}
+    assert ("c", "sex") not in {(row["client"], row["grouping"]) for row in of_last}  # her men would say how few women
+    assert {row["group"] for row in of_last if row["grouping"] == "sex"} == {"F", "M"}
+    tested = {row["client"]: int(row["test_examples"]) for row in table(finished / "clients.csv")}
+    for client, grouping in {(row["client"], row["grouping"]) for row in of_last}:
+        counts = [int(row["count"]) for row in of_last if (row["client"], row["grouping"]) == (client, grouping)]
+        assert min(counts) >= 5
+        assert sum(counts) == tested[client]
+    about = GROUPED.read(finished)
+    assert about is not None
+    assert about.groupings == {"sex": ("F", "M", "other"), "age>=80": (">=80", "<80", "other")}
+
+
+def test_the_accuracy_of_the_groups_is_that_of_the_client(finished: Path) -> None:
+    clients = {(row["round"], row["client"]): row for row in table(finished / "clients.csv")}
+    rows = table(finished / "groups.csv")
+    for (number, client), row in clients.items():
+        parts = [each for each in rows if (each["round"], each["client"], each["grouping"]) == (number, client, "sex")]
+        if parts:
+            right = sum(int(each["count"]) * float(each["accuracy"]) for each in parts)
+            expected = float(row["test_accuracy_of_global_model"])
+            assert right / sum(int(each["count"]) for each in parts) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "workers"])
+def test_whichever_engine_computes_groups_are_the_same(engine: str, finished: Path, data: Path, tmp_path: Path) -> None:
+    other = table(run(data, tmp_path / "run", engine=engine) / "groups.csv")
+    for row, expected in zip(other, table(finished / "groups.csv"), strict=True):
+        assert row.keys() == expected.keys()
+        for key, value in expected.items():
+            assert row[key] == value or float(row[key]) == pytest.approx(float(value), abs=1e-4)
+
+
+def test_clients_that_send_messages_report_the_same_groups(finished: Path, data: Path, tmp_path: Path) -> None:
+    config = {**PLAIN, "data-dir": str(data), "fraction": 1.0}
+
+    def clients_of(method: Any) -> FlowerClients:
+        return FlowerClients(method, InProcessGrid(app, Settings.of(config).run_config(), 3), timeout=60.0)
+
+    out = federate(Settings.of({**config, "out": str(tmp_path / "run")}), clients_of)
+    assert (out / "groups.csv").read_bytes() == (finished / "groups.csv").read_bytes()
+    assert (out / "groups.json").read_bytes() == (finished / "groups.json").read_bytes()
+
+
+def test_a_device_sends_nothing_of_a_group_that_is_too_small(data: Path) -> None:
+    sent = rehearse(Settings.of({**PLAIN, "data-dir": str(data), "smallest-group": 8}))
+    said = {
+        (each.client, key): value
+        for each in sent
+        if each.asked == "evaluate"
+        for key, value in each.content["metrics"].items()
+        if "[" in key
+    }
+    counts = {key: value for key, value in said.items() if key[1].startswith("count[")}
+    assert min(counts.values()) >= 8
+    assert {key for client, key in said if client == "c" and "sex" in key} == set()
+    assert {client for client, key in counts if "[sex:" in key} == {"a", "b"}
+
+
+def test_grouping_changes_no_number_and_without_it_there_is_no_file(finished: Path, data: Path, tmp_path: Path) -> None:
+    plain = run(data, tmp_path / "run", engine="loop", **{"csv.group": ""})
+    for file in (CLIENTS, MODEL):
+        assert file.path_in(plain).read_bytes() == file.path_in(finished).read_bytes()
+    columns = [{k: v for k, v in row.items() if k != "seconds"} for row in table(plain / ROUNDS.name)]
+    assert columns == [{k: v for k, v in row.items() if k != "seconds"} for row in table(finished / ROUNDS.name)]
+    assert not GROUPED.exists_in(plain)
+    assert not GROUPS.exists_in(plain)
+    assert '"csv.group"' not in (plain / "config.toml").read_text()
+
+
+def test_a_run_that_was_killed_goes_on_with_the_same_rows(finished: Path, data: Path, tmp_path: Path) -> None:
+    settings = Settings.of(
+        {**PLAIN, "data-dir": str(data), "out": str(tmp_path / "run"), "engine": "loop", "fraction": 1.0}
+    )
+
+    class Killed(BaseException):
+        pass
+
+    def kill(row: Mapping[str, object]) -> None:
+        if row["round"] == 2:
+            raise Killed
+
+    with checkpoints_every(1):
+        with pytest.raises(Killed):
+            federate(settings, lambda method: LoopClients(method, settings), kill)
+        with (tmp_path / "run" / GROUPS.name).open("a") as file:
+            file.write("3,a,global,se")  # torn
+        federate(settings, lambda method: LoopClients(method, settings))
+        assert (tmp_path / "run" / GROUPS.name).read_bytes() == (finished / GROUPS.name).read_bytes()
+        back = settings.model_copy(update={"from_round": 1})
+        federate(back, lambda method: LoopClients(method, settings))
+    assert (tmp_path / "run" / GROUPS.name).read_bytes() == (finished / GROUPS.name).read_bytes()
+
+
+def test_a_run_with_other_groups_is_another_run(finished: Path, data: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"csv.group = 'sex,age>=80' there and '?(None|'sex'|sex)"):
+        run(data, finished, engine="loop", **{"csv.group": "sex"})
+
+
+def test_personal_models_have_rows_of_their_own(data: Path, tmp_path: Path) -> None:
+    out = run(data, tmp_path / "run", method="ditto")
+    rows = table(out / "groups.csv")
+    assert {row["model"] for row in rows} == {"global", "personal"}
+    of = [
+        {(r["round"], r["client"], r["grouping"], r["group"], r["count"]) for r in rows if r["model"] == m}
+        for m in ("global", "personal")
+    ]
+    assert of[0] == of[1]
+
+
+# What nobody believes -------------------------------------------------------------------------------------------------
+
+
+def finished_with(**report: Any) -> Round:
+    report = {"num-examples": 50, "accuracy": 0.5} | {f"{key}]": value for key, value in report.items()}
+    return Round(
+        number=2,
+        participants=("a",),
+        refused={},
+        missing=(),
+        coefficients={},
+        arrays={},
+        metrics={},
+        train_metrics={},
+        evaluations={"a": report},
+        bytes_sent=0,
+        bytes_received=0,
+    )
+
+
+HONEST = {"count[sex:F": 20, "accuracy[sex:F": 0.5, "positives[sex:F": 10, "true-positive-rate[sex:F": 0.25}
+
+
+def test_what_an_honest_client_reports_is_a_row() -> None:
+    assert format_groups(finished_with(**HONEST, **{"count[sex:M": 30}), SEXES) == [
+        (2, "a", "global", "sex", "F", 20, 50.0, 10, 25.0),
+        (2, "a", "global", "sex", "M", 30, None, None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"count[sex:F": 20.5}, "its count of F is 20.5"),
+        ({"count[sex:F": 0}, "its count of F is 0"),
+        ({"count[sex:F": -3}, "its count of F is -3"),
+        ({"count[sex:M": 31}, "51 examples together, and it was tested on 50"),
+        ({"positives[sex:F": 21}, "its positives of F is 21"),
+        ({"accuracy[sex:F": 1.5}, "its accuracy of F is 1.5, which must lie in [0, 1]"),
+        ({"accuracy[sex:M": 0.5}, "its count of M is None"),
+        (
+            {"count[sex:M": 20, "true-positive-rate[sex:M": 0.5},
+            "its true-positive-rate of M comes without its positives",
+        ),
+    ],
+)
+def test_what_cannot_be_true_of_a_grouping_is_left_out_and_said(
+    wrong: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "flwr"):
+        rows = format_groups(finished_with(**{**HONEST, **wrong}), SEXES)
+    assert rows == []
+    assert why in caplog.text
+    assert "client a" in caplog.text
+
+
+def test_groups_that_nobody_agreed_on_are_in_no_row() -> None:
+    strange = {"count[sex:X": 5, "count[race:F": 5, f"count[sex:{'x' * 10_000}": 5}
+    assert len(format_groups(finished_with(**HONEST, **strange), SEXES)) == 1
+
+
+def test_what_is_damaged_is_refused_with_the_remedy(finished: Path, tmp_path: Path) -> None:
+    about = {"groupings": {"sex": ["F"]}, "scores": [{"name": "accuracy", "colour": 3}]}
+    GROUPED.path_in(tmp_path).write_text(json.dumps(about))
+    with pytest.raises(RunFolderError, match=r"groups\.json cannot be read.*Restore it"):
+        GROUPED.read(tmp_path)
+    assert ACCURACY.name == "accuracy"

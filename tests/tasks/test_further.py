@@ -1,0 +1,186 @@
+"""Further scores, against scikit-learn, and the threshold that validation examples choose."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.thresholds import (
+    FURTHER,
+    THRESHOLDS,
+    apply_common_threshold,
+    apply_own_threshold,
+    shown_scores,
+)
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import load_task
+from fairbloom.tasks.further import BINS, brier, calibration_error, f1, probabilities, sensitivity, specificity
+from fairbloom.tasks.undefined import WHY_UNDEFINED
+
+from .tables import Folder, agreed, config, csv_of
+
+
+def drawn(count: int, seed: int, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    random = np.random.default_rng(seed)
+    outputs = torch.from_numpy(random.normal(scale=2.0, size=(count, classes)).astype(np.float32))
+    return outputs, torch.from_numpy(random.integers(0, classes, count))
+
+
+EXAMPLES = {"count": st.integers(1, 50), "seed": st.integers(0, 999)}
+
+
+@given(**EXAMPLES, positive=st.sampled_from((0, 1)), threshold=st.sampled_from((None, *THRESHOLDS)))
+def test_f1_sensitivity_and_specificity_are_scikit_learns(
+    count: int, seed: int, positive: int, threshold: float | None
+) -> None:
+    outputs, targets = drawn(count, seed)
+    right = (targets == positive).numpy()
+    chances = torch.softmax(outputs.double(), 1)[:, positive].numpy()
+    answers = outputs.argmax(1).numpy() == positive if threshold is None else chances >= threshold
+    options: Any = {"positive": positive, "threshold": threshold}
+    for score, of, expected in (
+        ("f1", f1, metrics.f1_score(right, answers, zero_division=np.nan)),
+        ("sensitivity", sensitivity, metrics.recall_score(right, answers, zero_division=np.nan)),
+        ("specificity", specificity, metrics.recall_score(~right, ~answers, zero_division=np.nan)),
+    ):
+        assert float(of(outputs, targets, **options)) == pytest.approx(float(expected), rel=1e-12, nan_ok=True), score
+
+
+@given(**EXAMPLES, positive=st.sampled_from((0, 1)))
+def test_the_brier_score_of_two_classes_is_scikit_learns(count: int, seed: int, positive: int) -> None:
+    outputs, targets = drawn(count, seed)
+    chances = probabilities(outputs)[:, positive].numpy()
+    expected = metrics.brier_score_loss((targets == positive).long().numpy(), chances, labels=[0, 1], pos_label=1)
+    assert float(brier(outputs, targets, positive=positive)) == pytest.approx(expected, rel=1e-12)
+
+
+@given(**EXAMPLES)
+def test_the_brier_score_of_more_classes_is_the_sum_over_them(count: int, seed: int) -> None:
+    outputs, targets = drawn(count, seed, classes=4)
+    apart = probabilities(outputs).numpy() - np.eye(4)[targets.numpy()]
+    assert float(brier(outputs, targets)) == pytest.approx((apart**2).sum(1).mean(), rel=1e-12)
+
+
+@given(**EXAMPLES, classes=st.integers(2, 5))
+def test_the_calibration_error_is_that_of_ten_bins(count: int, seed: int, classes: int) -> None:
+    """Written out bin by bin, as in the paper's equations 3 and 4."""
+    outputs, targets = drawn(count, seed, classes)
+    chances = torch.softmax(outputs.double(), 1).numpy()
+    confidence, right = chances.max(1), chances.argmax(1) == targets.numpy()
+    expected = 0.0
+    for b in range(1, BINS + 1):
+        within = (confidence > (b - 1) / BINS) & (confidence <= b / BINS)
+        if within.any():
+            expected += within.mean() * abs(right[within].mean() - confidence[within].mean())
+    assert float(calibration_error(outputs, targets)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_somebody_who_is_sure_and_right_is_calibrated_and_who_is_sure_and_wrong_is_not() -> None:
+    outputs = torch.tensor([[-50.0, 50.0], [50.0, -50.0]])
+    assert float(calibration_error(outputs, torch.tensor([1, 0]))) == pytest.approx(0.0)
+    assert float(calibration_error(outputs, torch.tensor([0, 1]))) == pytest.approx(1.0)
+    assert float(brier(outputs, torch.tensor([0, 1]))) == pytest.approx(1.0)
+
+
+def test_where_a_class_is_missing_the_score_is_no_number_and_the_reason_is_known() -> None:
+    outputs, healthy, sick = torch.tensor([[1.0, 0.0]] * 3), torch.zeros(3).long(), torch.ones(3).long()
+    assert math.isnan(sensitivity(outputs, healthy))
+    assert math.isnan(f1(outputs, healthy))
+    assert math.isnan(specificity(outputs, sick))
+    assert (float(sensitivity(outputs, sick)), float(specificity(outputs, healthy))) == (0.0, 1.0)
+    assert {"f1", "sensitivity", "specificity"} <= WHY_UNDEFINED.keys()
+
+
+# In a run -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_asks_for_them_has_them_behind_those_of_its_task(folder: Folder) -> None:
+    there = folder(a=csv_of(30), b=csv_of(30, seed=1))
+    plain, _ = agreed(config(there))
+    task, _ = agreed(config(there) | {"scores": "brier, f1"})
+    assert [score.name for score in task.scores] == [*(score.name for score in plain.scores), "brier", "f1"]
+    outputs, targets = drawn(20, 1)
+    found = {score.name: of(outputs, targets) for score, of in task.scores.items()}
+    assert float(found["f1"]) == float(f1(outputs, targets))
+    other, _ = agreed(config(there, positive="0") | {"scores": "f1"})
+    assert float(other.scores[FURTHER["f1"]](outputs, targets)) == float(f1(outputs, targets, positive=0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"scores": "f1,brierr"},
+            r"scores = 'f1,brierr': 'brierr' is none: did you mean brier\? there are f1, sensitivity",
+        ),
+        ({"scores": "brier", "threshold": "client"}, r"threshold = 'client' has no effect: name some of f1"),
+        ({"scores": "f1", "threshold": "together"}, r"chosen by validation examples: set validation-share"),
+        ({"threshold": "best"}, r"threshold = 'best': allowed is half, client or together"),
+    ],
+)
+def test_impossible_scores_are_refused_with_what_would_do(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        Settings.of({"task": "heart-disease", **settings})
+
+
+def test_scores_that_do_not_fit_the_target_are_refused(folder: Folder) -> None:
+    with pytest.raises(FairbloomError, match=r"scores = 'f1': it is of two classes, and there are 10: leave it out"):
+        load_task({"task": "digits", "scores": "f1"})
+    there = folder(a=csv_of(30), b=csv_of(30, seed=1))
+    with pytest.raises(FairbloomError, match=r"scores = 'brier': it is of classes, and the target is a quantity"):
+        agreed(config(there, target="dose", ignore="target") | {"scores": "brier"})
+    with pytest.raises(FairbloomError, match=r"two classes, each with an output, .* shape \(3, 1\)"):
+        f1(torch.zeros(3, 1), torch.zeros(3))
+    with pytest.raises(FairbloomError, match=r"classes, each with an output, .* shape \(3,\)"):
+        brier(torch.zeros(3), torch.zeros(3))
+
+
+# The threshold --------------------------------------------------------------------------------------------------------
+
+
+def report(best: float, height: float = 1.0, **others: float) -> dict[str, float]:
+    """Return what a client reports whose validation examples are told apart at one threshold alone."""
+    found = dict(others)
+    for threshold in THRESHOLDS:
+        value = height if threshold == best else 0.4
+        for score in ("sensitivity", "specificity", "f1"):
+            found[f"{score}-at-{threshold:.2f}-validation"] = value
+            found[f"{score}-at-{threshold:.2f}"] = threshold
+    return found
+
+
+def test_each_client_has_the_threshold_that_tells_its_validation_examples_apart() -> None:
+    mine = apply_own_threshold(report(0.15, accuracy=0.7, f1=0.1))
+    assert mine == {
+        **{"accuracy": 0.7, "threshold": 0.15, "f1": 0.15, "sensitivity": 0.15, "specificity": 0.15},
+        **{"f1-validation": 1.0, "sensitivity-validation": 1.0, "specificity-validation": 1.0},
+    }
+
+
+def test_all_together_have_the_one_with_the_highest_mean() -> None:
+    found = apply_common_threshold({"a": report(0.15, 0.8), "b": report(0.15, 0.8), "c": report(0.85, 0.9)})
+    assert {name: each["threshold"] for name, each in found.items()} == dict.fromkeys("abc", 0.15)
+    assert {each["f1"] for each in found.values()} == {0.15}
+
+
+def test_where_validation_examples_say_nothing_the_threshold_is_half() -> None:
+    assert apply_own_threshold({"accuracy": 1.0, "f1": 0.5})["threshold"] == 0.5
+    assert apply_own_threshold(report(0.15, 0.4))["threshold"] == 0.5  # all are alike: the middlest
+
+
+def test_a_client_that_reports_what_cannot_be_does_not_choose_for_the_others() -> None:
+    found = apply_common_threshold({"a": report(0.15, 0.8), "b": report(0.85, 1e9), "c": report(0.15, 0.7)})
+    assert found["a"]["threshold"] == 0.15
+
+
+def test_scores_at_single_thresholds_are_in_no_table(folder: Folder) -> None:
+    there = folder(a=csv_of(30), b=csv_of(30, seed=1))
+    task, _ = agreed(config(there) | {"scores": "f1", "threshold": "client", "validation-share": 0.2})
+    assert [score.name for score in shown_scores(task.scores)] == ["accuracy", "balanced-accuracy", "auc", "f1"]
+    assert sum(score.name.startswith("specificity-at-") for score in task.scores) == len(THRESHOLDS)
