@@ -16,16 +16,21 @@ from .driver import Failures, write_tables
 
 
 def finish(folder: Path, plan: SweepPlan, failures: Failures) -> Sweep:
-    """Write sweep.json with what failed, and tables and figure; return the sweep."""
+    """Write sweep.json of a sweep that has ended, and its tables and figure; return the sweep."""
+    ended = replace(with_faults(folder, plan, failures), ended=True)
+    ended.write(folder)
+    swept = read_sweep(folder, ended)
+    _write(swept)
+    return swept
+
+
+def with_faults(folder: Path, plan: SweepPlan, failures: Failures) -> SweepPlan:
+    """Return a plan whose points say why they failed."""
 
     def fault_of(planned: Planned) -> str:
         return next((failures[path] for run in planned.runs(plan.seeds) if (path := folder / run) in failures), "")
 
-    plan = replace(plan, points=[replace(each, fault=fault_of(each) or each.fault) for each in plan.points])
-    plan.write(folder)
-    swept = read_sweep(folder, plan)
-    _write(swept)
-    return swept
+    return replace(plan, points=[replace(each, fault=each.fault or fault_of(each)) for each in plan.points])
 
 
 def load_sweep(folder: Path | str) -> Sweep:
