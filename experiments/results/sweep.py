@@ -15,7 +15,7 @@ from fairbloom.server.run_folder.errors import RunFolderError, explain_write_err
 from fairbloom.system.files import write_whole
 
 from ..recipes.labels import format_value, label_of, short_key
-from .comparison import Comparison
+from .comparison import Comparison, Plan
 from .differences import Difference, differences_of
 from .presentation import draw, render_html, show
 from .run import SWEEP
@@ -230,6 +230,12 @@ class Sweep:
     def baseline(self) -> SweepPoint | None:
         """The baseline's best point."""
         return None if self.base is None else self.bases[self.base]
+
+    @property
+    def test_plan(self) -> Plan:
+        """The runs of the chosen point and of the baseline's best, as a comparison has them."""
+        shown = [point.planned for point in (self.best, self.baseline) if point is not None]
+        return Plan({each.name: each.runs(self.plan.seeds) for each in shown}, self.plan.seeds, shown[-1].name)
 
     @property
     def unfinished(self) -> int:

@@ -176,6 +176,17 @@ def test_clients_without_validation_examples_are_named_and_where_all_lack_them_n
         api.sweep(**words, grid=grid, settings={"flipped.unjudged": 3}, out="none")
 
 
+def test_clients_with_five_rows_are_swept_and_the_choice_is_said_to_be_by_chance(tmp_path: Path) -> None:
+    for name in ("basel", "lund"):
+        rows = "".join(f"{0.1 * i},{i % 2}\n" for i in range(5))
+        (tmp_path / f"{name}.csv").write_text(f"x,outcome\n{rows}")
+    words: dict[str, Any] = {"task": "csv", "data_dir": tmp_path, "rounds": 1, "seeds": 1, "jobs": 1, "progress": False}
+    settings = {"csv.target": "outcome"}
+    swept = api.sweep(**words, grid={"learning-rate": [0.1, 0.5]}, settings=settings, out=tmp_path / "out")
+    assert swept.best is not None
+    assert any(line.startswith("A client is judged on about 1 validation example, fewer") for line in swept.sentences())
+
+
 # Going on -----------------------------------------------------------------------------------------------------------
 
 
@@ -445,6 +456,15 @@ def test_several_methods_are_chosen_from_by_one_sweep_each_with_its_own_paramete
         "FedFV (alpha=0.5, batch-size=20)",
         "QFedAvg (lipschitz=5, q=1, batch-size=20)",
     ]
+
+
+def test_a_method_without_a_global_model_is_judged_by_its_personal_models(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"clients": 4, "rounds": 2, "seeds": 1, "device": "cpu", "jobs": 2, "progress": False}
+    swept = api.sweep(method="local", grid={"learning-rate": [0.001, 0.2]}, out=tmp_path, **words)
+    for point in swept.points:
+        personal = last(tmp_path / point.planned.runs([0])[0], VALIDATION.replace("global", "personal"))
+        assert point.values == pytest.approx([statistics.fmean(personal.values())])
+    assert swept.best is swept.points[1]
 
 
 # Searches -----------------------------------------------------------------------------------------------------------
