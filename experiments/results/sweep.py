@@ -356,13 +356,16 @@ class Sweep:
         """Return the rows of sweep.csv: one a point and seed, "" for the criterion where it is not known."""
         keys = list(dict.fromkeys(key for point in (*self.points, *self.bases) for key in point.planned.point))
         return [
-            {"method": point.planned.row, "chosen": "yes" if point in (self.best, self.baseline) else "no"}
+            {"method": point.planned.row, "role": self._role(point)}
             | {key: format_value(point.planned.point[key]) if key in point.planned.point else "" for key in keys}
             | {"rounds": point.planned.rounds, "state": point.state, "seed": seed}
             | {"score": self.score.title, "criterion": self.plan.criterion, "validation": value}
             for point in (*self.points, *self.bases)
             for seed, value in zip(self.plan.searched, point.values or [""] * len(self.plan.searched), strict=True)
         ]
+
+    def _role(self, point: SweepPoint) -> str:
+        return "chosen" if point is self.best else "baseline" if point is self.baseline else ""
 
     def figure(self) -> "Figure":
         """Return a figure of the points: mean and standard error of the criterion on validation examples."""
