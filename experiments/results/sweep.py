@@ -15,7 +15,7 @@ from fairbloom.server.run_folder.errors import RunFolderError, explain_write_err
 from fairbloom.system.files import write_whole
 
 from ..recipes.labels import format_value, label_of, short_key
-from .comparison import Comparison
+from .comparison import Comparison, Plan
 from .differences import Difference, differences_of
 from .presentation import draw, render_html, show
 from .run import SWEEP
@@ -87,6 +87,8 @@ class SweepPlan:
         The row that the chosen point is compared with; "" where there is none.
     notes
         What the sweep has set by itself, in sentences.
+    ended
+        Whether all runs were tried, so that no point is missing.
     """
 
     file: ClassVar[str] = SWEEP
@@ -98,6 +100,7 @@ class SweepPlan:
     points: Sequence[Planned]
     baseline: str = ""
     notes: Sequence[str] = ()
+    ended: bool = False
 
     def write(self, folder: Path) -> None:
         """Write it into the sweep's folder."""
@@ -229,6 +232,12 @@ class Sweep:
         return None if self.base is None else self.bases[self.base]
 
     @property
+    def test_plan(self) -> Plan:
+        """The runs of the chosen point and of the baseline's best, as a comparison has them."""
+        shown = [point.planned for point in (self.best, self.baseline) if point is not None]
+        return Plan({each.name: each.runs(self.plan.seeds) for each in shown}, self.plan.seeds, shown[-1].name)
+
+    @property
     def unfinished(self) -> int:
         """How many runs are missing."""
         return sum(point.unfinished for point in (*self.points, *self.bases))
@@ -262,14 +271,12 @@ class Sweep:
 
     def _choice(self) -> list[str]:
         plan, seeds = self.plan, len(self.plan.searched)
-        if self.unfinished and self.best is None:
-            return [f"{self.unfinished} runs are missing: the same fairbloom sweep runs them, and then chooses."]
         if self.best is None:
-            return ["No point can be chosen: all of them failed."]
+            return ["No point can be chosen: all of them failed."] if self.plan.ended else [self._missing()]
         by = f"by {self.measured} on validation examples"
         found = [f"Chosen {by}: {self.best.name}."]
-        if self.unfinished:
-            found.append(f"{self.unfinished} runs are missing, so this may change: the same fairbloom sweep runs them.")
+        if not self.plan.ended or self.unfinished:
+            found.append(f"{self._missing()} The choice may change.")
         if self.behind:
             alike = [point.name for point in self.as_good]
             listed = ", ".join(alike[:NAMED]) + (f" and {len(alike) - NAMED} more" if len(alike) > NAMED else "")
@@ -287,6 +294,11 @@ class Sweep:
         if plan.searched != plan.seeds and self.test is not None:
             found.append(f"Points were searched with the first {seeds} seeds, and tested with all {len(plan.seeds)}.")
         return found
+
+    def _missing(self) -> str:
+        runs = f"{self.unfinished} runs of its points are missing" if self.unfinished > 1 else "a run is missing"
+        what = runs if self.unfinished else "points are missing"
+        return f"The sweep is not finished, {what}: the same fairbloom sweep goes on."
 
     def _failures(self) -> list[str]:
         return [f"{point.name} failed: {point.fault}" for point in (*self.points, *self.bases) if point.fault]
@@ -306,6 +318,7 @@ class Sweep:
             "baseline": self._chosen_json(self.baseline),
             "baseline_points": [self._point(None, point) for point in self.bases],
             "test": self._test_json(),
+            "ended": self.plan.ended,
             "unfinished": self.unfinished,
             "sentences": self.sentences(),
             "folder": str(self.folder),
@@ -343,13 +356,16 @@ class Sweep:
         """Return the rows of sweep.csv: one a point and seed, "" for the criterion where it is not known."""
         keys = list(dict.fromkeys(key for point in (*self.points, *self.bases) for key in point.planned.point))
         return [
-            {"method": point.planned.row, "chosen": "yes" if point in (self.best, self.baseline) else "no"}
+            {"method": point.planned.row, "role": self._role(point)}
             | {key: format_value(point.planned.point[key]) if key in point.planned.point else "" for key in keys}
             | {"rounds": point.planned.rounds, "state": point.state, "seed": seed}
             | {"score": self.score.title, "criterion": self.plan.criterion, "validation": value}
             for point in (*self.points, *self.bases)
             for seed, value in zip(self.plan.searched, point.values or [""] * len(self.plan.searched), strict=True)
         ]
+
+    def _role(self, point: SweepPoint) -> str:
+        return "chosen" if point is self.best else "baseline" if point is self.baseline else ""
 
     def figure(self) -> "Figure":
         """Return a figure of the points: mean and standard error of the criterion on validation examples."""

@@ -164,14 +164,19 @@ def _scores(run: Run, evaluated: str, after: int | None) -> Mapping[str, float]:
     """Return the score of each client on its validation examples, or on its test examples where none are set apart."""
     if not float(run.settings.get("validation-share", 0.0)) > 0.0:
         return scores_of(run, evaluated)
-    values = run.final(model=evaluated, split="validation", after=after)
+    values = run.final(model=model_of(run, evaluated), split="validation", after=after)
     if not values:
-        of_which = f" of {evaluated} models" if evaluated != "global" else ""
+        of_which = " of personal models" if model_of(run, evaluated) == "personal" else ""
         raise FairbloomError(
             f"{CLIENTS.path_in(run.folder)} has no validation {run.score.name}{of_which}: give clients more examples, "
             "so that validation-share leaves each of them some, or set validation-share = 0 where a recipe has it"
         )
     return values
+
+
+def model_of(run: Run, evaluated: str) -> str:
+    """Return which model of a run is judged: "personal" also where the method trains no other one."""
+    return run.serves if evaluated == "global" else evaluated
 
 
 def _judgement(

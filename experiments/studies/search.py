@@ -67,7 +67,7 @@ def search(
     work: Execution,
     on_batch: Callable[[Sequence[Trial]], None],
 ) -> None:
-    """Draw points of a space, and run them with the seeds of a study's search.
+    """Draw points of a space, and run them with the seeds of a study.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def search(
     count
         How many points are drawn altogether; those in the folder's journal are among them.
     study
-        Has seeds, folder and criterion; its rows are not looked at.
+        Has the seeds of each trial, the folder and the criterion; its rows are not looked at.
     work
         Carries out the runs.
     on_batch
@@ -106,7 +106,7 @@ def search(
             memory.add_trials(done)
             asked = [memory.ask(distributions) for _ in range(min(BATCH, count - len(done)))]
             candidates = [candidate_at(_point(trial.params, axes)) for trial in asked]
-            _run_batch(memory, asked, candidates, replace(study, rows=()), work, rungs_of(settings))
+            _run_batch(memory, asked, candidates, study, work, rungs_of(settings))
             kept.add_trials(memory.trials[len(done) :])
 
 
@@ -139,13 +139,13 @@ def _run_batch(
         next_going = []
         for (trial, candidate), judgement in zip(going, judgements, strict=True):
             trial.set_user_attr(ROUNDS, rung)
-            folders = (stage.folder(PlannedRun(candidate, seed)) for seed in stage.search_seeds)
+            folders = (stage.folder(PlannedRun(candidate, seed)) for seed in stage.seeds)
             fault = judgement.fault or next((work.failures[each] for each in folders if each in work.failures), "")
             if fault:
                 trial.set_user_attr(FAULT, fault)
                 memory.tell(trial, state=_state("FAIL"))
                 continue
-            value = judgement.quality / len(stage.search_seeds)
+            value = judgement.quality / len(stage.seeds)
             trial.report(value, rung)
             if rung == rungs[-1]:
                 memory.tell(trial, value)
@@ -212,7 +212,7 @@ def _kept(optuna: ModuleType, axes: Mapping[str, Axis], settings: Settings, stud
     free = {*may_differ(finished=True), *axes, "seed"}.difference(may_grow())
     config = {key: value for key, value in settings.run_config().items() if key not in free}
     about: dict[str, Any] = {"settings": digest(config), "axes": {key: str(axis) for key, axis in axes.items()}}
-    about |= {"criterion": study.criterion.text, "seeds": list(study.search_seeds)}
+    about |= {"criterion": study.criterion.text, "seeds": list(study.seeds)}
     file = study.out / JOURNAL
     try:
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(file)))

@@ -17,7 +17,7 @@ from .reproduce import QUIET
 from .search import Trial, rungs_of, search
 from .space import Space, check_candidates, check_recipe, check_spaces, spaces_of, with_validation
 from .study import Candidate, PlannedRun, Study, StudyRow
-from .swept import finish
+from .swept import finish, read_sweep, with_faults
 
 
 def run_sweep(
@@ -84,15 +84,15 @@ def _search(
     on_count(_count(spaces, corners, recipe.search) * len(study.search_seeds))
     found = _Found(plan, study.out)
     with carry_out(study.out, jobs, on_run, plan=plan, log_level=QUIET) as work:
+        narrow = replace(study, seeds=study.search_seeds, grid_seeds=0)
         for space, of_space in zip(spaces, corners, strict=True):
             if space.is_grid:
-                grid = replace(study, rows=[StudyRow([each]) for each in of_space], seeds=study.search_seeds)
-                work.run(grid.first_runs())
+                work.run(replace(narrow, rows=[StudyRow(of_space)]).first_runs())
                 found.put(space, [(candidate, space.planned(candidate)) for candidate in of_space])
             else:
                 ended = partial(found.put_trials, space)
-                search(space.axes, space.candidate, recipe.search, study, work, ended)
-        swept = finish(study.out, found.plan, work.failures)
+                search(space.axes, space.candidate, recipe.search, narrow, work, ended)
+        swept = read_sweep(study.out, with_faults(study.out, found.plan, work.failures))
         if swept.best is None:
             raise FairbloomError(f"all points failed; {swept.points[0].name}: {swept.points[0].fault}")
         best = [found.candidates[each.planned.folder] for each in (swept.best, swept.baseline) if each is not None]

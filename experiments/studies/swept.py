@@ -4,28 +4,36 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import CLIENTS, CONFIG, SPLIT, is_finished
 
-from ..results.comparison import Comparison, Plan, read_comparison
+from ..results.caveats import FEWEST_EXAMPLES
+from ..results.comparison import Comparison, read_comparison
 from ..results.run import REPORT, Run, load
 from ..results.shared_data import SharedData
 from ..results.sweep import Planned, Sweep, SweepPlan, SweepPoint
-from .criterion import Criterion, best_of, judge
+from .criterion import Criterion, best_of, judge, model_of
 from .driver import Failures, write_tables
 
 
 def finish(folder: Path, plan: SweepPlan, failures: Failures) -> Sweep:
-    """Write sweep.json with what failed, and tables and figure; return the sweep."""
+    """Write sweep.json of a sweep that has ended, and its tables and figure; return the sweep."""
+    ended = replace(with_faults(folder, plan, failures), ended=True)
+    ended.write(folder)
+    swept = read_sweep(folder, ended)
+    _write(swept)
+    return swept
+
+
+def with_faults(folder: Path, plan: SweepPlan, failures: Failures) -> SweepPlan:
+    """Return a plan whose points say why they failed."""
 
     def fault_of(planned: Planned) -> str:
         return next((failures[path] for run in planned.runs(plan.seeds) if (path := folder / run) in failures), "")
 
-    plan = replace(plan, points=[replace(each, fault=fault_of(each) or each.fault) for each in plan.points])
-    plan.write(folder)
-    swept = read_sweep(folder, plan)
-    _write(swept)
-    return swept
+    return replace(plan, points=[replace(each, fault=each.fault or fault_of(each)) for each in plan.points])
 
 
 def load_sweep(folder: Path | str) -> Sweep:
@@ -55,7 +63,7 @@ def read_sweep(folder: Path, plan: SweepPlan) -> Sweep:
         score=runs[0].score,
         test=test,
         validation_share=_validation_share(runs),
-        notes=(*found.notes, *_without_part(runs[0], found.best.planned.evaluated), *fault),
+        notes=(*found.notes, *_without_part(runs[0], found.best.planned.evaluated), *_small(runs), *fault),
     )
 
 
@@ -88,27 +96,45 @@ def _run_in(folder: Path, planned: Planned, seed: int) -> Run | None:
 
 def _test(found: Sweep) -> tuple[Comparison | None, list[str]]:
     """Return the chosen point beside the baseline on test examples, None where runs are missing; and why it fails."""
-    seeds, folder = found.plan.seeds, found.folder
     shown = [point.planned for point in (found.best, found.baseline) if point is not None]
-    if any(_run_in(folder, planned, seed) is None for planned in shown for seed in seeds):
+    if any(_run_in(found.folder, planned, seed) is None for planned in shown for seed in found.plan.seeds):
         return None, []
     try:
-        plan = Plan({planned.name: planned.runs(seeds) for planned in shown}, seeds, shown[-1].name)
-        return read_comparison(folder, plan), []
+        return read_comparison(found.folder, found.test_plan), []
     except FairbloomError as error:
         return None, [f"There are no test numbers: {error}"]
 
 
 def _without_part(run: Run, evaluated: str) -> list[str]:
     """Return in words which clients have no part in the choice, because they have no score on validation examples."""
-    judged = run.final(model=evaluated, split="validation")
-    lacking = sorted({*run.final(model=evaluated)} - {*judged})
+    model = model_of(run, evaluated)
+    lacking = sorted({*run.final(model=model)} - {*run.final(model=model, split="validation")})
     if not lacking:
         return []
     clients, have = ("Clients", "have") if len(lacking) > 1 else ("Client", "has")
     return [
         f"{clients} {', '.join(lacking)} {have} no validation {run.score.name}, and no part in the choice: give more "
         "examples, or raise validation-share."
+    ]
+
+
+def _small(runs: Sequence[Run]) -> list[str]:
+    """Return that clients have few validation examples; where the run has no split of them, as their shares say."""
+    run = runs[0]
+    if SPLIT.exists_in(run.folder):
+        split = run.split()
+        _, counts = np.unique(split.client[split.part == 2], return_counts=True)
+        fewest = int(counts.min())
+    elif SharedData.of(runs).fixed:
+        return []
+    else:
+        by_test = float(run.settings["validation-share"]) / float(run.settings["test-share"])
+        fewest = max(1, round(by_test * min(run.test_examples().values())))
+    if fewest >= FEWEST_EXAMPLES:
+        return []
+    return [
+        f"A client is judged on about {fewest} validation example{'s' if fewest > 1 else ''}, fewer than "
+        f"{FEWEST_EXAMPLES}, so points differ by chance: raise --seeds, or validation-share."
     ]
 
 

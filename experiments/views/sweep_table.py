@@ -36,7 +36,8 @@ def points_grid(swept: Sweep) -> Grid:
         order = sorted(range(len(points)), key=lambda i: _order(swept, points[i], points[i] is chosen))
         for i in order:
             behind = swept.behind.get(i) if points is swept.points else None
-            rows.append(_row(points[i], points[i] is chosen, behind, digits))
+            role = "" if points[i] is not chosen else "chosen" if points is swept.points else "baseline"
+            rows.append(_row(points[i], role, behind, digits))
     seeds = len(swept.plan.searched)
     caption = "with one seed; ahead: by how much the chosen point is better"
     if seeds > 1:
@@ -53,15 +54,10 @@ def _order(swept: Sweep, point: SweepPoint, chosen: bool) -> tuple[bool, bool, f
     return not chosen, point.planned.pruned or not point.values, worth
 
 
-def _row(point: SweepPoint, chosen: bool, behind: Difference | None, digits: Digits) -> list[str]:
+def _row(point: SweepPoint, role: str, behind: Difference | None, digits: Digits) -> list[str]:
+    state = f"[red]{point.state}[/]" if point.fault else role or point.state
     if not point.values:
-        return [escape(point.name), "–", "–", _state(point, chosen)]
+        return [escape(point.name), "–", "–", state]
     number = digits.spread(point.mean, point.error) if len(point.values) > 1 else digits.number(point.mean)
     ahead = "–" if behind is None else digits.difference(behind)
-    return [escape(point.name), number, ahead, _state(point, chosen)]
-
-
-def _state(point: SweepPoint, chosen: bool) -> str:
-    if chosen:
-        return "chosen"
-    return f"[red]{point.state}[/]" if point.fault else point.state
+    return [escape(point.name), number, ahead, state]

@@ -26,6 +26,7 @@ class MadeRun:
     score: Score = ACCURACY
     share: float = 0.2
     folder: Path = Path("made")
+    serves: str = "global"
 
     @property
     def settings(self) -> Mapping[str, float]:
