@@ -122,6 +122,17 @@ def test_a_comparison_is_shown_as_when_it_ended(capsys: pytest.CaptureFixture[st
     shown = as_json(capsys, "show", "runs/cmp")
     assert [row["method"] for row in shown["methods"]] == ["FedAvg", "QFedAvg (q=1)"]
     assert len(shown["clients"]) == 2 * 5
+    assert shown["verdict"]["headline"] in compared
+    by_measure = {row["measure"]: row for row in shown["differences"]}
+    assert by_measure["worst_10"]["method"] == "QFedAvg (q=1)"
+    assert by_measure["worst_10"]["low"] is None  # of a single seed
+
+
+@pytest.mark.usefixtures("there")
+def test_a_comparison_can_be_shown_with_standard_deviations(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("show", "runs/cmp", "--spread", "std") == 0
+    assert "% better" in capsys.readouterr().out
+    assert fairbloom("show", "runs/cmp", "--spread", "sem") == 2
 
 
 def test_a_comparison_that_is_under_way_is_shown_run_by_run(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
