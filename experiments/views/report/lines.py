@@ -43,11 +43,14 @@ class Line:
         Its runs.
     model
         "global", or "personal" for personal models.
+    beside
+        The label of the line that has the same runs and stands for their global models; "" where none has.
     """
 
     label: str
     runs: Sequence[Run]
     model: str = "global"
+    beside: str = ""
 
     @cached_property
     def tables(self) -> "list[pandas.DataFrame]":

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from fairbloom.errors import FairbloomError
 
 from ...recipes.recipe import CLIENT
-from ...results.comparison import Comparison, Plan
+from ...results.comparison import Comparison, Plan, personal_label
 from ...results.differences import Difference
 from ...results.measured import measure_title
-from ...results.run import Run, load
+from ...results.run import load
 from ...results.verdict import OTHERS
 from ..tables import SHOWN, Digits
 from . import charts
@@ -78,16 +78,12 @@ def page_of_comparison(comparison: Comparison, plan: Plan | None = None) -> Page
 
 def lines_of(comparison: Comparison, plan: Plan) -> list[Line]:
     """Return the methods with their runs, the baseline first; personal models follow the method that they are of."""
-    runs: dict[str, Sequence[Run]] = {
-        label: [load(comparison.folder / name) for name in names] for label, names in plan.runs.items()
-    }
-    lines, trained = [], comparison.baseline
-    for method in comparison.methods:
-        if method in comparison.personal:
-            lines.append(Line(method, runs[trained], "personal"))
-        else:
-            trained = method
-            lines.append(Line(method, runs[method]))
+    lines = []
+    for label, names in plan.runs.items():
+        runs = [load(comparison.folder / name) for name in names]
+        lines.append(Line(label, runs, "personal" if label in comparison.personal else "global"))
+        if (personal := personal_label(label)) in comparison.personal:
+            lines.append(Line(personal, runs, "personal", beside=label))
     return sorted(lines, key=lambda line: line.label != comparison.baseline)
 
 

@@ -1,9 +1,11 @@
 """The report of one run, finished or not."""
 
 from ...results.caveats import caveats_of_run
+from ...results.comparison import personal_label
 from ...results.groups import GroupReport
 from ...results.measured import measure_title
 from ...results.run import Run, measures
+from ...results.scored import scores_of
 from ..tables import SHOWN, Digits
 from . import charts
 from .lines import NAMED, Line, groups_of
@@ -33,8 +35,9 @@ ONE_SEED = (
 def page_of_run(run: Run) -> Page:
     """Return the report of a run."""
     final = run.final()
-    personal = run.final(model="personal") if run.finished else {}
-    lines = [Line(run.label, [run]), *([Line(f"{run.label} (personal)", [run], "personal")] if personal else [])]
+    personal = run.final(model="personal") if run.serves == "global" and run.finished else {}
+    lines = [Line(run.label, [run], run.serves)]
+    lines += [Line(personal_label(run.label), [run], "personal", beside=run.label)] if personal else []
     scene = Scene(lines, run.score, groups_of(worst_first(final, run.score)), False, len(final))
     headline, sentences = _words(run, final)
     sections = present(
@@ -115,26 +118,24 @@ def _clients_section(scene: Scene, final: dict[str, float], personal: dict[str, 
         said = f"From {scene.score.written(final[order[0]])} to {scene.score.written(final[order[-1]])}."
         what = f"The scores of {len(final)} clients in order. {said}"
         blocks.append(Charts([Chart("clients", "All clients in order", what, spec)], scene.series))
-    blocks += [_measures_table(scene, values), _clients_table(scene, values, order)]
+    blocks += [_measures_table(scene), _clients_table(scene, values, order)]
     intro = f"The {scene.score.name} of the final model on each client's own test examples."
     return Section("clients", "How each client is served", intro, blocks)
 
 
-def _measures_table(scene: Scene, values: dict[str, dict[str, float]]) -> Table:
-    """Return the measures over clients of all scores."""
-    run = scene.lines[0].runs[0]
+def _measures_table(scene: Scene) -> Table:
+    """Return the measures over clients of all scores, each with the number of clients that it is over."""
+    found = scores_of(scene.lines[0].runs[0])
     cells = []
-    for score in run.scores:
-        for line in scene.lines:
-            final = values[line.label] if score == run.score else run.final(score, line.model)
-            if final:
-                found = measures(final, score)
-                digits = Digits.of(score, (found[key] for key in (*SHOWN, "gap")))
-                name = f"{score.title}{' (personal models)' if line.is_personal else ''}"
-                count = Cell(str(len(final)), len(final))
-                cells.append([Cell(name), count, *(number_cell(found[key], digits) for key in (*SHOWN, "gap"))])
+    for each in found:
+        spread = measures(each.values, each.score)
+        digits = Digits.of(each.score, (spread[key] for key in (*SHOWN, "gap")))
+        name = f"{each.score.title} (personal models)" if each.model == "personal" else each.score.title
+        count = Cell(f"{len(each.values)} of {each.clients}" if each.lacking else str(each.clients), len(each.values))
+        cells.append([Cell(name), count, *(number_cell(spread[key], digits) for key in (*SHOWN, "gap"))])
     titles = [measure_title(key, scene.clients) for key in (*SHOWN, "gap")]
-    return Table("measures", "Scores over clients", ["test score", "clients", *titles], cells)
+    note = " ".join(f"{sentence}." for each in found for sentence in each.sentences())
+    return Table("measures", "Scores over clients", ["test score", "clients", *titles], cells, note)
 
 
 def _clients_table(scene: Scene, values: dict[str, dict[str, float]], order: list[str]) -> Table:

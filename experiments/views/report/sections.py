@@ -75,8 +75,8 @@ class Scene:
 
     @property
     def trained(self) -> list[Line]:
-        """The lines but those of personal models, which come from the same runs as another."""
-        return [line for line in self.lines if not line.is_personal]
+        """The lines but those of personal models that come from the same runs as another."""
+        return [line for line in self.lines if not line.beside]
 
     @property
     def axis(self) -> str:

@@ -17,19 +17,22 @@ import pytest
 
 import fairbloom as api
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments.results.run import REPORT
 from fairbloom.experiments.results.sweep import Sweep
+from fairbloom.experiments.studies.swept import load_sweep
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.lock import locked_folder
 from tests.simulation.helpers import table
 
 from ..helpers import fairbloom, start
+from ..views.report.parsed import Parsed
 
 OWN = Path(__file__).parents[1] / "own"
 VALIDATION, TEST = "validation_accuracy_of_global_model", "test_accuracy_of_global_model"
 SMALL = ("--clients", 4, "--rounds", 2, "--device", "cpu")
 GRID = ("--grid", "alpha=0,0.5", "--grid", "learning-rate=0.001,0.2")
 WORDS = ("sweep", "--method", "fedfv", *GRID, "--baseline", "fedavg", "--seeds", 2, *SMALL, "--jobs", 2)
-WRITTEN = {"sweep.json", "sweep.csv", "sweep.png", "sweep.svg", "comparison.csv", "clients.csv", "runs"}
+WRITTEN = {"sweep.json", "sweep.csv", "sweep.png", "sweep.svg", "comparison.csv", "clients.csv", "runs", REPORT}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +77,7 @@ def shown_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
 
 
 def test_a_point_is_worth_the_mean_of_its_validation_scores_over_clients_and_seeds(done: Path) -> None:
-    swept = api.load_sweep(done)
+    swept = load_sweep(done)
     assert len(swept.points) == 4
     for point in swept.points:
         runs = [done / name for name in point.planned.runs(swept.plan.seeds)]
@@ -89,7 +92,7 @@ def test_a_point_is_worth_the_mean_of_its_validation_scores_over_clients_and_see
 
 
 def test_the_test_figure_is_of_the_chosen_point_and_of_the_baselines_and_of_no_other(done: Path) -> None:
-    swept = api.load_sweep(done)
+    swept = load_sweep(done)
     assert swept.test is not None
     assert swept.best is not None
     assert swept.baseline is not None
@@ -105,11 +108,29 @@ def test_the_test_figure_is_of_the_chosen_point_and_of_the_baselines_and_of_no_o
 
 
 def test_the_baseline_is_searched_over_the_axes_that_it_has_and_never_chosen(done: Path) -> None:
-    swept = api.load_sweep(done)
+    swept = load_sweep(done)
     assert [point.name for point in swept.bases] == ["FedAvg (learning-rate=0.001)", "FedAvg (learning-rate=0.2)"]
     assert swept.baseline is not None
     assert swept.baseline.name == "FedAvg (learning-rate=0.2)"
     assert {point.planned.row for point in swept.points} == {"FedFV"}
+
+
+def test_the_report_has_the_points_the_choice_and_the_test_numbers(done: Path) -> None:
+    written = (done / REPORT).read_text(encoding="utf-8")
+    page, swept = Parsed.of(written), load_sweep(done)
+    points = {row["point"]: row for row in page.csv("points")}
+    assert {name: float(row[swept.measured]) for name, row in points.items()} == {
+        point.name: pytest.approx(point.mean) for point in (*swept.points, *swept.bases)
+    }
+    assert swept.best is not None
+    assert swept.test is not None
+    assert points[swept.best.name]["state"] == "chosen"
+    assert swept.sentences()[0] in page.text
+    tested = {row["method"]: float(row["mean"]) for row in page.csv("measures")}
+    assert tested == {name: pytest.approx(swept.test.spread(name, "mean")[0]) for name in swept.test.methods}
+    (done / REPORT).unlink()
+    assert fairbloom("report", done) == 0
+    assert (done / REPORT).read_text(encoding="utf-8") == written
 
 
 @pytest.mark.usefixtures("disagreeing")
@@ -285,7 +306,7 @@ def test_a_sweep_prints_json_alone_and_is_shown_again_as_it_was(
 
 
 def test_a_sweep_is_a_value_with_a_figure_and_html(done: Path, tmp_path: Path) -> None:
-    swept = api.load_sweep(done)
+    swept = load_sweep(done)
     assert isinstance(swept, Sweep)
     assert repr(swept).startswith(f"Sweep({str(done)!r}: 4 points, 2 seeds, chosen FedFV (alpha=")
     (axes,) = swept.figure().axes
