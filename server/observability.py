@@ -62,17 +62,25 @@ def log_as_json(run: str) -> None:
         handler.setFormatter(JsonLines(run))
 
 
-def summarize_row(row: Mapping[str, object], score: Score, model: str = "global") -> str:
+def summarize_row(row: Mapping[str, object], score: Score, finished: Round, model: str = "global") -> str:
     """Return what a log line says of a round's row: the scores of an evaluated round, nothing of another."""
     mean, worst = (row.get(f"{score.column(model)}_{over}") for over in ("mean", "worst_10"))
     if not isinstance(mean, float) or not isinstance(worst, float):
         return ""
-    return f": test {score.name} {score.written(mean)}, of the worst 10 % of clients {score.written(worst)}"
+    metric, clients = _metric_of(score, model), len(finished.evaluations)
+    scored = sum(metric in each for each in finished.evaluations.values())
+    over = f" over {scored} of {clients} clients" if scored < clients else ""
+    return f": test {score.name} {score.written(mean)}{over}, of the worst 10 % of clients {score.written(worst)}"
+
+
+def _metric_of(score: Score, model: str) -> str:
+    """Return what clients call a score of the global or the personal model when they evaluate."""
+    return f"{score.name}-{PERSONAL}" if model == "personal" else score.name
 
 
 def name_worst_served(finished: Round, score: Score, model: str = "global") -> str:
     """Return the clients with the worst scores after a round, and the one with the best, in words."""
-    metric = f"{score.name}-{PERSONAL}" if model == "personal" else score.name
+    metric = _metric_of(score, model)
     measured = {name: score.shown(m[metric]) for name, m in finished.evaluations.items() if metric in m}
     if not measured:
         return f"no client reported its {score.name}"

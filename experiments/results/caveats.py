@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from fairbloom.server.run_folder.files import MODEL
 
 from .run import Run
+from .scored import scores_of
 from .shared_data import SharedData
 
 FEWEST_EXAMPLES = 10
@@ -90,18 +91,15 @@ def _small_tests(run: Run) -> list[str]:
 def _worse_than_the_mean(run: Run) -> list[str]:
     """Return for which clients a quantity is predicted worse than by the mean of their targets, if for any."""
     found = []
-    for score in run.scores:
-        if score.name == "r2":
-            for model in ("global", "personal"):
-                values = run.final(score, model)
-                worse = sorted((value, client) for client, value in values.items() if value < 0.0)
-                if worse:
-                    shown = [f"{client} {value:.3g}" for value, client in worse[:NAMED]]
-                    more = f" and {len(worse) - NAMED} more" if len(worse) > NAMED else ""
-                    found.append(
-                        f"For {len(worse)} of {len(values)} clients the {model} model is worse than to predict the "
-                        f"mean of their test targets for everyone (r2 below 0: {', '.join(shown)}{more})."
-                    )
+    for each in scores_of(run):
+        worse = sorted((value, client) for client, value in each.values.items() if value < 0.0)
+        if each.score.name == "r2" and worse:
+            shown = [f"{client} {value:.3g}" for value, client in worse[:NAMED]]
+            more = f" and {len(worse) - NAMED} more" if len(worse) > NAMED else ""
+            found.append(
+                f"For {len(worse)} of {len(each.values)} clients the {each.model} model is worse than to predict the "
+                f"mean of their test targets for everyone (r2 below 0: {', '.join(shown)}{more})."
+            )
     return found
 
 

@@ -66,8 +66,10 @@ def _about(path: Path, folder: Path) -> dict[str, Any]:
         return about | {"state": "damaged", "fault": str(error)}
     about |= {key: summary[key] for key in ("task", "method", "seed", "state", "rounds", "of_rounds")}
     if "mean" in summary:
+        lacking = run.without_score
         about["score"] = {
-            "title": run.score.title,
+            "title": f"{run.score.title} (without {', '.join(lacking)})" if lacking else run.score.title,
+            "without": list(lacking),
             **{key: summary[key] for key in ("mean", "worst_10")},
             **{f"{key}_in_words": run.score.written(summary[key]) for key in ("mean", "worst_10")},
         }

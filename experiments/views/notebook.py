@@ -15,7 +15,7 @@ from ..results.sweep import Sweep
 from .figures import encode_png
 from .recommendation import tried_grid
 from .sweep_table import points_grid
-from .tables import Grid, client_grid, method_grid, run_grid
+from .tables import Grid, client_grid, gap_grid, group_grid, method_grid, run_grid
 
 
 def html_of_run(run: Run) -> str:
@@ -24,7 +24,9 @@ def html_of_run(run: Run) -> str:
     if run.final():
         over = [line for each in scores_of(run) for line in each.sentences()]
         lines = [f"<p>{escape(line)}</p>" for line in (*over, *caveats_of_run(run))]
-        parts += [_table(run_grid(run)), *lines, _image(run.figure())]
+        report = run.by_group()
+        groups = [] if report is None else [_table(group_grid(report, each)) for each in report.grouped.groupings]
+        parts += [_table(run_grid(run)), *groups, *lines, _image(run.figure())]
     return "\n".join(parts)
 
 
@@ -32,7 +34,8 @@ def html_of_comparison(comparison: Comparison) -> str:
     """Return a comparison with its figure."""
     verdict = comparison.verdict
     said = f"<p><b>{escape(verdict.headline)}</b> {escape(' '.join(verdict.sentences))}</p>"
-    tables = [_table(method_grid(comparison)), _table(client_grid(comparison))]
+    grids = [method_grid(comparison), client_grid(comparison), gap_grid(comparison)]
+    tables = [_table(grid) for grid in grids if grid is not None]
     lines = [f"<p>{escape(line)}</p>" for line in comparison.caveats]
     return "\n".join([said, *tables, *lines, _image(comparison.figure())])
 

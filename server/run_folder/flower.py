@@ -151,9 +151,8 @@ class RoundWriter:
         """
         self._check_reported(finished)
         row = self._recorder.record(finished, seconds=time.perf_counter() - self._started)
-        log.info(
-            "round %d is recorded%s", finished.number, summarize_row(row, self._score, self._recorder.method.serves)
-        )
+        summary = summarize_row(row, self._score, finished, self._recorder.method.serves)
+        log.info("round %d is recorded%s", finished.number, summary)
         if self._on_round is not None:
             self._on_round(finished)
         self._started = time.perf_counter()

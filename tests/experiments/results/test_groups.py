@@ -168,6 +168,12 @@ def test_show_prints_groups_gaps_and_who_is_left_out(here: Path, capsys: pytest.
     assert about["gaps"] == report.gap_rows()
 
 
+def test_a_notebook_shows_groups(here: Path) -> None:
+    shown = api.load(here / "large")._repr_html_()
+    assert "Test examples by sex" in shown
+    assert f"<td>{ALL}</td><td>F</td>" in shown
+
+
 def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("compare", "--task", "csv", "--data-dir", here / "sites", "--methods", "fedavg,ditto", "--seeds", "2")
     out = here / "cmp"
@@ -224,6 +230,8 @@ def test_every_score_says_over_which_clients_it_is_a_mean_and_why_others_lack_it
         assert f"{score} is the mean of 2 of 3 clients; without a test {score} ({reason}): well" in printed
     assert "auc, 2 of 3 clients" in printed
     assert "specificity is the mean" not in printed
+    assert fairbloom("list", tmp_path, "--json") == 0
+    assert [each["score"]["without"] for each in json.loads(capsys.readouterr().out)] == [[]]
     assert fairbloom("show", tmp_path / "run", "--json") == 0
     scores = {each["score"]: each for each in json.loads(capsys.readouterr().out)["scores"]}
     assert scores["auc"]["without"] == {"well": "one class in its test examples"}

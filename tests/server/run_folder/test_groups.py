@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from fairbloom.server.app import federate
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import CLIENTS, GROUPED, GROUPS, MODEL, ROUNDS
 from fairbloom.server.run_folder.groups import Grouped, format_groups
+from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.loop import LoopClients
@@ -140,8 +140,8 @@ def test_a_run_that_was_killed_goes_on_with_the_same_rows(finished: Path, data: 
     class Killed(BaseException):
         pass
 
-    def kill(row: Mapping[str, object]) -> None:
-        if row["round"] == 2:
+    def kill(recorded: RecordedRound) -> None:
+        if recorded.number == 2:
             raise Killed
 
     with checkpoints_every(1):
