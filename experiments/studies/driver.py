@@ -116,7 +116,8 @@ def run_study(
     with carry_out(study.out, jobs, on_run, plan=plan, stop_at_failure=stop_at_failure, log_level=log_level) as work:
         work.run(first)
         if len(work.failed) == len(first):
-            raise_failure(*next(iter(work.failed.items())))
+            key = next(iter(first))
+            raise_failure(key, work.failed[key])
         done = {settings.out for settings in first.values()}
         work.run({key: settings for key, settings in study.chosen_runs().items() if settings.out not in done})
         return collect(work.failures)

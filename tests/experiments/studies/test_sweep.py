@@ -214,19 +214,21 @@ def test_clients_with_five_rows_are_swept_and_the_choice_is_said_to_be_by_chance
 def test_more_values_seeds_and_rounds_run_what_is_missing_alone(copied: Path) -> None:
     before = written_in(copied)
     runs = {path.name for path in (copied / "runs").iterdir()}
-    more = ("--grid", "alpha=0,0.5", "--grid", "learning-rate=0.001,0.1,0.2", "--baseline", "fedavg")
-    words = ("sweep", "--method", "fedfv", *more, *SMALL, "--jobs", 2, "--out", copied)
+    grid = ("--grid", "alpha=0", "--grid", "learning-rate=0.001,0.1,0.2")
+    words = ("sweep", "--method", "fedfv", *grid, *SMALL, "--jobs", 2, "--out", copied)
     assert fairbloom(*words, "--seeds", 2) == 0
     now = {path.name for path in (copied / "runs").iterdir()}
-    assert len(now - runs) == (2 + 1) * 2  # a learning rate with each alpha, and for the baseline
+    assert len(now - runs) == 2  # the new learning rate with each seed
     assert {path: time for path, time in written_in(copied).items() if path in before} == before
     assert fairbloom(*words, "--seeds", 3) == 0
     later = {path.name for path in (copied / "runs").iterdir()} - now
-    assert len(later) == 6 + 3
+    assert len(later) == 3
     assert all(name.endswith("-seed2") for name in later)
     assert {path: time for path, time in written_in(copied).items() if path in before} == before
     assert fairbloom(*words, "--seeds", 3, "--rounds", 3) == 0
-    assert {api.load(path).rounds_done for path in (copied / "runs").iterdir()} == {3}
+    assert {path.name for path in (copied / "runs").iterdir()} == now | later
+    points = api.load_sweep(copied).points
+    assert {api.load(copied / name).rounds_done for point in points for name in point.planned.runs(range(3))} == {3}
 
 
 def test_a_sweep_that_is_killed_goes_on_to_the_same_bits(done: Path, tmp_path: Path) -> None:
