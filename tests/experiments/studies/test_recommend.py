@@ -26,7 +26,7 @@ from fairbloom.experiments.studies.recommend import parse_budget
 from fairbloom.protocol.settings import assigned
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.files import is_finished
-from fairbloom.server.settings import Settings
+from fairbloom.server.settings import Settings, check_used
 
 from ..helpers import fairbloom, start
 
@@ -172,6 +172,15 @@ def test_the_command_runs_with_the_same_settings(
     free = {"out", "seed", "fraction"}
     assert {k: v for k, v in settings.items() if k not in free} == {k: v for k, v in expected.items() if k not in free}
     assert found["settings"].items() >= found["parameters"].items()
+
+
+def test_the_command_for_deployed_clients_has_settings_that_they_take(found: Mapping[str, Any], folder: Path) -> None:
+    program, group, submit, *words = shlex.split(json.loads((folder / "recommendation.json").read_text())["deploy"])
+    assert (program, group, submit) == ("fairbloom", "deploy", "submit")
+    given = assigned(words[1::2])
+    assert given == {key: value for key, value in found["settings"].items() if key != "device"}
+    check_used(given, [str(given["method"])], "digits", deployed=True)
+    Settings.of(given)
 
 
 def test_without_json_it_is_said_in_words_with_what_was_tried_and_both_commands(
@@ -351,9 +360,10 @@ def test_runs_are_ended_at_a_time_and_continue(tmp_path: Path) -> None:
     assert all(is_finished(tmp_path / str(seed)) for seed in range(2))
 
 
-def test_ctrl_c_ends_it_and_the_same_command_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (*SMALL, "--out", tmp_path)
-    process = start("recommend", "--wish", WISH, "--budget", "30m", *words, start_new_session=True)
+def test_ctrl_c_ends_it_and_the_same_command_goes_on_for_seconds_and_prints_json_alone(tmp_path: Path) -> None:
+    """In processes of its own and with all candidates: the second has a few seconds, whatever it gets done in them."""
+    words = ("recommend", "--wish", WISH, *SMALL, "--out", tmp_path, "--json")
+    process = start(*words, "--budget", "30m", start_new_session=True)
     while process.poll() is None and not list(tmp_path.rglob("model.safetensors")):
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGINT)
@@ -363,7 +373,9 @@ def test_ctrl_c_ends_it_and_the_same_command_goes_on(tmp_path: Path, capsys: pyt
     assert "Traceback" not in told
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
     whole = {path for path in finished if load(path.parent).settings["num-rounds"] == 6}
-    assert printed(capsys, *words)["method"] == "local"
+    out, told = start(*words, "--budget", "6s").communicate()
+    assert list(json.loads(out)) == KEYS
+    assert "Traceback" not in told
     assert {path: path.stat().st_mtime_ns for path in whole} == {path: finished[path] for path in whole}
 
 
