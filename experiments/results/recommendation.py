@@ -8,20 +8,18 @@ from typing import Any
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
 
+from .measured import measure_title
 from .presentation import render_html, show
 
 FILE = "recommendation.json"
 """The file in which a recommendation lies in its folder."""
 
 SUBJECTS = {
-    "worst": "the worst served client",
-    "worst-10": "the worst served tenth of the clients",
-    "best-10": "the best served tenth of the clients",
     "mean": "the mean over the clients",
     "std": "the standard deviation over the clients",
     "gap": "the gap between best and worst client",
 }
-"""What sentences call the measures of a wish, but for those of single clients."""
+"""What sentences call measures of a wish; others have the titles that tables give them."""
 
 SHRINKING = ("std", "gap")
 """The measures that are better when they are smaller, whatever the score."""
@@ -131,6 +129,8 @@ class Recommendation:
         Why candidates could not be judged, by their labels.
     notes
         What else is to be known, in sentences.
+    clients
+        How many clients the gain is measured over.
     score
         What fairness is measured in.
     folder
@@ -152,6 +152,7 @@ class Recommendation:
     untried: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    clients: int = 0
     score: Score = ACCURACY
     folder: Path = field(default_factory=Path)
 
@@ -197,7 +198,8 @@ class Recommendation:
         if self.is_baseline:
             return f"Stay with {self.label}: no candidate is shown to be better for this wish."
         gain = self.gain
-        subject = SUBJECTS.get(gain.measure, gain.measure)
+        title = measure_title(gain.measure.replace("-", "_"), self.clients)
+        subject = gain.measure if gain.measure.startswith("client ") else SUBJECTS.get(gain.measure, f"the {title}")
         verb = "gains" if gain.measure not in SHRINKING else "shrinks by"
         return (
             f"Take {self.label}. Against {gain.against}, {subject} {verb} {gain.mean:.3g} {self.unit} on the test "

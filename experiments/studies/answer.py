@@ -134,6 +134,7 @@ class Answer:
             untried=self._search.untried,
             failed=dict(trials.failed),
             notes=(*self.notes, *self._limits(label)),
+            clients=0 if self.comparison is None else len(self._values(label)[0]),
             score=trials.score,
             folder=trials.out,
         )

@@ -188,7 +188,7 @@ def test_without_json_it_is_said_in_words_with_what_was_tried_and_both_commands(
 ) -> None:
     assert fairbloom("recommend", "--wish", WISH, "--budget", "30m", *SMALL, "--out", folder) == 0
     said = capsys.readouterr().out
-    assert said.startswith("Take Local. Against FedAvg, the worst served client gains ")
+    assert said.startswith("Take Local. Against FedAvg, the worst client gains ")
     for words in (found["command"], "fairbloom deploy submit --set", "personal models", "QFedAvg", "misses by"):
         assert words in said
 
@@ -308,6 +308,7 @@ def test_two_rows_are_too_few_and_the_words_say_which_setting(
         (("--wish", WISH, "--budget", "-5m"), "10m, 90s"),
         (("--wish", WISH, "--set", "method=fedfv"), "method = 'fedfv'"),
         (("--wish", WISH, "--set", "seed=3"), "use --seed"),
+        (("--wish", WISH, "--set", "validation-share=0"), "leave it out"),
         (("--wish", WISH, "--set", "learning-rat=3"), "learning-rate"),
         (("--wish", WISH, "--set", "adult.groups=described"), "adult.groups has no effect"),
         (("--wish", WISH, "--task", "digit"), "did you mean digits"),
