@@ -1,5 +1,6 @@
 """A recommended method: what it is expected to gain on data it was not chosen by, at which price, and how to run it."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
 
+from .differences import prediction_interval
 from .measured import measure_title
 from .presentation import render_html, show
 
@@ -39,7 +41,8 @@ class Gain:
     mean
         The mean difference over the fresh seeds.
     low, high
-        The 95 % prediction interval of the mean difference over ten other fresh seeds.
+        Between these lies the mean difference over ten other fresh seeds: a 95 % prediction interval. Its lower end
+        counts one more seed, with which nothing is gained.
     against
         The label of the other method.
     """
@@ -49,6 +52,18 @@ class Gain:
     low: float
     high: float
     against: str
+
+    @classmethod
+    def of(cls, measure: str, differences: Sequence[float], against: str) -> "Gain":
+        """Return the gain that differences show, one a fresh seed.
+
+        A method may fail with one seed in twenty, and none of these may be among the seeds seen, which vary little then
+        and promise too much. So the lower end is the lower one of two intervals: that of the differences, and that of
+        the differences and 0. Seeds that split the same data again are draws like those seen, so `test_share` is 0.
+        """
+        low, high = prediction_interval(differences, count=FRESH_SEEDS)
+        with_failure, _ = prediction_interval([*differences, 0.0], count=FRESH_SEEDS)
+        return cls(measure, statistics.fmean(differences), min(low, with_failure), high, against)
 
 
 @dataclass(frozen=True)

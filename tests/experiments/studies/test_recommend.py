@@ -19,7 +19,9 @@ from scipy.stats import t
 from fairbloom import load, load_comparison, recommend
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipes.commands import deploy_command, run_command
+from fairbloom.experiments.results.differences import difference_of
 from fairbloom.experiments.studies import answer, candidates, ladder, pool
+from fairbloom.experiments.studies.answer import is_better
 from fairbloom.experiments.studies.candidates import candidates_for
 from fairbloom.experiments.studies.pool import Workers
 from fairbloom.experiments.studies.recommend import parse_budget
@@ -81,7 +83,7 @@ def test_json_is_one_object_of_the_documented_keys_and_numbers(found: Mapping[st
     assert all(math.isfinite(found["gain"][key]) for key in ("mean", "low", "high"))
     assert (found["gain"]["measure"], found["gain"]["against"]) == ("worst", "FedAvg")
     assert found["method"] == found["settings"]["method"] == "local"
-    assert found["gain"]["low"] > 0.0
+    assert found["gain"]["mean"] > 10.0
 
 
 def test_gain_and_price_are_those_of_the_fresh_runs(found: Mapping[str, Any], folder: Path) -> None:
@@ -96,8 +98,10 @@ def test_gain_and_price_are_those_of_the_fresh_runs(found: Mapping[str, Any], fo
         pairs.append((last_scores(mine, "personal"), last_scores(theirs, "global")))
     gains = [min(mine.values()) - min(theirs.values()) for mine, theirs in pairs]
     mean, half = statistics.fmean(gains), t.ppf(0.975, 3) * statistics.stdev(gains) * math.sqrt(1 / 4 + 1 / 10)
+    failing = t.ppf(0.975, 4) * statistics.stdev([*gains, 0.0]) * math.sqrt(1 / 5 + 1 / 10)
+    low = min(mean - half, statistics.fmean([*gains, 0.0]) - failing)
     gain, price = found["gain"], found["price"]
-    assert (gain["mean"], gain["low"], gain["high"]) == pytest.approx((mean, mean - half, mean + half))
+    assert (gain["mean"], gain["low"], gain["high"]) == pytest.approx((mean, low, mean + half))
     means = [statistics.fmean(mine.values()) - statistics.fmean(theirs.values()) for mine, theirs in pairs]
     assert price["mean"] == pytest.approx(statistics.fmean(means))
     worse = [mine[client] < theirs[client] for mine, theirs in pairs for client in theirs]
@@ -258,6 +262,16 @@ def test_a_budget_for_nothing_says_so_and_stays_with_the_baseline(
     assert record["gain"]["low"] == record["gain"]["high"] == 0.0
     assert len(record["untried"]) == 4
     assert printed(capsys, *words)["method"] == "local"
+
+
+def test_differences_that_never_vary_tell_by_their_sign() -> None:
+    """As where a client's own model is always right, and the common one never."""
+    assert is_better(difference_of([100.0] * 6))
+    assert not is_better(difference_of([100.0] * 5))
+    assert not is_better(difference_of([-100.0] * 6))
+    assert not is_better(difference_of([0.0] * 20))
+    assert is_better(difference_of([9.0, 10.0, 11.0]))
+    assert not is_better(difference_of([-9.0, -10.0, -11.0]))
 
 
 def test_one_client_is_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
