@@ -1,5 +1,6 @@
 """A recommended method: what it is expected to gain on data it was not chosen by, at which price, and how to run it."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,20 +9,19 @@ from typing import Any
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
 
+from .differences import prediction_interval
+from .measured import measure_title
 from .presentation import render_html, show
 
 FILE = "recommendation.json"
 """The file in which a recommendation lies in its folder."""
 
 SUBJECTS = {
-    "worst": "the worst served client",
-    "worst-10": "the worst served tenth of the clients",
-    "best-10": "the best served tenth of the clients",
     "mean": "the mean over the clients",
     "std": "the standard deviation over the clients",
     "gap": "the gap between best and worst client",
 }
-"""What sentences call the measures of a wish, but for those of single clients."""
+"""What sentences call measures of a wish; others have the titles that tables give them."""
 
 SHRINKING = ("std", "gap")
 """The measures that are better when they are smaller, whatever the score."""
@@ -41,7 +41,8 @@ class Gain:
     mean
         The mean difference over the fresh seeds.
     low, high
-        The 95 % prediction interval of the mean difference over ten other fresh seeds.
+        Between these lies the mean difference over ten other fresh seeds: a 95 % prediction interval. Its lower end
+        counts one more seed, with which nothing is gained.
     against
         The label of the other method.
     """
@@ -51,6 +52,18 @@ class Gain:
     low: float
     high: float
     against: str
+
+    @classmethod
+    def of(cls, measure: str, differences: Sequence[float], against: str) -> "Gain":
+        """Return the gain that differences show, one a fresh seed.
+
+        A method may fail with one seed in twenty, and none of these may be among the seeds seen, which vary little then
+        and promise too much. So the lower end is the lower one of two intervals: that of the differences, and that of
+        the differences and 0. Seeds that split the same data again are draws like those seen, so `test_share` is 0.
+        """
+        low, high = prediction_interval(differences, count=FRESH_SEEDS)
+        with_failure, _ = prediction_interval([*differences, 0.0], count=FRESH_SEEDS)
+        return cls(measure, statistics.fmean(differences), min(low, with_failure), high, against)
 
 
 @dataclass(frozen=True)
@@ -131,6 +144,8 @@ class Recommendation:
         Why candidates could not be judged, by their labels.
     notes
         What else is to be known, in sentences.
+    clients
+        How many clients the gain is measured over.
     score
         What fairness is measured in.
     folder
@@ -152,6 +167,7 @@ class Recommendation:
     untried: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    clients: int = 0
     score: Score = ACCURACY
     folder: Path = field(default_factory=Path)
 
@@ -197,7 +213,8 @@ class Recommendation:
         if self.is_baseline:
             return f"Stay with {self.label}: no candidate is shown to be better for this wish."
         gain = self.gain
-        subject = SUBJECTS.get(gain.measure, gain.measure)
+        title = measure_title(gain.measure.replace("-", "_"), self.clients)
+        subject = gain.measure if gain.measure.startswith("client ") else SUBJECTS.get(gain.measure, f"the {title}")
         verb = "gains" if gain.measure not in SHRINKING else "shrinks by"
         return (
             f"Take {self.label}. Against {gain.against}, {subject} {verb} {gain.mean:.3g} {self.unit} on the test "

@@ -11,8 +11,8 @@ from fairbloom.errors import FairbloomError
 from ..recipes.commands import deploy_command, run_command
 from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison, Plan, personal_label, read_comparison
-from ..results.differences import difference_of, differences_of, prediction_interval
-from ..results.recommendation import FRESH_SEEDS, Gain, Price, Recommendation
+from ..results.differences import Difference, difference_of, differences_of
+from ..results.recommendation import Gain, Price, Recommendation
 from ..results.run import load
 from .halving import choose
 from .ladder import Search
@@ -20,6 +20,9 @@ from .trials import Trials, Values
 
 FRESH_FROM, MOST_FRESH = 1000, 20
 """Fresh seeds begin so many after the first seed of the search; there are at most so many, for more say little more."""
+
+SAME_SIGN = 6
+"""So many differences of one sign are p < 0.05 by the two-sided sign test: 2 / 2⁶."""
 
 FEW_CLIENTS = 10
 """Up to so many clients, those that lose are named."""
@@ -134,6 +137,7 @@ class Answer:
             untried=self._search.untried,
             failed=dict(trials.failed),
             notes=(*self.notes, *self._limits(label)),
+            clients=0 if self.comparison is None else len(self._values(label)[0]),
             score=trials.score,
             folder=trials.out,
         )
@@ -159,7 +163,7 @@ class Answer:
         if best not in keeping:
             self.notes.append(f"{best} was the best of the search, but misses a constraint with fresh seeds.")
         better = [label for label in keeping if told.get(label)]
-        if equal in better and not self._is_clear(self._differences(best, equal)):
+        if equal in better and not is_better(difference_of(self._differences(best, equal))):
             return equal
         if best in better or (best in keeping and baseline not in keeping):
             return best
@@ -171,11 +175,7 @@ class Answer:
         """Return whether candidates are told to be better than the baseline, with Holm's correction."""
         baseline = self._trials.baseline
         found = differences_of({label: self._differences(label, baseline) for label in labels if label != baseline})
-        return {label: each.clear and each.mean > 0.0 for label, each in found.items()}
-
-    def _is_clear(self, differences: Sequence[float]) -> bool:
-        found = difference_of(differences)
-        return found.clear and found.mean > 0.0
+        return {label: is_better(each) for label, each in found.items()}
 
     def _keeps(self, label: str) -> bool:
         """Return whether a candidate keeps all constraints, in the mean over the fresh seeds."""
@@ -203,9 +203,7 @@ class Answer:
         measure, baseline = self._trials.wish.measure.title, self._trials.baseline
         if label == baseline:
             return Gain(measure, 0.0, 0.0, 0.0, baseline)
-        differences = self._differences(label, baseline)
-        low, high = prediction_interval(differences, count=FRESH_SEEDS)  # of splits like these, so without test_share
-        return Gain(measure, statistics.fmean(differences), low, high, baseline)
+        return Gain.of(measure, self._differences(label, baseline), baseline)
 
     def _limits(self, label: str) -> list[str]:
         """Return what an answer other than the baseline does not say, in sentences."""
@@ -266,4 +264,12 @@ class Answer:
         if self.comparison is not None and len(self.seeds) > 1:
             worse |= {other: self._differences(label, other) for other in self.finalists if other in worse}
         told = differences_of(worse) if worse else {}
-        return tuple(other for other, each in told.items() if not (each.clear and each.mean > 0.0))
+        return tuple(other for other, each in told.items() if not is_better(each))
+
+
+def is_better(found: Difference) -> bool:
+    """Return whether differences tell that the one is better.
+
+    The t test has nothing to go by where differences do not vary; by the sign test, SAME_SIGN of them tell.
+    """
+    return found.mean > 0.0 and (found.clear or (found.error == 0.0 and found.seeds >= SAME_SIGN))

@@ -104,6 +104,8 @@ def _contenders(config: Mapping[str, Value], wish: Wish) -> list[Contender]:
     for key, value in config.items():
         if key in OPTIONS:
             raise SettingsError(f"{key} = {value!r}: a recommendation sets {key} run by run: use {OPTIONS[key]}")
+    if "validation-share" in config and not config["validation-share"]:
+        raise SettingsError("validation-share = 0: a recommendation chooses by validation examples: leave it out")
     among = candidates_for(config, [each.method for each in wish.constraints])
     return [Contender(variant, config_of(variant, among, config)) for variant in among]
 

@@ -9,7 +9,7 @@ from .tables import Digits, Grid, console, show_grid
 def show_recommendation(found: Recommendation) -> None:
     """Print the answer, how far the candidates came, and the commands that run it."""
     for sentence in found.sentences:
-        console.print(escape(sentence), soft_wrap=True)
+        console.print(escape(sentence))
     console.print()
     if found.tried:
         show_grid(tried_grid(found))

@@ -19,14 +19,16 @@ from scipy.stats import t
 from fairbloom import load, load_comparison, recommend
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipes.commands import deploy_command, run_command
+from fairbloom.experiments.results.differences import difference_of
 from fairbloom.experiments.studies import answer, candidates, ladder, pool
+from fairbloom.experiments.studies.answer import is_better
 from fairbloom.experiments.studies.candidates import candidates_for
 from fairbloom.experiments.studies.pool import Workers
 from fairbloom.experiments.studies.recommend import parse_budget
 from fairbloom.protocol.settings import assigned
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.files import is_finished
-from fairbloom.server.settings import Settings
+from fairbloom.server.settings import Settings, check_used
 
 from ..helpers import fairbloom, start
 
@@ -81,7 +83,7 @@ def test_json_is_one_object_of_the_documented_keys_and_numbers(found: Mapping[st
     assert all(math.isfinite(found["gain"][key]) for key in ("mean", "low", "high"))
     assert (found["gain"]["measure"], found["gain"]["against"]) == ("worst", "FedAvg")
     assert found["method"] == found["settings"]["method"] == "local"
-    assert found["gain"]["low"] > 0.0
+    assert found["gain"]["mean"] > 10.0
 
 
 def test_gain_and_price_are_those_of_the_fresh_runs(found: Mapping[str, Any], folder: Path) -> None:
@@ -96,8 +98,10 @@ def test_gain_and_price_are_those_of_the_fresh_runs(found: Mapping[str, Any], fo
         pairs.append((last_scores(mine, "personal"), last_scores(theirs, "global")))
     gains = [min(mine.values()) - min(theirs.values()) for mine, theirs in pairs]
     mean, half = statistics.fmean(gains), t.ppf(0.975, 3) * statistics.stdev(gains) * math.sqrt(1 / 4 + 1 / 10)
+    failing = t.ppf(0.975, 4) * statistics.stdev([*gains, 0.0]) * math.sqrt(1 / 5 + 1 / 10)
+    low = min(mean - half, statistics.fmean([*gains, 0.0]) - failing)
     gain, price = found["gain"], found["price"]
-    assert (gain["mean"], gain["low"], gain["high"]) == pytest.approx((mean, mean - half, mean + half))
+    assert (gain["mean"], gain["low"], gain["high"]) == pytest.approx((mean, low, mean + half))
     means = [statistics.fmean(mine.values()) - statistics.fmean(theirs.values()) for mine, theirs in pairs]
     assert price["mean"] == pytest.approx(statistics.fmean(means))
     worse = [mine[client] < theirs[client] for mine, theirs in pairs for client in theirs]
@@ -174,12 +178,21 @@ def test_the_command_runs_with_the_same_settings(
     assert found["settings"].items() >= found["parameters"].items()
 
 
+def test_the_command_for_deployed_clients_has_settings_that_they_take(found: Mapping[str, Any], folder: Path) -> None:
+    program, group, submit, *words = shlex.split(json.loads((folder / "recommendation.json").read_text())["deploy"])
+    assert (program, group, submit) == ("fairbloom", "deploy", "submit")
+    given = assigned(words[1::2])
+    assert given == {key: value for key, value in found["settings"].items() if key != "device"}
+    check_used(given, [str(given["method"])], "digits", deployed=True)
+    Settings.of(given)
+
+
 def test_without_json_it_is_said_in_words_with_what_was_tried_and_both_commands(
     found: Mapping[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fairbloom("recommend", "--wish", WISH, "--budget", "30m", *SMALL, "--out", folder) == 0
     said = capsys.readouterr().out
-    assert said.startswith("Take Local. Against FedAvg, the worst served client gains ")
+    assert said.startswith("Take Local. Against FedAvg, the worst client gains ")
     for words in (found["command"], "fairbloom deploy submit --set", "personal models", "QFedAvg", "misses by"):
         assert words in said
 
@@ -251,6 +264,16 @@ def test_a_budget_for_nothing_says_so_and_stays_with_the_baseline(
     assert printed(capsys, *words)["method"] == "local"
 
 
+def test_differences_that_never_vary_tell_by_their_sign() -> None:
+    """As where a client's own model is always right, and the common one never."""
+    assert is_better(difference_of([100.0] * 6))
+    assert not is_better(difference_of([100.0] * 5))
+    assert not is_better(difference_of([-100.0] * 6))
+    assert not is_better(difference_of([0.0] * 20))
+    assert is_better(difference_of([9.0, 10.0, 11.0]))
+    assert not is_better(difference_of([-9.0, -10.0, -11.0]))
+
+
 def test_one_client_is_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--clients", 1, "--rounds", 3, "--partition", "iid", "--set", "device=cpu", "--jobs", 2, "--out", tmp_path)
     found = printed(capsys, *words)
@@ -299,6 +322,7 @@ def test_two_rows_are_too_few_and_the_words_say_which_setting(
         (("--wish", WISH, "--budget", "-5m"), "10m, 90s"),
         (("--wish", WISH, "--set", "method=fedfv"), "method = 'fedfv'"),
         (("--wish", WISH, "--set", "seed=3"), "use --seed"),
+        (("--wish", WISH, "--set", "validation-share=0"), "leave it out"),
         (("--wish", WISH, "--set", "learning-rat=3"), "learning-rate"),
         (("--wish", WISH, "--set", "adult.groups=described"), "adult.groups has no effect"),
         (("--wish", WISH, "--task", "digit"), "did you mean digits"),
@@ -351,9 +375,10 @@ def test_runs_are_ended_at_a_time_and_continue(tmp_path: Path) -> None:
     assert all(is_finished(tmp_path / str(seed)) for seed in range(2))
 
 
-def test_ctrl_c_ends_it_and_the_same_command_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (*SMALL, "--out", tmp_path)
-    process = start("recommend", "--wish", WISH, "--budget", "30m", *words, start_new_session=True)
+def test_ctrl_c_ends_it_and_the_same_command_goes_on_for_seconds_and_prints_json_alone(tmp_path: Path) -> None:
+    """In processes of its own and with all candidates: the second has a few seconds, whatever it gets done in them."""
+    words = ("recommend", "--wish", WISH, *SMALL, "--out", tmp_path, "--json")
+    process = start(*words, "--budget", "30m", start_new_session=True)
     while process.poll() is None and not list(tmp_path.rglob("model.safetensors")):
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGINT)
@@ -363,7 +388,9 @@ def test_ctrl_c_ends_it_and_the_same_command_goes_on(tmp_path: Path, capsys: pyt
     assert "Traceback" not in told
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
     whole = {path for path in finished if load(path.parent).settings["num-rounds"] == 6}
-    assert printed(capsys, *words)["method"] == "local"
+    out, told = start(*words, "--budget", "6s").communicate()
+    assert list(json.loads(out)) == KEYS
+    assert "Traceback" not in told
     assert {path: path.stat().st_mtime_ns for path in whole} == {path: finished[path] for path in whole}
 
 
