@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -311,3 +312,15 @@ def test_a_run_that_begins_later_is_followed_to_its_end(waiting: Any, tmp_path: 
     assert MODEL.exists_in(folder)
     assert printed.rstrip().endswith("finished after round 6 of 6")
     assert waiting.returncode == 0
+
+
+def test_a_sweep_shows_its_points_from_plan_to_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, seen = tmp_path / "sweep", list[Snapshot]()
+    shared = {"clients": 4, "rounds": 2, "seeds": 1, "jobs": 1, "progress": False}
+    fairbloom.sweep(method="fedfv", grid={"alpha": [0.0, 0.5]}, out=out, **shared)
+    seen.append(Looker(out).look())
+    assert (seen[0].state, len(seen[0].runs)) == ("finished", 2)
+    assert command("watch", out) == 0
+    assert "finished with 2 of 2 runs finished" in capsys.readouterr().out
+    shutil.rmtree(seen[0].runs[1].folder)
+    assert [each.state for each in Looker(out).look().runs] == ["finished", "waiting"]
