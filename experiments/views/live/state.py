@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, Score
-from fairbloom.server.run_folder.errors import check_place
+from fairbloom.server.run_folder.errors import check_place, explain_access_errors
 from fairbloom.server.run_folder.files import CLIENTS, CONFIG, KNOWN, LOCK, MODEL, ROUNDS, is_run_folder
 from fairbloom.server.run_folder.lock import is_running
 from fairbloom.server.run_folder.rows import parse_refusals
@@ -175,8 +175,12 @@ class Looker:
         Raises
         ------
         FairbloomError
-            When the plan of a comparison, or the single run that lies there, cannot be read.
+            When the folder, the plan of a study or the single run that lies there cannot be read.
         """
+        with explain_access_errors(self.folder):
+            return self._look()
+
+    def _look(self) -> Snapshot:
         folder = self.folder
         if is_run_folder(folder):
             run = self._look_at(folder, folder.name)

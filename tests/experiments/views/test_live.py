@@ -18,8 +18,10 @@ from fairbloom.experiments.views.live import state, terminal
 from fairbloom.experiments.views.live.state import Client, LiveRun, Looker, Point, Snapshot, follow
 from fairbloom.server.run_folder.files import CLIENTS, CONFIG, MODEL, ROUNDS
 from fairbloom.simulation.run import simulate
+from fairbloom.strategies import FedAvg
 from tests.experiments.helpers import fairbloom as command
 from tests.experiments.helpers import start
+from tests.server.run_folder.test_flower import start as start_app
 from tests.simulation.helpers import checkpoints_every, run, small
 
 
@@ -127,6 +129,25 @@ def test_a_deployed_run_is_not_over_before_another_process_could_continue_it(
     script = iter([going, lost, lost, going, *[lost] * 20])
     if deployed:
         assert len(list(follow(tmp_path, 10.0))) == looks + 3  # it was continued
+
+
+def test_a_run_of_a_user_defined_server_app_is_seen_too(tmp_path: Path) -> None:
+    start_app(tmp_path / "run", FedAvg(), rounds=2)
+    snapshot = Looker(tmp_path / "run").look()
+    assert (snapshot.state, snapshot.runs[0].about, snapshot.runs[0].rounds) == ("finished", "FedAvg", 2)
+    assert [client.name for client in snapshot.runs[0].clients]
+    assert "site-0" in picture(snapshot)
+
+
+def test_a_folder_that_cannot_be_looked_at_is_an_error_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(state, "is_run_folder", refuse)
+    with pytest.raises(FairbloomError, match="Permission denied"):
+        Looker(tmp_path).look()
 
 
 # Several runs ---------------------------------------------------------------------------------------------------------
