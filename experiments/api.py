@@ -439,11 +439,10 @@ def recommend(
     options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
     config = merge_settings(options, settings or {})
     begun = time.monotonic()
-    with progress_bar(shown=progress) as bar:
-        shown = bar.add_task("searching", total=seconds, measured="seconds of the budget")
+    with study_progress("searching", seconds, Path(out), counted="seconds of the budget", shown=progress) as bars:
 
         def notify(stage: str) -> None:
-            bar.update(shown, description=stage, completed=min(seconds, time.monotonic() - begun))
+            bars.set_stage(stage, min(seconds, time.monotonic() - begun))
 
         return recommend_method(config, wished, seconds, seed, Path(out), jobs or processors_here(), notify)
 

@@ -7,6 +7,14 @@ import typer
 
 from fairbloom.system.interrupts import until_interrupted
 
+from ..results.comparison import load_comparison
+from ..results.run import COMPARISON, SWEEP, load
+from ..studies.swept import load_sweep
+from ..views.listing import find_runs, table_rows
+from ..views.live import terminal
+from ..views.live.state import Snapshot
+from ..views.tables import show_runs
+
 ENDED_EARLY, LEFT = 1, 130
 """Exit codes: the run was interrupted, and the user has left by Ctrl-C while it goes on."""
 
@@ -32,19 +40,32 @@ def watch(
     The folder is read and nothing is written there. The command ends with the run: its exit code is 0 where that is
     finished, and 1 where it was interrupted.
     """
-    from ..views.live import terminal  # imported late, as no other command needs it
-
     ended = None
     with until_interrupted():
         if page:
-            from ..views.live.page import serve
+            from ..views.live.page import serve  # imported late, as jinja2 is with it
 
             ended = serve(folder, port, interval)
         else:
             ended = terminal.watch(folder, interval)
     if ended is None:
         raise typer.Exit(LEFT)
-    terminal.show_end(ended)
+    show_end(ended)
     print(terminal.describe_end(ended))
     if ended.state != "finished":
         raise typer.Exit(ENDED_EARLY)
+
+
+def show_end(snapshot: Snapshot) -> None:
+    """Print the table of what is over."""
+    folder, finished = snapshot.folder, snapshot.state == "finished"
+    if snapshot.alone:
+        run = load(folder)
+        if run.final():
+            run.show()
+    elif finished and (folder / COMPARISON).exists():
+        load_comparison(folder).show()
+    elif finished and (folder / SWEEP).exists():
+        load_sweep(folder).show()
+    else:
+        show_runs(table_rows(find_runs(folder)), folder)

@@ -91,13 +91,16 @@ class RunBar:
 
 
 @contextmanager
-def study_progress(title: str, total: int | None, out: Path, *, shown: bool = True) -> Iterator["StudyBars"]:
-    """Show how many runs of a study are done, and each run that goes on with its rounds and how it serves the clients.
+def study_progress(
+    title: str, total: float | None, out: Path, *, counted: str = "runs done", shown: bool = True
+) -> Iterator["StudyBars"]:
+    """Show how far a study is, and each run that goes on with its rounds and how it serves the clients.
 
-    The runs are looked at where they lie, in the folder runs/ of `out`. `total` is None where it is not known yet.
+    The runs are looked at where they lie, in the folder runs/ of `out`. `total` is None where it is not known yet, and
+    `counted` says what it counts.
     """
     with progress(shown=shown) as bar:
-        runs = StudyBars(bar, bar.add_task(title, total=total, measured="runs done"), Looker(out))
+        runs = StudyBars(bar, bar.add_task(title, total=total, measured=counted), Looker(out))
         ended = threading.Event()
         watcher = threading.Thread(target=runs.follow, args=(ended,), daemon=True)
         if not bar.disable:
@@ -116,7 +119,7 @@ class StudyBars:
 
     def __init__(self, bar: Progress, study: TaskID, looker: Looker) -> None:
         self._bar, self._study, self._looker = bar, study, looker
-        self._done = 0
+        self._done, self._counts_runs = 0.0, True
         self.shown: dict[Path, TaskID] = {}
         """The bars of the runs that go on, by their folders."""
 
@@ -128,6 +131,11 @@ class StudyBars:
         """Count a run that is done."""
         self._done += 1
         self._bar.update(self._study, completed=self._done)
+
+    def set_stage(self, stage: str, completed: float) -> None:
+        """Show in which stage a study is that counts something else than runs, and how much of that is done."""
+        self._done, self._counts_runs = completed, False
+        self._bar.update(self._study, description=stage, completed=completed)
 
     def follow(self, ended: threading.Event) -> None:
         """Look at the runs again and again until the study has ended."""
@@ -153,8 +161,9 @@ class StudyBars:
             if run.folder not in self.shown:
                 self.shown[run.folder] = self._bar.add_task(f"  {run.name}", total=run.num_rounds, measured="")
             self._bar.update(self.shown[run.folder], completed=run.rounds, measured=self._measured(run))
-        going_on = sum(run.rounds / max(1, run.num_rounds) for run in runs)
-        self._bar.update(self._study, completed=self._done + going_on if runs else self._done)
+        if self._counts_runs:
+            going_on = sum(run.rounds / max(1, run.num_rounds) for run in runs)
+            self._bar.update(self._study, completed=self._done + going_on)
 
     def _measured(self, run: LiveRun) -> str:
         if not run.points or self._bar.console.width < WIDE:

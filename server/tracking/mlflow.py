@@ -29,6 +29,8 @@ MOST_AT_ONCE = 1000
 
 MOST_PARAMETERS = 100
 
+LONGEST_TEXT = 5000
+
 QUICKLY = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 """How long a server is waited for, where the user's environment does not say otherwise: MLflow's default is minutes."""
 
@@ -68,8 +70,8 @@ class MlflowTracker:
             return None
         self._client.update_run(run_id, status="RUNNING")
         for key, value in run.settings.items():  # a parameter cannot be changed there, as when a run is extended
-            if there.params.get(_safe(key)) != str(value):
-                self._client.set_tag(run_id, _safe(key), str(value))
+            if there.params.get(_safe(key)) != _text(value):
+                self._client.set_tag(run_id, _safe(key), _text(value))
         seconds = self._client.get_metric_history(run_id, "round/seconds")
         return run_id, max((metric.step for metric in seconds), default=0)
 
@@ -77,7 +79,7 @@ class MlflowTracker:
         experiment = self._find_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.experiment, artifacts)
         created = self._client.create_run(experiment, run_name=run.name, tags={"run-folder": str(run.folder)})
         run_id: str = created.info.run_id
-        parameters = [Param(_safe(key), str(value)) for key, value in run.settings.items()]
+        parameters = [Param(_safe(key), _text(value)) for key, value in run.settings.items()]
         for first in range(0, len(parameters), MOST_PARAMETERS):
             self._client.log_batch(run_id, params=parameters[first : first + MOST_PARAMETERS])
         run.write_id(STORE, run_id)
@@ -119,6 +121,11 @@ class MlflowTracker:
             self._client.log_batch(self._id, metrics=self._waiting[:MOST_AT_ONCE])
             del self._waiting[:MOST_AT_ONCE]
         self._written = time.monotonic()
+
+
+def _text(value: object) -> str:
+    """Return a setting as MLflow takes it: a long list of clients is cut off."""
+    return str(value)[:LONGEST_TEXT]
 
 
 def _safe(name: str) -> str:

@@ -9,14 +9,15 @@ from typing import NamedTuple
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, Score
-from fairbloom.server.run_folder.errors import check_place
+from fairbloom.server.run_folder.errors import check_place, explain_access_errors
 from fairbloom.server.run_folder.files import CLIENTS, CONFIG, KNOWN, LOCK, MODEL, ROUNDS, is_run_folder
 from fairbloom.server.run_folder.lock import is_running
 from fairbloom.server.run_folder.rows import parse_refusals
 
 from ...results.comparison import Plan
 from ...results.measured import measure_title
-from ...results.run import COMPARISON, Run, load
+from ...results.run import COMPARISON, SWEEP, Run, load
+from ...results.sweep import SweepPlan
 from ..listing import run_folders
 
 LATEST = 10
@@ -174,8 +175,12 @@ class Looker:
         Raises
         ------
         FairbloomError
-            When the plan of a comparison, or the single run that lies there, cannot be read.
+            When the folder, the plan of a study or the single run that lies there cannot be read.
         """
+        with explain_access_errors(self.folder):
+            return self._look()
+
+    def _look(self) -> Snapshot:
         folder = self.folder
         if is_run_folder(folder):
             run = self._look_at(folder, folder.name)
@@ -183,11 +188,7 @@ class Looker:
                 raise FairbloomError(run.fault)
             return Snapshot(folder, (run,), alone=True, going_on=run.state == "running")
         going_on = is_running(folder)
-        if (folder / COMPARISON).exists():
-            paths = [folder / name for names in Plan.read(folder).runs.values() for name in names]
-        else:
-            paths = sorted(run_folders(folder))
-        runs = [self._look_at(path, path.name) for path in paths]
+        runs = [self._look_at(path, path.name) for path in _paths_of_runs(folder)]
         return Snapshot(folder, runs, going_on=going_on or any(run.state == "running" for run in runs))
 
     def look_at_running(self) -> list[LiveRun]:
@@ -242,6 +243,19 @@ def follow(folder: Path, interval: float) -> Iterator[Snapshot]:
                 if started - over_since >= (RESTART_SECONDS if lost else 0.0):
                     return
         time.sleep(interval)
+
+
+def _paths_of_runs(folder: Path) -> list[Path]:
+    """Return where the runs of a study lie, those that are planned and those that are there."""
+    if (folder / COMPARISON).exists():
+        return [folder / name for names in Plan.read(folder).runs.values() for name in names]
+    there = dict.fromkeys(sorted(run_folders(folder)))
+    if not (folder / SWEEP).exists():
+        return list(there)
+    plan = SweepPlan.read(folder)
+    failed = {folder / name for point in plan.points if point.fault for name in point.runs(plan.seeds)}
+    planned = (folder / name for point in plan.points for name in point.runs(plan.searched))
+    return [path for path in dict.fromkeys([*planned, *there]) if path not in failed]
 
 
 def _signature(folder: Path) -> object:

@@ -13,10 +13,7 @@ from rich.text import Text
 from fairbloom.deploy.operator.audit import escape_unprintable
 from fairbloom.deploy.processes import duration
 
-from ...results.comparison import load_comparison
-from ...results.run import COMPARISON, load
-from ..listing import find_runs, table_rows
-from ..tables import console, show_runs
+from ..tables import console
 from .state import Client, LiveRun, Point, Snapshot, follow
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -39,18 +36,6 @@ def watch(folder: Path, interval: float) -> Snapshot:
         for snapshot in follow(folder, interval):
             live.update(render(snapshot, console.width, console.height), refresh=True)
     return snapshot
-
-
-def show_end(snapshot: Snapshot) -> None:
-    """Print the table of what is over."""
-    if snapshot.alone:
-        run = load(snapshot.folder)
-        if run.final():
-            run.show()
-    elif snapshot.state == "finished" and (snapshot.folder / COMPARISON).exists():
-        load_comparison(snapshot.folder).show()
-    else:
-        show_runs(table_rows(find_runs(snapshot.folder)), snapshot.folder)
 
 
 def describe_end(snapshot: Snapshot) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ from fairbloom.experiments.views.live import state, terminal
 from fairbloom.experiments.views.live.state import Client, LiveRun, Looker, Point, Snapshot, follow
 from fairbloom.server.run_folder.files import CLIENTS, CONFIG, MODEL, ROUNDS
 from fairbloom.simulation.run import simulate
+from fairbloom.strategies import FedAvg
 from tests.experiments.helpers import fairbloom as command
 from tests.experiments.helpers import start
+from tests.server.run_folder.test_flower import start as start_app
 from tests.simulation.helpers import checkpoints_every, run, small
 
 
@@ -126,6 +129,25 @@ def test_a_deployed_run_is_not_over_before_another_process_could_continue_it(
     script = iter([going, lost, lost, going, *[lost] * 20])
     if deployed:
         assert len(list(follow(tmp_path, 10.0))) == looks + 3  # it was continued
+
+
+def test_a_run_of_a_user_defined_server_app_is_seen_too(tmp_path: Path) -> None:
+    start_app(tmp_path / "run", FedAvg(), rounds=2)
+    snapshot = Looker(tmp_path / "run").look()
+    assert (snapshot.state, snapshot.runs[0].about, snapshot.runs[0].rounds) == ("finished", "FedAvg", 2)
+    assert [client.name for client in snapshot.runs[0].clients]
+    assert "site-0" in picture(snapshot)
+
+
+def test_a_folder_that_cannot_be_looked_at_is_an_error_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(state, "is_run_folder", refuse)
+    with pytest.raises(FairbloomError, match="Permission denied"):
+        Looker(tmp_path).look()
 
 
 # Several runs ---------------------------------------------------------------------------------------------------------
@@ -311,3 +333,15 @@ def test_a_run_that_begins_later_is_followed_to_its_end(waiting: Any, tmp_path: 
     assert MODEL.exists_in(folder)
     assert printed.rstrip().endswith("finished after round 6 of 6")
     assert waiting.returncode == 0
+
+
+def test_a_sweep_shows_its_points_from_plan_to_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, seen = tmp_path / "sweep", list[Snapshot]()
+    shared = {"clients": 4, "rounds": 2, "seeds": 1, "jobs": 1, "progress": False}
+    fairbloom.sweep(method="fedfv", grid={"alpha": [0.0, 0.5]}, out=out, **shared)
+    seen.append(Looker(out).look())
+    assert (seen[0].state, len(seen[0].runs)) == ("finished", 2)
+    assert command("watch", out) == 0
+    assert "finished with 2 of 2 runs finished" in capsys.readouterr().out
+    shutil.rmtree(seen[0].runs[1].folder)
+    assert [each.state for each in Looker(out).look().runs] == ["finished", "waiting"]

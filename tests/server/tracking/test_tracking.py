@@ -135,9 +135,18 @@ def test_an_interrupted_run_goes_on_in_the_same_run_of_mlflow(tmp_path: Path) ->
     assert shown.info.status == "FINISHED"
     assert curve(folder, shown.info.run_id, MEAN) == sorted(means(folder).items())
     assert len(means(folder)) == 8
-    assert shown.data.tags["num-rounds"] == "8"  # its parameters are those that it began with
+    tags = {tag: value for tag, value in shown.data.tags.items() if not tag.startswith("mlflow.")}
+    assert tags == {"num-rounds": "8", "run-folder": str(folder), "state": "finished"}
+    assert shown.data.params["num-rounds"] == "6"  # MLflow keeps the parameters that a run began with
     run(tmp_path / "plain" / "one", num_rounds=8)
     assert bits(folder) == bits(whole)
+
+
+def test_a_list_of_very_many_clients_is_no_reason_not_to_show_a_run(tmp_path: Path) -> None:
+    many = ",".join(f"client-{number}" for number in range(5)) + "," * 10_000
+    folder = run(tmp_path / "tracked" / "one", track="mlflow", num_rounds=2, training_clients=many)
+    (shown,) = runs_at_mlflow(folder, "tracked")
+    assert shown.info.status == "FINISHED"
 
 
 def test_rounds_that_are_run_again_are_there_once(tmp_path: Path) -> None:
