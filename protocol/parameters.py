@@ -195,14 +195,14 @@ class Parameter:
             return f"a run takes one value; fairbloom sweep --grid {self.key}={values} tries each; "
         if isinstance(self.allowed, Choices):
             return did_you_mean(str(value), self.allowed.words)
-        if self.kind is bool:
+        if self.kind is bool and isinstance(value, str):
             return "write true or false; "
         if self.kind is str and isinstance(value, Value):
             return f"put it in quotes, as in --set '{self.key}=\"{value}\"'; "
         if self.kind is int and isinstance(value, float) and value.is_integer():
             return f"write {value:.0f}; "
         if isinstance(value, str) and self._taken(parsed(pointed := value.replace(",", ".").strip())) is not None:
-            return f"write decimals with a point, {pointed}; "
+            return f"write decimals with a point, {pointed}; " if "," in value else f"leave quotes out, {pointed}; "
         return ""
 
     def _taken(self, value: object) -> Value | None:

@@ -66,7 +66,9 @@ class Settings(RunSettings):
         for key, value in run.parameters.items():
             if key not in known:
                 general = [key_of(name) for name in RunSettings.model_fields]
-                raise SettingsError(f"unknown setting {key} = {value!r}; {_hint(key, [*general, *known])}")
+                chosen = {find_method(method).__name__.lower(), run.task}
+                nearest_first = sorted(known, key=lambda each: each.partition(".")[0] not in chosen)
+                raise SettingsError(f"unknown setting {key} = {value!r}; {_hint(key, [*general, *nearest_first])}")
         given = {
             key: value for key, value in run.given().items() if key not in known or not _is_unset(known[key], value)
         }

@@ -15,6 +15,7 @@ ADVICE: list[tuple[str, Any, str, Value | None]] = [
     ("seed", "0,1,2", "a run takes one value; fairbloom compare --seeds 3 runs 3 of them; allowed is int", None),
     ("weighting", "examples,uniform", "fairbloom sweep --grid weighting=examples,uniform tries each", None),
     ("fraction", "0,5", "write decimals with a point, 0.5; allowed is float", 0.5),
+    ("fraction", "0.5", "leave quotes out, 0.5; allowed is float", 0.5),
     ("num-rounds", 1e3, "write 1000; allowed is int", 1000),
     ("training-clients", 7, "put it in quotes, as in --set 'training-clients=\"7\"'; allowed is str", "7"),
     ("pooled", "True", "write true or false; allowed is bool", True),

@@ -358,7 +358,7 @@ def test_a_count_is_taken_up_to_both_bounds(enrolled: float, first: float, count
         ({"max_growth": 0.99}, "max_growth = 0.99: allowed is float in .1, inf."),
         ({"max_growth": math.nan}, "max_growth = nan: allowed is float in .1, inf."),
         ({"loss_limit": 0.0}, "loss_limit = 0.0: allowed is float in .1, inf."),
-        ({"loss_limit": "1e3"}, "loss_limit = '1e3': allowed is float in .1, inf."),
+        ({"loss_limit": "1e3"}, "loss_limit = '1e3': leave quotes out, 1e3; allowed is float in .1, inf."),
         ({"enrolled_sizes": {"site-a": 0}}, r"enrolled_sizes\['site-a'\] = 0: allowed is int at least 1"),
         ({"enrolled_sizes": {"site-a": 1.5}}, r"enrolled_sizes\['site-a'\] = 1.5: allowed is int at least 1"),
     ],

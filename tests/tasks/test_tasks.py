@@ -129,7 +129,7 @@ def test_a_tasks_own_settings_reach_it_in_their_type() -> None:
         ("ones.noise", float("nan"), "float in [0, 2]"),
         ("ones.noise", "much", "float in [0, 2]"),
         ("ones.noise", True, "float in [0, 2]"),
-        ("ones.shift", 1.0, "int"),
+        ("ones.shift", 0.5, "int"),
         ("ones.shift", False, "int"),
         ("ones.kind", "round", "plain, bent or torn"),
         ("ones.kind", 3, "plain, bent or torn"),
