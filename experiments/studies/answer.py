@@ -210,10 +210,12 @@ class Answer:
         trials, limits = self._trials, []
         if label == trials.baseline or self.comparison is None:
             return []
+        each = self._differences(label, trials.baseline)
+        limits.append(f"Single seeds gained {min(each):.3g} to {max(each):.3g}.")
         if trials.contenders[label].evaluated == "personal":
             limits.append("It is judged by personal models, which clients keep between rounds; newcomers have none.")
         if share := self.comparison.shared.test_share:
-            found = difference_of(self._differences(label, trials.baseline), test_share=share)
+            found = difference_of(each, test_share=share)
             shown = "is shown" if found.clear else "is not shown"
             limits.append(
                 "Seeds split the same examples again and again. That other examples of these clients bring a gain "
