@@ -1,6 +1,7 @@
 """How far a run is, as its folder shows the server's status."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,20 @@ def test_a_finished_run_tells_its_rounds(run: Path) -> None:
     assert found["seconds-a-round"] > 0
     assert found["seconds-since-round"] >= 0
     assert (found["refused"], found["missing"]) == ([], "")
+
+
+def test_a_run_that_ends_while_it_is_looked_at_is_not_said_to_be_interrupted(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    model = (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
+
+    def is_running(path: Path) -> bool:  # it has just written its model and given the folder back
+        model.rename(folder / "model.safetensors")
+        return False
+
+    monkeypatch.setattr("fairbloom.server.run_folder.files.is_running", is_running)
+    assert describe_progress(folder)["state"] == "finished"
 
 
 def test_an_unfinished_run_tells_who_was_refused_the_latest_first(run: Path, tmp_path: Path) -> None:
