@@ -18,7 +18,9 @@ from fairbloom import Reproduction, Run, reproduce
 from fairbloom.experiments.results.differences import Difference, difference_of
 from fairbloom.server.run_folder.files import CLIENTS
 
-PICTURE, SMALL_PICTURE = (Path(__file__).parent / "images" / name for name in ("hospitals.png", "four-hospitals.png"))
+from .figures import svg_of, themed
+
+PICTURE, SMALL_PICTURE = (Path(__file__).parent / "images" / name for name in ("hospitals.svg", "four-hospitals.svg"))
 """The picture of the page, and that of README.md."""
 
 FEW = {
@@ -197,5 +199,6 @@ def _draw(axes: Axes, place: int, difference: Difference, sign: int) -> None:
 if __name__ == "__main__":
     found = served(reproduce("heart-disease"))
     print(table(found))
-    picture(found).savefig(PICTURE, dpi=160)
-    small_picture(found).savefig(SMALL_PICTURE, dpi=160)
+    with themed():
+        PICTURE.write_bytes(svg_of(picture(found)))
+        SMALL_PICTURE.write_bytes(svg_of(small_picture(found)))
