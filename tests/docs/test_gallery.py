@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from docs.figures import DARK, INK, PAPER, follow_dark_mode, svg_of, themed
+from docs.figures import DARK, INK, PAPER, dark_rules, follow_dark_mode, svg_of, themed
 from docs.gallery import IMAGES, PAGE, PICTURES, Picture, draw, page, wrapped
 
 from .pages import ROOT
@@ -36,12 +36,17 @@ def shortened(command: str) -> str:
     return shlex.join(words)
 
 
-@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
-def test_a_figure_of_the_gallery_is_there_small_and_follows_dark_mode(picture: Picture) -> None:
-    svg = (IMAGES / f"{picture.name}.svg").read_text()
+@pytest.mark.parametrize("file", sorted(IMAGES.iterdir()), ids=lambda file: file.name)
+def test_a_figure_of_the_pages_is_small_and_follows_dark_mode(file: Path) -> None:
+    svg = file.read_text()
+    assert file.suffix == ".svg"
     assert len(svg) < 100_000
-    assert "prefers-color-scheme:dark" in svg
+    assert dark_rules() in svg, "python -m docs.gallery and python -m docs.hospitals draw the figures"
     assert INK in svg
+
+
+def test_every_picture_of_the_gallery_is_there() -> None:
+    assert {picture.name for picture in PICTURES} <= {file.stem for file in IMAGES.iterdir()}
 
 
 def test_make_demo_runs_the_command_of_the_first_figure() -> None:
