@@ -131,6 +131,12 @@ This one shows FedFV; `make docs` draws them all.
 :alt: Course of the model and losses of two clients under FedFV
 ```
 
+## The report
+
+`report.html`, beside every comparison, has these and more as interactive charts: differences with their intervals, mean
+against worst, clients over the rounds, coefficients. `fairbloom report FOLDER --svg` writes them as SVG files for a
+paper: [Report](report.md).
+
 ## Printed and measured
 
 `fairbloom reproduce` draws what a paper prints beside what was measured: [Reproducing papers](reproducing.md). The
