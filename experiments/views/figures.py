@@ -19,7 +19,7 @@ from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.system.files import write_whole
 
 from ..recipes.recipe import ROUND
-from ..results.measured import in_title
+from ..results.measured import in_title, measure_title
 from .report.lines import sorted_scores
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def draw_sorted_clients(comparison: "Comparison") -> Figure:
 
 def draw_rounds(run: "Run") -> Figure:
     """Return the score of a run after each evaluated round: of the worst tenth of clients, their mean, the best."""
-    score, lines = run.score, (("best_10", "best 10 %"), ("mean", "mean"), ("worst_10", "worst 10 %"))
+    score, clients = run.score, len(run.final())
+    lines = [(measure, measure_title(measure, clients)) for measure in ("best_10", "mean", "worst_10")]
     column = score.column(run.serves)
     rows = [row for row in run.rows_of_rounds() if row.get(f"{column}_mean")]
     with matplotlib.rc_context({"font.size": 9}):

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 NEGLECTED, SERVED = 6, 3
 """Number of clients that are shown of those that the baseline serves worst, and best."""
 
-SHOWN = {"mean": "mean", "std": "std", "worst_10": "worst 10 %", "best_10": "best 10 %"}
-"""The measures in tables, and what those of a run call them."""
+SHOWN = ("mean", "std", "worst_10", "best_10")
+"""The measures in tables."""
 
 INTERVAL, STD = "interval", "std"
 SPREADS = (INTERVAL, STD)
@@ -225,7 +225,7 @@ def run_grid(run: Run) -> Grid:
         digits = Digits.of(each.score, (measured[key] for key in (*SHOWN, "gap")))
         rows.append([escape(each.title), *(digits.number(measured[key]) for key in (*SHOWN, "gap"))])
     title = f"{escape(run.label)} after round {run.rounds_done}, over clients"
-    return Grid(("test score", *SHOWN.values(), "gap"), rows, title)
+    return Grid(("test score", *titles_over(len(run.final())).values(), "gap"), rows, title)
 
 
 def show_groups(report: GroupReport, model: str = "global") -> None:
@@ -361,7 +361,7 @@ def method_grid(comparison: Comparison, spread: str = INTERVAL) -> Grid:
 
 def _difference_grid(comparison: Comparison) -> Grid:
     """Return the means of the measures over the seeds, and the differences to the baseline with their intervals."""
-    seeds, base, titles = len(comparison.seeds), escape(comparison.baseline), titles_of(comparison)
+    seeds, base, titles = len(comparison.seeds), escape(comparison.baseline), titles_over(comparison.client_count)
     means = {method: [comparison.spread(method, key)[0] for key in SHOWN] for method in comparison.methods}
     digits = Digits.of(comparison.score, (mean for each in means.values() for mean in each))
     found = {measure: comparison.differences(measure) for measure in ("mean", "worst_10")}
@@ -390,7 +390,7 @@ def _difference_grid(comparison: Comparison) -> Grid:
 
 def _deviation_grid(comparison: Comparison) -> Grid:
     """Return the measures and the gain of the worst tenth, each as mean ± deviation over the seeds."""
-    seeds, base, titles = len(comparison.seeds), escape(comparison.baseline), titles_of(comparison)
+    seeds, base, titles = len(comparison.seeds), escape(comparison.baseline), titles_over(comparison.client_count)
     spreads = {method: [comparison.spread(method, key) for key in SHOWN] for method in comparison.methods}
     digits = Digits.of(comparison.score, (mean for each in spreads.values() for mean, _ in each))
     rows = []
@@ -412,9 +412,9 @@ def _deviation_grid(comparison: Comparison) -> Grid:
     )
 
 
-def titles_of(comparison: Comparison) -> dict[str, str]:
-    """Return what tables of a comparison call the measures that they show."""
-    return {measure: measure_title(measure, comparison.client_count) for measure in SHOWN}
+def titles_over(clients: int) -> dict[str, str]:
+    """Return what tables call the measures that they show, over so many clients."""
+    return {measure: measure_title(measure, clients) for measure in SHOWN}
 
 
 def gap_grid(comparison: Comparison) -> Grid | None:

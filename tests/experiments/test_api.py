@@ -164,7 +164,7 @@ def test_a_run_is_quiet_and_leaves_the_log_as_it_was(capfd: pytest.CaptureFixtur
 def test_a_run_draws_its_score_over_the_rounds(ran: api.Run) -> None:
     (axes,) = ran.figure().axes
     assert axes.get_ylabel() == "test accuracy in % (higher is better)"
-    assert [text.get_text() for text in axes.texts] == ["worst 10 %", "mean", "best 10 %"]
+    assert [text.get_text() for text in axes.texts] == ["worst client", "mean", "best client"]
     for line, measure in zip(axes.get_lines(), ("best_10", "mean", "worst_10"), strict=True):
         expected = [float(row[f"test_accuracy_of_global_model_{measure}"]) for row in table(ran.folder / "rounds.csv")]
         assert np.asarray(line.get_ydata()).tolist() == expected
