@@ -32,7 +32,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
             f"Under {_listed(worse) if len(worse) > 1 else worse[0]}, the prediction for some clients is worse than "
             "the mean of their test targets (r2 below 0)."
         )
-    return [*found, *_shared(next(iter(runs.values()))), *_small_tests(every[0])]
+    return [*found, *caveats_of_data(next(iter(runs.values()))), *_small_tests(every[0])]
 
 
 def is_single(run: Run) -> bool:
@@ -57,7 +57,7 @@ def _single(runs: Sequence[Run], who: str) -> list[str]:
     return [f"One client trained in each round, so {who} to weigh: {remedy}."] if all(map(is_single, runs)) else []
 
 
-def _shared(by_seed: Sequence[Run]) -> list[str]:
+def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
     """Return for which data the differences over several seeds hold, nothing where each seed has clients of its own."""
     shared = SharedData.of(by_seed)
     if len(by_seed) == 1 or shared.dealt:
@@ -66,6 +66,11 @@ def _shared(by_seed: Sequence[Run]) -> list[str]:
         return [
             "All seeds test on the same examples: differences hold for these, and intervals do not say what other "
             "examples would give."
+        ]
+    if shared.assumed:
+        return [
+            "What seeds share of this task's data is not known. They are taken for splits of the same clients' "
+            "examples, with which intervals are the widest."
         ]
     return [
         "The seeds split the examples of the same clients, so they are not independent: intervals are wider for it "

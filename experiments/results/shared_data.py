@@ -28,11 +28,14 @@ class SharedData:
     test_share
         Number of test examples by number of training examples where the seeds split the examples of the same clients;
         else 0.
+    assumed
+        Whether that is not known but assumed, as of a user-defined task.
     """
 
     dealt: bool = False
     fixed: bool = False
     test_share: float = 0.0
+    assumed: bool = False
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "SharedData":
@@ -44,7 +47,7 @@ class SharedData:
         settings = runs[0].settings
         task = _find_task_of(runs[0])
         if task is None:
-            return cls(test_share=TaskInfo("", "", "", "").test_by_train(settings))
+            return cls(test_share=TaskInfo("", "", "", "").test_by_train(settings), assumed=True)
         tests = task.tests_by_seed(settings)
         if tests == "fresh" or _deals_clients(task, runs):
             return cls(dealt=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fairbloom.experiments.results.caveats import caveats_of_data
 from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.run import Run
 from fairbloom.experiments.results.shared_data import SharedData
@@ -60,6 +61,14 @@ def test_what_seeds_share_by_task_and_settings(settings: dict[str, Any], expecte
     found = SharedData.of([recorded(settings), recorded(settings)])
     assert (found.dealt, found.fixed) == (expected.dealt, expected.fixed)
     assert found.test_share == pytest.approx(expected.test_share)
+
+
+def test_what_is_assumed_of_a_task_is_said_to_be_so() -> None:
+    runs = [recorded({"task": "my_module:task"}), recorded({"task": "my_module:task"})]
+    assert SharedData.of(runs).assumed
+    assert not SharedData.of([recorded({"task": "csv"})]).assumed
+    assert any("What seeds share of this task's data is not known" in each for each in caveats_of_data(runs))
+    assert not caveats_of_data(runs[:1])
 
 
 def test_clients_that_a_seed_draws_from_many_are_others_with_each_seed() -> None:
