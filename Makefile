@@ -90,6 +90,7 @@ bench: setup ## measure simulated and deployed rounds against a plain loop and a
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.comparison
+	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.deployed
 	$(BIN)/python -m benchmarks.superlink
 

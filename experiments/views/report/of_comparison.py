@@ -3,12 +3,13 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fairbloom.errors import FairbloomError
 
 from ...recipes.recipe import CLIENT
 from ...results.comparison import Comparison, Plan, personal_label
-from ...results.differences import Difference
+from ...results.differences import Difference, differences_of
 from ...results.measured import measure_title
 from ...results.run import load
 from ...results.verdict import OTHERS
@@ -64,7 +65,7 @@ def page_of_comparison(comparison: Comparison, plan: Plan | None = None) -> Page
     task = f" on {settings['task']}" if "task" in settings else ""
     facts = {
         "task": settings.get("task"),
-        "methods": len(comparison.methods) - len(comparison.personal),
+        "methods": len(scene.trained),
         "baseline": comparison.baseline,
         "clients": comparison.client_count,
         "seeds": len(seeds),
@@ -175,26 +176,33 @@ def _names_table(comparison: Comparison, scene: Scene) -> Table:
     """Return the score of each client under each method, coloured where it is told from the baseline's."""
     values = {method: _by_name(comparison, method) for method in (line.label for line in scene.lines)}
     digits = Digits.of(comparison.score, (value for each in values.values() for value in each.values()))
+    told = {} if scene.first_only else _told_by_client(comparison, scene.groups.names)
     cells = []
     for client in scene.groups.names:
-        told = {} if scene.first_only else _differences(comparison, f"{CLIENT}{client}")
         row = [Cell(client)]
         for method, each in values.items():
-            cell = number_cell(each.get(client), digits)
-            row.append(Cell(cell.text, cell.value, _tone(told[method]) if method in told else cell.tone))
+            cell, difference = number_cell(each.get(client), digits), told.get((client, method))
+            row.append(replace(cell, tone=_tone(difference)) if difference else cell)
         cells.append(row)
     seeds = len(comparison.seeds)
     of = "of the first seed, which deals the data in its own way" if scene.first_only else f"mean over {seeds} seeds"
-    note = (
-        ""
-        if scene.first_only or seeds == 1
-        else (
-            f"Green is told to be better than under {comparison.baseline}, red to be worse; the rest is not told apart."
+    note = ""
+    if told and seeds > 1:
+        note = (
+            f"Green is told to be better than under {comparison.baseline}, red to be worse, by the paired t test with "
         )
-    )
+        note += "Holm's correction over all clients and methods; the rest is not told apart."
     caption = f"Test {comparison.score.title}, the worst served under {comparison.baseline} first"
     caption += f"; {of}" if seeds > 1 else ""
     return Table("clients", caption, ["client", *values], cells, note, folded=len(cells) > 12)
+
+
+def _told_by_client(comparison: Comparison, clients: Sequence[str]) -> dict[tuple[str, str], Difference]:
+    """Return the difference of each client and method, with Holm's correction over all of them."""
+    cells = [(client, method) for client in clients for method in comparison.methods if method != comparison.baseline]
+    gains = {str(i): comparison.gains(method, f"{CLIENT}{client}") for i, (client, method) in enumerate(cells)}
+    found = differences_of(gains, test_share=comparison.shared.test_share)
+    return {cells[int(i)]: difference for i, difference in found.items()}
 
 
 def _ranks_table(comparison: Comparison, scene: Scene) -> Table:

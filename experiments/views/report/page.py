@@ -2,10 +2,11 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -47,7 +48,7 @@ class Table:
     Attributes
     ----------
     name
-        What its files are called; no two of a page have the same.
+        What its files are called; a page adds a number where two have the same.
     caption
         What it holds.
     headings
@@ -111,27 +112,24 @@ class Chart:
     Attributes
     ----------
     name
-        What its file is called; no two of a page have the same.
+        What its file is called; a page adds a number where two have the same.
     title
         What is read above it.
     description
         What it shows, in words, for those who do not see it.
     spec
         The specification.
-    legend
-        The lines and points of it, which the page's legend names.
     """
 
     name: str
     title: str
     description: str
     spec: Spec
-    legend: Sequence[Series] = ()
 
 
 @dataclass(frozen=True)
 class Charts:
-    """Charts beside each other that have one legend."""
+    """Charts beside each other that have one legend; narrow ones stand three in a row where there is room."""
 
     charts: Sequence[Chart]
     legend: Sequence[Series] = ()
@@ -185,7 +183,11 @@ class Page:
     sentences: Sequence[str]
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
-    origin: str = field(default="")
+
+    def __post_init__(self) -> None:
+        """Give charts, and tables, that would have the same name, as of labels that differ in a sign, a number each."""
+        taken: set[str] = set()
+        object.__setattr__(self, "sections", [_with_own_names(section, taken) for section in self.sections])
 
     @property
     def charts(self) -> list[Chart]:
@@ -193,10 +195,25 @@ class Page:
         groups = [block for section in self.sections for block in section.blocks if isinstance(block, Charts)]
         return [chart for group in groups for chart in group.charts]
 
-    @property
-    def tables(self) -> list[Table]:
-        """All tables, in order."""
-        return [block for section in self.sections for block in section.blocks if isinstance(block, Table)]
+
+def _with_own_names(section: Section, taken: set[str]) -> Section:
+    """Return a section whose charts and tables have names of their own, which are added to those that are taken."""
+
+    def own(kind: str, name: str) -> str:
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        found = next(each for each in names if f"{kind} {each}" not in taken)
+        taken.add(f"{kind} {found}")
+        return found
+
+    blocks: list[Block] = []
+    for block in section.blocks:
+        if isinstance(block, Table):
+            blocks.append(replace(block, name=own("table", block.name)))
+        elif isinstance(block, Charts):
+            blocks.append(replace(block, charts=[replace(each, name=own("chart", each.name)) for each in block.charts]))
+        else:
+            blocks.append(block)
+    return replace(section, blocks=blocks)
 
 
 def render(page: Page, *, live: str = "") -> str:

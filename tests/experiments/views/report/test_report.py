@@ -439,6 +439,17 @@ def test_identifiers_and_names_of_files_are_unique(report: Parsed) -> None:
         assert len(values) == len(set(values))
 
 
+def test_methods_whose_labels_differ_in_a_sign_have_a_chart_each(tmp_path: Path) -> None:
+    make_comparison(tmp_path, ["fedavg", "term"], range(2), FOUR, 3, dealt=False)
+    plan = Plan.read(tmp_path)
+    runs = {"FedAvg": plan.runs["FedAvg"], "TERM (tilt=1)": plan.runs["TERM"], "TERM (tilt=-1)": plan.runs["TERM"]}
+    Plan(runs, plan.seeds, "FedAvg").write(tmp_path)
+    page = page_of(tmp_path)
+    identifiers = [about["id"] for _, about in page.tags if "id" in about]
+    assert len(identifiers) == len(set(identifiers))
+    assert {"spec-map-fedavg", "spec-map-term-tilt-1", "spec-map-term-tilt-1-2"} <= page.data.keys()
+
+
 def numbers_in(value: Any) -> list[float]:
     if isinstance(value, dict):
         return [number for each in value.values() for number in numbers_in(each)]
