@@ -168,7 +168,9 @@ class Answer:
         if best in better or (best in keeping and baseline not in keeping):
             return best
         if best in keeping:
-            self.notes.append(f"{best} was the best of the search, but is not told from {baseline} with fresh seeds.")
+            more = "" if len(self.seeds) == len(self._fresh) else ": a higher --budget measures with more"
+            seeds = f"{len(self.seeds)} fresh seeds{more}"
+            self.notes.append(f"{best} was the best of the search, but is not told from {baseline} with {seeds}.")
         return equal if equal in better else baseline
 
     def _told(self, *labels: str) -> Mapping[str, bool]:
