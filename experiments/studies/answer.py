@@ -168,7 +168,9 @@ class Answer:
         if best in better or (best in keeping and baseline not in keeping):
             return best
         if best in keeping:
-            self.notes.append(f"{best} was the best of the search, but is not told from {baseline} with fresh seeds.")
+            more = "" if len(self.seeds) == len(self._fresh) else ": a higher --budget measures with more"
+            seeds = f"{len(self.seeds)} fresh seeds{more}"
+            self.notes.append(f"{best} was the best of the search, but is not told from {baseline} with {seeds}.")
         return equal if equal in better else baseline
 
     def _told(self, *labels: str) -> Mapping[str, bool]:
@@ -229,28 +231,32 @@ class Answer:
         trials = self._trials
         if label == trials.baseline:
             return Price()
-        changes: dict[str, list[float]] = {}
-        for mine, theirs in zip(self._values(label), self._values(trials.baseline), strict=True):
-            for client in theirs:
-                changes.setdefault(client, []).append(trials.score.better(mine[client], theirs[client]))
-        each = [change for client in changes.values() for change in client]
-        shared = None if self.comparison is None else self.comparison.shared
-        named = len(changes) <= FEW_CLIENTS and shared is not None and not shared.dealt
-        told = differences_of(changes) if named else {}
-        losing = {client: found.mean for client, found in told.items() if found.clear and found.mean < 0.0}
-        by_seed = [
-            statistics.fmean(trials.score.better(mine[client], theirs[client]) for client in theirs)
-            for mine, theirs in zip(self._values(label), self._values(trials.baseline), strict=True)
-        ]
+        changes = self._changes(label)
+        each = [change for of_seed in changes for change in of_seed.values()]
         costs = {name: trials.cost_of_a_round(name, self.seeds) for name in (label, trials.baseline)}
         sent, seconds = (mine - theirs for mine, theirs in zip(costs[label], costs[trials.baseline], strict=True))
         return Price(
-            mean=statistics.fmean(by_seed),
+            mean=statistics.fmean(statistics.fmean(of_seed.values()) for of_seed in changes),
             percent_worse_off=100.0 * sum(change < 0.0 for change in each) / len(each),
-            losing=dict(sorted(losing.items(), key=lambda pair: pair[1])),
+            losing=self._losing(changes),
             bytes_a_round=sent,
             seconds_a_round=seconds,
         )
+
+    def _changes(self, label: str) -> list[Values]:
+        """Return by how much better off each client is than under the baseline, seed by seed."""
+        pairs = zip(self._values(label), self._values(self._trials.baseline), strict=True)
+        better = self._trials.score.better
+        return [{client: better(mine[client], value) for client, value in theirs.items()} for mine, theirs in pairs]
+
+    def _losing(self, changes: Sequence[Values]) -> Mapping[str, float]:
+        """Return who is told to lose, and how much; nobody where clients are many, or other ones with each seed."""
+        clients = list(dict.fromkeys(client for of_seed in changes for client in of_seed))
+        if self.comparison is None or self.comparison.shared.dealt or len(clients) > FEW_CLIENTS:
+            return {}
+        told = differences_of({name: [each[name] for each in changes if name in each] for name in clients})
+        losing = {name: found.mean for name, found in told.items() if found.clear and found.mean < 0.0}
+        return dict(sorted(losing.items(), key=lambda pair: pair[1]))
 
     def _as_good(self, label: str) -> tuple[str, ...]:
         """Return who is not told from the answer: on validation examples, and of finalists with fresh seeds."""
