@@ -242,7 +242,7 @@ def follow(folder: Path, interval: float) -> Iterator[Snapshot]:
                 lost = snapshot.state == "interrupted" and snapshot.deployed and went_on
                 if started - over_since >= (RESTART_SECONDS if lost else 0.0):
                     return
-        time.sleep(interval)
+        time.sleep(max(interval, time.monotonic() - started))  # a folder of many runs is not read all the time
 
 
 def _paths_of_runs(folder: Path) -> list[Path]:

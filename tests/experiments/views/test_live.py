@@ -16,12 +16,14 @@ import fairbloom
 from fairbloom import FairbloomError, RecordedRound
 from fairbloom.experiments.views.live import state, terminal
 from fairbloom.experiments.views.live.state import Client, LiveRun, Looker, Point, Snapshot, follow
+from fairbloom.server import polling
 from fairbloom.server.run_folder.files import CLIENTS, CONFIG, MODEL, ROUNDS
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import FedAvg
 from tests.experiments.helpers import fairbloom as command
 from tests.experiments.helpers import start
 from tests.server.run_folder.test_flower import start as start_app
+from tests.server.test_app import deployed
 from tests.simulation.helpers import checkpoints_every, run, small
 
 
@@ -137,6 +139,15 @@ def test_a_run_of_a_user_defined_server_app_is_seen_too(tmp_path: Path) -> None:
     assert (snapshot.state, snapshot.runs[0].about, snapshot.runs[0].rounds) == ("finished", "FedAvg", 2)
     assert [client.name for client in snapshot.runs[0].clients]
     assert "site-0" in picture(snapshot)
+
+
+def test_a_deployed_run_is_seen_with_who_is_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polling, "GRACE_SECONDS", 0.5)  # in place of a minute for the reply of whoever goes offline
+    deployed(tmp_path / "run", {0: 4, 12: 3})
+    snapshot = Looker(tmp_path / "run").look()
+    assert snapshot.deployed
+    assert [name for name, _ in snapshot.runs[0].absences["offline"]] == ["client-3"]
+    assert "offline: client-3 in " in picture(snapshot)
 
 
 def test_a_folder_that_cannot_be_looked_at_is_an_error_and_no_traceback(

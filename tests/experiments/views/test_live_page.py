@@ -3,19 +3,22 @@
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
 from urllib.parse import urlsplit
 
 import pytest
 
+from fairbloom.experiments.views.live import page
 from fairbloom.experiments.views.live.page import page_of_snapshot
 from fairbloom.experiments.views.live.state import Client, Looker, Snapshot
 from fairbloom.experiments.views.report.page import render
-from tests.experiments.helpers import fairbloom, start
+from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import run
 
 from .test_live import a_run, comparison, interrupted
@@ -29,11 +32,16 @@ def going_on(folder: Path) -> Path:
 
 
 class Served:
-    """The page of a folder, as the command serves it."""
+    """The page of a folder, as the command serves it, in a thread of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.process: Any = start("watch", folder, "--page", "--interval", 0.1)
-        self.url = self.process.stdout.readline().split()[0]
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, linger: float = 0.0) -> None:
+        printed: SimpleQueue[str] = SimpleQueue()
+        monkeypatch.setattr(page, "print", lambda line, flush: printed.put(line), raising=False)
+        monkeypatch.setattr(page, "LINGER_SECONDS", linger)
+        self.ended: list[Snapshot] = []
+        self.thread = threading.Thread(target=lambda: self.ended.append(page.serve(folder, 0, 0.1)), daemon=True)
+        self.thread.start()
+        self.url = printed.get(timeout=60).split()[0]
         self.host, self.path = urlsplit(self.url).netloc, urlsplit(self.url).path
 
     def ask(self, path: str = "", method: str = "GET", host: str = "") -> tuple[int, str]:
@@ -47,17 +55,19 @@ class Served:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    page = Served(going_on(tmp_path / "run"))
-    yield page
-    page.process.kill()
-    page.process.communicate()
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """The page of a run that goes on, and ends with the test."""
+    served = Served(going_on(tmp_path / "run"), monkeypatch)
+    yield served
+    (tmp_path / "run" / ".lock").unlink(missing_ok=True)
+    served.thread.join(60)
+    assert not served.thread.is_alive()
 
 
 def test_the_page_answers_its_owner_and_nobody_else(served: Served, tmp_path: Path) -> None:
-    status, page = served.ask()
+    status, html = served.ask()
     assert status == 200
-    assert "running: round 3 of 6" in page
+    assert "running: round 3 of 6" in html
     assert json.loads(served.ask(f"{served.path}state")[1]) == {"version": 1, "over": False}
     port = served.host.rpartition(":")[2]
     assert served.ask(host=f"localhost:{port}")[0] == 200
@@ -86,12 +96,22 @@ def test_two_hosts_in_one_request_are_none(served: Served) -> None:
         assert b" 421 " in connection.recv(1000)
 
 
-def test_the_command_ends_with_the_run_and_the_page_says_so(served: Served, tmp_path: Path) -> None:
-    run(tmp_path / "other")  # nothing of another run matters
+def test_nothing_answers_once_the_run_is_over(served: Served, tmp_path: Path) -> None:
     (tmp_path / "run" / ".lock").unlink()
-    printed, _ = served.process.communicate(timeout=60)
-    assert printed.rstrip().endswith("interrupted after round 3 of 6")
-    assert served.process.returncode == 1
+    served.thread.join(60)
+    assert [snapshot.state for snapshot in served.ended] == ["interrupted"]
+    with pytest.raises(ConnectionRefusedError):
+        served.ask()
+
+
+def test_the_command_ends_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(page, "LINGER_SECONDS", 0.0)
+    assert fairbloom("watch", interrupted(tmp_path / "run"), "--page") == 1
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert re.match(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/ follows ", first)
+    assert last == "interrupted after round 3 of 6"
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(
@@ -110,20 +130,20 @@ def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(
 
 def test_the_page_of_a_run_has_its_clients_and_curves(tmp_path: Path) -> None:
     looked = Looker(run(tmp_path / "run")).look()
-    page = page_of_snapshot(looked)
-    clients = next(table for table in page.tables if table.name == "clients")
+    shown = page_of_snapshot(looked)
+    clients = next(table for table in shown.tables if table.name == "clients")
     assert [row[0].text for row in clients.rows] == [client.name for client in looked.runs[0].clients]
     assert [row[1].value for row in clients.rows] == [client.score for client in looked.runs[0].clients]
-    (chart,) = page.charts
+    (chart,) = shown.charts
     drawn = {row["round"]: row["value"] for row in chart.spec["data"]["values"] if row["method"] == "mean"}
     assert drawn == {point.round: pytest.approx(point.mean, rel=1e-4) for point in looked.runs[0].points}
-    assert page.headline == "finished: round 6 of 6"
+    assert shown.headline == "finished: round 6 of 6"
 
 
 def test_the_page_of_a_comparison_has_all_runs(tmp_path: Path) -> None:
-    page = page_of_snapshot(Looker(comparison(tmp_path / "cmp")).look())
-    assert page.headline == "1 of 2 runs finished"
-    assert [(row[0].text, row[1].text) for row in page.tables[0].rows] == [
+    shown = page_of_snapshot(Looker(comparison(tmp_path / "cmp")).look())
+    assert shown.headline == "1 of 2 runs finished"
+    assert [(row[0].text, row[1].text) for row in shown.tables[0].rows] == [
         ("fedavg-seed0", "finished"),
         ("fedfv-seed0", "waiting"),
     ]
@@ -148,28 +168,25 @@ def test_names_are_text_and_no_markup(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium on the PATH")
-def test_a_browser_follows_the_run_to_its_end(tmp_path: Path) -> None:
+def test_a_browser_follows_the_run_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from playwright.sync_api import sync_playwright
 
-    page = Served(tmp_path / "run")
+    served = Served(tmp_path / "run", monkeypatch, linger=5.0)
     complaints: list[str] = []
-    try:
-        with sync_playwright() as playwright:
-            chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            tab = chromium.new_page(viewport={"width": 390, "height": 800})
-            tab.on("console", lambda message: complaints.append(message.text))
-            tab.on("pageerror", lambda error: complaints.append(str(error)))
-            tab.goto(page.url)
-            assert "waiting for a run" in tab.inner_text(".verdict")
-            assert tab.inner_text(".live p") == "live"
-            run(tmp_path / "run")
-            tab.wait_for_selector("text=finished: round 6 of 6")
-            tab.wait_for_selector("text=over: nothing more will come")
-            assert len(tab.query_selector_all(".plot[data-drawn=yes] svg")) == 1
-            assert tab.evaluate("document.documentElement.scrollWidth") <= 390
-            chromium.close()
-        assert complaints == []
-        assert page.process.wait(timeout=60) == 0
-    finally:
-        page.process.kill()
-        page.process.communicate()
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        tab = chromium.new_page(viewport={"width": 390, "height": 800})
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.goto(served.url)
+        assert "waiting for a run" in tab.inner_text(".verdict")
+        assert tab.inner_text(".live p") == "live"
+        run(tmp_path / "run")
+        tab.wait_for_selector("text=finished: round 6 of 6")
+        tab.wait_for_selector("text=over: nothing more will come")
+        assert len(tab.query_selector_all(".plot[data-drawn=yes] svg")) == 1
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        chromium.close()
+    assert complaints == []
+    served.thread.join(60)
+    assert [snapshot.state for snapshot in served.ended] == ["finished"]

@@ -31,6 +31,7 @@ from fairbloom.simulation.run import simulate
 from fairbloom.strategies import FedAvg
 from tests.server.run_folder.test_flower import app
 from tests.server.run_folder.test_recorder import a_round
+from tests.server.test_app import deployed
 from tests.simulation.helpers import checkpoints_every, run, small, table
 
 BLOCK = 32768
@@ -369,3 +370,9 @@ def test_a_user_defined_server_app_is_tracked_too(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run", score="eval_acc", wait=False, track="tensorboard")
     folder.start(FedAvg(), InProcessGrid(app, {}, 4), arrays, 2)
     assert [each.step for each in events(tmp_path / "run").Scalars("round/seconds")] == [1, 2]
+
+
+def test_the_server_of_deployed_clients_tracks_its_run(tmp_path: Path) -> None:
+    rows = deployed(tmp_path / "run", {0: 4}, track="tensorboard", **{"num-rounds": 2})
+    shown = [each.value for each in events(tmp_path / "run").Scalars(MEAN)]
+    assert shown == [pytest.approx(float(row["test_accuracy_of_global_model_mean"])) for row in rows]
