@@ -9,7 +9,7 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.scores import Score
+from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Value, split_names
 
 from .datasets.store import compute_md5, folder_of
@@ -19,6 +19,7 @@ from .task import DataFile, Described, Examples, Setup, Splits, Task, TaskInfo
 __all__ = [
     "TASKS",
     "Examples",
+    "GroupScore",
     "Score",
     "Setup",
     "Splits",

@@ -141,11 +141,13 @@ def carry_out(
 
 
 def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Write tables into a study's folder, by the names of their files; a table without rows has no file."""
+    """Write tables into a study's folder, by the names of their files; a table without rows has no file any more."""
     with explain_write_errors("the tables", folder):
         for name, rows in tables.items():
             if rows:
                 write_whole(folder / name, format_csv(tuple(rows[0]), rows, header=True).encode())
+            else:
+                (folder / name).unlink(missing_ok=True)
 
 
 def raise_failure(key: RunKey, error: FairbloomError) -> None:

@@ -490,6 +490,13 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "tune",
         "check",
         "new",
+        "sweep",
+        "recommend",
+        "report",
+        "watch",
+        "client",
+        "server",
+        "deploy",
     }
     assert set(GROUP.commands) == commands | {"client", "server", "deploy"}
     assert all(command in printed for command in GROUP.commands)

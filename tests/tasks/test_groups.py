@@ -270,6 +270,10 @@ def test_patients_of_the_hospitals_are_grouped_by_sex_and_by_numbers(tmp_path: P
     assert (groups.count("female"), groups.count("male")) == (20, 20)
     old = [name for part in (splits.train, splits.test) for name in named(task, "age>=50", part)]
     assert old.count(">=50") == 20
+    file = tmp_path / find_task("heart-disease").files[0].path
+    file.write_text(file.read_text().replace(",0.0,", ",2.0,", 1))
+    with pytest.raises(FairbloomError, match="a patient's sex must be 0 or 1, got 2: put the original"):
+        test_heart_disease.load(tmp_path, **own, seed=1).splits("cleveland")  # type: ignore[arg-type]
     for wrong in ("cp", "age", "gender"):
         with pytest.raises(FairbloomError, match=r"heart-disease.group = .*grouped by sex, or by a number"):
             load_task({"task": "heart-disease", "heart-disease.group": wrong})

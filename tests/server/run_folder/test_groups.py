@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,16 @@ import pytest
 
 from fairbloom.client.app import app
 from fairbloom.protocol.scores import ACCURACY, GroupScore
+from fairbloom.protocol.thresholds import BRIER, SENSITIVITY
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.round import Round
 from fairbloom.server.app import federate
+from fairbloom.server.observability import summarize_row
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import CLIENTS, GROUPED, GROUPS, MODEL, ROUNDS
 from fairbloom.server.run_folder.groups import Grouped, format_groups
 from fairbloom.server.run_folder.recorded import RecordedRound
+from fairbloom.server.run_folder.rows import client_columns, format_clients, format_round
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.loop import LoopClients
@@ -239,3 +243,28 @@ def test_what_is_damaged_is_refused_with_the_remedy(finished: Path, tmp_path: Pa
     with pytest.raises(RunFolderError, match=r"groups\.json cannot be read.*Restore it"):
         GROUPED.read(tmp_path)
     assert ACCURACY.name == "accuracy"
+
+
+# What else is not believed, and what a log line says ------------------------------------------------------------------
+
+
+def test_a_share_beyond_one_is_no_score_and_the_run_can_still_be_read() -> None:
+    """A client that reports one would otherwise make the table unreadable."""
+    finished = finished_with()
+    report = {**finished.evaluations["a"], "sensitivity": 7.0, "brier": 7.0}
+    (row,) = format_clients(replace(finished, evaluations={"a": report}), (ACCURACY, SENSITIVITY, BRIER))
+    cells = dict(zip(client_columns((ACCURACY, SENSITIVITY, BRIER)), row, strict=True))
+    assert cells["test_accuracy_of_global_model"] == 50.0
+    assert cells["test_sensitivity_of_global_model"] is None
+    assert cells["test_brier_of_global_model"] == 7.0
+
+
+def test_the_log_line_of_a_round_says_over_how_many_clients_a_mean_is() -> None:
+    finished = finished_with()
+    both = replace(finished, evaluations={**finished.evaluations, "b": {"num-examples": 3}})
+    row = format_round(both, 1.0)
+    assert (
+        summarize_row(row, ACCURACY, both)
+        == ": test accuracy 50.0 % over 1 of 2 clients, of the worst 10 % of clients 50.0 %"
+    )
+    assert "over" not in summarize_row(format_round(finished, 1.0), ACCURACY, finished)
