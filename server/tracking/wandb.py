@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-os.environ.setdefault("WANDB_SILENT", "true")  # it is read when wandb is imported, which else says who is logged in
+# Both are read when wandb is imported: it would say who is logged in, and send its errors to its makers.
+os.environ.setdefault("WANDB_SILENT", "true")
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import wandb
 
