@@ -128,8 +128,8 @@ def _group(inputs: NDArray[np.float64], groupings: Sequence[GroupBy]) -> NDArray
     for by, of in zip(groupings, columns, strict=True):
         if not by.sign and not np.isin(of, range(len(SEXES))).all():
             raise FairbloomError(
-                f"heart-disease.group = {by.name!r}: a patient's sex must be 0 or 1, got {of.max():g}: put the original "
-                "files in their place"
+                f"heart-disease.group = {by.name!r}: a patient's sex must be 0 or 1, got {of.max():g}: put the "
+                "original files in their place"
             )
     places = (by.halve(of) if by.sign else of.astype(np.int64) for by, of in zip(groupings, columns, strict=True))
     return np.stack([*places], axis=1)
