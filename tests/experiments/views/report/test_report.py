@@ -4,6 +4,7 @@ import base64
 import csv
 import hashlib
 import itertools
+import json
 import math
 import re
 import shutil
@@ -23,6 +24,7 @@ from fairbloom.experiments.results.ranks import ranks_of
 from fairbloom.experiments.results.run import REPORT, load
 from fairbloom.experiments.views.report import FIGURES, write_report
 from fairbloom.experiments.views.report.lines import read_clients
+from fairbloom.experiments.views.report.page import as_script_data
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import CLIENTS, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
 from fairbloom.strategies import find_method
@@ -33,7 +35,14 @@ from .parsed import Parsed
 FOUR = ["Cleveland", "Hungary", "Long Beach", "Switzerland"]
 METHODS = ["fedavg", "qfedavg", "fedfv"]
 PAPERS = ("https://doi.org/", "https://arxiv.org/")
-EVIL = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "a & b", "quo\"te' ${x}"]
+EVIL = [
+    "</script><script>alert(1)</script>",
+    "</script x",
+    "<!-- <script>",
+    "<img src=x onerror=alert(1)>",
+    "a & b",
+    "quo\"te' ${x}",
+]
 
 
 def page_of(folder: Path) -> Parsed:
@@ -117,6 +126,12 @@ def test_names_are_text_wherever_they_stand(tmp_path: Path, dealt: bool) -> None
     drawn = [page.data[name] for name in page.data if name.startswith("spec-map")]
     assert {row["client"] for spec in drawn for row in spec["data"]["values"]} == set(EVIL)
     assert {name for name in EVIL if name in page.text} == set(EVIL)
+
+
+def test_data_in_a_script_have_nothing_that_could_end_it() -> None:
+    data = as_script_data({name: name for name in (*EVIL, "\u2028")})
+    assert not set("<>&\u2028") & set(data)
+    assert json.loads(data) == {name: name for name in (*EVIL, "\u2028")}
 
 
 def test_a_run_whose_method_and_task_have_evil_names(tmp_path: Path) -> None:
