@@ -195,6 +195,11 @@ class Page:
         groups = [block for section in self.sections for block in section.blocks if isinstance(block, Charts)]
         return [chart for group in groups for chart in group.charts]
 
+    @property
+    def tables(self) -> list[Table]:
+        """All tables, in order."""
+        return [block for section in self.sections for block in section.blocks if isinstance(block, Table)]
+
 
 def _with_own_names(section: Section, taken: set[str]) -> Section:
     """Return a section whose charts and tables have names of their own, which are added to those that are taken."""
