@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fairbloom.errors import FairbloomError
+from fairbloom.server.run_folder.files import CLIENTS
 
 from ...recipes.recipe import CLIENT
 from ...results.comparison import Comparison, Plan, personal_label
@@ -225,7 +226,9 @@ def _ranks_table(comparison: Comparison, scene: Scene) -> Table:
         for name in ranks.names
     ]
     caption = f"Test {comparison.score.title}, by rank from the worst served to the best under each method"
-    note = f"Mean over the clients of these ranks, and over the seeds. The {scene.clients} clients are in clients.csv."
+    note = (
+        f"Mean over the clients of these ranks, and over the seeds. The {scene.clients} clients are in {CLIENTS.name}."
+    )
     return Table("clients", caption, ["ranks", *by_method], cells, note, folded=True)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from fairbloom.protocol.scores import Score
-from fairbloom.server.run_folder.files import ENVIRONMENT, SPLIT
+from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS, SPLIT
 from fairbloom.server.run_folder.rows import ABSENT, parse_absent, parse_names
 
 from ...recipes.labels import format_value
@@ -369,7 +369,7 @@ def absences_section(scene: Scene) -> Section:
         [Cell(label), Cell(client), *(Cell(str(counts[i] or "–"), counts[i]) for i in places)]
         for label, client, counts in shown
     ]
-    more = f"{len(rows) - len(shown)} more are in the runs' rounds.csv. " if len(rows) > len(shown) else ""
+    more = f"{len(rows) - len(shown)} more are in the runs' {ROUNDS.name}. " if len(rows) > len(shown) else ""
     table = Table(
         "absences",
         "In how many rounds clients were absent, over all seeds",
@@ -430,7 +430,11 @@ def settings_section(scene: Scene) -> Section:
     headings = ["setting", "value", *(["of"] if len(first) > 1 else [])]
     environments = [ENVIRONMENT.read(run.folder) for line in scene.trained for run in line.runs]
     versions = [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]
-    varied = "" if all(each == environments[0] for each in environments) else "Not all runs had the same: see env.json."
+    varied = (
+        ""
+        if all(each == environments[0] for each in environments)
+        else f"Not all runs had the same: see {ENVIRONMENT.name}."
+    )
     cut = [row[: len(headings)] for row in differing]
     blocks: list[Block] = [
         Table("settings", "Settings other than the defaults", headings, cut),
