@@ -46,7 +46,9 @@ def serve(folder: Path, port: int, interval: float) -> Snapshot:
     FairbloomError
         When the port is taken, or what lies in the folder cannot be read.
     """
-    content = _Content(Snapshot(folder.absolute()))
+    snapshots = follow(folder, interval)
+    snapshot = next(snapshots)
+    content = _Content(snapshot)
     secret = secrets.token_urlsafe(16)
     try:
         server = ThreadingHTTPServer((HOST, port), partial(_Handler, content, secret))
@@ -57,7 +59,7 @@ def serve(folder: Path, port: int, interval: float) -> Snapshot:
     print(f"{address} follows {folder}; Ctrl-C ends the page, and the run goes on", flush=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        for snapshot in follow(folder, interval):
+        for snapshot in snapshots:
             content.take(snapshot)
         content.end()
         time.sleep(LINGER_SECONDS)

@@ -68,7 +68,7 @@ def test_the_page_answers_its_owner_and_nobody_else(served: Served, tmp_path: Pa
     status, html = served.ask()
     assert status == 200
     assert "running: round 3 of 6" in html
-    assert json.loads(served.ask(f"{served.path}state")[1]) == {"version": 1, "over": False}
+    assert json.loads(served.ask(f"{served.path}state")[1]) == {"version": 0, "over": False}
     port = served.host.rpartition(":")[2]
     assert served.ask(host=f"localhost:{port}")[0] == 200
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil.example:{port}"):
