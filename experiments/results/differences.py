@@ -15,13 +15,13 @@ CONFIDENCE = 0.95
 """The share of intervals that hold the true difference."""
 
 LEVEL = 1.0 - CONFIDENCE
-"""The largest p-value, after Holm's correction, of a difference that counts as told."""
+"""The largest p-value, after Holm's correction, of a difference that counts as clear."""
 
 POWER = 0.8
-"""With `Difference.enough` seeds, a difference of this size is told in this share of comparisons."""
+"""With `Difference.enough` seeds, a difference of this size is clear in this share of comparisons."""
 
 MOST_SEEDS = 2**30
-"""A difference that so many seeds do not tell is told by no number of them."""
+"""A difference that is not clear with so many seeds is clear with no number of them."""
 
 NEGLIGIBLE = 1e-9
 """Relative spread below which differences are equal up to the rounding of floating-point numbers."""
@@ -63,7 +63,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the method is told from the baseline."""
+        """Whether the difference is clear: whether the method can be told from the baseline."""
         return self.p_value < LEVEL
 
 
@@ -188,7 +188,7 @@ def seeds_that_tell(effect: float, *, test_share: float = 0.0, level: float = LE
     def tells(seeds: int) -> bool:
         # The t statistic has the mean effect / sqrt(1/n + test_share): that of n independent draws of a smaller effect.
         smaller = effect / math.sqrt(1.0 + seeds * test_share)
-        # A difference that is told with the wrong sign is not told, hence one side of the two-sided test.
+        # A difference that is clear with the wrong sign does not count, hence one side of the two-sided test.
         return bool(TTestPower().power(smaller, seeds, level / 2.0, alternative="larger") >= POWER)
 
     enough = 2

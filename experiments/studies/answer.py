@@ -158,11 +158,11 @@ class Answer:
                 "raise --budget, and the same command goes on."
             )
             return baseline
-        told = self._told(best, equal)
+        clear = self._clearly_better(best, equal)
         keeping = [label for label in (best, equal, baseline) if self._keeps(label)]
         if best not in keeping:
             self.notes.append(f"{best} was the best of the search, but misses a constraint with fresh seeds.")
-        better = [label for label in keeping if told.get(label)]
+        better = [label for label in keeping if clear.get(label)]
         if equal in better and not is_better(difference_of(self._differences(best, equal))):
             return equal
         if best in better or (best in keeping and baseline not in keeping):
@@ -170,11 +170,11 @@ class Answer:
         if best in keeping:
             more = "" if len(self.seeds) == len(self._fresh) else ": a higher --budget measures with more"
             seeds = f"{len(self.seeds)} fresh seeds{more}"
-            self.notes.append(f"{best} was the best of the search, but is not told from {baseline} with {seeds}.")
+            self.notes.append(f"{best} was the best of the search, but cannot be told from {baseline} with {seeds}.")
         return equal if equal in better else baseline
 
-    def _told(self, *labels: str) -> Mapping[str, bool]:
-        """Return whether candidates are told to be better than the baseline, with Holm's correction."""
+    def _clearly_better(self, *labels: str) -> Mapping[str, bool]:
+        """Return whether candidates are clearly better than the baseline, with Holm's correction."""
         baseline = self._trials.baseline
         found = differences_of({label: self._differences(label, baseline) for label in labels if label != baseline})
         return {label: is_better(each) for label, each in found.items()}
@@ -250,16 +250,16 @@ class Answer:
         return [{client: better(mine[client], value) for client, value in theirs.items()} for mine, theirs in pairs]
 
     def _losing(self, changes: Sequence[Values]) -> Mapping[str, float]:
-        """Return who is told to lose, and how much; nobody where clients are many, or other ones with each seed."""
+        """Return who clearly loses, and how much; nobody where clients are many, or other ones with each seed."""
         clients = list(dict.fromkeys(client for of_seed in changes for client in of_seed))
         if self.comparison is None or self.comparison.shared.dealt or len(clients) > FEW_CLIENTS:
             return {}
-        told = differences_of({name: [each[name] for each in changes if name in each] for name in clients})
-        losing = {name: found.mean for name, found in told.items() if found.clear and found.mean < 0.0}
+        differences = differences_of({name: [each[name] for each in changes if name in each] for name in clients})
+        losing = {name: found.mean for name, found in differences.items() if found.clear and found.mean < 0.0}
         return dict(sorted(losing.items(), key=lambda pair: pair[1]))
 
     def _as_good(self, label: str) -> tuple[str, ...]:
-        """Return who is not told from the answer: on validation examples, and of finalists with fresh seeds."""
+        """Return who cannot be told from the answer: on validation examples, and of finalists with fresh seeds."""
         standings, measure, score = self._search.standings, self._trials.wish.measure, self._trials.score
         if label not in standings:
             return ()
@@ -271,8 +271,8 @@ class Answer:
         }
         if self.comparison is not None and len(self.seeds) > 1:
             worse |= {other: self._differences(label, other) for other in self.finalists if other in worse}
-        told = differences_of(worse) if worse else {}
-        return tuple(other for other, each in told.items() if not is_better(each))
+        differences = differences_of(worse) if worse else {}
+        return tuple(other for other, each in differences.items() if not is_better(each))
 
 
 def is_better(found: Difference) -> bool:

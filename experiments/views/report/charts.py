@@ -168,22 +168,22 @@ def over_rounds(
 def differences(rows: Sequence[Row], axis: str) -> Spec:
     """Return the difference of each method to the baseline with its interval; to the right is better.
 
-    The rows have `method`, `mean`, `low`, `high`, and `told`: "better", "worse", or "not told apart".
+    The rows have `method`, `mean`, `low`, `high`, and `clear`: "better", "worse", or "not clear".
     """
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    told: Spec = {"field": "told", "type": "nominal", "legend": None}
-    told |= {"scale": {"domain": list(TOLD), "range": [colour(name) for name in TOLD.values()]}}
+    clear: Spec = {"field": "clear", "type": "nominal", "legend": None}
+    clear |= {"scale": {"domain": list(CLEAR), "range": [colour(name) for name in CLEAR.values()]}}
     y = _names("method", methods)
-    common = {"y": y, "color": told, "opacity": _emphasis()}
-    tooltip = _tooltip(("method", "method"), ("mean", axis), ("low", "from"), ("high", "to"), ("told", ""))
+    common = {"y": y, "color": clear, "opacity": _emphasis()}
+    tooltip = _tooltip(("method", "method"), ("mean", axis), ("low", "from"), ("high", "to"), ("clear", ""))
     zero = _layer("rule", {"x": {"datum": 0}}, data={"values": [{}]}, color=colour("muted"), strokeDash=[3, 3])
     interval = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=3)
     point = _layer("point", {"x": _quantity("mean", axis), **common, "tooltip": tooltip}, size=70, filled=True)
     return {**_spec(rows, [zero, interval, point]), "height": 28 * len(methods)}
 
 
-TOLD = {"better": "better", "worse": "worse", "not told apart": "same"}
-"""Whether a difference is told from none, in words, and the colour of each."""
+CLEAR = {"better": "better", "worse": "worse", "not clear": "same"}
+"""Whether a difference is clear, in words, and the colour of each."""
 
 
 def mean_against_worst(

@@ -174,31 +174,31 @@ def _sorted_lines(comparison: Comparison, scene: Scene) -> list[Charts]:
 
 
 def _names_table(comparison: Comparison, scene: Scene) -> Table:
-    """Return the score of each client under each method, coloured where it is told from the baseline's."""
+    """Return the score of each client under each method, coloured where it clearly differs from the baseline's."""
     values = {method: _by_name(comparison, method) for method in (line.label for line in scene.lines)}
     digits = Digits.of(comparison.score, (value for each in values.values() for value in each.values()))
-    told = {} if scene.first_only else _told_by_client(comparison, scene.groups.names)
+    differences = {} if scene.first_only else _differences_by_client(comparison, scene.groups.names)
     cells = []
     for client in scene.groups.names:
         row = [Cell(client)]
         for method, each in values.items():
-            cell, difference = number_cell(each.get(client), digits), told.get((client, method))
+            cell, difference = number_cell(each.get(client), digits), differences.get((client, method))
             row.append(replace(cell, tone=_tone(difference)) if difference else cell)
         cells.append(row)
     seeds = len(comparison.seeds)
     of = "of the first seed, which deals the data in its own way" if scene.first_only else f"mean over {seeds} seeds"
     note = ""
-    if told and seeds > 1:
+    if differences and seeds > 1:
         note = (
-            f"Green is told to be better than under {comparison.baseline}, red to be worse, by the paired t test with "
+            f"Green is clearly better than under {comparison.baseline}, red clearly worse: by the paired t test with "
         )
-        note += "Holm's correction over all clients and methods; the rest is not told apart."
+        note += "Holm's correction over all clients and methods; the rest cannot be told apart."
     caption = f"Test {comparison.score.title}, the worst served under {comparison.baseline} first"
     caption += f"; {of}" if seeds > 1 else ""
     return Table("clients", caption, ["client", *values], cells, note, folded=len(cells) > 12)
 
 
-def _told_by_client(comparison: Comparison, clients: Sequence[str]) -> dict[tuple[str, str], Difference]:
+def _differences_by_client(comparison: Comparison, clients: Sequence[str]) -> dict[tuple[str, str], Difference]:
     """Return the difference of each client and method, with Holm's correction over all of them."""
     cells = [(client, method) for client in clients for method in comparison.methods if method != comparison.baseline]
     gains = {str(i): comparison.gains(method, f"{CLIENT}{client}") for i, (client, method) in enumerate(cells)}
@@ -265,7 +265,7 @@ def _differences_section(comparison: Comparison, scene: Scene) -> Section | None
         if not found:
             continue
         title = _measure_name(measure, scene.clients)
-        rows = [{"method": method, **_ends(each), "told": _in_words(each)} for method, each in found.items()]
+        rows = [{"method": method, **_ends(each), "clear": _in_words(each)} for method, each in found.items()]
         said = "; ".join(f"{method} {_interval(comparison, each)}, {_in_words(each)}" for method, each in found.items())
         what = f"Difference to {comparison.baseline} in {title}, to the right is better: {said}."
         panels.append(Chart(f"difference-{slug(measure)}", title.capitalize(), what, charts.differences(rows, unit)))
@@ -274,7 +274,7 @@ def _differences_section(comparison: Comparison, scene: Scene) -> Section | None
         return None
     intro = f"How much better than {comparison.baseline} each method is, paired by seed; to the right is better."
     if len(comparison.seeds) > 1:
-        intro += " Lines are 95 % intervals. Grey: not told apart."
+        intro += " Lines are 95 % intervals. Grey: not clear."
     else:
         intro += " A single seed tells nothing of how sure a difference is, so there are no intervals."
     headings = [
@@ -316,7 +316,7 @@ def _ends(found: Difference) -> dict[str, float | None]:
 
 
 def _in_words(found: Difference) -> str:
-    return "not told apart" if not found.clear else "better" if found.mean > 0.0 else "worse"
+    return "not clear" if not found.clear else "better" if found.mean > 0.0 else "worse"
 
 
 def _tone(found: Difference) -> Tone:

@@ -44,7 +44,7 @@ def page_of_comparisons(comparisons: Mapping[str, Comparison]) -> Page:
         intro = (
             "A bar joins methods whose mean ranks differ by less than the critical difference (Nemenyi's test, level "
         )
-        intro += f"0.05): these are not told apart. {' '.join(_sentences(ranks)[0])}"
+        intro += f"0.05): these cannot be told apart. {' '.join(_sentences(ranks)[0])}"
         chart = Chart(f"ranks-{slug(measure)}", f"Mean ranks by the {title}", what, spec)
         blocks: list[Block] = [Charts([chart], named), table]
         sections.append(Section(f"ranks-{slug(measure)}", f"Ranks by the {title}", intro, blocks))

@@ -77,7 +77,7 @@ def _groups_table(reports: Reports, first: GroupReport) -> Table:
     cells = [row for label, by_seed in reports.items() for row in _group_rows(label, by_seed, [ALL], first)]
     headings = ["method", "grouping", "group", "examples", *(score.title for score in first.scores)]
     cut = [[row[0], *row[2:]] for row in cells]
-    note = "Over the examples of all clients that report the group; the number of examples is a mean over the seeds."
+    note = "Over the examples of all clients that report the group; means over the seeds with which some client does."
     return Table("groups", "Groups over all clients", headings, cut, note, folded=len(cut) > 12)
 
 
@@ -93,9 +93,13 @@ def _gaps_table(reports: Reports, first: GroupReport) -> Table:
                 size = statistics.fmean(gap.size for gap in gaps)
                 lowest = ", ".join(dict.fromkeys(gap.lowest for gap in gaps))
                 digits = Digits.of(score, [size])
-                rows.append([Cell(label), Cell(grouping), Cell(score.title), number_cell(size, digits), Cell(lowest)])
-    headings = ["method", "grouping", "score", "gap", "lowest group"]
-    note = "Mean over the seeds; where the lowest group is not the same with all seeds, each of them is named."
+                row = [Cell(label), Cell(grouping), Cell(score.title), number_cell(size, digits)]
+                rows.append([*row, Cell(str(len(gaps)), len(gaps)), Cell(lowest)])
+    headings = ["method", "grouping", "score", "gap", "seeds", "lowest group"]
+    note = (
+        "Mean over so many seeds: with the others too few examples stand behind it. Where the lowest group is not the "
+        "same with all seeds, each of them is named."
+    )
     return Table("gaps", "Gaps between groups over all clients", headings, rows, note)
 
 
