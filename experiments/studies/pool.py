@@ -99,7 +99,8 @@ class Workers:
         on_failure
             Called with the run that failed, and with its error; what it raises ends all.
         until
-            The time by `time.monotonic` at which the runs that go on are ended; None: they may take as long as they do.
+            The time by `time.monotonic` at which the runs that go on are ended, and from which on none is begun; None:
+            they may take as long as they do.
 
         Raises
         ------
@@ -111,6 +112,8 @@ class Workers:
             on_run()
         if not unfinished:
             return
+        if until is not None and time.monotonic() >= until:
+            raise TimeoutError
         at_a_time = min(self._jobs, len(unfinished))
         if at_a_time > self._size:
             self._start(at_a_time)
