@@ -5,14 +5,16 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
+from fairbloom.protocol.names import AGREED
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.system.files import write_whole
-from fairbloom.tasks import load_task
+from fairbloom.tasks import Task, check_data, load_task
 
 from ..recipes.variants import config_of
 from ..results.recommendation import FILE, Recommendation, rows_of
@@ -114,13 +116,30 @@ def _check(config: Mapping[str, Value], contenders: Sequence[Contender], wish: W
     """Return the score of the task; raise FairbloomError where settings, data or the wish do not fit each other."""
     first = Settings.of(contenders[0].config)
     check_used(config, [each.variant.method for each in contenders], first.task)
-    task = load_task(first)
+    task = _load_agreed(first)
     wish.check(task.score)
     if wish.clients:
         from fairbloom.simulation.clients import check_names  # imported late, as PyTorch is with it
 
         check_names("wish", wish.clients, task.clients)
     return task.score
+
+
+def _load_agreed(settings: Settings) -> Task:
+    """Return the task with what its clients agree on about their data: whether they predict classes decides its score.
+
+    Raises
+    ------
+    FairbloomError
+        When some data cannot be used.
+    """
+    from fairbloom.server.app import agree  # imported late, as PyTorch is with them
+    from fairbloom.simulation.loop import LoopClients
+
+    config = settings.run_config()
+    check_data(config)
+    with closing(LoopClients(settings.strategy(), config)) as clients:
+        return load_task({**config, AGREED: agree(settings, clients, deployed=False)})
 
 
 def _write(found: Recommendation) -> None:

@@ -264,6 +264,20 @@ def test_a_budget_for_nothing_says_so_and_stays_with_the_baseline(
     assert printed(capsys, *words)["method"] == "local"
 
 
+def test_what_clients_of_files_predict_decides_which_wish_is_for_better_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fairbloom.experiments.studies.recommend.SEARCH_SHARE", 0.0)
+    for name in ("north", "south"):
+        rows = "".join(f"{k},{'yes' if k % 3 else 'no'},{k / 7}\n" for k in range(30))
+        (tmp_path / f"{name}.csv").write_text(f"age,ill,cost\n{rows}")
+    words = ("recommend", "--task", "csv", "--data-dir", tmp_path, "--budget", "1s", "--rounds", 2)
+    for target, high, low in (("ill", 0, 2), ("cost", 2, 0)):
+        for wish, ends in (("worst as high as possible", high), ("worst as low as possible", low)):
+            out = ("--set", f"csv.target={target}", "--out", tmp_path / target / wish)
+            assert fairbloom(*words, "--wish", wish, *out) == ends, (target, wish, capsys.readouterr())
+
+
 def test_differences_that_never_vary_tell_by_their_sign() -> None:
     """As where a client's own model is always right, and the common one never."""
     assert is_better(difference_of([100.0] * 6))
