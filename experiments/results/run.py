@@ -132,6 +132,11 @@ class Run:
         return method.serves if method else "global"  # a user-defined one is not imported for that
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """The models that clients may have a score under: the one that `serves`, and "personal"."""
+        return tuple(dict.fromkeys((self.serves, "personal")))
+
+    @property
     def finished(self) -> bool:
         """Whether it is over."""
         return is_finished(self.folder)
@@ -185,7 +190,7 @@ class Run:
         return frame(
             [
                 {"model": model, **row}
-                for model in dict.fromkeys((self.serves, "personal"))
+                for model in self.models
                 if (report := self.by_group(model)) is not None
                 for row in report.gap_rows()
             ]

@@ -69,7 +69,7 @@ def scores_of(run: Run) -> list[Scored]:
     found = []
     tested = run.test_examples()
     for score in run.scores:
-        for model in dict.fromkeys((run.serves, "personal")):
+        for model in run.models:
             if values := run.final(score, model):
                 why = WHY_UNDEFINED.get(score.name, "it has no finite value there")
                 lacking = {name: why if name in tested else UNTESTED for name in run.without(score, model)}
