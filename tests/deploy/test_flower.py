@@ -30,7 +30,7 @@ from fairbloom.deploy.processes import free_port
 from fairbloom.system.supervise import CANNOT_RUN
 
 PACKAGES = (
-    *("fairbloom", "system", "protocol", "tasks", "rounds", "strategies", "client", "server", "simulation"),
+    *("fairbloom", "system", "protocol", "tasks", "rounds", "strategies", "client", "server", "prediction", "simulation"),
     *("experiments", "deploy", "scaffold", "docker", "docs"),
 )
 ROOM, ONE_PROCESS = ROOT / "deploy" / "flower", ROOT / "fairbloom" / "flower.py"

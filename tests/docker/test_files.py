@@ -154,7 +154,7 @@ def test_wheel_bundle_and_images_have_every_package() -> None:
     links = {link.name: str(link.readlink()) for link in (ROOT / "fairbloom").iterdir() if link.is_symlink()}
     assert links == {name: f"../{name}" for name in packages - {"fairbloom"}}
     # Those that server and clients of a run need.
-    bundled = packages - {"simulation", "deploy", "experiments", "scaffold"}
+    bundled = packages - {"prediction", "simulation", "deploy", "experiments", "scaffold"}
     assert set(tool["flwr"]["app"]["fab-include"]) == {f"{name}/**/*.py" for name in bundled}
     dockerfile = (DOCKER / "Dockerfile").read_text()
     assert set(re.findall(r"^COPY (\w+) \1$", dockerfile, re.M)) == packages
