@@ -30,8 +30,8 @@ from fairbloom.deploy.processes import free_port
 from fairbloom.system.supervise import CANNOT_RUN
 
 PACKAGES = (
-    *("fairbloom", "system", "protocol", "tasks", "rounds", "strategies", "client", "server", "prediction", "simulation"),
-    *("experiments", "deploy", "scaffold", "docker", "docs"),
+    *("fairbloom", "system", "protocol", "tasks", "rounds", "strategies", "client", "server", "prediction"),
+    *("simulation", "experiments", "deploy", "scaffold", "docker", "docs"),
 )
 ROOM, ONE_PROCESS = ROOT / "deploy" / "flower", ROOT / "fairbloom" / "flower.py"
 """Where names inside Flower may be used: what is deployed, and what runs in one process as well."""
