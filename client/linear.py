@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairbloom.tasks import Task
+from fairbloom.tasks.inputs import Inputs, tensors_of
 
 from .work import LocalWork, step_fields
 
 HONOURED = frozenset({"learning_rate", "momentum", "weight_decay", "pull"})
 """The fields of local work that it knows for a step; with others, autograd takes it."""
 
-Step = Callable[[Tensor, Tensor], None]
+Step = Callable[[Inputs, Tensor], None]
 """(inputs, targets) of a batch: takes a step of SGD on their mean loss, in place."""
 
 
@@ -48,8 +49,9 @@ def linear_step(
     classes = torch.eye(layer.out_features, dtype=weight.dtype, device=weight.device)
 
     @torch.no_grad()
-    def step(inputs: Tensor, targets: Tensor) -> None:
-        inputs = inputs.flatten(1)
+    def step(of: Inputs, targets: Tensor) -> None:
+        (tensor,) = tensors_of(of)
+        inputs = tensor.flatten(1)
         slope = torch.addmm(bias, inputs, transposed).log_softmax(1).exp_().sub_(classes.index_select(0, targets))
         share = 1.0 / len(inputs)
         if not velocity:

@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Examples, Task
+from fairbloom.tasks.inputs import Inputs, arguments_of, count_bytes, device_of, map_inputs, split_inputs
 
 from .groups import measure_groups
 from .linear import linear_step
@@ -70,13 +71,14 @@ def train(
     snapshot: StateDict = {}
     ends = time.monotonic() + work.time_budget
 
-    def by_autograd(inputs: Tensor, targets: Tensor) -> None:
-        loss = work.transform(task.loss(outputs_of(model, inputs), targets).mean())
+    def by_autograd(inputs: Inputs, targets: Tensor) -> None:
+        loss = work.transform(task.loss(outputs_of(model, inputs, task.output), targets).mean())
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
             descend(parameters, gradients, received, velocity, work)
 
-    take = linear_step(model, task, work, received, velocity) or by_autograd
+    of_one_tensor = isinstance(examples.inputs, Tensor)
+    take = (linear_step(model, task, work, received, velocity) if of_one_tensor else None) or by_autograd
     order = batches(len(examples), work, fewest_examples(model))
     with drawing_from(work.draws, parameters[0].device):
         for step, (inputs, targets) in enumerate(fetched(examples, order), start=1):
@@ -90,15 +92,15 @@ def train(
     return snapshot
 
 
-def fetched(examples: Examples, order: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def fetched(examples: Examples, order: Iterator[Tensor]) -> Iterator[tuple[Inputs, Tensor]]:
     """Yield inputs and targets of each batch of indices; those of several small ones are gathered at once."""
-    size = examples.inputs[:1].nbytes + examples.targets[:1].nbytes
+    size = count_bytes(map_inputs(examples.inputs, lambda tensor: tensor[:1])) + examples.targets[:1].nbytes
     for first in order:
         many = GATHERED // (size * len(first))
         several = [first, *itertools.islice(order, max(0, many - 1))]
         inputs, targets = examples[torch.cat(several).to(examples.targets.device)]
         lengths = [len(batch) for batch in several]
-        yield from zip(torch.split(inputs, lengths), torch.split(targets, lengths), strict=True)
+        yield from zip(split_inputs(inputs, lengths), torch.split(targets, lengths), strict=True)
 
 
 def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
@@ -162,24 +164,45 @@ def fewest_examples(model: nn.Module) -> int:
     return 2 if any(isinstance(module, _BatchNorm) and module.training for module in model.modules()) else 1
 
 
-def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return a model's outputs.
+def outputs_of(model: nn.Module, inputs: Inputs, output: str = "") -> Tensor:
+    """Return a model's outputs, called as model(x), model(**inputs) or model(*inputs).
+
+    Of several outputs by name, that of the name `output` is taken; "": `logits`, or the only tensor.
 
     Raises
     ------
     FairbloomError
-        When they are no tensor.
+        When there is no such tensor.
     """
-    if inputs.dim() == 4 and _has_channels_last(model):
+    if isinstance(inputs, Tensor) and inputs.dim() == 4 and _has_channels_last(model):
         inputs = inputs.contiguous(memory_format=torch.channels_last)
-    outputs = model(inputs)
-    if not isinstance(outputs, Tensor):
-        when = "in training" if model.training else "in evaluation"
+    positional, named = arguments_of(inputs)
+    return choose_output(model, model(*positional, **named), output)
+
+
+LOGITS = "logits"
+"""What the outputs of a model are called that returns several tensors by name, where its task names no other."""
+
+
+def choose_output(model: nn.Module, outputs: object, output: str) -> Tensor:
+    """Return the tensor that a task means of what a model returns; see `outputs_of`."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    when = "in training" if model.training else "in evaluation"
+    if not isinstance(outputs, Mapping):
         raise ReportableError(
             f"the model, {_type(model)}, returns a {type(outputs).__name__} {when}: it must return one tensor, with a "
-            "row for each example; an auxiliary output or a hidden state must be left out"
+            "row for each example, or tensors by name; an auxiliary output or a hidden state must be left out"
         )
-    return outputs
+    tensors = {str(name): each for name, each in outputs.items() if isinstance(each, Tensor)}
+    name = output or (LOGITS if LOGITS in tensors or len(tensors) != 1 else next(iter(tensors)))
+    if name not in tensors:
+        there = ", ".join(tensors) or "no tensor"
+        said = f"the task asks for {name!r}" if output else "the task does not say which of them are its outputs"
+        raise ReportableError(
+            f"the model, {_type(model)}, returns {there} {when}, and {said}: name one by Task(output=...)"
+        )
+    return tensors[name]
 
 
 def with_channels_last(model: nn.Module, examples: Examples) -> nn.Module:
@@ -194,7 +217,7 @@ def with_channels_last(model: nn.Module, examples: Examples) -> nn.Module:
         return model
     inputs, _ = examples[slice(0, 2)]
     try:
-        with torch.no_grad(), drawing_from(0, inputs.device):
+        with torch.no_grad(), drawing_from(0, device_of(inputs)):
             tried = copy.deepcopy(model).to(memory_format=torch.channels_last)
             outputs_of(tried.eval(), inputs)
     except Exception:  # whatever a model raises: training by itself tells
@@ -220,8 +243,8 @@ def measure(model: nn.Module, task: Task, examples: Examples, smallest_group: in
     model.eval()
     starts = range(0, len(examples), EVALUATION_BATCH)
     batches = (examples[start : start + EVALUATION_BATCH] for start in starts)
-    with drawing_from(0, examples.inputs.device):  # a model may draw in evaluation too, and then always the same
-        answered = [(outputs_of(model, inputs), targets) for inputs, targets in batches]
+    with drawing_from(0, examples.targets.device):  # a model may draw in evaluation too, and then always the same
+        answered = [(outputs_of(model, inputs, task.output), targets) for inputs, targets in batches]
     outputs, targets = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*answered, strict=True))
     found = {LOSS: task.loss(outputs, targets)} | {
         score.name: of(outputs, targets) for score, of in task.scores.items()

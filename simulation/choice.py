@@ -149,7 +149,7 @@ class Effort:
         counts = [len(each) for each in examples]
         batch = batch_of(round(mean(counts)), work)
         steps = [work.steps or work.epochs * math.ceil(count / batch) for count in counts]
-        flops, outputs = count_forward(model, examples[0])
+        flops, outputs = count_forward(model, task, examples[0])
         parameters = sum(parameter.nbytes for parameter in model.parameters())
         calls = STEP + CALL * sum(1 for module in model.modules() if not list(module.children()))
         return cls(
@@ -308,7 +308,7 @@ def sample_examples(task: Task) -> list[Examples]:
     return found
 
 
-def count_forward(model: nn.Module, examples: Examples) -> tuple[float, int]:
+def count_forward(model: nn.Module, task: Task, examples: Examples) -> tuple[float, int]:
     """Return the floating-point operations of one example's way through a model, and the bytes of all that comes out.
 
     Counted are linear and convolutional layers, or else two operations a parameter. The bytes are those of every
@@ -328,7 +328,7 @@ def count_forward(model: nn.Module, examples: Examples) -> tuple[float, int]:
     hooks = [layer.register_forward_hook(note) for layer in model.modules() if not list(layer.children())]
     try:
         with torch.no_grad():
-            outputs_of(model.eval(), examples[slice(0, 1)][0])
+            outputs_of(model.eval(), examples[slice(0, 1)][0], task.output)
     finally:
         for hook in hooks:
             hook.remove()

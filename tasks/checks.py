@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairbloom.errors import FairbloomError
 
+from .inputs import names_of, tensors_of
 from .task import Examples, Splits, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -73,30 +74,35 @@ def guard_loss(name: str, loss: Loss) -> Loss:
 
 def check_examples(source: str, examples: Examples, task: Task) -> None:
     """Raise FairbloomError when examples cannot be learned from, or tested on."""
-    inputs, targets, rows = examples.inputs, examples.targets, examples.rows
-    for what, tensor in (("inputs", inputs), ("targets", targets)):
+    targets, rows = examples.targets, examples.rows
+    inputs = _check_inputs(source, examples)
+    for what, tensor in (*inputs.items(), ("targets", targets)):
         if not isinstance(tensor, Tensor):
             raise FairbloomError(f"{source}: {what} must be a torch.Tensor, got {type(tensor).__name__}")
         if not tensor.dim():
             raise FairbloomError(f"{source}: {what} must have examples as their first dimension, got a single number")
-    if len(inputs) != len(targets):
-        raise FairbloomError(
-            f"{source}: each input needs one target, got {len(inputs)} inputs and {len(targets)} targets"
-        )
+    for what, tensor in inputs.items():
+        if len(tensor) != len(targets):
+            raise FairbloomError(
+                f"{source}: each input needs one target, got {len(tensor)} {what} and {len(targets)} targets"
+            )
     if not len(examples):
         raise FairbloomError(f"{source}: there is none: give the client some, or leave it out")
-    if rows is not None and (rows.dtype != torch.int64 or not 0 <= int(rows.min()) <= int(rows.max()) < len(inputs)):
+    if rows is not None and (rows.dtype != torch.int64 or not 0 <= int(rows.min()) <= int(rows.max()) < len(targets)):
         raise FairbloomError(
-            f"{source}: rows must be torch.int64 from 0 to {len(inputs) - 1}, got {rows.dtype} from "
+            f"{source}: rows must be torch.int64 from 0 to {len(targets) - 1}, got {rows.dtype} from "
             f"{rows.min().item()} to {rows.max().item()}"
         )
     _check_groups(source, examples, task)
     whole = {torch.int8, torch.int16, torch.int32, torch.uint8}
     if targets.dtype in whole:
         raise FairbloomError(f"{source}: targets are {targets.dtype}: make them torch.int64, by targets.long()")
-    if inputs.dtype == torch.float64 and any(weights.dtype != torch.float64 for weights in task.model().parameters()):
-        raise FairbloomError(f"{source}: inputs are torch.float64, but the model is not: make them float32 by .float()")
-    for what, tensor in (("inputs", inputs), ("targets", targets)):
+    for what, tensor in inputs.items():
+        if tensor.dtype == torch.float64 and any(each.dtype != torch.float64 for each in task.model().parameters()):
+            raise FairbloomError(
+                f"{source}: {what} are torch.float64, but the model is not: make them float32 by .float()"
+            )
+    for what, tensor in (*inputs.items(), ("targets", targets)):
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             strange = int((~torch.isfinite(tensor.reshape(len(tensor), -1))).any(dim=1).nonzero()[0])
             raise FairbloomError(
@@ -105,16 +111,31 @@ def check_examples(source: str, examples: Examples, task: Task) -> None:
             )
 
 
+def _check_inputs(source: str, examples: Examples) -> dict[str, Tensor]:
+    """Return the tensors of the inputs by what an error calls them."""
+    inputs = examples.inputs
+    if isinstance(inputs, list):
+        raise FairbloomError(
+            f"{source}: inputs must be a torch.Tensor, got list; several tensors are a tuple, or a dict by the names "
+            "of the model's arguments"
+        )
+    if not tensors_of(inputs):
+        raise FairbloomError(f"{source}: inputs are an empty {type(inputs).__name__}: name one tensor at least")
+    if names_of(inputs) == ("",):
+        return {"inputs": inputs}  # type: ignore[dict-item] # one tensor
+    return {f"inputs[{name}]": each for name, each in zip(names_of(inputs), tensors_of(inputs), strict=True)}
+
+
 def _check_groups(source: str, examples: Examples, task: Task) -> None:
     """Raise FairbloomError when examples do not say which group of each of the task's groupings they belong to."""
     groups, names = examples.groups, task.groupings
     if not names:
         return
-    wanted = f"a torch.int64 tensor of shape ({len(examples.inputs)}, {len(names)}), the place of each example's group"
+    wanted = f"a torch.int64 tensor of shape ({len(examples.targets)}, {len(names)}), the place of each example's group"
     if not isinstance(groups, Tensor) or groups.dtype != torch.int64:
         kind = groups.dtype if isinstance(groups, Tensor) else type(groups).__name__
         raise FairbloomError(f"{source}: the task has groupings, so groups must be {wanted}, got {kind}")
-    if groups.shape != (len(examples.inputs), len(names)):
+    if groups.shape != (len(examples.targets), len(names)):
         raise FairbloomError(f"{source}: groups must be {wanted}, got shape {tuple(groups.shape)}")
     for column, (name, there) in zip(groups.unbind(1), names.items(), strict=True):
         if not 0 <= int(column.min()) <= int(column.max()) < len(there):

@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 
 import torch
 
+from .inputs import are_shared, combine_inputs
 from .task import Examples, Splits, Task
 
 
@@ -31,9 +32,12 @@ def pool(task: Task) -> Task:
 def join(parts: Sequence[Examples]) -> Examples:
     """Return the examples of all parts, one after the other; tensors that all of them share are not copied."""
     first, rows = parts[0], [part.rows for part in parts if part.rows is not None]
-    shared = all(p.inputs is first.inputs and p.targets is first.targets and p.groups is first.groups for p in parts)
+    shared = all(
+        are_shared(part.inputs, first.inputs) and part.targets is first.targets and part.groups is first.groups
+        for part in parts
+    )
     if shared and len(rows) == len(parts):
         return Examples(first.inputs, first.targets, torch.cat(rows), first.groups)
     inputs, targets = zip(*(part[:] for part in parts), strict=True)
     groups = [places for part in parts if (places := part.group_places()) is not None]
-    return Examples(torch.cat(inputs), torch.cat(targets), groups=torch.cat(groups) if groups else None)
+    return Examples(combine_inputs(inputs, torch.cat), torch.cat(targets), groups=torch.cat(groups) if groups else None)

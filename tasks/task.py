@@ -16,6 +16,8 @@ from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Value
 
+from .inputs import Inputs, map_inputs
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -286,9 +288,9 @@ class TaskInfo:
         return replace(task, splits=splits)
 
 
-REMEMBERED, TENSORS = 1024, 8
-"""So many clients' examples are kept once they are made, and as many tensors each: inputs, targets, rows and groups,
-twice."""
+REMEMBERED, TENSORS = 1024, 16
+"""So many clients' examples are kept once they are made, and as many tensors each: inputs, several perhaps, targets,
+rows and groups, of each split."""
 
 
 def check_model(name: str, info: TaskInfo) -> None:
@@ -309,8 +311,11 @@ class Examples:
 
     Attributes
     ----------
-    inputs, targets
-        Tensors that clients may share, first dimension the examples.
+    inputs
+        What the model is called with: one tensor, as model(x); tensors by name, as model(**x); or a tuple of them, as
+        model(*x). Their first dimension are the examples; clients may share them.
+    targets
+        A tensor whose first dimension are the examples.
     rows
         Indices of the examples that are in this split; None for all.
     groups
@@ -318,7 +323,7 @@ class Examples:
         groupings), torch.int64. None where the task has no groupings.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     rows: Tensor | None = None
     groups: Tensor | None = None
@@ -327,15 +332,15 @@ class Examples:
         """Return the number of examples."""
         return (self.targets if self.rows is None else self.rows).shape[0]  # len takes four times as long
 
-    def __getitem__(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, chosen: Tensor | slice) -> tuple[Inputs, Tensor]:
         """Return inputs and targets of the examples at these places of the split."""
         rows = chosen if self.rows is None else _of(self.rows, chosen)
-        return _of(self.inputs, rows), _of(self.targets, rows)
+        return map_inputs(self.inputs, lambda tensor: _of(tensor, rows)), _of(self.targets, rows)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Examples:
         """Return the examples with all their tensors changed."""
         rows, groups = (None if each is None else change(each) for each in (self.rows, self.groups))
-        return Examples(change(self.inputs), change(self.targets), rows, groups)
+        return Examples(map_inputs(self.inputs, change), change(self.targets), rows, groups)
 
     def group_places(self) -> Tensor | None:
         """Return `groups` of the examples of this split, None where they have none."""
@@ -420,6 +425,9 @@ class Task:
     group_scores
         What is measured in each group: (outputs, targets) → a number of each example, shape (n,), NaN for one that does
         not count. By default the first of `scores`, which must give a number of each example then.
+    output
+        Which tensor of a model that returns several by name goes to the loss and the scores; "": `logits`, or the only
+        one that there is.
     """
 
     clients: tuple[str, ...]
@@ -436,6 +444,7 @@ class Task:
     positive: int = 1
     groupings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     group_scores: Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
+    output: str = ""
 
     def __post_init__(self) -> None:
         """Let the first score be what is measured in groups, where there are groups and nothing else is said."""

@@ -15,6 +15,7 @@ from fairbloom.client.local import LocalClient
 from fairbloom.client.training import batch_of, batches
 from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples
+from fairbloom.tasks.inputs import Inputs, count_bytes, map_inputs
 
 from .together import Pool
 
@@ -75,24 +76,24 @@ class Step:
     Attributes
     ----------
     inputs, targets
-        Shape (k, b, …); a short batch is filled up with an example of its own.
+        Tensors of shape (k, b, …); a short batch is filled up with an example of its own.
     counts
         How many of each client's examples count, shape (k,); None: all of them.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     counts: Tensor | None
 
     @property
     def shape(self) -> tuple[int, int]:
         """(k, b)."""
-        return self.inputs.shape[0], self.inputs.shape[1]
+        return self.targets.shape[0], self.targets.shape[1]
 
     @property
     def nbytes(self) -> int:
         """The memory that the examples take."""
-        return self.inputs.nbytes + self.targets.nbytes
+        return count_bytes(self.inputs) + self.targets.nbytes
 
     def means(self, values: Tensor) -> Tensor:
         """Return each client's mean, shape (k,), of values of shape (k, b)."""
@@ -103,9 +104,10 @@ class Step:
 
     def first(self, count: int) -> "Step":
         """Return the step of the first clients alone."""
-        if count == len(self.inputs):
+        if count == len(self.targets):
             return self
-        return Step(self.inputs[:count], self.targets[:count], None if self.counts is None else self.counts[:count])
+        inputs = map_inputs(self.inputs, lambda tensor: tensor[:count])
+        return Step(inputs, self.targets[:count], None if self.counts is None else self.counts[:count])
 
 
 def divide_into_blocks(members: Sequence[Member], most: int) -> Iterator[list[Member]]:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairbloom.client.training import drawing_from, gradients_of, outputs_of
+from fairbloom.client.training import choose_output, drawing_from, gradients_of, outputs_of
 from fairbloom.client.work import LocalWork, descend, step_fields
 from fairbloom.tasks import Examples, Task
+from fairbloom.tasks.inputs import Inputs, arguments_of, combine_inputs, device_of, map_inputs, tensors_of
 
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
     *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU),
@@ -58,14 +59,14 @@ class StepArrays(NamedTuple):
     anchor: Sequence[Tensor]
 
 
-TakeStep = Callable[[StepArrays, Tensor, Summed], Tensor]
+TakeStep = Callable[[StepArrays, Inputs, Summed], Tensor]
 """(what the step changes and is pulled to, inputs of shape (k, b, …), what is minimised) → the losses, shape (k, b)."""
 
 
 class Program(Protocol):
     """One model with the parameters of many clients; `weights` are its arrays in their order, shape (k, *shape)."""
 
-    def __call__(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
+    def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
         """Return the outputs, shape (k, b, …), for b examples of each of k clients, shape (k, b, …)."""
 
     def step_of(self, work: LocalWork) -> TakeStep:
@@ -75,14 +76,15 @@ class Program(Protocol):
 class Mapped:
     """Any model whose operations PyTorch can carry over to many sets of parameters."""
 
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        def one(weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
-            outputs: Tensor = functional_call(model, dict(zip(names, weights, strict=True)), (inputs,))
-            return outputs
+    def __init__(self, model: nn.Module, names: Sequence[str], output: str) -> None:
+        def one(weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
+            positional, named = arguments_of(inputs)
+            outputs = functional_call(model, dict(zip(names, weights, strict=True)), positional, named)
+            return choose_output(model, outputs, output)
 
         self._all = vmap(one, randomness="error")
 
-    def __call__(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
+    def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
         """Return the outputs; see Program."""
         outputs: Tensor = self._all(tuple(weights), inputs)
         return outputs
@@ -92,7 +94,7 @@ class Mapped:
         return partial(step_by_autograd, self, work)
 
 
-def step_by_autograd(program: "Program", work: LocalWork, arrays: StepArrays, inputs: Tensor, summed: Summed) -> Tensor:
+def step_by_autograd(program: "Program", work: LocalWork, arrays: StepArrays, inputs: Inputs, summed: Summed) -> Tensor:
     """Take a step of SGD in place, whatever the work; return the losses, shape (k, b)."""
     leaves = [weight.detach().requires_grad_() for weight in arrays.weights]
     losses, total = summed(program(leaves, inputs))
@@ -112,9 +114,9 @@ class Chain:
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = tuple(layers)
 
-    def __call__(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
+    def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
         """Return the outputs, shape (k, b, outputs); see Program."""
-        left, x = iter(weights), inputs
+        left, (x,) = iter(weights), tensors_of(inputs)
         for layer in self._layers:
             x = _linear(layer, left, x) if isinstance(layer, nn.Linear) else _other(layer, x)
         return x
@@ -125,8 +127,8 @@ class Chain:
             partial(self._step, work) if step_fields(work) <= ADDED_AT_ONCE else partial(step_by_autograd, self, work)
         )
 
-    def _step(self, work: LocalWork, arrays: StepArrays, inputs: Tensor, summed: Summed) -> Tensor:
-        met, left, x = list[tuple[Tensor, Tensor]](), iter(arrays.weights), inputs
+    def _step(self, work: LocalWork, arrays: StepArrays, inputs: Inputs, summed: Summed) -> Tensor:
+        met, left, (x,) = list[tuple[Tensor, Tensor]](), iter(arrays.weights), tensors_of(inputs)
         for layer in self._layers:  # what went into each layer, and what came out of it
             before = x.detach()
             if isinstance(layer, nn.Linear):
@@ -230,8 +232,9 @@ def make_program(model: nn.Module, task: Task, examples: Examples) -> Program:
         When the model, or the loss, cannot be computed for many clients at once.
     """
     _check_parameters(model)
-    layers = _chain_layers(model)
-    program = Mapped(model, [name for name, _ in model.named_parameters()]) if layers is None else Chain(layers)
+    layers = _chain_layers(model) if isinstance(examples.inputs, Tensor) else None
+    names = [name for name, _ in model.named_parameters()]
+    program = Mapped(model, names, task.output) if layers is None else Chain(layers)
     buffers = {buffer: buffer.clone() for buffer in model.buffers()}
     try:
         _check_same(program, model, task, examples)
@@ -279,9 +282,9 @@ def _check_same(program: Program, model: nn.Module, task: Task, examples: Exampl
     """Raise UnstackableError when two clients' losses or gradients are others at once than one by one."""
     count = min(PROBED, len(examples))
     inputs, targets = examples[slice(0, count)]
-    _check_same_in_evaluation(model, inputs)
+    _check_same_in_evaluation(model, task, inputs)
     _check_each_by_itself(model, task, inputs, targets)
-    losses = task.loss(outputs_of(model, inputs), targets)
+    losses = task.loss(outputs_of(model, inputs, task.output), targets)
     gradients = torch.autograd.grad(losses.mean(), tuple(model.parameters()), allow_unused=True)
     expected = losses.detach()
     if losses.shape != (count,):
@@ -289,7 +292,8 @@ def _check_same(program: Program, model: nn.Module, task: Task, examples: Exampl
     if None in gradients:
         raise UnstackableError("the loss does not touch some of its parameters")
     weights = [torch.stack([p.detach(), p.detach()]).requires_grad_() for p in model.parameters()]
-    outputs = program(weights, torch.stack([inputs, inputs.roll(1, 0)]))
+    rolled = map_inputs(inputs, lambda tensor: tensor.roll(1, 0))
+    outputs = program(weights, combine_inputs([inputs, rolled], torch.stack))
     found = task.loss(outputs.flatten(0, 1), torch.cat([targets, targets.roll(1, 0)]))
     ours = torch.autograd.grad(found[count:].mean(), weights)
     same = torch.allclose(found[:count], expected, rtol=1e-3, atol=1e-5)
@@ -301,11 +305,12 @@ def _check_same(program: Program, model: nn.Module, task: Task, examples: Exampl
 
 
 @torch.no_grad()
-def _check_each_by_itself(model: nn.Module, task: Task, inputs: Tensor, targets: Tensor) -> None:
+def _check_each_by_itself(model: nn.Module, task: Task, inputs: Inputs, targets: Tensor) -> None:
     """Raise UnstackableError when an example's output or loss depends on the others of its batch."""
     outputs, losses = [], []
-    for count in (len(inputs), max(1, len(inputs) - 1)):  # an odd and an even number
-        outputs.append(outputs_of(model, inputs[:count]))
+    for count in (len(targets), max(1, len(targets) - 1)):  # an odd and an even number
+        some = map_inputs(inputs, partial(torch.narrow, dim=0, start=0, length=count))
+        outputs.append(outputs_of(model, some, task.output))
         losses.append(task.loss(outputs[-1], targets[:count]))
     few = len(outputs[1])
     same = torch.allclose(outputs[0][:few], outputs[1], rtol=1e-3, atol=1e-5)
@@ -314,12 +319,12 @@ def _check_each_by_itself(model: nn.Module, task: Task, inputs: Tensor, targets:
 
 
 @torch.no_grad()
-def _check_same_in_evaluation(model: nn.Module, inputs: Tensor) -> None:
+def _check_same_in_evaluation(model: nn.Module, task: Task, inputs: Inputs) -> None:
     """Raise UnstackableError when a model draws, or does something else in training than in evaluation."""
     outputs = []
     for training, seed in ((False, 0), (False, 1), (True, 0)):
         model.train(training)
-        with drawing_from(seed, inputs.device):
-            outputs.append(outputs_of(model, inputs))
+        with drawing_from(seed, device_of(inputs)):
+            outputs.append(outputs_of(model, inputs, task.output))
     if not all(torch.equal(outputs[0], other) for other in outputs[1:]):
         raise UnstackableError("it draws, as dropout does, or computes otherwise in training than in evaluation")

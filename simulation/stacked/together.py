@@ -16,6 +16,7 @@ from fairbloom.client.groups import measure_groups
 from fairbloom.client.training import EVALUATION_BATCH, measure, outputs_of
 from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Examples, Task
+from fairbloom.tasks.inputs import Inputs, are_shared, combine_inputs, map_inputs
 from fairbloom.tasks.measures import absolute_error
 from fairbloom.tasks.task import is_highest
 
@@ -34,14 +35,14 @@ class Pool(NamedTuple):
     Attributes
     ----------
     inputs, targets
-        First dimension the examples.
+        First dimension of each tensor the examples.
     rows
         Indices of each client's examples, one client's after the other's.
     counts
         How many each client has.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     rows: Tensor
     counts: tuple[int, ...]
@@ -51,16 +52,24 @@ class Pool(NamedTuple):
         """Return the examples of several clients in the tensors that they share, or else in a copy."""
         counts, first = tuple(map(len, parts)), parts[0]
         rows = [part.rows for part in parts if part.rows is not None]
-        if len(rows) == len(parts) and all(p.inputs is first.inputs and p.targets is first.targets for p in parts):
+        if len(rows) == len(parts) and all(
+            are_shared(p.inputs, first.inputs) and p.targets is first.targets for p in parts
+        ):
             return cls(first.inputs, first.targets, torch.cat(rows), counts)
-        inputs, targets = (torch.cat(tensors) for tensors in zip(*(part[:] for part in parts), strict=True))
-        return cls(inputs, targets, torch.arange(len(targets), device=targets.device), counts)
+        inputs, each_targets = zip(*(part[:] for part in parts), strict=True)
+        targets = torch.cat(each_targets)
+        return cls(
+            combine_inputs(inputs, torch.cat), targets, torch.arange(len(targets), device=targets.device), counts
+        )
 
-    def at(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets at places among the rows, shape (k, b): both of shape (k, b, …)."""
+    def at(self, places: Tensor) -> tuple[Inputs, Tensor]:
+        """Return inputs and targets at places among the rows, shape (k, b): all their tensors of shape (k, b, …)."""
         rows = self.rows.index_select(0, places.flatten().to(self.rows.device))
-        inputs, targets = (of.index_select(0, rows) for of in (self.inputs, self.targets))
-        return inputs.view(*places.shape, *inputs.shape[1:]), targets.view(*places.shape, *targets.shape[1:])
+
+        def taken(tensor: Tensor) -> Tensor:
+            return tensor.index_select(0, rows).view(*places.shape, *tensor.shape[1:])
+
+        return map_inputs(self.inputs, taken), taken(self.targets)
 
 
 def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -87,7 +96,7 @@ def measure_clients(model: nn.Module, task: Task, parts: Sequence[Examples], sma
         pool = Pool.of(some)
         inputs, targets = pool.at(torch.arange(len(pool.rows)))
         with torch.no_grad():
-            outputs = outputs_of(model, inputs)
+            outputs = outputs_of(model, inputs, task.output)
             scores = score_clients(task, outputs, targets, pool.counts)
         if smallest_group and task.groupings:
             apart = (torch.split(each, list(pool.counts)) for each in (outputs, targets))
