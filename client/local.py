@@ -30,6 +30,7 @@ from .metrics import (
     requested_metrics,
 )
 from .personal import PersonalModels, StateDict, folder_of
+from .preprocessing import keep_preprocessing
 from .reporting import apply_reporting
 from .training import measure, train, with_channels_last
 from .work import LocalWork, client_work, global_work, personal_work
@@ -124,6 +125,7 @@ class LocalClient:
         folder, settings = partial(folder_of, settings), RunSettings.of(settings)
         task, model = load_task_and_model(settings)
         key = find_client_key(settings, task, partition, name)
+        keep_preprocessing(folder(key), task, key)
         personal = PersonalModels(folder(key), last)
         return cls(name or key, key, settings, task, task.splits(key), model, personal)
 

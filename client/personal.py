@@ -89,7 +89,21 @@ class PersonalModels:
             draft.unlink()
 
     def _files(self) -> list[Path]:
-        return [] if self._folder is None else list(self._folder.glob("[0-9]*.safetensors"))
+        return [] if self._folder is None else list_models(self._folder)
+
+
+def list_models(folder: Path) -> list[Path]:
+    """Return the files of a client's personal models, each called by the round that made it."""
+    return list(folder.glob("[0-9]*.safetensors"))
+
+
+def load_last(folder: Path) -> tuple[int, StateDict] | None:
+    """Return the newest personal model in a client's folder that is whole, and its round; None where there is none."""
+    for path in sorted(list_models(folder), key=lambda path: -int(path.stem)):
+        if (model := load_model(path)) is not None:
+            return int(path.stem), model
+        log.warning("%s does not hold what was written: an earlier personal model is taken, if there is one", path)
+    return None
 
 
 def save_model(path: Path, model: StateDict) -> None:

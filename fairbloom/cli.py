@@ -37,6 +37,7 @@ from fairbloom.experiments.commands.options import (
     TaskOption,
     settings_of,
 )
+from fairbloom.experiments.commands.predict import predict
 from fairbloom.experiments.commands.recommend import EXAMPLE_COMMAND, recommend
 from fairbloom.experiments.commands.report import report
 from fairbloom.experiments.commands.sweep import EXAMPLE as SWEEP_EXAMPLE
@@ -572,6 +573,7 @@ def check(
 
 app.command(epilog="Example: fairbloom watch runs/a")(watch)
 app.command(epilog="Example: fairbloom report runs/comparison --svg")(report)
+app.command(epilog="Example: fairbloom predict runs/a new.csv --out predictions.csv")(predict)
 app.add_typer(deployment.client, name="client")
 app.command()(deployment.server)
 app.add_typer(deployment.app, name="deploy")

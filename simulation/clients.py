@@ -14,6 +14,7 @@ from torch.nn import Module
 from fairbloom.client.device import choose_device
 from fairbloom.client.local import LocalClient, Metrics, Update, describe_data, load_task_and_model
 from fairbloom.client.personal import PersonalModels, StateDict, folder_name, state_folder
+from fairbloom.client.preprocessing import keep_preprocessing
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import AGREED
 from fairbloom.protocol.settings import RunSettings, split_names
@@ -99,6 +100,7 @@ class LocalClients(ABC):
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
         self._personal: OrderedDict[str, PersonalModels] = OrderedDict()
         self._most = REMEMBERED
+        self._kept_preprocessing = False
         self.on_trained: OnTrained = ignore
 
     # The seam, but for train and evaluate -----------------------------------------------------------------------------
@@ -124,11 +126,21 @@ class LocalClients(ABC):
         return described, reasons
 
     def keep(self, since: int) -> None:
-        """Store the personal models, before the run's checkpoint is written; the run may go back to round `since`."""
+        """Store what is each client's own, before the run's checkpoint is written; it may go back to round `since`."""
+        if not self._kept_preprocessing:
+            self._keep_preprocessing()
         for personal in self._personal.values():
             personal.store(since)
         while len(self._personal) > self._most:
             self._personal.popitem(last=False)  # it is on disk
+
+    def _keep_preprocessing(self) -> None:
+        """Store how each client's data become inputs, where that is not the same for all."""
+        self._kept_preprocessing = True
+        task = load_task(self.settings)
+        if task.preprocessing is not None and task.preprocessing("").per_client:
+            for name in self._names:
+                keep_preprocessing(self._folder_of(name), task, name)
 
     def close(self) -> None:  # noqa: B027 (most engines have nothing to end)
         """End what the engine has started: nothing here."""
@@ -161,10 +173,13 @@ class LocalClients(ABC):
     def personal(self, name: str) -> PersonalModels:
         """Return the personal models of a client."""
         if name not in self._personal:
-            folder = None if self._state_folder is None else self._state_folder / folder_name(name)
-            self._personal[name] = PersonalModels(folder, stored_at_once=False)
+            self._personal[name] = PersonalModels(self._folder_of(name), stored_at_once=False)
         self._personal.move_to_end(name)
         return self._personal[name]
+
+    def _folder_of(self, name: str) -> Path | None:
+        """Return where a client keeps what is its own."""
+        return None if self._state_folder is None else self._state_folder / folder_name(name)
 
     def begin(self, names: Sequence[str], terms: Terms) -> None:
         """Take in what the clients have agreed on, and forget those that have not been asked for long."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from .preprocessing import Preprocessing
+
     Places = NDArray[np.int64]
 
 
@@ -445,6 +447,7 @@ class Task:
     groupings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     group_scores: Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
     output: str = ""
+    preprocessing: Callable[[str], Preprocessing] | None = None
 
     def __post_init__(self) -> None:
         """Let the first score be what is measured in groups, where there are groups and nothing else is said."""

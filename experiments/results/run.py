@@ -47,7 +47,9 @@ from .presentation import draw, render_html, show
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+    from torch.nn import Module
 
+    from fairbloom.prediction.predictor import Predictor
     from fairbloom.tasks.split import Split
 
 COMPARISON, SWEEP = "comparison.json", "sweep.json"
@@ -315,7 +317,38 @@ class Run:
                 usual = {**collect_options(find_method(str(self.settings["method"]))()), "method": ""}
         return {key: value for key, value in self.settings.items() if key != "out" and value != usual.get(key)}
 
-    def model(self) -> dict[str, NDArray[Any]]:
+    def predictor(self, client: str = "", model: str = "last") -> "Predictor":
+        """Return what predicts with the run's model for new data: the module, and how data become its inputs.
+
+        Parameters
+        ----------
+        client
+            The client whose personal model is wanted, or by whose means and deviations numbers are standardised.
+        model
+            "last" for the model after the last round, "best" for the one with the best mean score, or "personal".
+
+        Raises
+        ------
+        FairbloomError
+            When there is no such model, or a client must be named, or there is none of that name.
+        """
+        from fairbloom.prediction.predictor import load_predictor  # imported late, as PyTorch is with it
+
+        return load_predictor(self.folder, client=client, model=model)
+
+    def model(self, client: str = "", model: str = "last") -> "Module":
+        """Return the trained model, a torch.nn.Module in eval mode on the CPU; see `predictor`."""
+        return self.predictor(client, model).module
+
+    def predict(self, frame: "pandas.DataFrame", client: str = "", model: str = "last") -> "pandas.DataFrame":
+        """Return a data frame with all of its columns, then a prediction for each row; see `predictor`.
+
+        The columns of inputs may be in any order, and the target may be there or not. Added are `predicted_TARGET` and,
+        where classes are predicted, `probability_CLASS` for each of them.
+        """
+        return self.predictor(client, model).predict(frame)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the global model after the last round: arrays by the names of the module's state dict.
 
         Raises

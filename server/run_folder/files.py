@@ -25,6 +25,7 @@ from .tables import Cells, read_table
 from .values import Beginning, Known, Recorded
 
 if TYPE_CHECKING:
+    from fairbloom.tasks.preprocessing import Preprocessing
     from fairbloom.tasks.split import Split
 
 T = TypeVar("T")
@@ -186,6 +187,16 @@ def _split_of(beginning: Beginning) -> "Split | None":
     return None if beginning.deployed or beginning.task.dealt is None else Split.of(beginning.task)
 
 
+def _decode_preprocessing(content: bytes) -> "Preprocessing":
+    from fairbloom.tasks.preprocessing import Preprocessing  # imported late, as NumPy is with it
+
+    return Preprocessing.decode_file(content)
+
+
+def _preprocessing_of(beginning: Beginning) -> "Preprocessing | None":
+    return None if beginning.task.preprocessing is None else beginning.task.preprocessing("")
+
+
 # Files --------------------------------------------------------------------------------------------------------------
 
 CONFIG = File[Recorded](
@@ -232,6 +243,19 @@ AGREED = File[str](
     absent="",
     remedy="Restore it from a copy, or choose another folder (--out)",
     first=lambda beginning: beginning.agreed or None,
+)
+
+PREPROCESSING = File["Preprocessing | None"](
+    name="preprocessing.json",
+    holds=(
+        "how data become a model's inputs, and its outputs predictions: columns with their kinds and "
+        "categories, means and deviations that are common to all clients, the target, classes, shapes"
+    ),
+    encode=lambda preprocessing: b"" if preprocessing is None else preprocessing.encode(),
+    decode=_decode_preprocessing,
+    absent=None,
+    remedy="Restore it from a copy",
+    first=_preprocessing_of,
 )
 
 SPLIT = File["Split | None"](
@@ -342,8 +366,9 @@ PERSONAL = Entry(
     name="clients",
     shown="clients/",
     holds=(
-        "the [personal models](flower.md#personal-models) of the clients, where the method has them and all "
-        "clients are on one machine; `state-dir` names another folder"
+        "where all clients are on one machine, a folder of each client: its [personal "
+        "models](flower.md#personal-models), where the method has them, and its `preprocessing.json` with its own "
+        "means and deviations, where each client standardises by those; `state-dir` names another folder"
     ),
 )
 

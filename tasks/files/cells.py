@@ -145,21 +145,37 @@ def build_column(place: ColumnPlace, cells: Cells, *, as_text: bool) -> Column:
     DataError
         When most values are numbers and some are not, or have a decimal comma, or one is too large or too long.
     """
-    blanks = tuple(cell for cell in cells.different if is_missing(cell))
-    of_blanks = {cell: k for k, cell in enumerate(blanks, start=1)}
-    missing = cells.expand([of_blanks.get(cell, 0) for cell in cells.different], np.int8)
+    blanks, missing = find_blanks(cells)
     if not as_text:
-        numbers = [math.nan if is_missing(cell) else parse_number(cell) for cell in cells.different]
+        numbers = parse_numbers(cells)
         check_numbers(place, cells, numbers)
         if None not in numbers:
             values = cells.expand(numbers, np.float64)
             return Column(place.name, place.label, values, (), NO_CODES, blanks, missing)
     check_length(place, cells)
+    texts, codes = encode_texts(cells)
+    return Column(place.name, place.label, None, texts, codes, blanks, missing)
+
+
+def find_blanks(cells: Cells) -> tuple[tuple[str, ...], NDArray[np.int8]]:
+    """Return the spellings of a missing value, and which of them each row has, counted from 1; else 0."""
+    blanks = tuple(cell for cell in cells.different if is_missing(cell))
+    of_blanks = {cell: k for k, cell in enumerate(blanks, start=1)}
+    return blanks, cells.expand([of_blanks.get(cell, 0) for cell in cells.different], np.int8)
+
+
+def parse_numbers(cells: Cells) -> list[float | None]:
+    """Return the number that each of the different cells is: NaN where a value is missing, None where it is none."""
+    return [math.nan if is_missing(cell) else parse_number(cell) for cell in cells.different]
+
+
+def encode_texts(cells: Cells) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """Return the different texts, and which of them each row has, -1 where a value is missing."""
     texts: dict[str, int] = {}
     # 4.0 in one file and 4 in another one are the same category.
     short = (cell.partition(".")[0] if WHOLE.fullmatch(cell) else cell for cell in cells.different)
     codes = [-1 if is_missing(text) else texts.setdefault(text, len(texts)) for text in short]
-    return Column(place.name, place.label, None, tuple(texts), cells.expand(codes, np.int32), blanks, missing)
+    return tuple(texts), cells.expand(codes, np.int32)
 
 
 def check_numbers(place: ColumnPlace, cells: Cells, numbers: Sequence[float | None]) -> None:

@@ -1,10 +1,11 @@
 """What clients with tables of their own agree on: columns, categories and the target."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..groups import MOST_GROUPINGS, MOST_GROUPS, OTHER, GroupBy
+from ..preprocessing import CATEGORY, NUMBER, TABLE, InputColumn, Preprocessing
 from .agreement import (
     MOST_CATEGORIES,
     MOST_COLUMNS,
@@ -142,10 +143,12 @@ class Input:
     moments: Moments | None = None
     other: bool = False
 
-    @property
-    def width(self) -> int:
-        """How many numbers it becomes."""
-        return 1 if self.categories is None else len(self.categories)
+    def input_column(self, moments: Moments | None, *, fill: bool) -> InputColumn:
+        """Return how it becomes inputs, with these moments where there are no common ones."""
+        if self.categories is not None:
+            return InputColumn(self.name, CATEGORY, self.categories, self.other, fill=fill)
+        center, scale = self.moments or moments or (0.0, 0.0)
+        return InputColumn(self.name, NUMBER, center=center, scale=scale, fill=fill)
 
 
 @dataclass(frozen=True)
@@ -156,10 +159,42 @@ class AgreedColumns:
     target: Target
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    @property
-    def width(self) -> int:
-        """How many numbers of a row the model gets."""
-        return sum(each.width for each in self.inputs)
+    def preprocessing(
+        self,
+        target: str,
+        ignored: Sequence[str],
+        *,
+        fill: bool,
+        client: str = "",
+        measure: Callable[[str], Moments | None] | None = None,
+    ) -> Preprocessing:
+        """Return how tables become inputs.
+
+        Parameters
+        ----------
+        target, ignored
+            The columns that are no inputs.
+        fill
+            Whether missing values are filled in.
+        client, measure
+            A client, and what returns mean and deviation of a column of its own rows; without them columns that have
+            no common ones are not standardised yet.
+        """
+        apart = any(each.categories is None and each.moments is None for each in self.inputs)
+        return Preprocessing(
+            form=TABLE,
+            columns=tuple(
+                each.input_column(measure(each.name) if measure and each.moments is None else None, fill=fill)
+                for each in self.inputs
+            ),
+            ignored=tuple(ignored),
+            target=target,
+            classes=self.target.classes,
+            target_center=self.target.center,
+            target_scale=self.target.scale,
+            client=client if apart else "",
+            per_client=apart and measure is None,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can carry it; `from_json` reads it."""

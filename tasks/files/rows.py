@@ -13,6 +13,7 @@ from fairbloom.errors import did_you_mean
 
 from ..groups import MOST_GROUPS, OTHER, GroupBy
 from ..partition import FEWEST, split, splits_of
+from ..preprocessing import Preprocessing
 from ..task import Setup, Splits
 from .agreement import MOST_CATEGORIES, MOST_NUMBERED_CLASSES, Moments, TargetSummary
 from .cells import MAX_NUMBER
@@ -51,6 +52,11 @@ class CsvSettings:
         return ColumnHints(frozenset(each.lower() for each in as_texts if each), self.ignored - grouped, grouped)
 
     @property
+    def known(self) -> tuple[str, ...]:
+        """The columns that a file may have although they are no inputs."""
+        return (*self.ignore, *([self.client] if self.client else []))
+
+    @property
     def ignored(self) -> frozenset[str]:
         """The columns that are no inputs, in small letters."""
         return frozenset(map(str.lower, self.ignore))
@@ -66,7 +72,7 @@ class ClientRows:
     """
 
     def __init__(self, client: str, table: Table, rows: Rows, setup: Setup, settings: CsvSettings) -> None:
-        self._table, self._settings, self._deployed = table, settings, setup.deployed
+        self._client, self._table, self._settings, self._deployed = client, table, settings, setup.deployed
         if setup.deployed and table.doubtful is not None:
             raise _doubtful_header_error(table, table.doubtful)
         self.target = _find_target(table, settings.target)
@@ -353,22 +359,29 @@ class ClientRows:
                 lacking=Heading(join_names(sorted(names - columns.keys())) or "none"),
                 added=Heading(join_names(sorted(columns.keys() - names)) or "none"),
             )
-        inputs = np.zeros((len(self.rows), agreed.width), np.float32)
-        start = 0
         for each in agreed.inputs:
-            self._fill(inputs[:, start : start + each.width], columns[each.name], each)
-            start += each.width
+            self._check_kind(columns[each.name], each)
+        inputs = self.preprocessing(agreed).inputs(self._table, self.rows)
         target = agreed.target
         values: NDArray[Any] = self._class_indices(target.classes) if target.classes else self._quantity()
         groups = torch.from_numpy(self._groups(agreed)) if self._grouped else None
-        return splits_of(torch.from_numpy(inputs), as_targets(values, target), self._parts, groups)
+        return splits_of(inputs, as_targets(values, target), self._parts, groups)
 
-    def _fill(self, inputs: NDArray[np.float32], column: Column, agreed: Input) -> None:
-        """Write the numbers of one column into the inputs."""
+    def preprocessing(self, agreed: AgreedColumns) -> Preprocessing:
+        """Return how this client's rows become inputs."""
+        columns = {column.name: column for column in self.inputs}
+        return agreed.preprocessing(
+            self.target.name,
+            self._settings.known,
+            fill=self._settings.missing == "fill",
+            client=self._client,
+            measure=lambda name: self._measure(columns[name]),
+        )
+
+    def _check_kind(self, column: Column, agreed: Input) -> None:
+        """Raise DataError where a column is of another kind than the clients have agreed on."""
         kind = column.kind
-        if kind == EMPTY:
-            return
-        if (kind == CATEGORIES) != (agreed.categories is not None):
+        if kind != EMPTY and (kind == CATEGORIES) != (agreed.categories is not None):
             raise DataError(
                 f"{self._table.path}: column {column.name!r} holds {kind}, and "
                 f"{NUMBERS if kind == CATEGORIES else CATEGORIES} with the others: correct it, or take it as "
@@ -376,23 +389,6 @@ class ClientRows:
                 "other-kind",
                 column=column.label,
             )
-        if agreed.categories is not None:
-            order = {text: place for place, text in enumerate(agreed.categories)}
-            rest = order[OTHER] if agreed.other else -1
-            of_codes = np.array([order.get(text, rest) for text in column.texts] + [-1])  # the last one is of code -1
-            places = of_codes[column.codes[self.rows]]
-            known = np.flatnonzero(places >= 0)
-            inputs[known, places[known]] = 1.0
-            return
-        assert column.numbers is not None  # noqa: S101 (what a column of numbers is)
-        center, scale = agreed.moments or self._measure(column) or (0.0, 0.0)
-        if scale > 0.0:  # what is constant in training says nothing, whatever it is in testing
-            numbers = column.numbers[self.rows]
-            numbers -= center
-            numbers /= scale
-            if column.blanks:
-                numbers[np.isnan(numbers)] = 0.0
-            inputs[:, 0] = numbers
 
     def _measure(self, column: Column) -> Moments | None:
         """Return mean and standard deviation of a column in training rows; None where it has no number in them."""

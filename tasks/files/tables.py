@@ -14,6 +14,7 @@ from fairbloom.protocol.settings import split_names
 
 from .. import models
 from ..groups import parse_groups
+from ..preprocessing import Preprocessing
 from ..task import Described, Setup, Task
 from .columns import AgreedColumns
 from .folders import files_in
@@ -67,8 +68,14 @@ def load(
     groupings = agreed().group_names(settings.groupings) if setup.agreed else {}
     place = predicted.find_positive(positive) if setup.agreed else 1
 
+    def preprocessing(client: str) -> Preprocessing:
+        if client:
+            return files.rows_of(client).preprocessing(agreed())
+        return agreed().preprocessing(files.target_name, settings.known, fill=settings.missing == "fill")
+
     def model() -> torch.nn.Module:
-        return models.build(setup.model, (agreed().width,), predicted.outputs, setup.seed)
+        width = agreed().preprocessing("", (), fill=False).width
+        return models.build(setup.model, (width,), predicted.outputs, setup.seed)
 
     return Task(
         clients=files.clients,
@@ -78,6 +85,7 @@ def load(
         scores=predicted.scores(),
         about=files.about,
         describe=files.describe,
+        preprocessing=preprocessing,
         groupings=groupings,
         group_scores=predicted.group_scores(place) if groupings else {},
         classes=len(predicted.classes) if setup.agreed else None,
@@ -113,6 +121,13 @@ class CsvFiles:
         if not self._settings.client or not self._paths:
             return tuple(self._paths)
         return tuple(sorted(self._client_column[1].texts))
+
+    @cached_property
+    def target_name(self) -> str:
+        """What the target is called; "" where no setting says it, and there are no files here."""
+        if self._settings.target or not self._paths:
+            return self._settings.target
+        return self.rows_of(self.clients[0]).target.name
 
     @cached_property
     def _client_column(self) -> tuple[Table, Column]:

@@ -2,13 +2,15 @@
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .cells import MAX_TEXT, CellsBuilder, build_table
+from .cells import MAX_TEXT, Cells, CellsBuilder, build_table
 from .formats import find_delimiter, format_of, how_to_convert
 from .numbers import is_missing, parse_number
 from .reasons import DataError
@@ -19,6 +21,25 @@ SAVE = "save it in UTF-8 (in Excel: CSV UTF-8), or convert it, for example by ic
 
 BLOCK = 10_000
 """So many rows are held as texts at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class CellsOfFile:
+    """What a file holds before its columns are of numbers or of texts.
+
+    Attributes
+    ----------
+    header
+        The names of the columns.
+    cells
+        The cells of each.
+    lines
+        In which line of the file each row ends.
+    """
+
+    header: Sequence[str]
+    cells: Sequence[Cells]
+    lines: NDArray[np.int64]
 
 
 def read_by_python(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> Table:
@@ -38,6 +59,18 @@ def read_by_python(path: Path, hints: ColumnHints, show: Callable[[float], None]
     DataError
         When it is no table with a line of names, or one of its columns is neither of numbers nor of texts.
     """
+    found = read_cells(path, show)
+    return build_table(path, found.header, found.cells, found.lines, hints)
+
+
+def read_cells(path: Path, show: Callable[[float], None]) -> CellsOfFile:
+    """Return the cells of a CSV file; `show` is called with the share of it that has been read.
+
+    Raises
+    ------
+    DataError
+        When it is no table with a line of names.
+    """
     check_encoding(path)
     size = max(path.stat().st_size, 1)
     with path.open("rb") as file, TextIOWrapper(file, "utf-8-sig", newline="") as text:
@@ -50,7 +83,7 @@ def read_by_python(path: Path, hints: ColumnHints, show: Callable[[float], None]
             lines += [line for line, _ in block]
             show(file.tell() / size)
     check_names(path, header)
-    return build_table(path, header, [column.build() for column in columns], np.array(lines, np.int64), hints)
+    return CellsOfFile(header, [column.build() for column in columns], np.array(lines, np.int64))
 
 
 def check_encoding(path: Path) -> None:

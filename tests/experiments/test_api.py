@@ -100,7 +100,7 @@ def test_a_run_has_its_final_scores_and_their_measures(ran: api.Run) -> None:
 
 def test_the_model_of_a_run_is_its_final_one(ran: api.Run) -> None:
     expected, _ = load_model(ran.folder / "model.safetensors")
-    model = ran.model()
+    model = ran.arrays()
     assert {name: array.tobytes() for name, array in model.items()} == {k: v.tobytes() for k, v in expected.items()}
 
 
@@ -133,8 +133,8 @@ def test_an_unfinished_run_is_loaded_as_far_as_it_is(ran: api.Run, tmp_path: Pat
     cut = api.load("cut")
     assert (cut.finished, cut.state, cut.rounds_done) == (False, "interrupted", 3)
     assert cut.final() == ran.final()
-    assert {name: array.tobytes() for name, array in cut.model().items()} == {
-        name: array.tobytes() for name, array in ran.model().items()
+    assert {name: array.tobytes() for name, array in cut.arrays().items()} == {
+        name: array.tobytes() for name, array in ran.arrays().items()
     }
 
 

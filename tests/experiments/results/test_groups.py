@@ -49,7 +49,7 @@ def predictions(run: Run) -> dict[str, np.ndarray[Any, Any]]:
     agreed = (run.folder / "agreed.json").read_text()
     task = load_task({**run.settings, "agreed": agreed})
     model = task.model()
-    model.load_state_dict({name: torch.from_numpy(array) for name, array in run.model().items()})
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in run.arrays().items()})
     found: dict[str, list[Any]] = {"target": [], "answer": [], "sex": [], "client": []}
     for client in task.clients:
         test = task.splits(client).test

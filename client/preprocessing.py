@@ -1,0 +1,25 @@
+"""How a client's data become inputs is kept in its own folder, for predictions after the run."""
+
+from pathlib import Path
+
+from fairbloom.logs import log
+from fairbloom.system.files import make_folder, write_whole
+from fairbloom.tasks import Task
+from fairbloom.tasks.preprocessing import PREPROCESSING
+
+
+def keep_preprocessing(folder: Path | None, task: Task, client: str) -> None:
+    """Write a client's preprocessing into its folder, unless that is there as it is; None: nothing is kept.
+
+    A disk that does not take it is no reason to leave the client out: that is logged.
+    """
+    if folder is None or task.preprocessing is None:
+        return
+    path, content = folder / PREPROCESSING, task.preprocessing(client).encode()
+    try:
+        if path.exists() and path.read_bytes() == content:
+            return
+        make_folder(folder)
+        write_whole(path, content)
+    except OSError as error:
+        log.warning("%s cannot be written, so that nothing can be predicted by it: %s", path, error.strerror)

@@ -1,0 +1,49 @@
+"""The command `fairbloom predict`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.markup import escape
+
+from fairbloom.server.run_folder.errors import RunFolderError
+
+from ..views.tables import console
+
+ClientOption = Annotated[
+    str,
+    typer.Option(
+        help="The client whose personal model predicts, or by whose means and deviations numbers are standardised."
+    ),
+]
+ModelChoice = Annotated[
+    Literal["last", "best", "personal"],
+    typer.Option(
+        "--model",
+        help="The model after the last round, the one with the best mean score, or the client's personal one.",
+    ),
+]
+
+
+def predict(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The run folder; on a device, the folder that its client keeps of the run."),
+    ],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The new data: a CSV file with the columns of training.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The CSV file to write; it must not be there yet.")],
+    client: ClientOption = "",
+    model: ModelChoice = "last",
+) -> None:
+    """Predict for new data: all columns of the file come out, then the prediction and the probability of each class.
+
+    The columns may be in any order, and the target may be there or not.
+    """
+    from fairbloom.prediction.predictor import load_predictor  # imported late, as PyTorch is with it
+
+    if out.exists():
+        raise RunFolderError(f"{out} is there already: name another file by --out, or delete it")
+    count = load_predictor(run, client=client, model=model).predict_file(file, out)
+    console.print(f"{count:,} predictions: {escape(str(out))}", soft_wrap=True)

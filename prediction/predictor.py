@@ -1,0 +1,288 @@
+"""A finished run's model with its preprocessing: what predicts for new data."""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fairbloom.client.personal import StateDict, folder_of, load_last
+from fairbloom.client.training import EVALUATION_BATCH, drawing_from, outputs_of
+from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.logs import log
+from fairbloom.protocol.names import AGREED as AGREEMENT
+from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
+from fairbloom.server.run_folder.files import (
+    AGREED,
+    BEST,
+    CLIENTS,
+    CONFIG,
+    KNOWN,
+    PERSONAL,
+    PREPROCESSING,
+    is_finished,
+    is_run_folder,
+    read_model,
+)
+from fairbloom.system.files import whole_file
+from fairbloom.tasks import load_task
+from fairbloom.tasks.files.targets import join_names
+from fairbloom.tasks.preprocessing import TABLE, Predictions, Preprocessing
+
+from .rows import NewRows
+
+if TYPE_CHECKING:
+    import pandas
+
+LAST, BEST_MODEL, PERSONAL_MODEL = MODELS = ("last", "best", "personal")
+"""The models of a run: the final one, the one with the best mean score, and a client's personal one."""
+
+
+class PredictionError(FairbloomError):
+    """Something that keeps a run from predicting; the message says what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A model with what makes its inputs of new data.
+
+    Attributes
+    ----------
+    run
+        The run folder, or the client's own folder, that it comes from.
+    task_name
+        What is learned.
+    client
+        The client whose model it is, or by whose means and deviations numbers are standardised; "" for all.
+    model
+        Which model it is: "last", "best" or "personal".
+    module
+        The model in eval mode, on the CPU.
+    preprocessing
+        How new data become inputs, and outputs predictions; None where the task does not say it.
+    """
+
+    run: Path
+    task_name: str
+    client: str
+    model: str
+    module: nn.Module
+    preprocessing: Preprocessing | None
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """Return the model's outputs for inputs, in batches, as the clients' evaluations compute them."""
+        self.module.eval()
+        batches = torch.split(inputs, EVALUATION_BATCH)
+        with torch.no_grad(), drawing_from(0, torch.device("cpu")):
+            return torch.cat([outputs_of(self.module, batch) for batch in batches])
+
+    def predict(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
+        """Return a data frame with all of its columns, then the predictions.
+
+        These are `predicted_TARGET`, and `probability_CLASS` for each class; a quantity has no probabilities.
+
+        Raises
+        ------
+        FairbloomError
+            When a column is missing or new, or a cell cannot be read; the message names it.
+        """
+        added = self._columns(self._predict(NewRows.of_frame(frame)), list(map(str, frame.columns)))
+        return frame.assign(**added)
+
+    def predict_file(self, path: Path, out: Path) -> int:
+        """Write a CSV file with all columns of another one, then the predictions; return the number of rows.
+
+        Raises
+        ------
+        FairbloomError
+            When the file is no table, a column is missing or new, or cells cannot be read; the message names each by
+            line and column. Or when `out` cannot be written.
+        """
+        rows = NewRows.of_file(path)
+        added = self._columns(self._predict(rows), list(rows.cells))
+        texts = {name: rows.texts(name) for name in rows.cells} | {
+            name: values if values.dtype == object else map(repr, values.tolist()) for name, values in added.items()
+        }
+        with explain_write_errors(out.name, out.parent), whole_file(out) as file:
+            lines = chain([tuple(texts)], zip(*texts.values(), strict=True))
+            _write_csv(file, lines)
+        return len(rows)
+
+    def _predict(self, rows: NewRows) -> Predictions:
+        preprocessing = self._table_preprocessing()
+        return preprocessing.decode(self.outputs(preprocessing.inputs(rows.table(preprocessing))))
+
+    def _table_preprocessing(self) -> Preprocessing:
+        if self.preprocessing is None or self.preprocessing.form != TABLE:
+            raise PredictionError(
+                f"{self.run} was trained on {self.task_name}, whose data are no table: give the model its inputs as a "
+                "tensor, by Predictor.outputs"
+            )
+        return self.preprocessing
+
+    def _columns(self, predictions: Predictions, taken: Sequence[str]) -> dict[str, Any]:
+        """Return the columns of predictions by their names."""
+        preprocessing = self._table_preprocessing()
+        columns: dict[str, Any] = {f"predicted_{preprocessing.target or 'target'}": predictions.values}
+        if predictions.probabilities is not None:
+            for name, values in zip(preprocessing.classes, predictions.probabilities.T, strict=True):
+                columns[f"probability_{name}"] = values
+        if clash := [name for name in columns if name in taken]:
+            raise PredictionError(f"there is a column {clash[0]!r} already, as a prediction is called: rename it")
+        return columns
+
+
+def _write_csv(file: Any, lines: Iterator[Sequence[str]]) -> None:
+    import io
+
+    text = io.TextIOWrapper(file, "utf-8", newline="")
+    csv.writer(text).writerows(lines)
+    text.flush()
+    text.detach()
+
+
+def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Predictor:
+    """Return what predicts with a run's model.
+
+    Parameters
+    ----------
+    folder
+        A run folder, or the folder that a deployed client keeps of a run.
+    client
+        The client whose personal model is wanted, or by whose means and deviations numbers are standardised.
+    model
+        "last" for the model after the last round, "best" for the one with the best mean score, or "personal".
+
+    Raises
+    ------
+    FairbloomError
+        When the folder holds no such model, or a client must be named, or there is none of that name.
+    """
+    folder = Path(folder).absolute()
+    if model not in MODELS:
+        raise PredictionError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
+    settings = _settings_in(folder)
+    shared = PREPROCESSING.read(folder)
+    own = shared is not None and bool(shared.client)
+    if client and not own:
+        _check_client(folder, client)
+    place = folder if own else _client_folder(folder, settings, client) if client else None
+    preprocessing = shared
+    if shared is not None and shared.per_client:
+        preprocessing = _preprocessing_of(folder, settings, client)
+    task = load_task({**settings, "data-dir": "", AGREEMENT: AGREED.read(folder)})
+    module = task.model()
+    _load(module, _arrays(folder, model, client, place, settings))
+    client = client or (shared.client if shared is not None else "")
+    return Predictor(folder, str(settings["task"]), client, model, module.eval(), preprocessing)
+
+
+def _settings_in(folder: Path) -> Mapping[str, Any]:
+    """Return the settings of the run in a folder; raise FairbloomError where it is no run with a task."""
+    if not is_run_folder(folder):
+        raise RunFolderError(f"{folder} holds no run: name a run folder, which has a {CONFIG.name}")
+    settings = CONFIG.read(folder).settings
+    if "task" not in settings:
+        raise PredictionError(
+            f"{folder} is of your own Flower app, which has no task, so that nothing says how its model is built: "
+            "build it, and load the arrays of fairbloom.load(run).arrays() into it"
+        )
+    return settings
+
+
+def _clients_of(folder: Path) -> tuple[str, ...]:
+    """Return the clients of a run, by name."""
+    return tuple(sorted({row["client"] for row in CLIENTS.read(folder)})) or KNOWN.read(folder).known
+
+
+def _check_client(folder: Path, client: str) -> None:
+    names = _clients_of(folder)
+    if client not in names:
+        raise PredictionError(
+            f"client = {client!r}: no client of {folder} is called like that: {did_you_mean(client, names)}there are "
+            f"{join_names(names)}"
+        )
+
+
+def _client_folder(folder: Path, settings: Mapping[str, Any], client: str) -> Path | None:
+    """Return where a client on this machine keeps what is its own."""
+    config = {**settings, "state-dir": settings.get("state-dir") or str(PERSONAL.path_in(folder))}
+    return folder_of(config, client)
+
+
+def _preprocessing_of(folder: Path, settings: Mapping[str, Any], client: str) -> Preprocessing:
+    """Return the preprocessing of one client.
+
+    Raises
+    ------
+    FairbloomError
+        When none is named, or this machine has not got it.
+    """
+    if not client:
+        names = _clients_of(folder)
+        raise PredictionError(
+            f"in {folder} each client standardises numbers by its own means and deviations: say whose the new rows "
+            f"are, by --client with one of {join_names(names)}; a run with csv.standardise = together needs no client"
+        )
+    place = _client_folder(folder, settings, client)
+    found = None if place is None else PREPROCESSING.read(place)
+    if found is None:
+        raise PredictionError(
+            f"{place} has no {PREPROCESSING.name}: the means and deviations of {client} are kept on its own device: "
+            "predict there"
+        )
+    return found
+
+
+def _arrays(
+    folder: Path, model: str, client: str, place: Path | None, settings: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the weights of a model of a run.
+
+    Raises
+    ------
+    FairbloomError
+        When there is none.
+    """
+    if model == PERSONAL_MODEL:
+        return _personal(folder, client, place)
+    if model == BEST_MODEL:
+        if not BEST.exists_in(folder):
+            raise PredictionError(f"{folder} has no {BEST.name}: no round was evaluated; take model last")
+        if not settings.get("validation-share"):
+            log.warning(
+                "model best was chosen by the test examples, as the run had no validation examples: its scores on them "
+                "flatter it"
+            )
+        return BEST.read(folder)
+    arrays = read_model(folder)
+    if arrays is None:
+        raise PredictionError(f"{folder} has no model yet: no round is finished")
+    if not is_finished(folder):
+        log.warning("the run in %s is not finished: its last checkpoint predicts", folder)
+    return arrays
+
+
+def _personal(folder: Path, client: str, place: Path | None) -> StateDict:
+    if place is None:
+        raise PredictionError(f"model personal: say whose, by --client with one of {join_names(_clients_of(folder))}")
+    found = load_last(place)
+    if found is None:
+        raise PredictionError(
+            f"{place} has no personal model of {client or 'this client'}: a run has them with a method for personal "
+            "models (ditto), or with the setting personal-lambda, and a deployed client keeps its own on its device"
+        )
+    return found[1]
+
+
+def _load(module: nn.Module, arrays: Mapping[str, Any]) -> None:
+    """Load arrays into a model; raise FairbloomError where it is another one than they were of."""
+    try:
+        module.load_state_dict({name: torch.as_tensor(np.asarray(array)) for name, array in arrays.items()})
+    except RuntimeError as error:
+        raise PredictionError(f"the run's arrays do not fit its model: {error}") from error

@@ -1,0 +1,209 @@
+"""New rows of a table, from a file or a data frame: checked against the columns that a model takes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.logs import log
+from fairbloom.tasks.files.cells import MAX_NUMBER, Cells, CellsBuilder, encode_texts, find_blanks, parse_numbers
+from fairbloom.tasks.files.numbers import MISSING_WORDS
+from fairbloom.tasks.files.table import Column, Table
+from fairbloom.tasks.files.targets import join_names
+from fairbloom.tasks.files.text import read_cells
+from fairbloom.tasks.preprocessing import NUMBER, InputColumn, Preprocessing
+
+if TYPE_CHECKING:
+    import pandas
+
+MOST_SHOWN = 20
+"""An error lists so many cells at most."""
+
+TARGETS = ("target", "label", "y")
+
+
+class UnreadableRowsError(FairbloomError):
+    """New rows that cannot be predicted; the message names columns, or lines and columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class NewRows:
+    """Rows to predict, as texts.
+
+    Attributes
+    ----------
+    source
+        What errors call the file, or data frame.
+    cells
+        By the name of each column, in order.
+    lines
+        The number of each row, as errors name it.
+    unit
+        What that number counts: "line" or "row".
+    """
+
+    source: str
+    cells: Mapping[str, Cells]
+    lines: NDArray[np.int64]
+    unit: str = "line"
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.lines)
+
+    @classmethod
+    def of_file(cls, path: Path) -> "NewRows":
+        """Return those of a file; raise DataError when it is no table with a line of names."""
+        found = read_cells(path, lambda share: None)
+        return cls(str(path), dict(zip(found.header, found.cells, strict=True)), found.lines)
+
+    @classmethod
+    def of_frame(cls, frame: "pandas.DataFrame") -> "NewRows":
+        """Return those of a data frame, read as the file that its `to_csv` would write.
+
+        Raises
+        ------
+        UnreadableRowsError
+            When two columns have the same name, or one is none.
+        """
+        names = [str(name) for name in frame.columns]
+        seen: set[str] = set()
+        for name in names:
+            if name.lower() in seen:
+                raise UnreadableRowsError(f"the data frame has two columns called {name!r}: rename or remove one")
+            seen.add(name.lower())
+        cells = {name: _cells_of(frame.iloc[:, place]) for place, name in enumerate(names)}
+        return cls("the data frame", cells, np.arange(len(frame)), "row")
+
+    def texts(self, name: str) -> NDArray[Any]:
+        """Return the cells of a column as they were read."""
+        column = self.cells[name]
+        return column.expand(column.different, object)
+
+    def table(self, preprocessing: Preprocessing) -> Table:
+        """Return the table that a preprocessing makes inputs of.
+
+        Raises
+        ------
+        UnreadableRowsError
+            When a column is missing or new, or cells cannot be read.
+        """
+        self._check_columns(preprocessing)
+        if not len(self):
+            raise UnreadableRowsError(f"{self.source} has no rows below the names of its columns: nothing to predict")
+        problems: list[tuple[int, str]] = []
+        columns = {each.name: self._column(each, problems) for each in preprocessing.columns}
+        if problems:
+            raise UnreadableRowsError(self._describe(problems))
+        return Table(Path(self.source), columns, self.lines)
+
+    def _check_columns(self, preprocessing: Preprocessing) -> None:
+        """Raise UnreadableRowsError where a column is missing, or is none that the model or the run knows."""
+        inputs = [each.name for each in preprocessing.columns]
+        others = [*preprocessing.ignored, *([preprocessing.target] if preprocessing.target else TARGETS)]
+        known = {name.lower() for name in others}
+        lacking = [name for name in inputs if name not in self.cells]
+        added = [name for name in self.cells if name not in inputs and name.lower() not in known]
+        parts = []
+        if lacking:
+            hint = did_you_mean(lacking[0], added)
+            parts.append(f"it lacks {_quoted(lacking)}, which the model takes{hint and f' ({hint.strip()})'}")
+        if added:
+            hint = "" if lacking else did_you_mean(added[0], [*inputs, *others])
+            parts.append(f"it has {_quoted(added)}, which no file of the run had{hint and f' ({hint.strip()})'}")
+        if parts:
+            raise UnreadableRowsError(
+                f"{self.source}: {', and '.join(parts)}: the columns must be {join_names(inputs)}, in any order; "
+                f"{join_names(others)} may be there, and are not looked at"
+            )
+
+    def _column(self, column: InputColumn, problems: list[tuple[int, str]]) -> Column:
+        """Return a column as training reads it, and note the rows whose cells cannot be read."""
+        cells = self.cells[column.name]
+        blanks, missing = find_blanks(cells)
+        read = Column(column.name, 0, None, (), np.zeros(0, np.int32), blanks, missing)
+        wrong: dict[str, str] = {}
+        if not column.fill:
+            wrong |= dict.fromkeys(blanks, f"there is no value ({MISSING_WORDS}), and training had none without")
+        if column.kind == NUMBER:
+            numbers = parse_numbers(cells)
+            for cell, number in zip(cells.different, numbers, strict=True):
+                if number is None:
+                    wrong[cell] = "it is not a number, as the column is"
+                elif abs(number) > MAX_NUMBER:
+                    wrong[cell] = f"numbers are at most {MAX_NUMBER:g}"
+            values = cells.expand([math.nan if each is None else each for each in numbers], np.float64)
+            read = replace(read, numbers=values)
+        else:
+            texts, codes = encode_texts(cells)
+            read = replace(read, texts=texts, codes=codes)
+            self._warn_of_unknown(column, read)
+        problems += self._find(column.name, cells, wrong)
+        return read
+
+    def _find(self, name: str, cells: Cells, wrong: Mapping[str, str]) -> list[tuple[int, str]]:
+        """Return the first rows that have one of these cells, and what is wrong with each."""
+        if not wrong:
+            return []
+        places = [place for place, cell in enumerate(cells.different) if cell in wrong]
+        rows = np.flatnonzero(np.isin(cells.places, places))
+        found = []
+        for row in rows.tolist():
+            cell = cells.different[cells.places[row]]
+            found.append((row, f"column {name!r} holds {_shorten(cell)}: {wrong[cell]}"))
+        return found
+
+    def _warn_of_unknown(self, column: InputColumn, read: Column) -> None:
+        """Log that some texts are none of a column's categories, and what becomes of them."""
+        unknown = [code for code, text in enumerate(read.texts) if not column.knows(text)]
+        if not unknown:
+            return
+        rows = np.flatnonzero(np.isin(read.codes, unknown))
+        names = join_names([_shorten(read.texts[code]) for code in unknown], 5)
+        log.warning(
+            "%s, column %r: %s %s known from training, in %d rows, first in %s %d: each counts as %s",
+            self.source,
+            column.name,
+            names,
+            "is not" if len(unknown) == 1 else "are not",
+            len(rows),
+            self.unit,
+            self.lines[rows[0]],
+            "'other'" if column.other else "none of the categories",
+        )
+
+    def _describe(self, problems: Sequence[tuple[int, str]]) -> str:
+        """Return what is wrong with the rows, in their order, and how many more there are."""
+        ordered = sorted(problems)
+        shown = [f"{self.unit} {self.lines[row]}, {said}" for row, said in ordered[:MOST_SHOWN]]
+        more = len(ordered) - len(shown)
+        rest = [f"and {more:,} more"] if more else []
+        rows = len({row for row, _ in ordered})
+        return "\n  ".join(
+            [
+                f"{self.source}: {rows:,} of {len(self):,} rows cannot be read; correct them, or take them out:",
+                *shown,
+                *rest,
+            ]
+        )
+
+
+def _cells_of(column: "pandas.Series[Any]") -> Cells:
+    """Return the cells of a data frame's column, as texts."""
+    builder = CellsBuilder()
+    missing = column.isna()
+    builder.add([str(value).strip() for value in column.astype(object).where(~missing, "")])
+    return builder.build()
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return join_names(list(map(repr, names)))
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}…")

@@ -1,0 +1,212 @@
+"""How a client's raw data become a model's inputs, and a model's outputs predictions: a value, which can be kept.
+
+Training and prediction go through the same functions, so that they cannot differ. PyTorch is imported late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.errors import FairbloomError
+
+from .files.table import EMPTY, Rows, Table
+from .groups import OTHER
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 1
+"""The number of the form in which a preprocessing is written; a later one is refused."""
+
+PREPROCESSING = "preprocessing.json"
+"""The file of a client's preprocessing in its own folder, and of the common one in a run folder."""
+
+NUMBER, CATEGORY = "number", "category"
+"""The kinds of input columns."""
+
+TABLE, ARRAYS, IMAGES = "table", "arrays", "images"
+"""The forms of raw data."""
+
+
+@dataclass(frozen=True)
+class InputColumn:
+    """A column of a table that is an input of the model.
+
+    Attributes
+    ----------
+    name
+        Of the column, as the files have it.
+    kind
+        "number" or "category".
+    categories
+        Of a column of categories: each has an input, which is 1 where a row has it and else 0.
+    other
+        Whether any text that is not among the categories counts as "other", which is then one of them. Where it does
+        not, such a text counts as no category: all of the column's inputs are 0.
+    center, scale
+        Of a column of numbers: its input is (number - center) / scale; 0 where the scale is 0, as the column was
+        constant in training.
+    fill
+        Whether a missing value is filled in: a number by the center, a category by none. Where it is not, a row
+        without a value has no prediction.
+    """
+
+    name: str
+    kind: str
+    categories: tuple[str, ...] = ()
+    other: bool = False
+    center: float = 0.0
+    scale: float = 0.0
+    fill: bool = False
+
+    @property
+    def width(self) -> int:
+        """How many inputs the column becomes."""
+        return len(self.categories) if self.kind == CATEGORY else 1
+
+    def knows(self, text: str) -> bool:
+        """Return whether a category is known by its name."""
+        return text in self.categories
+
+    def encode(self, inputs: NDArray[np.float32], table: Table, rows: Rows) -> None:
+        """Write the column's inputs of these rows, shape (rows, width), into an array of zeros."""
+        column = table.columns[self.name]
+        if column.kind == EMPTY:
+            return
+        if self.kind == CATEGORY:
+            order = {text: place for place, text in enumerate(self.categories)}
+            rest = order[OTHER] if self.other else -1
+            of_codes = np.array([order.get(text, rest) for text in column.texts] + [-1])  # the last one is of code -1
+            places = of_codes[column.codes[rows]]
+            known = np.flatnonzero(places >= 0)
+            inputs[known, places[known]] = 1.0
+            return
+        assert column.numbers is not None  # noqa: S101 (whoever reads a table has checked the kinds of columns)
+        if self.scale > 0.0:  # what is constant in training says nothing, whatever it is later
+            numbers = column.numbers[rows]
+            numbers -= self.center
+            numbers /= self.scale
+            if column.blanks:
+                numbers[np.isnan(numbers)] = 0.0
+            inputs[:, 0] = numbers
+
+
+class Predictions(NamedTuple):
+    """What a model predicts for some examples.
+
+    Attributes
+    ----------
+    values
+        The predicted class of each, as a text, or the predicted quantity in its own unit.
+    probabilities
+        Of each class, shape (examples, classes); None for a quantity.
+    """
+
+    values: NDArray[Any]
+    probabilities: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """How raw data become inputs, and outputs predictions.
+
+    Attributes
+    ----------
+    form
+        Of the raw data: "table", "arrays" or "images".
+    columns
+        The inputs of a table in the order of the model's.
+    ignored
+        The columns that files may have besides, which are no inputs.
+    target
+        The column that is predicted; "" where only the clients know what it is called.
+    classes
+        The names of the classes in the order of the model's outputs; () for a quantity.
+    target_center, target_scale
+        Of a quantity, which is predicted in units of `target_scale` around `target_center`.
+    shape
+        Of one example, as the model takes it; () for a table.
+    resized
+        Whether images of another size are brought to that of `shape`.
+    client
+        The client with whose means and deviations numbers are standardised; "" where they are common to all.
+    per_client
+        Whether each client standardises numbers by those of its own, and these here are none yet.
+    """
+
+    form: str
+    columns: tuple[InputColumn, ...] = ()
+    ignored: tuple[str, ...] = ()
+    target: str = ""
+    classes: tuple[str, ...] = ()
+    target_center: float = 0.0
+    target_scale: float = 1.0
+    shape: tuple[int, ...] = ()
+    resized: bool = False
+    client: str = ""
+    per_client: bool = False
+
+    @property
+    def width(self) -> int:
+        """How many inputs a row of a table becomes."""
+        return sum(column.width for column in self.columns)
+
+    def inputs(self, table: Table, rows: Rows | None = None) -> Tensor:
+        """Return the inputs of a table's rows, shape (rows, width), torch.float32; of all rows by default.
+
+        Raises
+        ------
+        FairbloomError
+            When the means and deviations are each client's own, and these are none.
+        """
+        import torch
+
+        if self.per_client:
+            raise FairbloomError("numbers are standardised by each client's own means and deviations: name the client")
+        rows = np.arange(len(table)) if rows is None else rows
+        inputs = np.zeros((len(rows), self.width), np.float32)
+        start = 0
+        for column in self.columns:
+            column.encode(inputs[:, start : start + column.width], table, rows)
+            start += column.width
+        return torch.from_numpy(inputs)
+
+    def decode(self, outputs: Tensor) -> Predictions:
+        """Return what a model's outputs predict: the class with the highest one, or a quantity in its own unit."""
+        if not self.classes:
+            values = outputs.reshape(len(outputs)).double().numpy()
+            return Predictions(values * self.target_scale + self.target_center, None)
+        chosen = outputs.argmax(dim=1).numpy()
+        return Predictions(np.array(self.classes, object)[chosen], outputs.double().softmax(dim=1).numpy())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can carry it, numbers exactly; `from_json` reads it."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> Preprocessing:
+        """Return what `to_json` has written; raise ValueError, KeyError or TypeError for anything else."""
+        if written["format"] != FORMAT:
+            raise ValueError(f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: update it")
+        given = {each.name: written[each.name] for each in fields(cls)}
+        columns = tuple(InputColumn(**{**each, "categories": tuple(each["categories"])}) for each in given["columns"])
+        lists = {name: tuple(given[name]) for name in ("ignored", "classes", "shape")}
+        return cls(**{**given, **lists, "columns": columns})
+
+    def encode(self) -> bytes:
+        """Return the content of its file."""
+        return json.dumps(self.to_json(), indent=2, allow_nan=False).encode()
+
+    @classmethod
+    def decode_file(cls, content: bytes) -> Preprocessing:
+        """Return what `encode` has written; raise ValueError, KeyError or TypeError for anything else."""
+        written = json.loads(content)
+        if not isinstance(written, dict):
+            raise ValueError("it is no JSON object")
+        return cls.from_json(written)
