@@ -32,6 +32,7 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.system.files import whole_file
 from fairbloom.tasks import load_task
 from fairbloom.tasks.files.targets import join_names
+from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
 from fairbloom.tasks.preprocessing import TABLE, Predictions, Preprocessing
 
 from .rows import NewRows
@@ -65,6 +66,8 @@ class Predictor:
         The model in eval mode, on the CPU.
     preprocessing
         How new data become inputs, and outputs predictions; None where the task does not say it.
+    output
+        The name of the output that counts, where the model returns several by name.
     """
 
     run: Path
@@ -73,13 +76,15 @@ class Predictor:
     model: str
     module: nn.Module
     preprocessing: Preprocessing | None
+    output: str = ""
 
-    def outputs(self, inputs: Tensor) -> Tensor:
+    def outputs(self, inputs: Inputs) -> Tensor:
         """Return the model's outputs for inputs, in batches, as the clients' evaluations compute them."""
         self.module.eval()
-        batches = torch.split(inputs, EVALUATION_BATCH)
+        count = len(tensors_of(inputs)[0])
+        lengths = [min(EVALUATION_BATCH, count - start) for start in range(0, count, EVALUATION_BATCH)]
         with torch.no_grad(), drawing_from(0, torch.device("cpu")):
-            return torch.cat([outputs_of(self.module, batch) for batch in batches])
+            return torch.cat([outputs_of(self.module, batch, self.output) for batch in split_inputs(inputs, lengths)])
 
     def predict(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
         """Return a data frame with all of its columns, then the predictions.
@@ -179,7 +184,7 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Pred
     module = task.model()
     _load(module, _arrays(folder, model, client, place, settings))
     client = client or (shared.client if shared is not None else "")
-    return Predictor(folder, str(settings["task"]), client, model, module.eval(), preprocessing)
+    return Predictor(folder, str(settings["task"]), client, model, module.eval(), preprocessing, task.output)
 
 
 def _settings_in(folder: Path) -> Mapping[str, Any]:

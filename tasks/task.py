@@ -430,6 +430,9 @@ class Task:
     output
         Which tensor of a model that returns several by name goes to the loss and the scores; "": `logits`, or the only
         one that there is.
+    preprocessing
+        A client's name → how its raw data become inputs, and outputs predictions; "" → what is common to all clients.
+        None: inputs are taken as they are.
     """
 
     clients: tuple[str, ...]
