@@ -59,6 +59,9 @@ def query(message: Message, context: Context) -> Message:
 
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     check_protocol(config)
+    if wire.KEEP in config:
+        with redact_data_errors(context):
+            return Message(RecordDict({wire.CLIENT: ConfigRecord(keep_final(message, context))}), reply_to=message)
     with redact_data_errors(context):
         name, about = describe_data(*_who(context))
     answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(about["examples"]), wire.HONOURS: HONOURED.keys})
@@ -142,6 +145,37 @@ def keep_personal(context: Context, last: tuple[int, StateDict] | None) -> None:
         number, model = last
         context.state[PERSONAL_MODEL] = _record(model)
         context.state[ABOUT_PERSONAL] = ConfigRecord({ROUND: number})
+
+
+def keep_final(message: Message, context: Context) -> dict[str, str]:
+    """Keep the final model of a run, where the message brings it; return what this client says of what it keeps.
+
+    Raises
+    ------
+    FairbloomError
+        When the model does not fit the one that this client trains, or the disk does not take it.
+    """
+    from .kept import About, check_fits, find_kept, keep_model
+    from .personal import folder_name, state_folder
+
+    config = message.content.config_records[wire.CONFIG]
+    terms, about = _terms(message), About.of(config.get(wire.RUN), config.get("server-round"), config[wire.KEEP])
+    settings, _, _ = _who(context)
+    if (runs := state_folder(settings)) is None:
+        log.warning("no model of run %s is kept here: no state-dir is set", about.run)
+        return {wire.KEPT: "", wire.KEEPS_NONE: "it has no state-dir"}
+    client = client_of(context, terms.agreed)
+    folder = runs / folder_name(client.key)
+    if wire.ARRAYS in message.content.array_records:
+        arrays = {name: array.numpy() for name, array in message.content.array_records[wire.ARRAYS].items()}
+        check_fits(arrays, client.model)
+        try:
+            keep_model(folder, settings, terms.agreed, arrays, about)
+        except OSError as error:
+            raise ReportableError(f"the final model cannot be written to its state-dir: {error.strerror}") from error
+        log.info("the final model of run %s is kept in %s", about.run, folder)
+    kept = find_kept(folder)
+    return {wire.KEPT: "" if kept is None else kept.checksum}
 
 
 def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:

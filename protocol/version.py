@@ -19,6 +19,13 @@ in the config of every message of our ServerApp, never changes: a client of any 
 """
 
 
+RUN_FOLDER_FORMAT = 3
+"""The number of the format of a run folder, and of what a device keeps of a run.
+
+It is raised when a folder of before can no longer be continued.
+"""
+
+
 class MisfitError(ReportableError):
     """A server that speaks another protocol than this client; the message says which side is to be upgraded."""
 

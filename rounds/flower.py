@@ -18,15 +18,29 @@ from numpy.typing import NDArray
 
 from fairbloom.flower import deserialize, serialize
 from fairbloom.protocol.helper import ADVICE
-from fairbloom.protocol.names import ABOUT, CLIENT, CONFIG, HONOURS, METRICS, NAME, PROTOCOL, SNAPSHOT, TRAIN_LOSS
+from fairbloom.protocol.names import (
+    ABOUT,
+    ARRAYS,
+    CLIENT,
+    CONFIG,
+    HONOURS,
+    KEEP,
+    KEEPS_NONE,
+    KEPT,
+    METRICS,
+    NAME,
+    PROTOCOL,
+    SNAPSHOT,
+    TRAIN_LOSS,
+)
 from fairbloom.protocol.packing import MOST_BYTES, PACKED, PACKS, joined, pieces
 from fairbloom.protocol.terms import Terms
 
 from .clients import Replies, Reports, Trained
 from .method import Method
-from .quorum import Quorum
+from .quorum import Quorum, listed
 from .roster import Roster
-from .screening import Refusals, usable_evaluation, usable_metrics
+from .screening import Refusals, one_line, usable_evaluation, usable_metrics
 from .updates import Layout, Model
 
 FLOWER = logging.getLogger("flwr")
@@ -56,6 +70,9 @@ NO_QUERY = ("No query function registered", "Invalid message type: query")
 
 LONGEST_REASON = 500
 """A warning shows so many characters of a client's error."""
+
+LACKS = "it does not keep this model"
+"""What is said of a client that keeps models, and has not this one."""
 
 LARGEST_ABOUT = 1_000_000
 """What a client reports about its data has at most so many characters."""
@@ -208,6 +225,41 @@ class FlowerClients:
                 refused.add(name, reason)
         self._note_debts(asked)
         return reported, refused.reasons
+
+    def keep_final(self, names: Sequence[str], model: Model, terms: Terms) -> Mapping[str, str]:
+        """Bring the final model to those of these clients that lack it; return by name why one does not keep it.
+
+        The reason is "" where it does; nothing is said of who did not answer in time. Each is asked first whether it
+        keeps the model, which is sent only to those that can and do not.
+
+        Parameters
+        ----------
+        terms
+            Have the model's checksum by KEEP, and the run's name by RUN, among the others.
+        """
+        said = self._ask_to_keep(names, terms)
+        lacking = [name for name, reason in said.items() if reason == LACKS]
+        if lacking:
+            log.info("sending the final model to %s", listed(lacking))
+            said |= self._ask_to_keep(lacking, terms, self._record(model))
+        return said
+
+    def _ask_to_keep(self, names: Sequence[str], terms: Terms, arrays: ArrayRecord | None = None) -> dict[str, str]:
+        """Ask clients whether they keep a model, which they get with the question where `arrays` has it."""
+        asked, refused = Exchange(), Refusals(terms.server_round)
+        config = ConfigRecord({**terms.to_config(), **self._fits})
+        for name in names:
+            content = RecordDict({CONFIG: config} if arrays is None else {CONFIG: config, ARRAYS: arrays})
+            node_id = self._roster.online[name]
+            asked.messages[name] = Message(content, node_id, MessageType.QUERY, ttl=self._timeout)
+        replies = self.deliver(self._packed(list(asked.messages.values())))
+        said = {
+            name: why_not_kept(content, str(terms.others[KEEP]))
+            for name, content in asked.sort(replies, self._roster.online, refused)
+        }
+        self._note_debts(asked)
+        reasons = {name: reason for name, reason in refused.reasons.items() if name in asked.messages}
+        return said | reasons
 
     # Training -------------------------------------------------------------------------------------------------------
 
@@ -560,6 +612,16 @@ def usable_about(content: RecordDict) -> Mapping[str, Any]:
     if not isinstance(reported, dict):
         raise ValueError(f"what it reports about its data is a JSON {type(reported).__name__}, not an object")
     return reported
+
+
+def why_not_kept(content: RecordDict, checksum: str) -> str:
+    """Return why a client does not keep the model with this checksum, as it says; "" where it does."""
+    about = content.config_records.get(CLIENT, ConfigRecord())
+    if reason := about.get(KEEPS_NONE):
+        return f"{one_line(str(reason))}, so it keeps no models"
+    if not isinstance(about.get(KEPT), str):
+        return "its app does not know of kept models: upgrade fairbloom there, or leave it without"
+    return "" if about[KEPT] == checksum else LACKS
 
 
 def usable_arrays(content: RecordDict, key: str, layout: Layout) -> Model:

@@ -31,6 +31,7 @@ from fairbloom.tasks import digests, find_task, load_task
 from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameters
 
 from .arrival import drop_revoked, wait_for_clients
+from .delivery import deliver_model
 from .observability import Metrics, log_as_json, name_worst_served, summarize_row
 from .polling import PollingGrid
 from .progress import announce
@@ -75,6 +76,7 @@ def main(grid: Grid, context: Context) -> None:
         return clients
 
     federate(settings, wait_for_them, deployed=True, submission=str(context.run_id))
+    deliver_model(folder, FlowerClients(settings.strategy(), patient, settings.round_timeout, protocol=PROTOCOL))
 
 
 def federate(

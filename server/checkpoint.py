@@ -1,9 +1,8 @@
 """Arrays and a state of plain values in one safetensors file, sealed by a checksum; the last ones are kept."""
 
-import hashlib
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,15 +10,13 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from fairbloom.logs import log
-from fairbloom.system.files import write_whole
+from fairbloom.system import sealed
+from fairbloom.system.sealed import Arrays as Arrays
+from fairbloom.system.sealed import save_model as save_model
 
 from .run_folder.errors import RunFolderError
-
-Arrays = Mapping[str, NDArray[Any]]
 
 KEPT = 2
 """How many checkpoints a run continues from: the last one, and the one before it in case the last is damaged."""
@@ -179,14 +176,6 @@ def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]
     return {name: tensors[f"model/{name}"] for name in about["names"]}, _attach(about["state"], tensors)
 
 
-def save_model(path: Path, arrays: Arrays, about: Mapping[str, Any]) -> None:
-    """Write a model by array name; `about` and a checksum of all go into the file's metadata, as one JSON object."""
-    tensors = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    # The checksum is an entry of the JSON, because the library writes several entries of metadata in no fixed order.
-    metadata = {"about": json.dumps({**about, "sha256": _checksum(tensors, about)})}
-    write_whole(path, save(tensors, metadata=metadata))
-
-
 def read_checksum(path: Path) -> str:
     """Return the checksum that a model was saved with, without reading its arrays.
 
@@ -195,11 +184,8 @@ def read_checksum(path: Path) -> str:
     RunFolderError
         When the file is no model that `save_model` wrote.
     """
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return str(json.loads(file.metadata()["about"])["sha256"])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} cannot be read as a model: {error}") from error
+    with _explain_damage():
+        return sealed.read_checksum(path)
 
 
 def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -210,28 +196,16 @@ def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     RunFolderError
         When the file is not as it was written.
     """
+    with _explain_damage():
+        return sealed.load_model(path)
+
+
+@contextmanager
+def _explain_damage() -> Iterator[None]:
     try:
-        with safe_open(path, framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is not iterable)
-            about = json.loads(file.metadata()["about"])
-        intact = about.pop("sha256") == _checksum(tensors, about)
-    except OSError as error:
-        raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:  # all that flipped bits lead to
-        fault = "no whole file" if path.stat().st_size else "empty"
-        raise RunFolderError(f"{path} is damaged: it is {fault}") from error
-    if not intact:
-        raise RunFolderError(f"{path} is damaged: its content does not match its checksum")
-    return tensors, about
-
-
-def _checksum(tensors: Arrays, about: Mapping[str, Any]) -> str:
-    """Return a checksum of the arrays, in the order of their names, and of what is said about them."""
-    total = hashlib.sha256(json.dumps(about).encode())
-    for name, array in sorted(tensors.items()):
-        total.update(json.dumps([name, str(array.dtype), array.shape]).encode())
-        total.update(array.tobytes())
-    return total.hexdigest()
+        yield
+    except sealed.DamagedFileError as error:
+        raise RunFolderError(str(error)) from error
 
 
 def _detach(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:

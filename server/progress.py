@@ -10,8 +10,9 @@ from fairbloom.logs import log
 from fairbloom.system.files import write_whole
 
 from .run_folder.errors import RunFolderError
-from .run_folder.files import CONFIG, ROUNDS, state_of
+from .run_folder.files import CONFIG, ROUNDS, read_delivered, state_of
 from .run_folder.rows import parse_refusals
+from .run_folder.values import Delivered
 
 FOLDERS = "FAIRBLOOM_RUN_FOLDERS"
 """Environment variable of the server: the folder where each deployed run leaves a file with its run folder's path."""
@@ -62,6 +63,7 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         if not settings:
             raise RunFolderError(f"{folder} holds no run yet: it waits for its clients, or the folder was moved away")
         state, rows = state_of(folder), ROUNDS.read(folder)
+        delivered = read_delivered(folder) if state == "finished" else Delivered()
         changed = ROUNDS.path_in(folder).stat().st_mtime if rows else None
     except OSError as error:
         raise RunFolderError(f"{folder} cannot be read: {error.strerror}") from error
@@ -86,4 +88,6 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         "offline": last.get("offline", ""),
         "decided-by": last.get("decided_by", ""),
         "refused": refused[:MOST_REFUSALS],
+        "kept-by": list(delivered.keeping),
+        "not-kept-by": {name: reason for name, reason in delivered.clients.items() if reason},
     }

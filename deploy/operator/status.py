@@ -33,7 +33,7 @@ NOT_SAID = (
 
 PROGRESS = (
     *("folder", "task", "method", "round", "of-rounds", "state", "seconds-a-round", "seconds-since-round"),
-    *("missing", "offline", "decided-by", "refused"),
+    *("missing", "offline", "decided-by", "refused", "kept-by", "not-kept-by"),
 )
 """What the server reports of each run beside what the SuperLink knows; null where that is unknown, with the reason."""
 
@@ -51,10 +51,11 @@ def survey(federation: Federation) -> dict[str, Any]:
         nodes, runs = dict(api.nodes()), api.runs()
     page = ask_server(federation)
     server, keys = check_server(federation, page), check_client_keys(federation)
+    latest = _runs(runs[:RECENT_RUNS], page.about.get("runs"))
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "runs": _runs(runs[:RECENT_RUNS], page.about.get("runs")),
-        "clients": _clients(enrolled, nodes, page.about.get("nodes", {})),
+        "runs": latest,
+        "clients": _clients(enrolled, nodes, page.about.get("nodes", {}), latest),
         "turned-away": page.about.get("turned-away"),
         "disk": page.about.get("disk"),
         "certificate-days": page.certificate_days,
@@ -64,7 +65,10 @@ def survey(federation: Federation) -> dict[str, Any]:
 
 
 def _clients(
-    enrolled: list[EnrolledClient], nodes: dict[str, Mapping[str, str]], versions: Mapping[str, str]
+    enrolled: list[EnrolledClient],
+    nodes: dict[str, Mapping[str, str]],
+    versions: Mapping[str, str],
+    runs: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """Return a row a key, by the names that clients were enrolled with; nodes that nobody knows come last."""
     gone = {node_id for client in enrolled if client.revoked for node_id in client.node_ids}
@@ -77,7 +81,9 @@ def _clients(
                 "partition-id": client.partition_id,
                 **_describe_presence(nodes.pop(key.node_id, {})),
             }
-            rows.append({**about, "version": versions.get(key.node_id, ""), "key-expires": key.expires})
+            kept = [run["run-id"] for run in runs if key.current and key.client in (run["kept-by"] or ())]
+            about |= {"version": versions.get(key.node_id, ""), "key-expires": key.expires}
+            rows.append({**about, "keeps-models-of": kept})
     rows += [
         {
             "client": f"node {node_id}, not enrolled here",
@@ -85,6 +91,7 @@ def _clients(
             **_describe_presence(node),
             "version": versions.get(node_id, ""),
             "key-expires": "",
+            "keeps-models-of": [],
         }
         for node_id, node in nodes.items()
         if node_id not in gone and node["status"] != "unregistered"
@@ -132,6 +139,9 @@ def render(found: Mapping[str, Any]) -> RenderableType:
     parts.append(_clients_table(found["clients"]))
     if over:
         parts.append(_runs_table(over))
+    for run in over:
+        for name, reason in (run["not-kept-by"] or {}).items():
+            parts.append(_line(f"run {run['run-id']} is not kept by {escape_unprintable(name)}", reason, warn=True))
     parts += [_line("turned away", _describe_attempt(each)) for each in found["turned-away"] or ()]
     parts.append(_line("disk", _describe_disk(found["disk"])))
     parts.append(_line("certificate", _describe_certificate(found["certificate-days"])))
@@ -163,7 +173,7 @@ def _clients_table(clients: list[dict[str, Any]]) -> Table:
     online = sum(client["status"] == "online" for client in clients)
     table = Table(title=f"clients: {online} of {len(clients)} online", title_justify="left", title_style="bold")
     table.add_column("client", no_wrap=True)
-    for heading in ("partition", "connected", "version", "key expires"):
+    for heading in ("partition", "connected", "version", "key expires", "keeps the model of"):
         table.add_column(heading)
     for client in clients:
         status, seen = client["status"], client["last-seen"]
@@ -171,7 +181,10 @@ def _clients_table(clients: list[dict[str, Any]]) -> Table:
             status if status == "online" else f"{status} since {seen}" if seen != "never" else f"{status}, never seen"
         )
         partition = "" if client["partition-id"] is None else str(client["partition-id"])
-        cells = (client["client"], partition, connected, client["version"] or "not known", client["key-expires"][:10])
+        newest, *earlier = client["keeps-models-of"] or [""]
+        kept = f"run {newest}{f' and {len(earlier)} more' if earlier else ''}" if newest else ""
+        version, expires = client["version"] or "not known", client["key-expires"][:10]
+        cells = (client["client"], partition, connected, version, expires, kept)
         table.add_row(*map(Text, cells), style="" if status == "online" else "yellow")
     return table
 

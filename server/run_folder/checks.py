@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fairbloom.protocol.settings import Mark, marked
+from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 
 from ..settings import default_config, may_differ, may_grow
 from .errors import RunFolderError, check_place, explain_access_errors
 from .files import CHECKPOINTS, CONFIG, DATA, ENVIRONMENT, LOCK, MODEL, SCORES, is_finished, is_run_folder
-from .values import FORMAT, Recorded
+from .values import Recorded
 
 FIRST_LAID = (
     *(entry.name for entry in (LOCK, CHECKPOINTS)),

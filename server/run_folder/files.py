@@ -22,7 +22,7 @@ from .groups import GROUP_KEYS, Grouped
 from .lock import LOCK as LOCK_NAME
 from .lock import is_running
 from .tables import Cells, read_table
-from .values import Beginning, Known, Recorded
+from .values import Beginning, Delivered, Known, Recorded
 
 if TYPE_CHECKING:
     from fairbloom.tasks.preprocessing import Preprocessing
@@ -175,6 +175,11 @@ def _decode_known(content: bytes) -> Known:
     return Known(*(tuple(map(str, there[key])) for key in ("began", "known")))
 
 
+def _decode_delivered(content: bytes) -> Delivered:
+    there = _decode_object(content)
+    return Delivered(str(there["model"]), int(there["round"]), {str(k): str(v) for k, v in there["clients"].items()})
+
+
 def _decode_split(content: bytes) -> "Split":
     from fairbloom.tasks.split import Split  # imported late, as PyTorch is with it
 
@@ -296,6 +301,18 @@ KNOWN = File[Known](
     remedy="Restore it from a copy, or delete it",
 )
 
+DELIVERED = File[Delivered](
+    name="delivered.json",
+    holds=(
+        "on deployed clients: who [keeps the final model](deployment.md#after-the-run): its checksum (`model`), its "
+        "round (`round`), and by name, of those that were asked (`clients`), why one does not keep it, or nothing"
+    ),
+    encode=lambda delivered: _encode_json(asdict(delivered)),
+    decode=_decode_delivered,
+    absent=Delivered(),
+    remedy="Restore it from a copy, or delete it: the clients are asked again when the run is submitted again",
+)
+
 TRACKING = File[Mapping[str, Any]](
     name="tracking.json",
     holds="with `track`: the ids under which MLflow or Weights & Biases [show the run](live.md#trackers)",
@@ -410,6 +427,18 @@ def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
         return MODEL.read(folder)
     last = load_last(CHECKPOINTS.path_in(folder))
     return None if last is None else last[0]
+
+
+def read_delivered(folder: Path) -> Delivered:
+    """Return which clients keep the final model of a finished run; what was noted of an earlier one counts no more.
+
+    Raises
+    ------
+    RunFolderError
+        When a file cannot be read.
+    """
+    checksum, noted = MODEL.read_checksum(folder), DELIVERED.read(folder)
+    return noted if noted.model == checksum else Delivered(checksum)
 
 
 def write_first_files(folder: Path, beginning: Beginning) -> None:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import tomli_w
 
+from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
+
 if TYPE_CHECKING:
     from fairbloom.tasks.task import Task
-
-FORMAT = 3
-"""The number of the run folder's format; it is raised when a folder of before can no longer be continued."""
 
 
 @dataclass(frozen=True)
@@ -93,3 +92,27 @@ class Known:
         """Return them with these clients; those that come first are the ones that the run began with."""
         names = sorted(names)
         return Known(self.began or tuple(names), tuple(sorted({*self.known, *names})))
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """Which deployed clients keep the final model of a run.
+
+    Attributes
+    ----------
+    model
+        The checksum of the model, "" where none was delivered.
+    round
+        The last round of the run.
+    clients
+        Why a client does not keep it, "" where it does, by the names of those that were asked.
+    """
+
+    model: str = ""
+    round: int = 0
+    clients: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def keeping(self) -> tuple[str, ...]:
+        """The clients that keep the model, in the order of names."""
+        return tuple(sorted(name for name, reason in self.clients.items() if not reason))

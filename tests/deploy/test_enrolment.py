@@ -516,6 +516,7 @@ def test_status_goes_by_the_names_that_were_enrolled(
             "last-seen": "now",
             "version": "",
             "key-expires": expires,
+            "keeps-models-of": [],
         },
         {
             "client": "node 5, not enrolled here",
@@ -524,6 +525,7 @@ def test_status_goes_by_the_names_that_were_enrolled(
             "last-seen": "2026-01-01 00:00:00Z",
             "version": "",
             "key-expires": "",
+            "keeps-models-of": [],
         },
     ]
     (told,) = found["runs"]

@@ -200,7 +200,10 @@ def made_up(**run: Any) -> dict[str, Any]:
     gone = {"client": "site-b", "partition-id": 1, "status": "offline", "last-seen": "2026-01-01 00:00:00Z"}
     return {
         "runs": [known],
-        "clients": [{**client, "key-expires": ""}, {**gone, "version": "", "key-expires": "2027-01-01T00:00:00"}],
+        "clients": [
+            {**client, "key-expires": "", "keeps-models-of": ["7", "5"]},
+            {**gone, "version": "", "key-expires": "2027-01-01T00:00:00", "keeps-models-of": []},
+        ],
         "turned-away": None,
         "disk": None,
         "certificate-days": None,
@@ -231,6 +234,14 @@ def test_runs_that_are_over_say_what_became_of_them() -> None:
     text = text_of(made_up(status="finished:failed", **{"status-details": "nothing was learned", "round": 3}))
     assert "no run is going on" in text
     assert "nothing was learned" in text
+
+
+def test_who_keeps_the_model_of_which_run_is_shown_and_why_one_does_not() -> None:
+    kept = {"kept-by": ["site-a"], "not-kept-by": {"site-b": "its [red]disk is full\x1b[2J"}}
+    text = text_of(made_up(status="finished:completed", round=3, **kept))
+    assert "keeps the model of" in text
+    assert "run 7 and 1 more" in text
+    assert "run 7 is not kept by site-b: its [red]disk is full\\x1b[2J" in text
 
 
 def test_what_is_not_known_is_not_made_up() -> None:

@@ -15,12 +15,13 @@ import pytest
 import tomli_w
 from flwr.app import Array, ArrayRecord
 
+from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ENGINE, is_finished, write_first_files
 from fairbloom.server.run_folder.recorder import RunRecorder
 from fairbloom.server.run_folder.rows import client_columns, round_columns
-from fairbloom.server.run_folder.values import FORMAT, Beginning
+from fairbloom.server.run_folder.values import Beginning
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import Round
 from fairbloom.tasks import load_task

@@ -1,0 +1,113 @@
+"""What a client keeps of a run that is over: the final global model, in the form of a run folder.
+
+It lies beside the client's personal models (`fairbloom.client.personal.folder_of`), readable by its owner alone:
+`config.toml` has the settings that this device took of the run, `agreed.json` what its clients agreed on, and
+`model.safetensors` the model, which is written last. A folder without that keeps no model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import tomli_w
+from torch.nn import Module
+
+from fairbloom.errors import ReportableError
+from fairbloom.logs import log
+from fairbloom.protocol.names import AGREED, DEPLOYED
+from fairbloom.protocol.settings import Mark, marked
+from fairbloom.protocol.version import RUN_FOLDER_FORMAT
+from fairbloom.system.files import make_folder, write_private
+from fairbloom.system.sealed import Arrays, DamagedFileError, load_model, save_model
+
+CONFIG, AGREEMENT, MODEL = "config.toml", "agreed.json", "model.safetensors"
+
+MOST_RUNS = 5
+"""A client keeps the final models of so many runs; the oldest goes when another one comes."""
+
+LONGEST_NAME = 200
+"""Characters of a run's name."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of a final model.
+
+    Attributes
+    ----------
+    run
+        The name of the run, which its server gave it.
+    round
+        The last round of the run.
+    checksum
+        That of the model in the server's run folder.
+    """
+
+    run: str
+    round: int
+    checksum: str
+
+    @classmethod
+    def of(cls, run: object, round_: object, checksum: object) -> Self:
+        """Return what a server says of a model; raise ReportableError where that cannot be."""
+        if not isinstance(checksum, str) or not isinstance(run, str) or not isinstance(round_, int):
+            raise ReportableError("the server does not say of which run the final model is, or which one")
+        return cls(run[:LONGEST_NAME], round_, checksum)
+
+
+def find_kept(folder: Path) -> About | None:
+    """Return what is known of the model that a folder keeps, None where there is none, or it is damaged."""
+    path = folder / MODEL
+    if not path.exists():
+        return None
+    try:
+        _, about = load_model(path)
+        return About(str(about["run"]), int(about["round"]), str(about["checksum"]))
+    except (DamagedFileError, KeyError, TypeError, ValueError) as error:
+        log.warning("%s; the server is asked for it again", error)
+        return None
+
+
+def keep_model(folder: Path, config: Mapping[str, Any], agreed: str, arrays: Arrays, about: About) -> None:
+    """Write a run's final model and what it needs into a client's own folder; an earlier one of the run is replaced.
+
+    Whatever happens meanwhile, no model lies beside the settings or the agreement of another one.
+    """
+    make_folder(folder)
+    others = {CONFIG: _encode(config), **({AGREEMENT: agreed.encode()} if agreed else {})}
+    if any(not (folder / name).exists() or (folder / name).read_bytes() != content for name, content in others.items()):
+        (folder / MODEL).unlink(missing_ok=True)
+        for name, content in others.items():
+            write_private(folder / name, content)
+    save_model(folder / MODEL, arrays, asdict(about), 0o600)
+    _forget_oldest(folder)
+
+
+def check_fits(arrays: Arrays, module: Module) -> None:
+    """Raise ReportableError unless arrays are a finite model of this module's."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    found = {name: tuple(array.shape) for name, array in arrays.items()}
+    if wanted != found:
+        differing = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+        raise ReportableError(
+            f"the final model does not fit the model that this client trains: {', '.join(differing[:3])} differ"
+        )
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ReportableError(f"the final model is not finite: {name} is not")
+
+
+def _encode(config: Mapping[str, Any]) -> bytes:
+    """Return a run's settings as config.toml has them, without this device's places."""
+    left_out = {AGREED, DEPLOYED, *marked(Mark.DEVICE)}
+    settings = {key: value for key, value in sorted(config.items()) if key not in left_out}
+    return tomli_w.dumps({"run-folder-format": RUN_FOLDER_FORMAT, **settings}).encode()
+
+
+def _forget_oldest(folder: Path) -> None:
+    """Remove the final models of a client's oldest runs, where there are too many; personal models stay."""
+    kept = [path for run in folder.parent.parent.iterdir() if (path := run / folder.name / MODEL).exists()]
+    for path in sorted(kept, key=lambda path: path.stat().st_mtime)[:-MOST_RUNS]:
+        path.unlink()

@@ -1,0 +1,50 @@
+"""What follows a run on deployed clients: each of them is given the final model, and it is noted who keeps it.
+
+A client cannot know which round is the last one, so the server says it. Whoever was offline gets the model when the
+finished run is submitted again, and so does everybody whom a server that was killed had not asked yet.
+"""
+
+from pathlib import Path
+
+from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
+from fairbloom.protocol.names import KEEP, RUN
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.quorum import listed
+
+from .arrival import drop_revoked
+from .run_folder.files import AGREED, DELIVERED, KNOWN, MODEL, ROUNDS, read_delivered
+from .run_folder.values import Delivered
+
+
+def deliver_model(folder: Path, clients: FlowerClients) -> None:
+    """Bring the final model of a finished run to those of its clients that are online and lack it.
+
+    The run is over whatever happens here: what fails is logged with its remedy.
+    """
+    try:
+        _deliver(folder, clients)
+    except FairbloomError as error:
+        log.warning("the final model is not delivered: %s", error)
+
+
+def _deliver(folder: Path, clients: FlowerClients) -> None:
+    noted, known = read_delivered(folder), drop_revoked(KNOWN.read(folder).known)
+    online = set(clients.online(0))
+    if there := [name for name in known if name in online]:  # who has lost it since is given it again
+        last = max((int(row["round"]) for row in ROUNDS.read(folder)), default=0)
+        terms = Terms(server_round=last, agreed=AGREED.read(folder), others={KEEP: noted.model, RUN: folder.name})
+        said = clients.keep_final(there, MODEL.read(folder), terms)
+        noted = Delivered(noted.model, last, dict(sorted({**noted.clients, **said}.items())))
+        DELIVERED.write(folder, noted)
+        for name, reason in said.items():
+            if reason:
+                log.warning("client %s does not keep the final model: %s", name, reason, extra={"client": name})
+    kept, silent = noted.keeping, [name for name in known if name not in noted.clients]
+    log.info("%d of %d clients keep the final model: %s", len(kept), len(known), listed(kept) if kept else "none")
+    if silent:
+        log.warning(
+            "these were not there to be given the final model: %s; once they are, the same command gives it to them",
+            listed(silent),
+        )

@@ -1,0 +1,80 @@
+"""Arrays by name in one safetensors file, with a few words about them, sealed by a checksum of all."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fairbloom.errors import FairbloomError
+
+from .files import write_whole
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class DamagedFileError(FairbloomError):
+    """A file that is not as it was written."""
+
+
+def save_model(path: Path, arrays: Arrays, about: Mapping[str, Any], mode: int | None = None) -> None:
+    """Write a model by array name; `about` and a checksum of all go into the file's metadata, as one JSON object.
+
+    `mode` has the file's permissions; None goes by the process's umask.
+    """
+    tensors = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    # The checksum is an entry of the JSON, because the library writes several entries of metadata in no fixed order.
+    metadata = {"about": json.dumps({**about, "sha256": _checksum(tensors, about)})}
+    write_whole(path, save(tensors, metadata=metadata), mode)
+
+
+def read_checksum(path: Path) -> str:
+    """Return the checksum that a model was saved with, without reading its arrays.
+
+    Raises
+    ------
+    DamagedFileError
+        When the file is no model that `save_model` wrote.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return str(json.loads(file.metadata()["about"])["sha256"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise DamagedFileError(f"{path} cannot be read as a model: {error}") from error
+
+
+def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Return the arrays that `save_model` wrote, and what was written about them.
+
+    Raises
+    ------
+    DamagedFileError
+        When the file is not as it was written.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is not iterable)
+            about = json.loads(file.metadata()["about"])
+        intact = about.pop("sha256") == _checksum(tensors, about)
+    except OSError as error:
+        raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:  # all that flipped bits lead to
+        fault = "no whole file" if path.stat().st_size else "empty"
+        raise DamagedFileError(f"{path} is damaged: it is {fault}") from error
+    if not intact:
+        raise DamagedFileError(f"{path} is damaged: its content does not match its checksum")
+    return tensors, about
+
+
+def _checksum(tensors: Arrays, about: Mapping[str, Any]) -> str:
+    """Return a checksum of the arrays, in the order of their names, and of what is said about them."""
+    total = hashlib.sha256(json.dumps(about).encode())
+    for name, array in sorted(tensors.items()):
+        total.update(json.dumps([name, str(array.dtype), array.shape]).encode())
+        total.update(array.tobytes())
+    return total.hexdigest()
