@@ -11,7 +11,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import AGREED, DEPLOYED
-from fairbloom.protocol.parameters import Parameter
+from fairbloom.protocol.parameters import Parameter, Pattern
 from fairbloom.protocol.settings import (
     OWN_SETTINGS,
     SETTINGS,
@@ -129,6 +129,7 @@ def _check_word(key: str, value: object, allow: Collection[str]) -> None:
         not isinstance(value, str)
         or value in allow
         or (not value and (key not in SETTINGS or SETTINGS[key].default == ""))
+        or (key in SETTINGS and isinstance(SETTINGS[key].allowed, Pattern))  # which is checked as a value
     ):
         return
     if key == "device":

@@ -16,6 +16,7 @@ from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.inputs import Inputs, arguments_of, count_bytes, device_of, map_inputs, split_inputs
 
+from .class_weights import class_table, mean_loss
 from .groups import measure_groups
 from .linear import linear_step
 from .work import LocalWork, descend
@@ -54,7 +55,8 @@ def train(
     """Run the local steps on `model` in place; return the state after `snapshot_step`, empty if there was none.
 
     `anchor` holds the trainable parameters that the pull goes to, in the model's order; None: where training starts.
-    Each step is that of torch.optim.SGD: frozen parameters, and those that the loss does not touch, stay as they are.
+    Each step is that of an optimizer of torch.optim: frozen parameters, and those that the loss does not touch, stay as
+    they are.
 
     Raises
     ------
@@ -67,19 +69,27 @@ def train(
         raise ReportableError(f"the model, {_type(model)}, has no parameter to train: all are frozen (requires_grad)")
     pulled_to = (parameters if anchor is None else anchor) if work.pull > 0.0 else []
     received = [tensor.detach().clone() for tensor in pulled_to]
-    velocity = [torch.zeros_like(parameter) for parameter in parameters] if work.momentum > 0.0 else []
+    optimizer = work.make_optimizer(parameters)
+    has_velocity = optimizer is None and work.momentum > 0.0
+    velocity = [torch.zeros_like(parameter) for parameter in parameters] if has_velocity else []
+    table = class_table(work.class_weights, task, examples)
     snapshot: StateDict = {}
     ends = time.monotonic() + work.time_budget
+    fewest = fewest_examples(model)
+    steps, done = count_steps(len(examples), work, fewest), itertools.count()
 
     def by_autograd(inputs: Inputs, targets: Tensor) -> None:
-        loss = work.transform(task.loss(outputs_of(model, inputs, task.output), targets).mean())
+        with mixed_precision(work.precision, parameters):
+            outputs = outputs_of(model, inputs, task.output)
+        loss = work.transform(mean_loss(task.loss(in_full(outputs, work.precision), targets), targets, table))
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
-            descend(parameters, gradients, received, velocity, work)
+            now = work.at_step(next(done), steps)
+            descend(parameters, gradients, received, velocity, now, optimizer=optimizer)
 
     of_one_tensor = isinstance(examples.inputs, Tensor)
     take = (linear_step(model, task, work, received, velocity) if of_one_tensor else None) or by_autograd
-    order = batches(len(examples), work, fewest_examples(model))
+    order = batches(len(examples), work, fewest)
     with drawing_from(work.draws, parameters[0].device):
         for step, (inputs, targets) in enumerate(fetched(examples, order), start=1):
             take(inputs, targets)
@@ -90,6 +100,32 @@ def train(
     if work.snapshot_step is not None and not snapshot:  # time was over before
         snapshot = copy.deepcopy(model.state_dict())
     return snapshot
+
+
+@contextmanager
+def mixed_precision(precision: str, parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Let a model compute in this precision meanwhile, as torch.autocast does; float32 leaves it as it is.
+
+    Raises
+    ------
+    FairbloomError
+        When the parameters are not float32, with which autocast has no effect.
+    """
+    if precision == "float32":
+        yield
+        return
+    if other := {parameter.dtype for parameter in parameters} - {torch.float32}:
+        raise ReportableError(
+            f"precision = {precision!r} computes a model of float32 numbers in {precision}, and this one has "
+            f"{other.pop()}: leave precision out"
+        )
+    with torch.autocast(parameters[0].device.type, getattr(torch, precision)):
+        yield
+
+
+def in_full(outputs: Tensor, precision: str) -> Tensor:
+    """Return a model's outputs as the loss takes them, which is computed in full precision."""
+    return outputs if precision == "float32" else outputs.float()
 
 
 def fetched(examples: Examples, order: Iterator[Tensor]) -> Iterator[tuple[Inputs, Tensor]]:
@@ -136,6 +172,14 @@ def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:
     epochs = range(work.epochs) if work.steps is None else itertools.count()
     steps = (batch for _ in epochs for batch in torch.split(_order(count, size, work), size) if len(batch) >= fewest)
     return itertools.islice(steps, work.steps)
+
+
+def count_steps(count: int, work: LocalWork, fewest: int = 1) -> int:
+    """Return how many steps `batches` has."""
+    if work.steps is not None:
+        return work.steps
+    whole, rest = divmod(count, batch_of(count, work))
+    return work.epochs * (whole + (rest >= fewest))
 
 
 def batch_of(count: int, work: LocalWork) -> int:

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fairbloom.errors import ReportableError
+from fairbloom.protocol.schedules import Schedule
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator, seed_of
 from fairbloom.protocol.terms import Terms
+from fairbloom.tasks.optimizers import OptimizerChoice
 
 from .objectives import Transform, transform_of, unchanged
 
@@ -29,7 +32,11 @@ class LocalWork:
     batch_size
         Examples a step; 0: all of them.
     learning_rate, momentum, weight_decay
-        Of SGD as PyTorch defines it; momentum starts afresh in every round.
+        Of the optimizer as PyTorch defines it; momentum, and whatever else it remembers, starts afresh in every round.
+    optimizer
+        Which one takes the steps; by default SGD.
+    schedule
+        How the learning rate changes over the steps.
     gradient_clip
         Largest Euclidean norm of a step's gradient over all parameters, with the pull's and without weight decay's;
         longer ones are shortened to it. 0: none is.
@@ -41,6 +48,10 @@ class LocalWork:
         The step after which the model is kept, None: it is not.
     time_budget
         Seconds after which no further step begins.
+    class_weights
+        What the training loss is weighted by, as the setting `class-weights` has it; "": each example counts the same.
+    precision
+        Of a step's forward pass: bfloat16 is autocast to that; with float32 the model computes as it is.
     transform
         What becomes of the mean loss of a minibatch.
     random
@@ -54,14 +65,34 @@ class LocalWork:
     learning_rate: float
     momentum: float = 0.0
     weight_decay: float = 0.0
+    optimizer: OptimizerChoice = OptimizerChoice()
+    schedule: Schedule = Schedule()
     gradient_clip: float = 0.0
     pull: float = 0.0
     steps: int | None = None
     snapshot_step: int | None = None
     time_budget: float = math.inf
+    class_weights: str = ""
+    precision: str = "float32"
     transform: Transform = unchanged
     random: np.random.Generator | None = None
     draws: int = 0
+
+    def at_step(self, done: int, count: int) -> "LocalWork":
+        """Return the work of the step before which `done` of `count` are over: its learning rate is the schedule's."""
+        if self.schedule == Schedule():
+            return self
+        return replace(self, learning_rate=self.learning_rate * self.schedule.factor(done, count))
+
+    def make_optimizer(self, parameters: Sequence[Tensor]) -> Optimizer | None:
+        """Return the optimizer of these parameters; None where `descend` takes the steps by itself, as it does SGD's.
+
+        The first optimizer object of a process imports PyTorch's compiler, which takes a second.
+        """
+        if self.optimizer.is_plain_sgd:
+            return None
+        rates = {"momentum": self.momentum, "weight_decay": self.weight_decay}
+        return self.optimizer.make(parameters, learning_rate=self.learning_rate, **rates)
 
 
 OF_STEPS = frozenset({"epochs", "batch_size", "steps", "snapshot_step", "time_budget", "random", "draws"})
@@ -87,20 +118,33 @@ def step_fields(work: LocalWork) -> frozenset[str]:
 
 
 def learning_rate_in(settings: RunSettings, number: int) -> float:
-    """Return the learning rate of round `number`, from 1: each is the one before times the run's decay."""
-    return settings.learning_rate * settings.learning_rate_decay ** (number - 1)
+    """Return the learning rate of round `number`, from 1: by the run's decay, and by its schedule over rounds."""
+    factor = settings.schedule_of_rounds.factor(number - 1, settings.num_rounds)
+    return settings.learning_rate * settings.learning_rate_decay ** (number - 1) * factor
 
 
 def global_work(settings: RunSettings, terms: Terms) -> LocalWork:
-    """Return the work on the global model that the run's settings and the server's terms add to, as for any client."""
+    """Return the work on the global model that the run's settings and the server's terms add to, as for any client.
+
+    Raises
+    ------
+    FairbloomError
+        When the server reads a gradient off the distance that plain SGD moves, and the settings ask for other steps.
+    """
     whole = terms.full_batch_step
+    if whole and settings.beyond_plain_sgd:
+        raise ReportableError(f"full-batch-step = True is a step of plain SGD: leave out {settings.beyond_plain_sgd}")
     return LocalWork(
         epochs=1 if whole else settings.local_epochs,
         batch_size=0 if whole else settings.batch_size,
         learning_rate=learning_rate_in(settings, terms.server_round),
         momentum=settings.momentum if terms.client_momentum is None else terms.client_momentum,
         weight_decay=settings.weight_decay,
+        optimizer=OptimizerChoice.of(settings),
+        schedule=settings.schedule_of_steps,
         gradient_clip=settings.gradient_clip,
+        class_weights=settings.class_weights,
+        precision=settings.precision,
         pull=terms.proximal_mu,
         steps=terms.local_steps,
         snapshot_step=terms.snapshot_step,
@@ -110,12 +154,23 @@ def global_work(settings: RunSettings, terms: Terms) -> LocalWork:
 
 
 def personal_work(settings: RunSettings, terms: Terms) -> LocalWork:
-    """Return the work on the personal model: plain SGD on the plain loss, pulled to the received model, and clipped."""
+    """Return the work on the personal model: as on the global one, but pulled to it, and on the plain loss.
+
+    SGD is plain: without momentum and weight decay, which other optimizers keep.
+    """
+    optimizer = OptimizerChoice.of(settings)
+    kept = 0.0 if optimizer.is_plain_sgd else 1.0
     return LocalWork(
         epochs=terms.personal_epochs or 1,
         batch_size=settings.batch_size,
         learning_rate=learning_rate_in(settings, terms.server_round),
+        momentum=kept * settings.momentum,
+        weight_decay=kept * settings.weight_decay,
+        optimizer=optimizer,
+        schedule=settings.schedule_of_steps,
         gradient_clip=settings.gradient_clip,
+        class_weights=settings.class_weights,
+        precision=settings.precision,
         pull=terms.personal_lambda or 0.0,
     )
 
@@ -172,14 +227,15 @@ def descend(
     velocity: Sequence[Tensor],
     work: LocalWork,
     *,
+    optimizer: Optimizer | None = None,
     stacked: bool = False,
 ) -> None:
-    """Take one step of SGD in place, as torch.optim.SGD does with the pull to `received` in the gradient.
+    """Take one step in place, by an optimizer or as torch.optim.SGD does, with the pull to `received` in the gradient.
 
     The gradient, the pull in it, is clipped as torch.nn.utils.clip_grad_norm_ does it; weight decay and momentum come
     after. A parameter without a gradient stays as it is, and so does its velocity.
 
-    Written out because the first optimizer object of a process imports PyTorch's compiler, which takes seconds.
+    SGD's is written out because the first optimizer object of a process imports PyTorch's compiler.
 
     Parameters
     ----------
@@ -191,6 +247,8 @@ def descend(
         Those of the parameters, where there is momentum; changed in place.
     work
         Rate, momentum, decay, pull and clipping.
+    optimizer
+        Of the parameters; None: SGD, without further parameters.
     stacked
         Whether each array has several clients' side by side, along its first dimension.
     """
@@ -204,6 +262,9 @@ def descend(
         torch._foreach_add_(directions, away, alpha=work.pull)
     if work.gradient_clip > 0.0:
         clip_norms(directions if stacked else [each.unsqueeze(0) for each in directions], work.gradient_clip)
+    if optimizer is not None:
+        step_by(optimizer, touched, directions, work.learning_rate)
+        return
     if work.weight_decay > 0.0:
         torch._foreach_add_(directions, touched, alpha=work.weight_decay)
     if work.momentum > 0.0:
@@ -212,6 +273,20 @@ def descend(
         torch._foreach_add_(moving, directions)
         directions = moving
     torch._foreach_add_(touched, directions, alpha=-work.learning_rate)
+
+
+def step_by(
+    optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float
+) -> None:
+    """Let an optimizer take a step with these gradients; its other parameters have none, and stay as they are."""
+    for group in optimizer.param_groups:
+        if "lr" in group:
+            group["lr"] = learning_rate
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def clip_norms(gradients: Sequence[Tensor], longest: float) -> None:

@@ -44,6 +44,7 @@ class Mark(Enum):
     DEVICE = "it is a path on a device: the owner of a deployed client sets it in client.toml, and no run does"
     NAMES = "it holds names, of clients or scores, with commas between them"
     ROUNDING = "it changes the numbers by rounding alone: where and in what order they are computed"
+    STEP = "with it a client's step is not that of plain SGD: methods that read gradients off updates refuse it"
     VARIANT = "the methods of a comparison may differ in it, as in fedavg(learning-rate=0.05); draws stay paired"
 
 
@@ -92,6 +93,30 @@ class Choices:
         object.__setattr__(self, "words", words)
 
 
+LONGEST_TEXT = 500
+"""The most characters of a text that a pattern describes."""
+
+
+@dataclass(frozen=True, init=False)
+class Pattern:
+    """The texts that a parameter may be: those that a regular expression matches as a whole, and "" beside them.
+
+    The examples show them to people. None is a path or an import string, so devices take them.
+    """
+
+    expression: str
+    examples: tuple[str, ...]
+
+    def __init__(self, expression: str, *examples: str) -> None:
+        object.__setattr__(self, "expression", expression)
+        object.__setattr__(self, "examples", examples)
+
+    def __contains__(self, text: object) -> bool:
+        """Return whether a text matches."""
+        is_short = isinstance(text, str) and len(text) <= LONGEST_TEXT
+        return text == "" or (is_short and re.fullmatch(self.expression, text) is not None)
+
+
 ANY_NUMBER = Range("(-inf, inf)")
 """The range of a number that is declared without one: it must be finite."""
 
@@ -128,7 +153,7 @@ class Parameter:
     description
         What it means, in a sentence.
     allowed
-        The numbers or words that it may be; None for all finite numbers, or all words.
+        The numbers, words or texts that it may be; None for all finite numbers, or all words.
     marks
         What else is known of it.
     owner
@@ -141,7 +166,7 @@ class Parameter:
     kind: type
     default: Value | None
     description: str = ""
-    allowed: Range | Choices | None = None
+    allowed: Range | Choices | Pattern | None = None
     marks: frozenset[Mark] = frozenset()
     owner: str = ""
     partitions: tuple[str, ...] = ()
@@ -162,6 +187,8 @@ class Parameter:
         if isinstance(self.allowed, Choices):
             *first, last = (word or '""' for word in self.allowed.words)
             return f"{', '.join(first)} or {last}" if first else last
+        if isinstance(self.allowed, Pattern):
+            return f'"" or text as in {" or ".join(map(repr, self.allowed.examples))}'
         return self.kind.__name__ + (self.allowed.words if self.allowed else "")
 
     def checked(self, value: object, called: str = "") -> Value:
@@ -197,7 +224,7 @@ class Parameter:
             return did_you_mean(str(value), self.allowed.words)
         if self.kind is bool and isinstance(value, str):
             return "write true or false; "
-        if self.kind is str and isinstance(value, Value):
+        if self.kind is str and isinstance(value, bool | int | float):
             return f"put it in quotes, as in --set '{self.key}=\"{value}\"'; "
         if self.kind is int and isinstance(value, float) and value.is_integer():
             return f"write {value:.0f}; "
@@ -209,6 +236,8 @@ class Parameter:
         """Return a value in the parameter's type, None where it is impossible."""
         if self.kind in (bool, str):
             right: Value | None = value if isinstance(value, bool | str) and type(value) is self.kind else None
+            if isinstance(self.allowed, Pattern) and right not in self.allowed:
+                return None
             return None if isinstance(self.allowed, Choices) and right not in self.allowed.words else right
         if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
             return None
@@ -258,7 +287,7 @@ def annotated(
     kind, *others = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     if kind not in KINDS:
         return None
-    allowed = next((each for each in others if isinstance(each, Range | Choices)), None)
+    allowed = next((each for each in others if isinstance(each, Range | Choices | Pattern)), None)
     marks = frozenset(each for each in others if isinstance(each, Mark))
     standing_in = next((each.value for each in others if isinstance(each, Default)), default)
     partitions = next((each.names for each in others if isinstance(each, Partitions)), ())

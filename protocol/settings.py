@@ -8,12 +8,14 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from .parameters import Choices, Parameter, Partitions, Range, annotated
+from .parameters import Choices, Parameter, Partitions, Pattern, Range, annotated
 from .parameters import Mark as Mark
 from .parameters import SettingsError as SettingsError
 from .parameters import Value as Value
 from .parameters import key_of as key_of
 from .parameters import parsed as parsed
+from .schedules import Schedule
+from .assignments import ARGUMENTS, CLASS_WEIGHTS
 
 
 class RunSettings(BaseModel):
@@ -85,7 +87,7 @@ class RunSettings(BaseModel):
     personal_lambda: Annotated[float, Range("[0, inf)"), Mark.VARIANT] = Field(
         0.0, description="Strength that pulls personal models to the global one; 0 trains no personal models"
     )
-    num_rounds: Annotated[int, Range("[1, inf)"), Mark.GROWS] = Field(
+    num_rounds: Annotated[int, Range("[1, inf)"), Mark.WORK, Mark.GROWS] = Field(
         50, description="Number of rounds after which the run is finished"
     )
     from_round: Annotated[int, Range("[-1, inf)"), Mark.FREE] = Field(
@@ -104,19 +106,41 @@ class RunSettings(BaseModel):
         10, description="Number of examples in a client's minibatch; 0 takes all of them"
     )
     learning_rate: Annotated[float, Range("(0, inf)"), Mark.WORK, Mark.VARIANT] = Field(
-        0.1, description="Learning rate of the clients' SGD"
+        0.1, description="Learning rate of the clients' optimizer"
     )
     learning_rate_decay: Annotated[float, Range("(0, 1]"), Mark.WORK, Mark.VARIANT] = Field(
         1.0, description="Factor by which the clients' learning rate is multiplied after each round"
     )
-    momentum: Annotated[float, Range("[0, 1)"), Mark.WORK, Mark.VARIANT] = Field(
-        0.0, description="Momentum of the clients' SGD, which starts at zero in every round"
+    schedule: Annotated[str, Choices("constant", "linear", "cosine"), Mark.WORK, Mark.LATER, Mark.VARIANT] = Field(
+        "constant", description="How the clients' learning rate falls to zero: linearly, as a cosine, or not at all"
+    )
+    schedule_over: Annotated[
+        str, Choices("rounds", "steps"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP
+    ] = Field("rounds", description="What schedule and warmup count: the run's rounds, or the steps of each round")
+    warmup: Annotated[int, Range("[0, inf)"), Mark.WORK, Mark.LATER, Mark.VARIANT] = Field(
+        0, description="Number of rounds, or steps, in which the clients' learning rate rises to its full height"
+    )
+    optimizer: Annotated[str, Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP] = Field(
+        "sgd",
+        description="Optimizer of the clients: one of torch.optim's, or my_module:Mine; its state is new in each round",
+    )
+    optimizer_parameters: Annotated[
+        str, Pattern(ARGUMENTS, "betas=(0.9,0.98) eps=1e-6"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP
+    ] = Field("", description="Further parameters of the optimizer, as in 'betas=(0.9,0.98) eps=1e-6'")
+    momentum: Annotated[float, Range("[0, 1)"), Mark.WORK, Mark.VARIANT, Mark.STEP] = Field(
+        0.0, description="Momentum of the clients' optimizer, which starts at zero in every round"
     )
     weight_decay: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.VARIANT] = Field(
-        0.0, description="Weight decay of the clients' SGD"
+        0.0, description="Weight decay of the clients' optimizer"
     )
-    gradient_clip: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.LATER, Mark.VARIANT] = Field(
+    gradient_clip: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP] = Field(
         0.0, description="Norm to which a minibatch's gradient is shortened where it is longer; 0 shortens none"
+    )
+    class_weights: Annotated[
+        str, Pattern(CLASS_WEIGHTS, "balanced", "no=0.3,yes=1.7"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP
+    ] = Field("", description="Weights of classes in the training loss: balanced, or as in 'no=0.3,yes=1.7'")
+    precision: Annotated[str, Choices("float32", "bfloat16"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP] = Field(
+        "float32", description="Precision of a training step's forward pass: bfloat16 is mixed precision (autocast)"
     )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.WORK] = Field(
         0.0, description="Probability that a client has time for fewer epochs in a round: that it is a straggler"
@@ -259,6 +283,28 @@ class RunSettings(BaseModel):
     def parameters(self) -> Mapping[str, Any]:
         """The settings of tasks and methods, and whatever else the run config has, by their keys."""
         return self.model_extra or {}
+
+    @property
+    def schedule_of_rounds(self) -> Schedule:
+        """How the learning rate changes from round to round, beside learning-rate-decay."""
+        return Schedule(self.schedule, self.warmup) if self.schedule_over == "rounds" else Schedule()
+
+    @property
+    def schedule_of_steps(self) -> Schedule:
+        """How the learning rate changes over the steps of each round."""
+        return Schedule(self.schedule, self.warmup) if self.schedule_over == "steps" else Schedule()
+
+    @property
+    def paced(self) -> bool:
+        """Whether clients' steps depend on how many rounds there are in all, so that a run cannot be extended."""
+        return self.schedule_of_rounds.shape != "constant"
+
+    @property
+    def beyond_plain_sgd(self) -> str:
+        """The first setting, as key = value, by which a client's steps are not those of plain SGD; "" if none is."""
+        named = {key: getattr(self, SETTINGS[key].argument) for key in marked(Mark.STEP)}
+        changed = [f"{key} = {value!r}" for key, value in named.items() if value != SETTINGS[key].default]
+        return changed[0] if changed else ""
 
     def given(self) -> dict[str, Any]:
         """Return the flat run config of what was given, without defaults."""

@@ -1,0 +1,70 @@
+"""Weights of classes in the training loss; what clients measure and report stays unweighted."""
+
+import torch
+from torch import Tensor
+
+from fairbloom.errors import ReportableError
+from fairbloom.protocol.assignments import weights_by_class
+from fairbloom.tasks import Examples, Task
+
+BALANCED = "balanced"
+
+
+def class_table(wanted: str, task: Task, examples: Examples) -> Tensor | None:
+    """Return the weight of each class at a client, by the class's place; None where no weights are wanted.
+
+    Parameters
+    ----------
+    wanted
+        As the setting `class-weights` has it: n / (c · n_y) for each of the client's c classes where it is
+        "balanced", n_y of n being the training examples of class y; otherwise weights by name or number, and 1 for
+        classes without one.
+    task, examples
+        The task, and what the client trains on.
+
+    Raises
+    ------
+    FairbloomError
+        When the targets are no classes, or a class is none of the task's.
+    """
+    if not wanted:
+        return None
+    targets = examples.targets if examples.rows is None else examples.targets.index_select(0, examples.rows)
+    if targets.is_floating_point() or targets.dim() != 1 or task.classes == 0:
+        raise ReportableError(
+            f"class-weights = {wanted!r}: the targets of this task are no classes, one of each example: leave "
+            "class-weights out"
+        )
+    counts = torch.bincount(targets, minlength=task.classes or 1)
+    if wanted == BALANCED:
+        present = counts > 0
+        return torch.where(present, len(targets) / (present.sum() * counts.clamp(min=1)), 0.0).float()
+    table = torch.ones(len(counts), device=counts.device)
+    for label, weight in _weights(wanted).items():
+        table[_place(label, wanted, task, len(counts))] = weight
+    return table
+
+
+def mean_loss(losses: Tensor, targets: Tensor, table: Tensor | None) -> Tensor:
+    """Return the mean of a minibatch's losses, weighted by their classes where there is a table of weights."""
+    if table is None:
+        return losses.mean()
+    weights = table[targets]
+    return (weights * losses).sum() / weights.sum()
+
+
+def _weights(wanted: str) -> dict[str, float]:
+    try:
+        return dict(weights_by_class(wanted))
+    except ValueError as error:
+        raise ReportableError(f"class-weights = {wanted!r}: {error}") from error
+
+
+def _place(label: str, wanted: str, task: Task, count: int) -> int:
+    """Return the place of a class that is named, or numbered from 0."""
+    if label in task.class_names:
+        return task.class_names.index(label)
+    if not task.class_names and label.isascii() and label.isdigit() and int(label) < count:
+        return int(label)
+    there = ", ".join(task.class_names) if task.class_names else f"those from 0 to {count - 1}, by number"
+    raise ReportableError(f"class-weights = {wanted!r}: there is no class {label!r}; there are {there}")
