@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fairbloom.logs import log
-from fairbloom.system.files import make_folder, write_whole
+from fairbloom.system.files import make_folder, write_private
 from fairbloom.tasks import Task
 from fairbloom.tasks.preprocessing import PREPROCESSING
 
@@ -20,6 +20,6 @@ def keep_preprocessing(folder: Path | None, task: Task, client: str) -> None:
         if path.exists() and path.read_bytes() == content:
             return
         make_folder(folder)
-        write_whole(path, content)
+        write_private(path, content)
     except OSError as error:
         log.warning("%s cannot be written, so that nothing can be predicted by it: %s", path, error.strerror)

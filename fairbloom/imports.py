@@ -1,8 +1,10 @@
 """Objects that a user names by an import string, module:attribute."""
 
+import hashlib
 import importlib
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,25 @@ def imported(what: str, name: str) -> Any:
             raise FairbloomError(f"{what} = {name!r}: {module} has no {attribute}; it has {public}")
         found = getattr(found, part)
     return found
+
+
+def module_digests(modules: Iterable[str]) -> dict[str, str]:
+    """Return a checksum of the file of each module that is loaded, by its name; one without a file is left out."""
+    files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
+    there = {module: Path(file) for module, file in files.items() if file and Path(file).is_file()}
+    return {module: hashlib.sha256(file.read_bytes()).hexdigest() for module, file in there.items()}
+
+
+def modules_behind(name: str) -> tuple[str, ...]:
+    """Return the modules that an import string's object may come from: its own, and those of the same package.
+
+    They are the ones that are loaded; a name that is no import string has none.
+    """
+    if not is_import_string(name):
+        return ()
+    module = name.partition(":")[0]
+    package = module.partition(".")[0]
+    return tuple(sorted(each for each in [*sys.modules] if each == package or each.startswith(f"{package}.")))
 
 
 def check_seen(key: str, name: str, by: str) -> None:

@@ -1,19 +1,22 @@
 """A finished run's model with its preprocessing: what predicts for new data."""
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairbloom.client.personal import StateDict, folder_of, load_last
 from fairbloom.client.training import EVALUATION_BATCH, drawing_from, outputs_of
 from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.imports import module_digests
 from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
@@ -22,7 +25,9 @@ from fairbloom.server.run_folder.files import (
     BEST,
     CLIENTS,
     CONFIG,
+    ENVIRONMENT,
     KNOWN,
+    MODULES,
     PERSONAL,
     PREPROCESSING,
     is_finished,
@@ -30,12 +35,13 @@ from fairbloom.server.run_folder.files import (
     read_model,
 )
 from fairbloom.system.files import whole_file
-from fairbloom.tasks import load_task
+from fairbloom.tasks import Task, find_task, load_task
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
 from fairbloom.tasks.preprocessing import TABLE, Predictions, Preprocessing
 
 from .rows import NewRows
+from .sources import Source, read_source, rows_source
 
 if TYPE_CHECKING:
     import pandas
@@ -96,59 +102,64 @@ class Predictor:
         FairbloomError
             When a column is missing or new, or a cell cannot be read; the message names it.
         """
-        added = self._columns(self._predict(NewRows.of_frame(frame)), list(map(str, frame.columns)))
+        preprocessing = self._preprocessing()
+        if preprocessing.form != TABLE:
+            raise PredictionError(
+                f"{self.run} was trained on {preprocessing.form}, and a data frame is a table: predict a file, or call "
+                "Predictor.outputs with a tensor"
+            )
+        rows = NewRows.of_frame(frame)
+        added = self._columns(self._predict(rows_source(rows, preprocessing)), rows.cells)
         return frame.assign(**added)
 
     def predict_file(self, path: Path, out: Path) -> int:
-        """Write a CSV file with all columns of another one, then the predictions; return the number of rows.
+        """Write a CSV file with what stands in a file of new data, then the predictions; return their number.
+
+        A table comes out with all of its columns, arrays with the number of each example, images with their names.
 
         Raises
         ------
         FairbloomError
-            When the file is no table, a column is missing or new, or cells cannot be read; the message names each by
-            line and column. Or when `out` cannot be written.
+            When something is not as the model takes it: the message names each line and column, example or image. Or
+            when `out` cannot be written.
         """
-        rows = NewRows.of_file(path)
-        added = self._columns(self._predict(rows), list(rows.cells))
-        texts = {name: rows.texts(name) for name in rows.cells} | {
-            name: values if values.dtype == object else map(repr, values.tolist()) for name, values in added.items()
-        }
+        source = read_source(path, self._preprocessing())
+        predictions = self._predict(source)
+        added = self._columns(predictions, source.columns)
+        texts = {name: map(str, values.tolist()) for name, values in added.items()}
+        columns = {**source.columns, **texts}
         with explain_write_errors(out.name, out.parent), whole_file(out) as file:
-            lines = chain([tuple(texts)], zip(*texts.values(), strict=True))
-            _write_csv(file, lines)
-        return len(rows)
+            text = TextIOWrapper(file, "utf-8", newline="")
+            csv.writer(text).writerows(chain([tuple(columns)], zip(*columns.values(), strict=True)))
+            text.flush()
+            text.detach()
+        return len(predictions.values)
 
-    def _predict(self, rows: NewRows) -> Predictions:
-        preprocessing = self._table_preprocessing()
-        return preprocessing.decode(self.outputs(preprocessing.inputs(rows.table(preprocessing))))
-
-    def _table_preprocessing(self) -> Preprocessing:
-        if self.preprocessing is None or self.preprocessing.form != TABLE:
+    def _preprocessing(self) -> Preprocessing:
+        if self.preprocessing is None:
             raise PredictionError(
-                f"{self.run} was trained on {self.task_name}, whose data are no table: give the model its inputs as a "
-                "tensor, by Predictor.outputs"
+                f"task {self.task_name} does not say how files become inputs (Task.preprocessing): call "
+                "Predictor.outputs with a tensor of inputs"
             )
         return self.preprocessing
 
-    def _columns(self, predictions: Predictions, taken: Sequence[str]) -> dict[str, Any]:
+    def _predict(self, source: Source) -> Predictions:
+        preprocessing = self._preprocessing()
+        found = [preprocessing.decode(self.outputs(batch)) for batch in source.batches]
+        values, probabilities = zip(*found, strict=True)
+        known = [each for each in probabilities if each is not None]
+        return Predictions(np.concatenate(values), np.concatenate(known) if known else None)
+
+    def _columns(self, predictions: Predictions, taken: Collection[str]) -> dict[str, NDArray[Any]]:
         """Return the columns of predictions by their names."""
-        preprocessing = self._table_preprocessing()
-        columns: dict[str, Any] = {f"predicted_{preprocessing.target or 'target'}": predictions.values}
+        preprocessing = self._preprocessing()
+        columns = {f"predicted_{preprocessing.target or 'target'}": predictions.values}
         if predictions.probabilities is not None:
-            for name, values in zip(preprocessing.classes, predictions.probabilities.T, strict=True):
-                columns[f"probability_{name}"] = values
+            names = [f"probability_{name}" for name in preprocessing.classes]
+            columns |= dict(zip(names, predictions.probabilities.T, strict=True))
         if clash := [name for name in columns if name in taken]:
             raise PredictionError(f"there is a column {clash[0]!r} already, as a prediction is called: rename it")
         return columns
-
-
-def _write_csv(file: Any, lines: Iterator[Sequence[str]]) -> None:
-    import io
-
-    text = io.TextIOWrapper(file, "utf-8", newline="")
-    csv.writer(text).writerows(lines)
-    text.flush()
-    text.detach()
 
 
 def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Predictor:
@@ -172,19 +183,41 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Pred
     if model not in MODELS:
         raise PredictionError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
     settings = _settings_in(folder)
-    shared = PREPROCESSING.read(folder)
-    own = shared is not None and bool(shared.client)
-    if client and not own:
-        _check_client(folder, client)
-    place = folder if own else _client_folder(folder, settings, client) if client else None
-    preprocessing = shared
-    if shared is not None and shared.per_client:
-        preprocessing = _preprocessing_of(folder, settings, client)
-    task = load_task({**settings, "data-dir": "", AGREEMENT: AGREED.read(folder)})
+    task = _load_task(folder, settings)
+    preprocessing = PREPROCESSING.read(folder) or (task.preprocessing("") if task.preprocessing else None)
+    if ENVIRONMENT.exists_in(folder):
+        place = _find_client_folder(folder, settings, client) if client else None
+        if preprocessing is not None and preprocessing.per_client:
+            preprocessing = _preprocessing_of(folder, client, place)
+    else:  # what a client keeps, of itself alone
+        place, client = folder, _check_own(folder, preprocessing, client)
     module = task.model()
     _load(module, _arrays(folder, model, client, place, settings))
-    client = client or (shared.client if shared is not None else "")
     return Predictor(folder, str(settings["task"]), client, model, module.eval(), preprocessing, task.output)
+
+
+def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
+    """Return the task of a run; the files that its clients read need not be there."""
+    reads_folder = find_task(str(settings["task"])).reads_folder
+    task = load_task({**settings, AGREEMENT: AGREED.read(folder), **({"data-dir": ""} if reads_folder else {})})
+    recorded = MODULES.read(folder)
+    for name, digest in module_digests(recorded).items():
+        if digest != recorded[name]:
+            log.warning(
+                "module %s, from which the run in %s has its task or model, has changed since: predictions may be "
+                "others; put the file of then back",
+                name,
+                folder,
+            )
+    return task
+
+
+def _check_own(folder: Path, preprocessing: Preprocessing | None, client: str) -> str:
+    """Return the client whose own folder it is; raise PredictionError where another one is asked for."""
+    own = preprocessing.client if preprocessing is not None else ""
+    if client and own and client != own:
+        raise PredictionError(f"client = {client!r}: {folder} is that of client {own}: leave the client out")
+    return own or client
 
 
 def _settings_in(folder: Path) -> Mapping[str, Any]:
@@ -214,14 +247,15 @@ def _check_client(folder: Path, client: str) -> None:
         )
 
 
-def _client_folder(folder: Path, settings: Mapping[str, Any], client: str) -> Path | None:
-    """Return where a client on this machine keeps what is its own."""
+def _find_client_folder(folder: Path, settings: Mapping[str, Any], client: str) -> Path | None:
+    """Return where a client on this machine keeps what is its own; raise PredictionError where there is none such."""
+    _check_client(folder, client)
     config = {**settings, "state-dir": settings.get("state-dir") or str(PERSONAL.path_in(folder))}
     return folder_of(config, client)
 
 
-def _preprocessing_of(folder: Path, settings: Mapping[str, Any], client: str) -> Preprocessing:
-    """Return the preprocessing of one client.
+def _preprocessing_of(folder: Path, client: str, place: Path | None) -> Preprocessing:
+    """Return the preprocessing of one client, which lies in its own folder.
 
     Raises
     ------
@@ -229,18 +263,19 @@ def _preprocessing_of(folder: Path, settings: Mapping[str, Any], client: str) ->
         When none is named, or this machine has not got it.
     """
     if not client:
-        names = _clients_of(folder)
         raise PredictionError(
             f"in {folder} each client standardises numbers by its own means and deviations: say whose the new rows "
-            f"are, by --client with one of {join_names(names)}; a run with csv.standardise = together needs no client"
+            f"are, by --client with one of {join_names(_clients_of(folder))}; rows of others need a run with "
+            "csv.standardise = together"
         )
-    place = _client_folder(folder, settings, client)
     found = None if place is None else PREPROCESSING.read(place)
     if found is None:
-        raise PredictionError(
-            f"{place} has no {PREPROCESSING.name}: the means and deviations of {client} are kept on its own device: "
-            "predict there"
+        where = (
+            "predict on its own device, which alone has them"
+            if KNOWN.exists_in(folder)
+            else "an earlier version did not keep them: train again"
         )
+        raise PredictionError(f"the means and deviations of client {client} are not in {folder}: {where}")
     return found
 
 

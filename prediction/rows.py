@@ -99,7 +99,7 @@ class NewRows:
         problems: list[tuple[int, str]] = []
         columns = {each.name: self._column(each, problems) for each in preprocessing.columns}
         if problems:
-            raise UnreadableRowsError(self._describe(problems))
+            raise UnreadableRowsError(list_problems(self.source, problems, len(self), "rows"))
         return Table(Path(self.source), columns, self.lines)
 
     def _check_columns(self, preprocessing: Preprocessing) -> None:
@@ -147,7 +147,7 @@ class NewRows:
         return read
 
     def _find(self, name: str, cells: Cells, wrong: Mapping[str, str]) -> list[tuple[int, str]]:
-        """Return the first rows that have one of these cells, and what is wrong with each."""
+        """Return the rows that have one of these cells, and what is wrong with each."""
         if not wrong:
             return []
         places = [place for place, cell in enumerate(cells.different) if cell in wrong]
@@ -155,7 +155,7 @@ class NewRows:
         found = []
         for row in rows.tolist():
             cell = cells.different[cells.places[row]]
-            found.append((row, f"column {name!r} holds {_shorten(cell)}: {wrong[cell]}"))
+            found.append((row, f"{self.unit} {self.lines[row]}, column {name!r} holds {_shorten(cell)}: {wrong[cell]}"))
         return found
 
     def _warn_of_unknown(self, column: InputColumn, read: Column) -> None:
@@ -177,20 +177,25 @@ class NewRows:
             "'other'" if column.other else "none of the categories",
         )
 
-    def _describe(self, problems: Sequence[tuple[int, str]]) -> str:
-        """Return what is wrong with the rows, in their order, and how many more there are."""
-        ordered = sorted(problems)
-        shown = [f"{self.unit} {self.lines[row]}, {said}" for row, said in ordered[:MOST_SHOWN]]
-        more = len(ordered) - len(shown)
-        rest = [f"and {more:,} more"] if more else []
-        rows = len({row for row, _ in ordered})
-        return "\n  ".join(
-            [
-                f"{self.source}: {rows:,} of {len(self):,} rows cannot be read; correct them, or take them out:",
-                *shown,
-                *rest,
-            ]
-        )
+
+def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, what: str) -> str:
+    """Return an error's text: what is wrong with which examples, in their order, and how many more there are.
+
+    Parameters
+    ----------
+    source
+        What they come from.
+    problems
+        The place of an example, and what is wrong with it.
+    of, what
+        The number of all examples, and what they are called.
+    """
+    ordered = sorted(problems)
+    shown = [said for _, said in ordered[:MOST_SHOWN]]
+    rest = [f"and {len(ordered) - len(shown):,} more"] if len(ordered) > len(shown) else []
+    count = len({place for place, _ in ordered})
+    first = f"{source}: {count:,} of {of:,} {what} cannot be read: correct them, or leave them out:"
+    return "\n  ".join([first, *shown, *rest])
 
 
 def _cells_of(column: "pandas.Series[Any]") -> Cells:

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
 from fairbloom.errors import FairbloomError
+from fairbloom.imports import module_digests, modules_behind
 from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
@@ -150,7 +151,8 @@ def federate(
         )
         if recorder.finished:  # by the process that was waited for
             return _leave_finished(path)
-        write_first_files(path, Beginning(task, agreed, data, choice, deployed))
+        modules = module_digests({each for name in (settings.task, settings.model) for each in modules_behind(name)})
+        write_first_files(path, Beginning(task, agreed, data, choice, deployed, modules))
         check_arrays(module)
         method.buffers, method.shared = float_buffers(module), shared_parameters(module)
         known = record_known(path, clients.online(1)).known if deployed else ()

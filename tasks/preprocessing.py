@@ -132,10 +132,12 @@ class Preprocessing:
         Of a quantity, which is predicted in units of `target_scale` around `target_center`.
     shape
         Of one example, as the model takes it; () for a table.
+    white
+        What bytes of an array are divided by, so that they are from 0 to 1; 0.0 where an array of bytes is refused.
     resized
         Whether images of another size are brought to that of `shape`.
     client
-        The client with whose means and deviations numbers are standardised; "" where they are common to all.
+        The client whose data it is for; "" where it is for all.
     per_client
         Whether each client standardises numbers by those of its own, and these here are none yet.
     """
@@ -148,6 +150,7 @@ class Preprocessing:
     target_center: float = 0.0
     target_scale: float = 1.0
     shape: tuple[int, ...] = ()
+    white: float = 0.0
     resized: bool = False
     client: str = ""
     per_client: bool = False
@@ -176,6 +179,18 @@ class Preprocessing:
             column.encode(inputs[:, start : start + column.width], table, rows)
             start += column.width
         return torch.from_numpy(inputs)
+
+    def array_inputs(self, x: NDArray[Any]) -> Tensor:
+        """Return the inputs of an array of examples, the first dimension, as torch.float32 of shape (n, *shape).
+
+        Raises
+        ------
+        ValueError
+            When it holds something else than numbers, or examples of another shape.
+        """
+        import torch
+
+        return torch.from_numpy(as_floats(x, self.white)).reshape(-1, *self.shape)
 
     def decode(self, outputs: Tensor) -> Predictions:
         """Return what a model's outputs predict: the class with the highest one, or a quantity in its own unit."""
@@ -210,3 +225,14 @@ class Preprocessing:
         if not isinstance(written, dict):
             raise ValueError("it is no JSON object")
         return cls.from_json(written)
+
+
+def as_floats(x: NDArray[Any], white: float) -> NDArray[np.float32]:
+    """Return an array of numbers in float32, bytes divided by `white`; raise ValueError where it is no such."""
+    if x.dtype.kind not in "biuf":
+        raise ValueError(f"must hold numbers, got {x.dtype}")
+    if x.dtype != np.uint8:
+        return x.astype(np.float32)
+    if not white:
+        raise ValueError("must hold floats as the model takes them, got uint8")
+    return x.astype(np.float32) / np.float32(white)

@@ -263,6 +263,19 @@ PREPROCESSING = File["Preprocessing | None"](
     first=_preprocessing_of,
 )
 
+MODULES = File[Mapping[str, str]](
+    name="modules.json",
+    holds=(
+        "where task or model are user-defined: checksums of the modules that they come from, by name; where one has "
+        "changed, predictions warn of it"
+    ),
+    encode=_encode_json,
+    decode=_decode_object,
+    absent={},
+    remedy="Restore it from a copy, or delete it",
+    first=lambda beginning: beginning.modules or None,
+)
+
 SPLIT = File["Split | None"](
     name="split.npz",
     holds=(

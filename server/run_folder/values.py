@@ -29,6 +29,8 @@ class Beginning:
         How clients in this process are computed; empty where that was not chosen.
     deployed
         Whether the clients are others' machines.
+    modules
+        Checksums of the modules that a user-defined task and model come from, by name.
     """
 
     task: "Task"
@@ -36,6 +38,7 @@ class Beginning:
     data: Mapping[str, str]
     engine: Mapping[str, object]
     deployed: bool
+    modules: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

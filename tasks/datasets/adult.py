@@ -33,6 +33,7 @@ from ..partition import (
     split,
     splits_of,
 )
+from ..preprocessing import CATEGORY, TABLE, InputColumn, Preprocessing
 from ..task import Setup, Splits, Task
 from .classification import classify
 from .downloads import fetch_from_uci
@@ -83,6 +84,15 @@ UNKNOWN = "?"
 
 INCOMES = ("<=50K", ">50K")
 """The classes; adult.test writes a dot after them."""
+
+PREPROCESSING = Preprocessing(
+    form=TABLE,
+    columns=tuple(InputColumn(name, CATEGORY, known, fill=True) for name, known in CATEGORIES.items()),
+    ignored=tuple(name for name in COLUMNS[:-1] if name not in CATEGORIES),
+    target=COLUMNS[-1],
+    classes=INCOMES,
+)
+"""How a table of people becomes inputs."""
 
 PHD = "phd"
 """The partition, and the client, of people with a doctorate."""
@@ -172,6 +182,7 @@ def load(setup: Setup, *, groups: str, group: str) -> Task:
         task,
         groupings={name: (*CATEGORIES[name], OTHER) for name in grouped},
         group_scores=group_scores_of_classes(len(INCOMES)) if grouped else {},
+        preprocessing=lambda client: PREPROCESSING,
     )
 
 

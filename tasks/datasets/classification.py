@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from ..models import build
 from ..models.networks import Shape
 from ..partition import Indices, Labels
+from ..preprocessing import ARRAYS, Preprocessing
 from ..task import Setup, Splits, Task
 
 
@@ -21,6 +22,18 @@ def classify(
     dealt: Callable[[str], Sequence[tuple[Indices, Labels]]] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Task:
-    """Return the task of these clients, with examples of a shape and a dtype; see `Task` for `splits` and `dealt`."""
+    """Return the task of these clients, with examples of a shape and a dtype; see `Task` for `splits` and `dealt`.
+
+    Examples in floats are predicted from arrays of what the model takes, and classes are called by their numbers.
+    """
     model = partial(build, setup.model, shape, classes, setup.seed, dtype)
-    return Task(clients, model, partial(cross_entropy, reduction="none"), splits, dealt=dealt, classes=classes)
+    taken = Preprocessing(form=ARRAYS, shape=shape, target="class", classes=tuple(map(str, range(classes))))
+    return Task(
+        clients,
+        model,
+        partial(cross_entropy, reduction="none"),
+        splits,
+        dealt=dealt,
+        classes=classes,
+        preprocessing=(lambda client: taken) if dtype == torch.float32 else None,
+    )

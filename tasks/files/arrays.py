@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fairbloom.errors import did_you_mean
@@ -14,6 +13,7 @@ from fairbloom.logs import log
 from fairbloom.protocol.settings import split_names
 
 from ..partition import FEWEST, split, splits_of
+from ..preprocessing import ARRAYS, Preprocessing, as_floats
 from ..task import Setup, Splits, Task
 from .agreement import MOST_CLASSES, TargetSummary
 from .folders import files_in
@@ -27,6 +27,9 @@ from .targets import as_targets, join_names, sort_classes
 FEW_WHOLE = 10
 """So few different whole numbers are probably classes."""
 
+WHITE = 255.0
+"""The value of white in arrays of bytes."""
+
 WHOLE, APART = ("x", "y"), ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -34,7 +37,12 @@ def load(setup: Setup, *, classes: str) -> Task:
     """Return the clients of a folder of .npz files."""
     files = files_in(setup.data_dir, (".npz",))
     stated = split_names(classes)
-    return task_of(setup, tuple(files), lambda name: Arrays(files[name], name, setup, stated))
+    return task_of(setup, tuple(files), lambda name: Arrays(files[name], name, setup, stated), preprocessing_of)
+
+
+def preprocessing_of(agreed: AgreedShape) -> Preprocessing:
+    """Return how arrays become inputs."""
+    return agreed.preprocessing(ARRAYS, "y", white=WHITE)
 
 
 class Arrays:
@@ -108,11 +116,10 @@ class Arrays:
             )
 
     def _inputs(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        if x.dtype.kind not in "biuf":
-            raise DataError(f"{self._path}: x must hold numbers, got {x.dtype}", "array-shapes")
-        if x.dtype == np.uint8:
-            return x.astype(np.float32) / np.float32(255)
-        inputs = x.astype(np.float32)
+        try:
+            inputs = as_floats(x, WHITE)
+        except ValueError as error:
+            raise DataError(f"{self._path}: x {error}", "array-shapes") from error
         self._check_finite("x", inputs.reshape(len(inputs), -1).sum(axis=1, dtype=np.float64))
         return inputs
 
@@ -197,5 +204,5 @@ class Arrays:
             )
         target = agreed.target
         values: NDArray[Any] = self._class_indices(target.classes) if target.classes else self.y
-        inputs = torch.from_numpy(self.x).reshape(-1, *agreed.shape)
+        inputs = preprocessing_of(agreed).array_inputs(self.x)
         return splits_of(inputs, as_targets(values, target), self.parts)

@@ -192,7 +192,7 @@ class AgreedColumns:
             classes=self.target.classes,
             target_center=self.target.center,
             target_scale=self.target.scale,
-            client=client if apart else "",
+            client=client,
             per_client=apart and measure is None,
         )
 

@@ -1,7 +1,7 @@
 """Images of a user's own: DIR/CLIENT/CLASS/IMAGE.png, or on a device of one client DIR/CLASS/IMAGE.png."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from fairbloom.errors import did_you_mean
 from fairbloom.protocol.settings import split_names
 
 from ..partition import FEWEST, split, splits_of
+from ..preprocessing import IMAGES, Preprocessing
 from ..task import Setup, Splits, Task
 from .agreement import TargetSummary
 from .folders import folders_in
@@ -33,7 +34,13 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
         own = Path(setup.data_dir).expanduser()
         folders = {own.resolve().name: own}
     stated = split_names(classes)
-    return task_of(setup, tuple(folders), lambda name: Images(folders[name], name, setup, size, grey, stated))
+
+    def preprocessing(agreed: AgreedShape) -> Preprocessing:
+        return agreed.preprocessing(IMAGES, "class", resized=size > 0)
+
+    return task_of(
+        setup, tuple(folders), lambda name: Images(folders[name], name, setup, size, grey, stated), preprocessing
+    )
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -87,7 +94,7 @@ class Images:
 
     def _size_of_all(self) -> tuple[int, int]:
         """Return width and height, which all images must have."""
-        sizes: list[tuple[int, int]] = [_opened(file, lambda image: image.size) for file in self.files]
+        sizes = list(map(size_of, self.files))
         usual, _ = Counter(sizes).most_common(1)[0]
         for file, size in zip(self.files, sizes, strict=True):
             if size != usual:
@@ -120,18 +127,36 @@ class Images:
                     "it, or state all classes by image-folder.classes",
                     "strange-folder",
                 )
-        inputs = np.empty((len(self.files), *self.shape), np.float32)
-        for place, file in enumerate(self.files):
-            inputs[place] = _opened(file, self._pixels)
         targets = as_targets([order[label] for label in self.labels], agreed.target)
-        return splits_of(torch.from_numpy(inputs), targets, self.parts)
+        return splits_of(image_inputs(self.files, self.shape), targets, self.parts)
 
-    def _pixels(self, image: Image.Image) -> NDArray[np.float32]:
-        """Return an image as channels, height and width."""
-        if image.size != self._size:
-            image = image.resize(self._size, Image.Resampling.BILINEAR)
-        pixels = np.asarray(image.convert("L" if self._channels == 1 else "RGB"), np.float32) / np.float32(255)
-        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+def image_inputs(files: Sequence[Path], shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the pixels of images from 0 to 1, shape (n, channels, height, width); each is brought to that size.
+
+    Raises
+    ------
+    DataError
+        When one cannot be read.
+    """
+    inputs = np.empty((len(files), *shape), np.float32)
+    for place, file in enumerate(files):
+        inputs[place] = _opened(file, lambda image: _pixels(image, shape))
+    return torch.from_numpy(inputs)
+
+
+def size_of(file: Path) -> tuple[int, int]:
+    """Return width and height of an image; raise DataError where it cannot be read."""
+    return _opened(file, lambda image: image.size)
+
+
+def _pixels(image: Image.Image, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return an image as channels, height and width."""
+    channels, height, width = shape
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"), np.float32) / np.float32(255)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def _opened(file: Path, look: Callable[[Image.Image], T]) -> T:

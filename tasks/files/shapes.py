@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from fairbloom.errors import FairbloomError
 
 from .. import models
+from ..preprocessing import Preprocessing
 from ..task import Described, Setup, Splits, Task
 from .agreement import (
     TargetSummary,
@@ -41,6 +42,19 @@ class AgreedShape:
         found = read_agreement(text)
         return cls(tuple(found["shape"]), Target.from_json(found["target"]))
 
+    def preprocessing(self, form: str, target: str, *, white: float = 0.0, resized: bool = False) -> Preprocessing:
+        """Return how raw data of a form become inputs; see `Preprocessing` for the others."""
+        return Preprocessing(
+            form=form,
+            target=target,
+            classes=self.target.classes,
+            target_center=self.target.center,
+            target_scale=self.target.scale,
+            shape=self.shape,
+            white=white,
+            resized=resized,
+        )
+
     def check(self, source: str, shape: Shape) -> None:
         """Raise DataError where a client's examples have another shape."""
         if as_image(shape) != self.shape:
@@ -60,8 +74,13 @@ class ClientData(Protocol):
         """Return inputs and targets as the clients have agreed."""
 
 
-def task_of(setup: Setup, clients: tuple[str, ...], data_of: Callable[[str], ClientData]) -> Task:
-    """Return the task of clients whose data are read when they are asked for."""
+def task_of(
+    setup: Setup,
+    clients: tuple[str, ...],
+    data_of: Callable[[str], ClientData],
+    preprocessing: Callable[[AgreedShape], Preprocessing],
+) -> Task:
+    """Return the task of clients whose data are read when they are asked for, and which all prepare them the same."""
     target = AgreedShape.from_json(setup.agreed).target if setup.agreed else Target()
 
     def describe() -> Described:
@@ -81,6 +100,7 @@ def task_of(setup: Setup, clients: tuple[str, ...], data_of: Callable[[str], Cli
         scores=target.scores(),
         about=lambda name: data_of(name).about(),
         describe=describe,
+        preprocessing=lambda client: replace(preprocessing(AgreedShape.from_json(setup.agreed)), client=client),
     )
 
 

@@ -1,7 +1,7 @@
 """How images with one label each are dealt to clients, standardised and shifted."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.streams import generator
 
 from ...partition import Dealt, Indices, Labels, Parts, add_labels, deal, name_clients, number_clients, split, splits_of
+from ...preprocessing import ARRAYS, Preprocessing
 from ...task import Setup, Splits, Task
 from ..classification import classify
 
@@ -157,7 +158,15 @@ def task_of(
     def rows_of(client: str) -> list[tuple[Indices, Labels]]:
         return add_labels(parts_of(client), dealt().targets.numpy())
 
-    return classify(setup, names, album.shape, len(kept), splits, rows_of)
+    taken = Preprocessing(
+        form=ARRAYS,
+        shape=album.shape,
+        target="class",
+        classes=tuple(album.classes[number] for number in kept),
+        white=album.brightest if standardise == "none" else 0.0,
+    )
+    task = classify(setup, names, album.shape, len(kept), splits, rows_of)
+    return replace(task, preprocessing=lambda client: taken)
 
 
 def _read_classes(album: Album, classes: str) -> tuple[int, ...]:

@@ -1,0 +1,138 @@
+"""New data in files: what is read of them, and the inputs that a model gets, batch by batch."""
+
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fairbloom.client.training import EVALUATION_BATCH
+from fairbloom.tasks.files.images import ENDINGS, image_inputs, size_of
+from fairbloom.tasks.files.reasons import DataError
+from fairbloom.tasks.files.targets import join_names
+from fairbloom.tasks.preprocessing import ARRAYS, TABLE, Preprocessing
+
+from .rows import NewRows, UnreadableRowsError, list_problems
+
+IMAGES_AT_ONCE = 256
+
+
+class Source(NamedTuple):
+    """New data.
+
+    Attributes
+    ----------
+    columns
+        What stands beside the predictions of each example, as texts, by the names of columns.
+    batches
+        The inputs of the examples, in their order.
+    """
+
+    columns: Mapping[str, Iterable[str]]
+    batches: Iterator[Tensor]
+
+
+def read_source(path: Path, preprocessing: Preprocessing) -> Source:
+    """Return the new data in a file, or of images in a folder.
+
+    Raises
+    ------
+    FairbloomError
+        When something is not as the model takes it; the message names each line, example or image.
+    """
+    if preprocessing.form == TABLE:
+        return rows_source(NewRows.of_file(path), preprocessing)
+    return _read_arrays(path, preprocessing) if preprocessing.form == ARRAYS else _read_images(path, preprocessing)
+
+
+def rows_source(rows: NewRows, preprocessing: Preprocessing) -> Source:
+    """Return the new data in rows of a table."""
+    table = rows.table(preprocessing)
+    batches = (preprocessing.inputs(table, places) for places in _split(np.arange(len(rows)), EVALUATION_BATCH))
+    return Source({name: rows.texts(name) for name in rows.cells}, batches)
+
+
+def _split(values: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+
+def _read_arrays(path: Path, preprocessing: Preprocessing) -> Source:
+    x = _load_x(path)
+    expected = "×".join(map(str, preprocessing.shape))
+    if x.ndim < 1 or not len(x) or x[0].size != np.prod(preprocessing.shape):
+        raise UnreadableRowsError(
+            f"{path}: x has shape {x.shape}, and the model takes one or more examples of {expected} numbers each: the "
+            "first dimension is that of examples"
+        )
+    try:
+        inputs = preprocessing.array_inputs(x)
+    except ValueError as error:
+        raise UnreadableRowsError(f"{path}: x {error}") from error
+    strange = np.flatnonzero(~np.isfinite(inputs.numpy().reshape(len(x), -1)).all(axis=1))
+    if len(strange):
+        problems = [(int(row), f"example {row} holds NaN, or a number that float32 cannot hold") for row in strange]
+        raise UnreadableRowsError(list_problems(str(path), problems, len(x), "examples"))
+    return Source({"example": map(str, range(len(x)))}, iter(inputs.split(EVALUATION_BATCH)))  # type: ignore[no-untyped-call]
+
+
+def _load_x(path: Path) -> NDArray[Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if "x" not in file.files:
+                raise UnreadableRowsError(
+                    f"{path} holds {join_names(sorted(file.files)) or 'nothing'}: it needs the array x, as "
+                    "numpy.savez(file, x=…) writes it"
+                )
+            x: NDArray[Any] = file["x"]
+            return x
+    except UnreadableRowsError:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise UnreadableRowsError(f"{path} cannot be read ({error}): write it again, by numpy.savez") from error
+
+
+# Images ---------------------------------------------------------------------------------------------------------------
+
+
+def _read_images(path: Path, preprocessing: Preprocessing) -> Source:
+    files, names = _find_images(path)
+    _check_sizes(path, files, preprocessing)
+    starts = range(0, len(files), IMAGES_AT_ONCE)
+    batches = (image_inputs(files[start : start + IMAGES_AT_ONCE], preprocessing.shape) for start in starts)
+    return Source({"file": names}, batches)
+
+
+def _find_images(path: Path) -> tuple[Sequence[Path], Sequence[str]]:
+    """Return the images in a folder and all below it, hidden ones passed over, and their paths there; or the one."""
+    if path.is_file():
+        return [path], [path.name]
+    if not path.exists():
+        raise UnreadableRowsError(f"{path} cannot be read: there is no such folder or image")
+    there = (each for each in path.rglob("*") if each.is_file() and each.suffix.lower() in ENDINGS)
+    named = {each.relative_to(path).as_posix(): each for each in there}
+    shown = sorted(name for name in named if not any(part.startswith(".") for part in name.split("/")))
+    if not shown:
+        raise UnreadableRowsError(f"{path} has no images ({', '.join(ENDINGS)})")
+    return [named[name] for name in shown], shown
+
+
+def _check_sizes(path: Path, files: Sequence[Path], preprocessing: Preprocessing) -> None:
+    """Raise UnreadableRowsError where images cannot be read, or are of another size and would not be resized."""
+    _, height, width = preprocessing.shape
+    problems = []
+    for place, file in enumerate(files):
+        try:
+            size = size_of(file)
+        except DataError as error:
+            problems.append((place, str(error)))
+            continue
+        if size != (width, height) and not preprocessing.resized:
+            problems.append((place, f"{file} has {size[0]}×{size[1]} pixels, and the model takes {width}×{height}"))
+    if problems:
+        raise UnreadableRowsError(list_problems(str(path), problems, len(files), "images"))
