@@ -113,7 +113,8 @@ class _Graph:
         """Add the inputs of a table's columns; return their name, and that of whether a row has no prediction."""
         parts = []
         for is_category, block in groupby(columns, lambda column: column.kind == CATEGORY):
-            parts += [self.categories(column) for column in block] if is_category else [self.numbers([*block])]
+            together = [*block]
+            parts += [self.categories(column) for column in together] if is_category else [self.numbers(together)]
         inputs, refused = zip(*parts, strict=True)
         # As numbers, since not every runtime has the largest of truths.
         reasons = self.add("Cast", self.add("Concat", *refused, axis=1), to=_onnx_type("FLOAT"))

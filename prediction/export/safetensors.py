@@ -1,4 +1,4 @@
-"""A model as its weights in safetensors, with config.json and its preprocessing: as the Hugging Face hub keeps models."""
+"""A model as its weights in safetensors, with config.json and preprocessing: as the Hugging Face hub keeps models."""
 
 import copy
 import json

@@ -5,6 +5,7 @@ It reads `preprocessing.json` and `model.pt2`, which lie beside it. Fairbloom do
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -29,10 +30,10 @@ class ServedModel(PythonModel):  # type: ignore[misc,unused-ignore]  # of Any, w
         self._missing, self._largest, self._other = frozenset(cells["missing"]), cells["largest"], cells["other"]
         self._program = torch.export.load(context.artifacts["program"]).module()
 
-    def predict(self, context, model_input, params=None) -> pd.DataFrame:  # type: ignore[no-untyped-def]
+    def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """Return `predicted_TARGET`, and `probability_CLASS` for each class.
 
-        The arguments have no types here, since MLflow would take them for a schema, and warn.
+        The input is a data frame, or an array of images, say. (MLflow takes another annotation for a schema, and warns.)
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""A model as a program of torch.export, with its preprocessing beside it: PyTorch runs it without the module's source."""
+"""A model as a program of torch.export, which PyTorch runs without the module's source; preprocessing lies beside it."""
 
 from pathlib import Path
 
