@@ -13,12 +13,14 @@ from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.server.run_folder.files import EXPORTS
 from fairbloom.system.files import whole_folder, write_whole
 
-from .form import ExportError, Form, quiet
+from .errors import ExportError, quiet
+from .form import Form
 from .mlflow import MLFLOW
 from .onnx import ONNX
 from .safetensors import SAFETENSORS
+from .subject import Subject
 from .torch_program import TORCH
-from .trial import ROWS, TOLERANCE, Trial
+from .trial import TOLERANCE, Trial
 
 FORMS = {form.name: form for form in (ONNX, TORCH, SAFETENSORS, MLFLOW)}
 """The forms by what the command line calls them."""
@@ -57,7 +59,7 @@ class Exported:
     fairbloom: str = __version__
 
 
-Card = Callable[[Predictor, Form, Exported], str]
+Card = Callable[[Subject, Form, Exported], str]
 """Returns the model card."""
 
 
@@ -85,13 +87,13 @@ def export_model(predictor: Predictor, to: str, card: Card, out: Path | None = N
         raise ExportError(f"--to {to}: {did_you_mean(to, FORMS)}a model is exported to {', '.join(FORMS)}")
     form, folder = FORMS[to], out or default_folder(predictor, to)
     check_free(folder)
+    subject = Subject.of(predictor)
     with explain_write_errors("the export", folder), whole_folder(folder) as draft:
         with quiet():
-            form.write(predictor, draft)
-            trial = Trial.of(predictor)
-            difference = trial.check(form.predict(predictor, draft, trial.raw), to)
-        done = Exported(to, predictor.run.name, predictor.client, predictor.model, ROWS, difference)
-        write_whole(draft / CARD, card(predictor, form, done).encode())
+            form.write(subject, draft)
+            difference = Trial.of(subject).check(form.predict(subject, draft), to)
+        done = Exported(to, predictor.run.name, predictor.client, predictor.model, len(subject.raw), difference)
+        write_whole(draft / CARD, card(subject, form, done).encode())
         write_whole(draft / RECORD, json.dumps(asdict(done), indent=2, ensure_ascii=False).encode())
     return folder
 

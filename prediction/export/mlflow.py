@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from fairbloom import __version__
-from fairbloom.prediction.predictor import Predictor
 from fairbloom.server.run_folder.files import PREPROCESSING
 from fairbloom.tasks.files.cells import MAX_NUMBER
 from fairbloom.tasks.files.numbers import MISSING
 from fairbloom.tasks.groups import OTHER
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, Predictions, Preprocessing
 
-from .form import Form, Raw, explained, needed, preprocessing_of
+from .errors import explained, needed
+from .form import Form
+from .subject import Raw, Subject
 from .torch_program import PROGRAM, write_program
 
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
@@ -26,7 +26,7 @@ REQUIRED = ("mlflow-skinny", "torch", "numpy", "pandas")
 """What serves the model."""
 
 
-def write_mlflow(predictor: Predictor, folder: Path) -> None:
+def write_mlflow(subject: Subject, folder: Path) -> None:
     """Write a model of MLflow's flavour `python_function`.
 
     Raises
@@ -37,10 +37,10 @@ def write_mlflow(predictor: Predictor, folder: Path) -> None:
     mlflow = _pyfunc()
     from mlflow.models import ModelSignature
 
-    preprocessing = preprocessing_of(predictor)
+    preprocessing = subject.preprocessing
     with tempfile.TemporaryDirectory() as place:
         parts = Path(place)
-        write_program(predictor, parts)
+        write_program(subject, parts)
         files = {"program": PROGRAM, "preprocessing": PREPROCESSING.name}
         with explained(MLFLOW.name, "onnx or safetensors"):
             mlflow.save_model(
@@ -48,16 +48,10 @@ def write_mlflow(predictor: Predictor, folder: Path) -> None:
                 python_model=str(Path(__file__).with_name("served.py")),
                 artifacts={name: str(parts / file) for name, file in files.items()},
                 model_config={"missing": sorted(MISSING), "largest": MAX_NUMBER, "other": OTHER},
-                signature=ModelSignature(_asked(preprocessing), _answered(preprocessing)),
+                signature=ModelSignature(_asked(preprocessing), _answered(subject)),
                 input_example=example_of(preprocessing),
                 pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in REQUIRED],
-                metadata={
-                    "fairbloom": __version__,
-                    "run": predictor.run.name,
-                    "task": predictor.task_name,
-                    "model": predictor.model,
-                    "client": predictor.client,
-                },
+                metadata=subject.about,
             )
 
 
@@ -82,16 +76,15 @@ def _asked(preprocessing: Preprocessing) -> Any:
     )
 
 
-def _answered(preprocessing: Preprocessing) -> Any:
+def _answered(subject: Subject) -> Any:
     """Return the schema of predictions."""
     from mlflow.types import ColSpec, Schema
 
-    predicted = f"predicted_{preprocessing.target or 'target'}"
-    if not preprocessing.classes:
-        return Schema([ColSpec("double", predicted)])
-    return Schema(
-        [ColSpec("string", predicted), *(ColSpec("float", f"probability_{name}") for name in preprocessing.classes)]
-    )
+    classes = subject.preprocessing.classes
+    if not classes:
+        return Schema([ColSpec("double", subject.predicted)])
+    probabilities = [ColSpec("float", f"probability_{name}") for name in classes]
+    return Schema([ColSpec("string", subject.predicted), *probabilities])
 
 
 def example_of(preprocessing: Preprocessing) -> Raw:
@@ -108,18 +101,18 @@ def example_of(preprocessing: Preprocessing) -> Raw:
     )
 
 
-def predict(predictor: Predictor, folder: Path, raw: Raw) -> Predictions:
+def predict(subject: Subject, folder: Path) -> Predictions:
     """Return what MLflow predicts with the model in a folder."""
     mlflow = _pyfunc()
     with explained(MLFLOW.name, "onnx or safetensors"):
-        found = mlflow.load_model(str(folder)).predict(raw)
+        found = mlflow.load_model(str(folder)).predict(subject.raw)
     values, *probabilities = (found[name].to_numpy() for name in found)
     return Predictions(values, np.stack(probabilities, axis=1) if probabilities else None)
 
 
-def listing(predictor: Predictor) -> str:
+def listing(subject: Subject) -> str:
     """Return lines of Python that predict by MLflow, PyTorch and pandas alone."""
-    preprocessing = preprocessing_of(predictor)
+    preprocessing = subject.preprocessing
     shape = ", ".join(map(str, preprocessing.shape))
     raw = 'pandas.read_csv("new.csv")' if preprocessing.form == TABLE else f"numpy.zeros((5, {shape}), numpy.float32)"
     return "\n".join(

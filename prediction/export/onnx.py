@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairbloom import __version__
-from fairbloom.prediction.predictor import Predictor
 from fairbloom.tasks.files.cells import MAX_NUMBER
 from fairbloom.tasks.files.numbers import MISSING
 from fairbloom.tasks.groups import OTHER
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, InputColumn, Predictions, Preprocessing
 
-from .form import Form, Raw, explained, needed, preprocessing_of
+from .errors import explained, needed
+from .form import Form
+from .subject import Subject
 from .torch_program import export_program
 
 MODEL = "model.onnx"
@@ -168,7 +168,7 @@ def _spellings_of_missing() -> list[str]:
 # The whole graph ------------------------------------------------------------------------------------------------------
 
 
-def write_onnx(predictor: Predictor, folder: Path) -> None:
+def write_onnx(subject: Subject, folder: Path) -> None:
     """Write one graph of the preprocessing, the model and what its outputs stand for.
 
     Raises
@@ -177,20 +177,20 @@ def write_onnx(predictor: Predictor, folder: Path) -> None:
         When ONNX is not installed, or has no operator for a part of the model.
     """
     onnx, *_ = (needed(module, ONNX.name, "onnx") for module in ("onnx", "onnxscript", "onnxruntime"))
-    program = export_program(predictor, ONNX.name)
+    program = export_program(subject, ONNX.name)
     with explained(ONNX.name, "torch or safetensors"):
         converted = torch.onnx.export(program, (), dynamo=True, opset_version=OPSET, verbose=False)
         assert converted is not None  # noqa: S101 (PyTorch returns None without dynamo alone)
-        model = _surrounded(converted.model_proto, predictor)
+        model = _surrounded(converted.model_proto, subject)
         onnx.checker.check_model(model, full_check=True)
         onnx.save(model, folder / MODEL)
 
 
-def _surrounded(core: Any, predictor: Predictor) -> Any:
+def _surrounded(core: Any, subject: Subject) -> Any:
     """Return a graph that takes raw data and returns predictions, of one that takes inputs and returns numbers."""
     from onnx import compose, helper
 
-    preprocessing = preprocessing_of(predictor)
+    preprocessing = subject.preprocessing
     names = input_names(preprocessing)
     prefix = _unused_prefix(names)
     model = compose.add_prefix(core, f"{prefix}model/")
@@ -213,7 +213,7 @@ def _surrounded(core: Any, predictor: Predictor) -> Any:
     graph.initializer.extend([*before.constants, *after.constants])
     model.opset_import.append(helper.make_opsetid("ai.onnx.ml", ML_OPSET))
     model.ir_version = IR_VERSION
-    helper.set_model_props(model, _about(predictor, preprocessing))
+    helper.set_model_props(model, _about(subject))
     return model
 
 
@@ -259,40 +259,36 @@ def output_names(preprocessing: Preprocessing) -> list[str]:
     return names
 
 
-def _about(predictor: Predictor, preprocessing: Preprocessing) -> dict[str, str]:
+def _about(subject: Subject) -> dict[str, str]:
     """Return what the file says of itself."""
-    about = {
-        "fairbloom": __version__,
-        "run": predictor.run.name,
-        "task": predictor.task_name,
-        "model": predictor.model,
-        "client": predictor.client,
-        "target": preprocessing.target,
-    }
+    preprocessing = subject.preprocessing
     lists = {"classes": preprocessing.classes, "columns": [column.name for column in preprocessing.columns]}
-    return about | {key: json.dumps(values, ensure_ascii=False) for key, values in lists.items()}
+    texts = {key: json.dumps(values, ensure_ascii=False) for key, values in lists.items()}
+    return subject.about | {"target": preprocessing.target} | texts
 
 
 # Its use --------------------------------------------------------------------------------------------------------------
 
 
-def predict(predictor: Predictor, folder: Path, raw: Raw) -> Predictions:
+def predict(subject: Subject, folder: Path) -> Predictions:
     """Return what ONNX Runtime predicts with the graph in a folder."""
     runtime = needed("onnxruntime", ONNX.name, "onnx")
     session = runtime.InferenceSession(folder / MODEL, providers=["CPUExecutionProvider"])
-    feed = {
-        each.name: (
-            np.asarray(raw, np.float32)
-            if each.name == ARRAY and not hasattr(raw, "columns")
-            else raw[[each.name]].to_numpy(object if each.type == "tensor(string)" else np.float64)
-        )
-        for each in session.get_inputs()
-    }
-    values, *probabilities = session.run(None, feed)
+    values, *probabilities = session.run(None, _feed(subject))
     return Predictions(values, probabilities[0] if probabilities else None)
 
 
-def listing(predictor: Predictor) -> str:
+def _feed(subject: Subject) -> dict[str, Any]:
+    """Return what the inputs of the graph are given: a column of each, shape (n, 1), or the array."""
+    if subject.preprocessing.form != TABLE:
+        return {ARRAY: subject.raw}
+    return {
+        column.name: subject.raw[[column.name]].to_numpy(object if column.kind == CATEGORY else np.float64)
+        for column in subject.preprocessing.columns
+    }
+
+
+def listing(subject: Subject) -> str:
     """Return lines of Python that predict by ONNX Runtime alone."""
     return ""
 

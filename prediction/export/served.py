@@ -22,18 +22,15 @@ class ServedModel(PythonModel):  # type: ignore[misc,unused-ignore]  # of Any, w
 
     def load_context(self, context: Any) -> None:
         """Read the files."""
-        with open(context.artifacts["preprocessing"], encoding="utf-8") as file:
-            self._how = json.load(file)
-        cells = (
-            context.model_config
-        )  # which cells have no value, the largest number, and what rare categories are called
+        self._how = json.loads(Path(context.artifacts["preprocessing"]).read_bytes())
+        cells = context.model_config  # which have no value, the largest number, and what rare categories are called
         self._missing, self._largest, self._other = frozenset(cells["missing"]), cells["largest"], cells["other"]
         self._program = torch.export.load(context.artifacts["program"]).module()
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """Return `predicted_TARGET`, and `probability_CLASS` for each class.
 
-        The input is a data frame, or an array of images, say. (MLflow takes another annotation for a schema, and warns.)
+        The input is a data frame, or an array of images, say: MLflow takes another annotation for a schema, and warns.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""A model as a program of torch.export, which PyTorch runs without the module's source; preprocessing lies beside it."""
+"""A model as a program of torch.export, which PyTorch runs without the module's source, and its preprocessing."""
 
 from pathlib import Path
 
@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairbloom.prediction.predictor import Predictor
 from fairbloom.server.run_folder.files import PREPROCESSING
 from fairbloom.tasks.preprocessing import Predictions, Preprocessing
 
-from .form import Form, Raw, explained, inputs_of, preprocessing_of, read_preprocessing
+from .errors import explained, read_preprocessing
+from .form import Form
+from .subject import Subject, inputs_of
 
 PROGRAM = "model.pt2"
 """The file of the program."""
@@ -36,7 +37,7 @@ class Predicting(nn.Module):
         return outputs.reshape(-1).double() * self._scale + self._center
 
 
-def export_program(predictor: Predictor, form: str) -> torch.export.ExportedProgram:
+def export_program(subject: Subject, form: str) -> torch.export.ExportedProgram:
     """Return the program of a model and its predictions, for any number of examples.
 
     Raises
@@ -44,27 +45,26 @@ def export_program(predictor: Predictor, form: str) -> torch.export.ExportedProg
     ExportError
         When PyTorch cannot follow the module.
     """
-    preprocessing = preprocessing_of(predictor)
-    shape = preprocessing.shape or (preprocessing.width,)
+    shape, preprocessing = subject.shape, subject.preprocessing
     with explained(form, "safetensors, which holds the weights alone"):
-        predicting = Predicting(predictor.module, preprocessing).eval()
+        predicting = Predicting(subject.predictor.module, preprocessing).eval()
         examples = (torch.zeros(TRACED, *shape),)
         return torch.export.export(predicting, examples, dynamic_shapes=({0: torch.export.Dim("batch")},))
 
 
-def write_program(predictor: Predictor, folder: Path) -> None:
+def write_program(subject: Subject, folder: Path) -> None:
     """Write the program and the preprocessing; raise ExportError when PyTorch cannot follow the module."""
-    program = export_program(predictor, TORCH.name)
+    program = export_program(subject, TORCH.name)
     torch.export.save(program, folder / PROGRAM)
-    PREPROCESSING.write(folder, preprocessing_of(predictor))
+    PREPROCESSING.write(folder, subject.preprocessing)
 
 
-def predict(predictor: Predictor, folder: Path, raw: Raw) -> Predictions:
+def predict(subject: Subject, folder: Path) -> Predictions:
     """Return what the program in a folder predicts with the preprocessing beside it."""
     preprocessing = read_preprocessing(folder)
     program = torch.export.load(folder / PROGRAM).module()
     with torch.no_grad():
-        return named(program(inputs_of(preprocessing, raw)), preprocessing)
+        return named(program(inputs_of(preprocessing, subject.raw)), preprocessing)
 
 
 def named(found: Tensor, preprocessing: Preprocessing) -> Predictions:
@@ -74,10 +74,10 @@ def named(found: Tensor, preprocessing: Preprocessing) -> Predictions:
     return Predictions(np.array(preprocessing.classes, object)[found.argmax(dim=1)], found.numpy())
 
 
-def listing(predictor: Predictor) -> str:
+def listing(subject: Subject) -> str:
     """Return lines of Python that run the program by PyTorch alone."""
-    preprocessing = preprocessing_of(predictor)
-    shape = preprocessing.shape or (preprocessing.width,)
+    preprocessing = subject.preprocessing
+    shape = subject.shape
     what = "probabilities of the classes" if preprocessing.classes else "the quantity in its own unit"
     return "\n".join(
         [
