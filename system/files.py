@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, whatever happens meanwhile."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,31 @@ def whole_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
         sync_folder(path.parent)
 
 
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Give a folder to fill that is at `path`, whole and on disk, when the block succeeds; else nothing is changed.
+
+    A folder that is at `path` is replaced. It is for its owner alone.
+    """
+    make_folder(path.parent)
+    draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".draft"))
+    try:
+        yield draft
+        for each in (*draft.rglob("*"), draft):
+            sync_folder(each)
+        if path.exists():
+            before = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".before")
+            path.replace(before)
+            draft.replace(path)
+            shutil.rmtree(before)
+        else:
+            draft.replace(path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+
+
 def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
     """Write a file so that, whatever happens, either the old or the new content is there, and stays there."""
     with whole_file(path, mode) as file:
@@ -67,7 +93,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk knows which files a folder has."""
+    """Wait until the disk knows which files a folder has, or what a file holds."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

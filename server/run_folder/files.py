@@ -402,6 +402,12 @@ PERSONAL = Entry(
     ),
 )
 
+EXPORTS = Entry(
+    name="exports",
+    shown="exports/",
+    holds="models that were [exported](export.md), a folder of each with its model card",
+)
+
 TENSORBOARD = Entry(name="tensorboard", shown="tensorboard/", holds="with `track = tensorboard`: its event files")
 
 WANDB = Entry(name="wandb", shown="wandb/", holds="with `track = wandb`: what Weights & Biases keeps of the run")

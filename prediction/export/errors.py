@@ -1,0 +1,77 @@
+"""What goes wrong when a model is exported, and what keeps it quiet."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fairbloom.errors import FairbloomError
+from fairbloom.server.run_folder.files import PREPROCESSING
+from fairbloom.tasks.preprocessing import Preprocessing
+
+
+class ExportError(FairbloomError):
+    """A model cannot be exported in a form; the message says why, and what would do."""
+
+
+def read_preprocessing(folder: Path) -> Preprocessing:
+    """Return the preprocessing that lies beside an exported model."""
+    preprocessing = PREPROCESSING.read(folder)
+    if preprocessing is None:
+        raise ExportError(f"{folder} has no {PREPROCESSING.name}")
+    return preprocessing
+
+
+def needed(module: str, form: str, extra: str) -> Any:
+    """Return a module that a form needs; raise ExportError with the command that installs it where it is missing."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ExportError(
+            f"--to {form} needs {module}, which is not installed: pip install 'fairbloom[{extra}]'"
+        ) from error
+
+
+@contextmanager
+def explained(form: str, others: str) -> Iterator[None]:
+    """Turn what PyTorch, or another library, raises while it converts a model into an ExportError with its cause.
+
+    Parameters
+    ----------
+    form
+        What is written.
+    others
+        The forms that do not need what has failed.
+    """
+    try:
+        with quiet():
+            yield
+    except FairbloomError:
+        raise
+    except Exception as error:  # whatever a user's module, PyTorch or a runtime raises
+        raise ExportError(
+            f"this model cannot be exported to {form}: {_first_cause(error)}. Change the module, or export to {others}"
+        ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let nothing be logged or warned of: of PyTorch's own code, half of a graph, or of rows that are made up."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _first_cause(error: BaseException) -> str:
+    """Return what an error has begun with, in a line."""
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        error = earlier
+    lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'without a word'}"

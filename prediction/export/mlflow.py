@@ -1,0 +1,136 @@
+"""A model for MLflow: a pyfunc with a signature of raw columns, which needs no Fairbloom where it is served."""
+
+import os
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairbloom.server.run_folder.files import PREPROCESSING
+from fairbloom.tasks.files.cells import MAX_NUMBER
+from fairbloom.tasks.files.numbers import MISSING
+from fairbloom.tasks.groups import OTHER
+from fairbloom.tasks.preprocessing import CATEGORY, TABLE, Predictions, Preprocessing
+
+from .errors import explained, needed
+from .form import Form
+from .subject import Raw, Subject
+from .torch_program import PROGRAM, write_program
+
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+"""What MLflow leaves out where the user's environment does not say otherwise: reports to its makers, and bars."""
+
+REQUIRED = ("mlflow-skinny", "torch", "numpy", "pandas")
+"""What serves the model."""
+
+
+def write_mlflow(subject: Subject, folder: Path) -> None:
+    """Write a model of MLflow's flavour `python_function`.
+
+    Raises
+    ------
+    ExportError
+        When MLflow is not installed, or PyTorch cannot follow the module.
+    """
+    mlflow = _pyfunc()
+    from mlflow.models import ModelSignature
+
+    preprocessing = subject.preprocessing
+    with tempfile.TemporaryDirectory() as place:
+        parts = Path(place)
+        write_program(subject, parts)
+        files = {"program": PROGRAM, "preprocessing": PREPROCESSING.name}
+        with explained(MLFLOW.name, "onnx or safetensors"):
+            mlflow.save_model(
+                folder,
+                python_model=str(Path(__file__).with_name("served.py")),
+                artifacts={name: str(parts / file) for name, file in files.items()},
+                model_config={"missing": sorted(MISSING), "largest": MAX_NUMBER, "other": OTHER},
+                signature=ModelSignature(_asked(preprocessing), _answered(subject)),
+                input_example=example_of(preprocessing),
+                pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in REQUIRED],
+                metadata=subject.about,
+            )
+
+
+def _pyfunc() -> Any:
+    """Return the part of MLflow that writes and reads such models."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    return needed("mlflow.pyfunc", MLFLOW.name, "mlflow")
+
+
+def _asked(preprocessing: Preprocessing) -> Any:
+    """Return the schema of raw data."""
+    from mlflow.types import ColSpec, Schema, TensorSpec
+
+    if preprocessing.form != TABLE:
+        return Schema([TensorSpec(np.dtype(np.float32), (-1, *preprocessing.shape))])
+    return Schema(
+        [
+            ColSpec("string" if column.kind == CATEGORY else "double", column.name, required=not column.fill)
+            for column in preprocessing.columns
+        ]
+    )
+
+
+def _answered(subject: Subject) -> Any:
+    """Return the schema of predictions."""
+    from mlflow.types import ColSpec, Schema
+
+    classes = subject.preprocessing.classes
+    if not classes:
+        return Schema([ColSpec("double", subject.predicted)])
+    probabilities = [ColSpec("float", f"probability_{name}") for name in classes]
+    return Schema([ColSpec("string", subject.predicted), *probabilities])
+
+
+def example_of(preprocessing: Preprocessing) -> Raw:
+    """Return a made-up row: the centre of each column of numbers, and the first of each column's categories."""
+    if preprocessing.form != TABLE:
+        return np.zeros((1, *preprocessing.shape), np.float32)
+    import pandas
+
+    return pandas.DataFrame(
+        {
+            column.name: [next(iter(column.categories), "") if column.kind == CATEGORY else column.center]
+            for column in preprocessing.columns
+        }
+    )
+
+
+def predict(subject: Subject, folder: Path) -> Predictions:
+    """Return what MLflow predicts with the model in a folder."""
+    mlflow = _pyfunc()
+    with explained(MLFLOW.name, "onnx or safetensors"):
+        found = mlflow.load_model(str(folder)).predict(subject.raw)
+    values, *probabilities = (found[name].to_numpy() for name in found)
+    return Predictions(values, np.stack(probabilities, axis=1) if probabilities else None)
+
+
+def listing(subject: Subject) -> str:
+    """Return lines of Python that predict by MLflow, PyTorch and pandas alone."""
+    preprocessing = subject.preprocessing
+    shape = ", ".join(map(str, preprocessing.shape))
+    raw = 'pandas.read_csv("new.csv")' if preprocessing.form == TABLE else f"numpy.zeros((5, {shape}), numpy.float32)"
+    return "\n".join(
+        [
+            f"import {raw.partition('.')[0]}",
+            "import mlflow",
+            "",
+            'model = mlflow.pyfunc.load_model(".")',
+            f"print(model.predict({raw}))",
+        ]
+    )
+
+
+MLFLOW = Form(
+    name="mlflow",
+    title="MLflow model (python_function), with its preprocessing inside",
+    library="mlflow",
+    write=write_mlflow,
+    predict=predict,
+    listing=listing,
+)

@@ -1,0 +1,303 @@
+"""A model as ONNX with its preprocessing inside the graph: a table's raw columns go in, predictions come out.
+
+Numbers are standardised in double precision and rounded to single precision after that, as in training. Categories are
+strings. The first inputs of the graph are the columns under their names; all names inside begin with a prefix that no
+column has.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairbloom.tasks.files.cells import MAX_NUMBER
+from fairbloom.tasks.files.numbers import MISSING
+from fairbloom.tasks.groups import OTHER
+from fairbloom.tasks.preprocessing import CATEGORY, TABLE, InputColumn, Predictions, Preprocessing
+
+from .errors import explained, needed
+from .form import Form
+from .subject import Subject
+from .torch_program import export_program
+
+MODEL = "model.onnx"
+"""The file of the graph."""
+
+ARRAY = "inputs"
+"""The input of a graph for arrays or images."""
+
+OPSET, ML_OPSET, IR_VERSION = 20, 3, 10
+"""Versions of ONNX's operators, of its operators for machine learning, and of the file: of 2024, for older runtimes."""
+
+WHOLE = re.compile(r"[+-]?[0-9]+")
+
+NO_CATEGORY, NO_VALUE = -1, -2
+"""Codes of a text that is no known category, and of a missing value."""
+
+
+@dataclass
+class _Graph:
+    """The nodes and constants that are put around a model's own.
+
+    Attributes
+    ----------
+    prefix
+        What the names of all values inside begin with.
+    """
+
+    prefix: str
+    nodes: list[Any] = field(default_factory=list)
+    constants: list[Any] = field(default_factory=list)
+
+    def add(self, operator: str, *inputs: str, name: str = "", **attributes: Any) -> str:
+        """Add a node with one output, and return the output's name."""
+        from onnx import helper
+
+        output = name or f"{self.prefix}{operator}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, inputs, [output], **attributes))
+        return output
+
+    def constant(self, values: Any) -> str:
+        """Add a constant, and return its name; texts are strings of ONNX."""
+        from onnx import TensorProto, helper, numpy_helper
+
+        name, array = f"{self.prefix}constant_{len(self.constants)}", np.asarray(values)
+        if array.dtype.kind == "U":
+            texts = [text.encode() for text in array.ravel().tolist()]
+            self.constants.append(helper.make_tensor(name, TensorProto.STRING, array.shape, texts))
+        else:
+            self.constants.append(numpy_helper.from_array(array, name))
+        return name
+
+    def numbers(self, columns: Sequence[InputColumn]) -> tuple[str, str]:
+        """Add the inputs of columns of numbers; return their name, and that of whether a row has no prediction."""
+        raw = self.add("Concat", *(column.name for column in columns), axis=1) if len(columns) > 1 else columns[0].name
+        center, scale = (np.array([[getattr(each, key) for each in columns]]) for key in ("center", "scale"))
+        # What was constant in training has the input 0: divided by infinity every number becomes it.
+        shifted = self.add("Sub", raw, self.constant(center))
+        ratio = self.add("Div", shifted, self.constant(np.where(scale > 0.0, scale, np.inf)))
+        gone = self.add("IsNaN", raw)
+        filled = self.add("Where", gone, self.constant(np.zeros((1, 1))), ratio)
+        required = self.constant(np.array([[not each.fill for each in columns]]))
+        large = self.add("Greater", self.add("Abs", raw), self.constant(np.array([[MAX_NUMBER]])))
+        refused = self.add("Or", large, self.add("And", gone, required))
+        return self.add("Cast", filled, to=_onnx_type("FLOAT")), refused
+
+    def categories(self, column: InputColumn) -> tuple[str, str]:
+        """Add the inputs of a column of categories; return their name, and that of whether a row has no prediction."""
+        rest = column.categories.index(OTHER) if column.other else NO_CATEGORY
+        codes = dict.fromkeys(_spellings_of_missing(), NO_VALUE)
+        for place, text in enumerate(column.categories):
+            codes |= dict.fromkeys(_spellings(text), place)
+        code = self.add(
+            "LabelEncoder",
+            column.name,
+            domain="ai.onnx.ml",
+            keys_strings=list(codes),
+            values_int64s=list(codes.values()),
+            default_int64=rest,
+        )
+        places = self.constant(np.arange(len(column.categories), dtype=np.int64)[None, :])
+        inputs = self.add("Cast", self.add("Equal", code, places), to=_onnx_type("FLOAT"))
+        gone = self.add("Equal", code, self.constant(np.array([[NO_VALUE]])))
+        return inputs, self.add("And", gone, self.constant(np.array([[not column.fill]])))
+
+    def table(self, columns: Sequence[InputColumn]) -> tuple[str, str]:
+        """Add the inputs of a table's columns; return their name, and that of whether a row has no prediction."""
+        parts = []
+        for is_category, block in groupby(columns, lambda column: column.kind == CATEGORY):
+            together = [*block]
+            parts += [self.categories(column) for column in together] if is_category else [self.numbers(together)]
+        inputs, refused = zip(*parts, strict=True)
+        # As numbers, since not every runtime has the largest of truths.
+        reasons = self.add("Cast", self.add("Concat", *refused, axis=1), to=_onnx_type("FLOAT"))
+        most = self.add("ReduceMax", reasons, self.constant(np.array([1])), keepdims=1)
+        return self.add("Concat", *inputs, axis=1), self.add("Cast", most, to=_onnx_type("BOOL"))
+
+    def predictions(self, preprocessing: Preprocessing, found: str, refused: str) -> list[Any]:
+        """Add the outputs: classes as strings with probabilities, or a quantity; NaN and "" for a row without one."""
+        names = output_names(preprocessing)
+        if not preprocessing.classes:
+            rows = self.add("Reshape", refused, self.constant(np.array([-1]))) if refused else ""
+            self._unless(rows, math.nan, found, names[0], np.float64)
+            return [_value(names[0], "DOUBLE")]
+        best = self.add("ArgMax", found, axis=1, keepdims=0)
+        label = self.add("Gather", self.constant(np.array(preprocessing.classes)), best)
+        rows = self.add("Reshape", refused, self.constant(np.array([-1]))) if refused else ""
+        self._unless(rows, "", label, names[0], np.str_)
+        self._unless(refused, math.nan, found, names[1], np.float32)
+        return [_value(names[0], "STRING"), _value(names[1], "FLOAT", len(preprocessing.classes))]
+
+    def _unless(self, refused: str, nothing: float | str, values: str, name: str, dtype: type) -> None:
+        """Add an output that is `nothing` for the rows without a prediction, where there may be such rows."""
+        if refused:
+            self.add("Where", refused, self.constant(np.array(nothing, dtype)), values, name=name)
+        else:
+            self.add("Identity", values, name=name)
+
+
+def _onnx_type(name: str) -> int:
+    from onnx import TensorProto
+
+    return int(getattr(TensorProto, name))
+
+
+def _spellings(text: str) -> Iterable[str]:
+    """Return how a category may be written; a whole number has a point, too, where a column was read as numbers."""
+    return (text, f"{text}.", f"{text}.0") if WHOLE.fullmatch(text) else (text,)
+
+
+def _spellings_of_missing() -> list[str]:
+    """Return all texts that stand for a missing value, in any case of letters."""
+    found = {""}
+    for text in MISSING:
+        spelled = {""}
+        for letter in text:
+            spelled = {before + each for before in spelled for each in (letter, letter.upper())}
+        found |= spelled
+    return sorted(found)
+
+
+# The whole graph ------------------------------------------------------------------------------------------------------
+
+
+def write_onnx(subject: Subject, folder: Path) -> None:
+    """Write one graph of the preprocessing, the model and what its outputs stand for.
+
+    Raises
+    ------
+    ExportError
+        When ONNX is not installed, or has no operator for a part of the model.
+    """
+    onnx, *_ = (needed(module, ONNX.name, "onnx") for module in ("onnx", "onnxscript", "onnxruntime"))
+    program = export_program(subject, ONNX.name)
+    with explained(ONNX.name, "torch or safetensors"):
+        converted = torch.onnx.export(program, (), dynamo=True, opset_version=OPSET, verbose=False)
+        assert converted is not None  # noqa: S101 (PyTorch returns None without dynamo alone)
+        model = _surrounded(converted.model_proto, subject)
+        onnx.checker.check_model(model, full_check=True)
+        onnx.save(model, folder / MODEL)
+
+
+def _surrounded(core: Any, subject: Subject) -> Any:
+    """Return a graph that takes raw data and returns predictions, of one that takes inputs and returns numbers."""
+    from onnx import compose, helper
+
+    preprocessing = subject.preprocessing
+    names = input_names(preprocessing)
+    prefix = _unused_prefix(names)
+    model = compose.add_prefix(core, f"{prefix}model/")
+    graph = model.graph
+    (asked,), (found,) = graph.input, graph.output
+    before, after = _Graph(f"{prefix}in/"), _Graph(f"{prefix}out/")
+    if preprocessing.form == TABLE:
+        inputs, refused = before.table(preprocessing.columns)
+        kinds = ["STRING" if column.kind == CATEGORY else "DOUBLE" for column in preprocessing.columns]
+        raw = [_value(name, kind, 1) for name, kind in zip(names, kinds, strict=True)]
+    else:
+        inputs, refused = names[0], ""
+        raw = [_value(inputs, "FLOAT", *preprocessing.shape)]
+    before.add("Identity", inputs, name=asked.name)
+    outputs = after.predictions(preprocessing, found.name, refused)
+    _replace(graph.node, [*before.nodes, *graph.node, *after.nodes])
+    _replace(graph.input, raw)
+    _replace(graph.output, outputs)
+    _replace(graph.value_info, [])  # in which the number of examples has another name
+    graph.initializer.extend([*before.constants, *after.constants])
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", ML_OPSET))
+    model.ir_version = IR_VERSION
+    helper.set_model_props(model, _about(subject))
+    return model
+
+
+def _value(name: str, kind: str, *shape: int) -> Any:
+    """Return an input or output of a graph, for any number of examples."""
+    from onnx import helper
+
+    return helper.make_tensor_value_info(name, _onnx_type(kind), ["batch", *shape])
+
+
+def _replace(values: Any, others: Sequence[Any]) -> None:
+    """Put other values into a list of a graph."""
+    kept = list(others)
+    del values[:]
+    values.extend(kept)
+
+
+def _unused_prefix(names: Sequence[str]) -> str:
+    """Return what no name of an input begins with."""
+    prefix = "/"
+    while any(name.startswith(prefix) for name in names):
+        prefix += "/"
+    return prefix
+
+
+def input_names(preprocessing: Preprocessing) -> list[str]:
+    """Return the names of the graph's inputs: the columns, or one for arrays."""
+    return [column.name for column in preprocessing.columns] or [ARRAY]
+
+
+def output_names(preprocessing: Preprocessing) -> list[str]:
+    """Return the names of the graph's outputs, none of which is that of an input."""
+    taken = set(input_names(preprocessing))
+    names = []
+    for name in (
+        f"predicted_{preprocessing.target or 'target'}",
+        *(["probabilities"] if preprocessing.classes else []),
+    ):
+        while name in taken:
+            name += "_"
+        names.append(name)
+        taken.add(name)
+    return names
+
+
+def _about(subject: Subject) -> dict[str, str]:
+    """Return what the file says of itself."""
+    preprocessing = subject.preprocessing
+    lists = {"classes": preprocessing.classes, "columns": [column.name for column in preprocessing.columns]}
+    texts = {key: json.dumps(values, ensure_ascii=False) for key, values in lists.items()}
+    return subject.about | {"target": preprocessing.target} | texts
+
+
+# Its use --------------------------------------------------------------------------------------------------------------
+
+
+def predict(subject: Subject, folder: Path) -> Predictions:
+    """Return what ONNX Runtime predicts with the graph in a folder."""
+    runtime = needed("onnxruntime", ONNX.name, "onnx")
+    session = runtime.InferenceSession(folder / MODEL, providers=["CPUExecutionProvider"])
+    values, *probabilities = session.run(None, _feed(subject))
+    return Predictions(values, probabilities[0] if probabilities else None)
+
+
+def _feed(subject: Subject) -> dict[str, Any]:
+    """Return what the inputs of the graph are given: a column of each, shape (n, 1), or the array."""
+    if subject.preprocessing.form != TABLE:
+        return {ARRAY: subject.raw}
+    return {
+        column.name: subject.raw[[column.name]].to_numpy(object if column.kind == CATEGORY else np.float64)
+        for column in subject.preprocessing.columns
+    }
+
+
+def listing(subject: Subject) -> str:
+    """Return lines of Python that predict by ONNX Runtime alone."""
+    return ""
+
+
+ONNX = Form(
+    name="onnx",
+    title="ONNX graph with its preprocessing inside",
+    library="onnx",
+    write=write_onnx,
+    predict=predict,
+    listing=listing,
+)

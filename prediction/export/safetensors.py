@@ -1,0 +1,83 @@
+"""A model as its weights in safetensors, with config.json and preprocessing: as the Hugging Face hub keeps models."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_model, save_model
+
+from fairbloom.server.run_folder.files import CONFIG, PREPROCESSING
+from fairbloom.system.files import write_whole
+from fairbloom.tasks.preprocessing import Predictions
+
+from .errors import read_preprocessing
+from .form import Form
+from .subject import Subject, inputs_of
+
+WEIGHTS, ABOUT = "model.safetensors", "config.json"
+"""The files of the weights and of what they belong to, under the names that the hub knows."""
+
+
+def write_safetensors(subject: Subject, folder: Path) -> None:
+    """Write weights, what builds the module, and the preprocessing."""
+    save_model(subject.predictor.module, str(folder / WEIGHTS), metadata={"format": "pt"})
+    write_whole(folder / ABOUT, json.dumps(_about(subject), indent=2, ensure_ascii=False).encode())
+    PREPROCESSING.write(folder, subject.preprocessing)
+
+
+def _about(subject: Subject) -> dict[str, Any]:
+    """Return what builds the module that the weights belong to."""
+    preprocessing, settings = subject.preprocessing, CONFIG.read(subject.predictor.run).settings
+    module = type(subject.predictor.module)
+    return {
+        "model_type": "fairbloom",
+        "architectures": [module.__qualname__],
+        "module": f"{module.__module__}:{module.__qualname__}",
+        "network": settings.get("model", ""),
+        **subject.about,
+        "input_shape": list(subject.shape),
+        "outputs": len(preprocessing.classes) or 1,
+        "id2label": {str(place): name for place, name in enumerate(preprocessing.classes)},
+    }
+
+
+def predict(subject: Subject, folder: Path) -> Predictions:
+    """Return what the written weights predict with the written preprocessing, in a module like the predictor's."""
+    preprocessing = read_preprocessing(folder)
+    module = copy.deepcopy(subject.predictor.module)
+    with torch.no_grad():
+        for tensor in module.state_dict().values():
+            tensor.zero_()  # so that nothing is left of the weights that were written
+        load_model(module, str(folder / WEIGHTS))
+        return preprocessing.decode(module(inputs_of(preprocessing, subject.raw)))
+
+
+def listing(subject: Subject) -> str:
+    """Return lines of Python that load the weights into a module."""
+    shape = subject.shape
+    return "\n".join(
+        [
+            "import json",
+            "",
+            "import torch",
+            "from fairbloom.tasks.models import build",
+            "from safetensors.torch import load_model",
+            "",
+            f'about = json.load(open("{ABOUT}"))',
+            'module = build(about["network"], tuple(about["input_shape"]), about["outputs"], seed=0).eval()',
+            f'load_model(module, "{WEIGHTS}")',
+            f"print(module(torch.zeros(5, {', '.join(map(str, shape))})))  # inputs as {PREPROCESSING.name} says",
+        ]
+    )
+
+
+SAFETENSORS = Form(
+    name="safetensors",
+    title="Weights in safetensors, with what builds the module and its preprocessing",
+    library="fairbloom",
+    write=write_safetensors,
+    predict=predict,
+    listing=listing,
+)

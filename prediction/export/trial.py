@@ -1,0 +1,71 @@
+"""Whether an exported model predicts what the model itself does: tried on rows, right after it is written."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fairbloom.tasks.preprocessing import Predictions
+
+from .errors import ExportError
+from .subject import Subject, inputs_of
+
+TOLERANCE = 1e-4
+"""Largest difference of a probability, or of a quantity in units of its deviation in training."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the model itself predicts for the rows of a subject.
+
+    Attributes
+    ----------
+    expected
+        The predictions.
+    unit
+        What differences of predictions are measured in: 1 for probabilities, the target's scale for a quantity.
+    """
+
+    expected: Predictions
+    unit: float
+
+    @classmethod
+    def of(cls, subject: Subject) -> "Trial":
+        """Return a trial of a model."""
+        preprocessing = subject.preprocessing
+        outputs = subject.predictor.outputs(inputs_of(preprocessing, subject.raw))
+        return cls(preprocessing.decode(outputs), 1.0 if preprocessing.classes else preprocessing.target_scale)
+
+    def check(self, found: Predictions, form: str) -> float:
+        """Return the largest difference from what is expected.
+
+        Raises
+        ------
+        ExportError
+            When it is beyond TOLERANCE, or another class is predicted although the probabilities tell two apart.
+        """
+        expected, other = (_numbers(each) / self.unit for each in (self.expected, found))
+        if expected.shape != other.shape:
+            raise ExportError(f"the model exported to {form} returns shape {other.shape}, and not {expected.shape}")
+        differences = np.abs(other - expected).reshape(len(expected), -1).max(axis=1)
+        row = int(np.argmax(~(differences <= TOLERANCE)))  # a NaN is beyond it
+        if not differences[row] <= TOLERANCE:
+            raise ExportError(
+                f"the model exported to {form} predicts {other[row]} for row {row} of {len(expected)} rows, "
+                f"where the model itself predicts {expected[row]}: they differ by {differences[row]:.2g}, and "
+                f"{TOLERANCE:g} is the most. Nothing was written: choose another form, or compute in float32"
+            )
+        if found.probabilities is not None:
+            top = np.sort(expected, axis=1)
+            apart = top[:, -1] - top[:, -2] > 2 * TOLERANCE
+            if len(strange := np.flatnonzero(apart & (found.values != self.expected.values))):
+                raise ExportError(
+                    f"the model exported to {form} predicts {found.values[strange[0]]!r} for a row, and the "
+                    f"model itself {self.expected.values[strange[0]]!r}. Nothing was written: choose another form"
+                )
+        return float(differences.max())
+
+
+def _numbers(predictions: Predictions) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Return the numbers of predictions: probabilities, or quantities."""
+    numbers = predictions.values if predictions.probabilities is None else predictions.probabilities
+    return np.asarray(numbers, np.float64)
