@@ -28,7 +28,7 @@ from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import digests, find_task, load_task
-from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameters
+from fairbloom.tasks.models import check_arrays, float_buffers, frozen_parameters, shared_parameters
 
 from .arrival import drop_revoked, wait_for_clients
 from .delivery import deliver_model
@@ -153,6 +153,7 @@ def federate(
         write_first_files(path, Beginning(task, agreed, data, choice, deployed))
         check_arrays(module)
         method.buffers, method.shared = float_buffers(module), shared_parameters(module)
+        method.frozen = frozen_parameters(module)
         known = record_known(path, clients.online(1)).known if deployed else ()
         rounds = Rounds(method, clients, settings.num_rounds, agreed, drop_revoked(known))
         _run_rounds(settings, module, task.score, recorder, method, rounds, on_round, deployed=deployed)

@@ -133,4 +133,6 @@ class ShardWorker:
 def asking(method: Method) -> Method:
     """Return a method that asks the same of clients, and neither weighs nor remembers anything."""
     kind: type[Method] = type("Asking", (Method,), {"needs": method.needs, "snapshots": method.snapshots})
-    return kind(buffers=method.buffers, shared=method.shared, weighted_by_key=method.weighted_by_key)
+    return kind(
+        buffers=method.buffers, shared=method.shared, frozen=method.frozen, weighted_by_key=method.weighted_by_key
+    )
