@@ -1,5 +1,8 @@
 """Frozen parameters of a client's model: a message leaves them out where the client has the very same ones."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import nn
 
 from fairbloom.errors import ReportableError
@@ -13,6 +16,28 @@ def frozen_of(model: nn.Module) -> StateDict:
     """Return the frozen parameters of a model, as it holds them now."""
     state = model.state_dict()
     return {name: state[name] for name in frozen_parameters(model)}
+
+
+@contextmanager
+def left_as_they_are(model: nn.Module) -> Iterator[None]:
+    """Raise FairbloomError where frozen parameters of a model are written to meanwhile: nobody would get what they are.
+
+    A model's own forward may do that, as one with a second network does that follows the first one slowly.
+    """
+    before = _versions(model)
+    yield
+    changed = [name for name, version in _versions(model).items() if before.get(name) != version]
+    if changed:
+        raise ReportableError(
+            f"the model changes its frozen parameter {changed[0]!r} as it trains, and frozen parameters stay as they "
+            "are: make it a buffer (register_buffer), whose values are averaged over the clients"
+        )
+
+
+def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return where the values of each frozen parameter lie, and how often these were written."""
+    frozen = ((name, each) for name, each in model.named_parameters() if not each.requires_grad)
+    return {name: (each.data_ptr(), each._version) for name, each in frozen}
 
 
 def digest_frozen(model: nn.Module) -> str:

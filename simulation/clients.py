@@ -293,7 +293,8 @@ def store_reply(updates: Updates, snapshots: Updates | None, row: int, update: U
 
 def _write(updates: Updates, row: int, state: StateDict) -> Model:
     """Write a model's trainable arrays into a row, one after the other; return copies of the others."""
-    arrays, layout = arrays_of(state), updates.layout
+    layout = updates.layout
+    arrays = arrays_of({name: tensor for name, tensor in state.items() if name not in layout.frozen})
     for name, place in layout.slices:
         updates.matrix[row, place] = arrays[name].ravel()
     release(updates.matrix)
