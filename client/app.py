@@ -84,7 +84,7 @@ def train(message: Message, context: Context) -> Message:
         local = client_of(context, terms.agreed)
         received = _received(message, local)
         if received is None:
-            return _lacks_frozen(message, local)
+            return Message(RecordDict({wire.CLIENT: ConfigRecord(_lacking(local))}), reply_to=message)
         update = local.train(received, terms)
         keep_personal(context, local.personal.last)
     content = RecordDict({wire.ARRAYS: _reply(update.arrays, message), wire.METRICS: MetricRecord({**update.metrics})})
@@ -103,7 +103,7 @@ def evaluate(message: Message, context: Context) -> Message:
         local = client_of(context, terms.agreed)
         received = _received(message, local)
         if received is None:
-            return _lacks_frozen(message, local)
+            return Message(RecordDict({wire.CLIENT: ConfigRecord(_lacking(local))}), reply_to=message)
         metrics = local.evaluate(received, terms)
     return Message(RecordDict({wire.METRICS: MetricRecord({**metrics})}), reply_to=message)
 
@@ -178,7 +178,10 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
     client = client_of(context, terms.agreed)
     folder = runs / folder_name(client.key)
     if wire.ARRAYS in message.content.array_records:
-        arrays = {name: array.numpy() for name, array in message.content.array_records[wire.ARRAYS].items()}
+        received = _received(message, client)
+        if received is None:
+            return _lacking(client)
+        arrays = {name: tensor.cpu().numpy() for name, tensor in received.items()}
         check_fits(arrays, client.model)
         try:
             keep_model(folder, settings, terms.agreed, arrays, about)
@@ -219,11 +222,11 @@ def _received(message: Message, local: LocalClient) -> StateDict | None:
     return complete(arrays, local.model, str(digest), sent)
 
 
-def _lacks_frozen(message: Message, local: LocalClient) -> Message:
-    """Return the reply that asks for the frozen parameters, since those that are here are others."""
+def _lacking(local: LocalClient) -> dict[str, str]:
+    """Return what a client says of itself to ask for the frozen parameters, since those that it has are others."""
     from .frozen import digest_frozen
 
-    return Message(RecordDict({wire.CLIENT: ConfigRecord({wire.FROZEN: digest_frozen(local.model)})}), reply_to=message)
+    return {wire.FROZEN: digest_frozen(local.model)}
 
 
 def _reply(state: StateDict, message: Message) -> ArrayRecord:

@@ -247,18 +247,19 @@ class FlowerClients:
         lacking = [name for name, reason in said.items() if reason == LACKS]
         if lacking:
             log.info("sending the final model to %s", listed(lacking))
-            said |= self._ask_to_keep(lacking, terms, self._record(model))
+            said |= self._ask_to_keep(lacking, terms, self._prepare(lacking, model, terms))
         return said
 
-    def _ask_to_keep(self, names: Sequence[str], terms: Terms, arrays: ArrayRecord | None = None) -> dict[str, str]:
-        """Ask clients whether they keep a model, which they get with the question where `arrays` has it."""
+    def _ask_to_keep(self, names: Sequence[str], terms: Terms, sent: "Sent | None" = None) -> dict[str, str]:
+        """Ask clients whether they keep a model, which they get with the question where it is `sent`."""
         asked, refused = Exchange(), Refusals(terms.server_round)
         config = ConfigRecord({**terms.to_config(), **self._fits})
         for name in names:
-            content = RecordDict({CONFIG: config} if arrays is None else {CONFIG: config, ARRAYS: arrays})
+            content = RecordDict({CONFIG: config} if sent is None else {CONFIG: config, ARRAYS: sent.whole})
             node_id = self._roster.online[name]
             asked.messages[name] = Message(content, node_id, MessageType.QUERY, ttl=self._timeout)
-        replies = self.deliver(self._packed(list(asked.messages.values())))
+        messages = list(asked.messages.values())
+        replies = self.deliver(self._packed(messages)) if sent is None else self._exchange(asked, sent)
         said = {
             name: why_not_kept(content, str(terms.others[KEEP]))
             for name, content in asked.sort(replies, self._roster.online, refused)

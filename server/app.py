@@ -76,7 +76,7 @@ def main(grid: Grid, context: Context) -> None:
         return clients
 
     federate(settings, wait_for_them, deployed=True, submission=str(context.run_id))
-    deliver_model(folder, FlowerClients(settings.strategy(), patient, settings.round_timeout, protocol=PROTOCOL))
+    deliver_model(folder, settings, patient)
 
 
 def federate(
