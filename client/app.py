@@ -55,6 +55,7 @@ def redact_data_errors(context: Context) -> Iterator[None]:
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Say who this is, how many training examples it has, and that it honours all terms."""
+    from .frozen import digest_frozen
     from .local import HONOURED, describe_data
 
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
@@ -67,6 +68,9 @@ def query(message: Message, context: Context) -> Message:
     answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(about["examples"]), wire.HONOURS: HONOURED.keys})
     if config.get(wire.ABOUT):
         answer[wire.ABOUT] = json.dumps(about)
+    if wire.FROZEN in config:
+        with redact_data_errors(context):
+            answer[wire.FROZEN] = digest_frozen(client_of(context, str(config.get(wire.AGREED, ""))).model)
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
 
 
@@ -78,11 +82,14 @@ def train(message: Message, context: Context) -> Message:
     with redact_data_errors(context):
         terms = _terms(message)
         local = client_of(context, terms.agreed)
-        update = local.train(_model(message), terms)
+        received = _received(message, local)
+        if received is None:
+            return Message(RecordDict({wire.CLIENT: ConfigRecord(_lacking(local))}), reply_to=message)
+        update = local.train(received, terms)
         keep_personal(context, local.personal.last)
-    content = RecordDict({wire.ARRAYS: _record(update.arrays), wire.METRICS: MetricRecord({**update.metrics})})
+    content = RecordDict({wire.ARRAYS: _reply(update.arrays, message), wire.METRICS: MetricRecord({**update.metrics})})
     if update.snapshot:
-        content[wire.SNAPSHOT] = _record(update.snapshot)
+        content[wire.SNAPSHOT] = _reply(update.snapshot, message)
     if terms.work:
         content[wire.CLIENT] = ConfigRecord({wire.HONOURS: HONOURED.keys})
     return Message(content, reply_to=message)
@@ -93,7 +100,11 @@ def evaluate(message: Message, context: Context) -> Message:
     """Measure the received model on the local test set, and on the training set where that is asked for."""
     with redact_data_errors(context):
         terms = _terms(message)
-        metrics = client_of(context, terms.agreed).evaluate(_model(message), terms)
+        local = client_of(context, terms.agreed)
+        received = _received(message, local)
+        if received is None:
+            return Message(RecordDict({wire.CLIENT: ConfigRecord(_lacking(local))}), reply_to=message)
+        metrics = local.evaluate(received, terms)
     return Message(RecordDict({wire.METRICS: MetricRecord({**metrics})}), reply_to=message)
 
 
@@ -167,7 +178,10 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
     client = client_of(context, terms.agreed)
     folder = runs / folder_name(client.key)
     if wire.ARRAYS in message.content.array_records:
-        arrays = {name: array.numpy() for name, array in message.content.array_records[wire.ARRAYS].items()}
+        received = _received(message, client)
+        if received is None:
+            return _lacking(client)
+        arrays = {name: tensor.cpu().numpy() for name, tensor in received.items()}
         check_fits(arrays, client.model)
         try:
             keep_model(folder, settings, terms.agreed, arrays, about)
@@ -196,9 +210,34 @@ def _terms(message: Message) -> Terms:
     return Terms.of(config)
 
 
-def _model(message: Message) -> StateDict:
-    """Return the model of a message; Flower refuses to make it before somebody has imported PyTorch."""
-    return dict(message.content.array_records[wire.ARRAYS].to_torch_state_dict())
+def _received(message: Message, local: LocalClient) -> StateDict | None:
+    """Return the model of a message, None where it leaves out frozen parameters that are not here."""
+    from .frozen import complete
+
+    records, digest = message.content.array_records, message.content.config_records[wire.CONFIG].get(wire.FROZEN)
+    arrays = _state(records[wire.ARRAYS])
+    if digest is None:
+        return arrays
+    sent = _state(records[wire.FROZEN]) if wire.FROZEN in records else None
+    return complete(arrays, local.model, str(digest), sent)
+
+
+def _lacking(local: LocalClient) -> dict[str, str]:
+    """Return what a client says of itself to ask for the frozen parameters, since those that it has are others."""
+    from .frozen import digest_frozen
+
+    return {wire.FROZEN: digest_frozen(local.model)}
+
+
+def _reply(state: StateDict, message: Message) -> ArrayRecord:
+    """Return a model with the arrays that the message had."""
+    sent = message.content.array_records[wire.ARRAYS]
+    return _record({name: tensor for name, tensor in state.items() if name in sent})
+
+
+def _state(arrays: ArrayRecord) -> StateDict:
+    """Return arrays as tensors; Flower refuses to make them before somebody has imported PyTorch."""
+    return dict(arrays.to_torch_state_dict())
 
 
 def _record(state: StateDict) -> ArrayRecord:

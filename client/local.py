@@ -15,6 +15,7 @@ from fairbloom.protocol.thresholds import CLIENT, apply_own_threshold
 from fairbloom.tasks import Splits, Task, find_task, load_task
 
 from .device import choose_device
+from .frozen import left_as_they_are
 from .honoured import Honoured
 from .metrics import (
     AFTER,
@@ -141,7 +142,8 @@ class LocalClient:
         work = client_work(global_work(self.settings, terms), self.settings, terms, self.key)
         self.model.load_state_dict(received)
         scores = self._measured(BEFORE, terms) if BEFORE.applies(terms, self.splits) else {}
-        snapshot = {} if terms.local_only else train(self.model, self.task, examples, work)
+        with left_as_they_are(self.model):
+            snapshot = {} if terms.local_only else train(self.model, self.task, examples, work)
         if AFTER.applies(terms, self.splits):
             scores |= self._measured(AFTER, terms)
         metrics = requested_metrics(terms.measure, scores, self._work_done(work, received))

@@ -29,6 +29,11 @@ AGREED = "agreed"
 DEPLOYED = "deployed"
 """A client's settings say by this whether what it reports about its data leaves the machine; no run can set it."""
 
+FROZEN = "frozen"
+"""The digest of a model's frozen parameters: a QUERY with it in the config asks a client for that of its own, which the
+answer has in the record `client`. In the terms of local work it says that `arrays` lacks them: the client has them, or
+they are in the record of this name. A client that lacks them after all replies its own digest and nothing else."""
+
 NUM_EXAMPLES = "num-examples"
 """This metric counts the examples of a client's training set, and in an evaluation those of its test set."""
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from .names import PROTOCOL
+from .names import FROZEN, PROTOCOL
 
 Value = bool | int | float | str | list[str]
 
@@ -78,7 +78,7 @@ class Terms:
     def of(cls, config: Mapping[str, Any]) -> Self:
         """Return the terms that were sent; what is not known here is among the others."""
         known = {_FIELDS[key]: value for key, value in config.items() if key in _FIELDS}
-        others = {key: value for key, value in config.items() if key not in (*_FIELDS, "measure", PROTOCOL)}
+        others = {key: value for key, value in config.items() if key not in (*_FIELDS, "measure", FROZEN, PROTOCOL)}
         return cls(**known, measure=tuple(config.get("measure", ())), others=others)
 
 

@@ -32,11 +32,16 @@ class Replies:
         Why others cannot be used.
     missing
         Who was asked and did not answer in time, in the order of names.
+    more_sent, more_received
+        Bytes of arrays in the messages, and in the usable replies, beside those that change, once in each: those of
+        frozen arrays, and of what was sent twice.
     """
 
     metrics: Reports
     refused: Refusals
     missing: tuple[str, ...] = ()
+    more_sent: int = 0
+    more_received: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:

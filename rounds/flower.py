@@ -5,8 +5,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any
 
@@ -17,12 +17,15 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 
 from fairbloom.flower import deserialize, serialize
+from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import (
     ABOUT,
+    AGREED,
     ARRAYS,
     CLIENT,
     CONFIG,
+    FROZEN,
     HONOURS,
     KEEP,
     KEEPS_NONE,
@@ -40,6 +43,7 @@ from .clients import Replies, Reports, Trained
 from .method import Method
 from .quorum import Quorum, listed
 from .roster import Roster
+from .round import size_on_the_wire
 from .screening import Refusals, one_line, usable_evaluation, usable_metrics
 from .updates import Layout, Model
 
@@ -117,11 +121,12 @@ class FlowerClients:
         self._roster = Roster()
         self._layout = Layout({})
         self._training, self._evaluation = Exchange(), Exchange()
-        self._sent: tuple[Model, ArrayRecord] | None = None
+        self._sent: Sent | None = None
         self._sent_to_train: Mapping[str, Any] = {}
         self._work: Mapping[str, Any] = {}
         self._answers_query: bool | None = None  # not known before a node has answered
         self._packing = set[int]()  # the nodes whose apps take packed messages
+        self._have_frozen: dict[int, bool | None] = {}  # by node; None: its app takes whole models alone
         self._honours: dict[int, frozenset[str]] = {}  # by node, the terms that it says it honours when asked
 
     # Who is there ---------------------------------------------------------------------------------------------------
@@ -190,11 +195,12 @@ class FlowerClients:
             log.warning(FAILED_QUERY, len(failed), node_id, str(reply.error.reason)[:LONGEST_REASON])
         return {node_id: name_in(reply) or str(node_id) for node_id, reply in replies.items()}
 
-    def _query(self, node_ids: list[int]) -> dict[int, Message]:
+    def _query(self, node_ids: list[int], config: Mapping[str, Any] | None = None) -> dict[int, Message]:
         """Ask nodes who they are; return their replies by node, and note which terms these say they honour."""
         asked = Exchange()
         for node_id in node_ids:
-            message = Message(RecordDict(), dst_node_id=node_id, message_type=MessageType.QUERY, ttl=self._timeout)
+            content = RecordDict() if config is None else RecordDict({CONFIG: ConfigRecord({**config, **self._fits})})
+            message = Message(content, dst_node_id=node_id, message_type=MessageType.QUERY, ttl=self._timeout)
             asked.messages[str(node_id)] = message
         replies, delivered = dict[int, Message](), self.deliver(asked.messages.values())
         sender = asked.senders()  # by the ids that the grid has given the messages
@@ -241,18 +247,19 @@ class FlowerClients:
         lacking = [name for name, reason in said.items() if reason == LACKS]
         if lacking:
             log.info("sending the final model to %s", listed(lacking))
-            said |= self._ask_to_keep(lacking, terms, self._record(model))
+            said |= self._ask_to_keep(lacking, terms, self._prepare(lacking, model, terms))
         return said
 
-    def _ask_to_keep(self, names: Sequence[str], terms: Terms, arrays: ArrayRecord | None = None) -> dict[str, str]:
-        """Ask clients whether they keep a model, which they get with the question where `arrays` has it."""
+    def _ask_to_keep(self, names: Sequence[str], terms: Terms, sent: "Sent | None" = None) -> dict[str, str]:
+        """Ask clients whether they keep a model, which they get with the question where it is `sent`."""
         asked, refused = Exchange(), Refusals(terms.server_round)
         config = ConfigRecord({**terms.to_config(), **self._fits})
         for name in names:
-            content = RecordDict({CONFIG: config} if arrays is None else {CONFIG: config, ARRAYS: arrays})
+            content = RecordDict({CONFIG: config} if sent is None else {CONFIG: config, ARRAYS: sent.whole})
             node_id = self._roster.online[name]
             asked.messages[name] = Message(content, node_id, MessageType.QUERY, ttl=self._timeout)
-        replies = self.deliver(self._packed(list(asked.messages.values())))
+        messages = list(asked.messages.values())
+        replies = self.deliver(self._packed(messages)) if sent is None else self._exchange(asked, sent)
         said = {
             name: why_not_kept(content, str(terms.others[KEEP]))
             for name, content in asked.sort(replies, self._roster.online, refused)
@@ -265,7 +272,9 @@ class FlowerClients:
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Let these clients train the model on the terms, each on its data."""
-        return self.trained(self.deliver(self._packed(self.ask_to_train(names, self._record(model), terms))))
+        sent = self._prepare(names, model, terms)
+        self.ask_to_train(names, sent.whole, terms)
+        return self.trained(self._exchange(self._training, sent))
 
     def ask_to_train(self, names: Sequence[str], arrays: ArrayRecord, terms: Terms) -> list[Message]:
         """Return a message to each of the clients.
@@ -275,11 +284,12 @@ class FlowerClients:
         ValueError
             When the global model cannot be trained: see Layout.
         """
-        self._layout = Layout(model_of(arrays), self._method.buffers, self._method.shared)
+        self._layout = self._method.layout_of(model_of(arrays))
         self._training = Exchange(terms.server_round)
         self._sent_to_train, self._work = terms.others, terms.work
         for name in names:
             self._training.messages[name] = self._message(MessageType.TRAIN, name, arrays, terms.to_config())
+        self._training.more_sent = len(names) * self._size_of_frozen(self._layout.arrays)
         return list(self._training.messages.values())
 
     def trained(self, replies: Iterable[Message]) -> Trained:
@@ -298,17 +308,20 @@ class FlowerClients:
         trained = Trained.empty(
             self._layout, len(contents), refused=refused, missing=asked.missing, snapshots=method.snapshots, lent=True
         )
+        more_received: dict[str, int] = {}
         for name, content in contents:
             try:
                 check_honoured(self._work, honours[name])
                 report = usable_metrics(reported(content), method.weighted_by_key, method.needs)
                 snapshot = usable_arrays(content, SNAPSHOT, self._layout) if method.snapshots else {}
-                trained.add(name, report, usable_arrays(content, method.arrayrecord_key, self._layout), snapshot)
+                arrays = usable_arrays(content, method.arrayrecord_key, self._layout)
+                trained.add(name, report, arrays, snapshot)
+                more_received[name] = self._size_of_frozen(arrays) + self._size_of_frozen(snapshot)
             except ValueError as reason:
                 refused.add(name, reason)
         trained.settle(gram=method.uses_gram and not method.progress.kept)
         self._note_debts(asked)
-        return trained
+        return replace(trained, more_sent=asked.more_sent, more_received=sum(more_received[n] for n in trained.names))
 
     def _honoured_by(self, contents: Sequence[tuple[str, RecordDict]]) -> dict[str, frozenset[str]]:
         """Return which terms each client honours, by its reply and by what its node answers when asked.
@@ -326,8 +339,9 @@ class FlowerClients:
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
-        messages = self.ask_to_evaluate(names, self._record(model), terms, participants)
-        return self.evaluated(self.deliver(self._packed(messages)))
+        sent = self._prepare(names, model, terms)
+        self.ask_to_evaluate(names, sent.whole, terms, participants)
+        return self.evaluated(self._exchange(self._evaluation, sent))
 
     def ask_to_evaluate(
         self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, participants: Collection[str]
@@ -345,6 +359,8 @@ class FlowerClients:
         for name in names:
             config = asked if terms.measure and name in participants else plain
             self._evaluation.messages[name] = self._message(MessageType.EVALUATE, name, arrays, config)
+        if self._method.frozen:
+            self._evaluation.more_sent = len(names) * self._size_of_frozen(model_of(arrays))
         return list(self._evaluation.messages.values())
 
     def evaluated(self, replies: Iterable[Message]) -> Replies:
@@ -357,7 +373,7 @@ class FlowerClients:
             except ValueError as reason:
                 refused.add(name, reason)
         self._note_debts(asked)
-        return Replies(metrics=reports, refused=refused, missing=tuple(asked.missing))
+        return Replies(metrics=reports, refused=refused, missing=tuple(asked.missing), more_sent=asked.more_sent)
 
     def keep(self, since: int) -> None:
         """Do nothing: deployed clients store what they keep before they reply."""
@@ -389,6 +405,7 @@ class FlowerClients:
         for reply in replies:
             if reply.has_error():  # the node may have been given another app
                 self._packing.discard(reply.metadata.src_node_id)
+                self._have_frozen.pop(reply.metadata.src_node_id, None)
             elif packs(reply.content):
                 self._packing.add(reply.metadata.src_node_id)
         return replies
@@ -406,11 +423,78 @@ class FlowerClients:
                 message.content = RecordDict({**packed})
         return messages
 
-    def _record(self, model: Model) -> ArrayRecord:
-        """Return a model as Flower sends it; the one that was evaluated is the one that trains next."""
-        if self._sent is None or self._sent[0] is not model:
-            self._sent = (model, record_of(model))
-        return self._sent[1]
+    # Frozen parameters ----------------------------------------------------------------------------------------------
+
+    def _prepare(self, names: Sequence[str], model: Model, terms: Terms) -> "Sent":
+        """Return a model as Flower sends it, once these clients' nodes have said if they have its frozen parameters.
+
+        Each is asked once; those whose apps say nothing of them get the whole model with each message. The model that
+        was evaluated is the one that trains next.
+        """
+        if self._sent is None or self._sent.model is not model:
+            self._sent = Sent.of(model, self._method.frozen)
+        nodes = [self._roster.online[name] for name in names]
+        unknown = [node_id for node_id in nodes if node_id not in self._have_frozen]
+        if self._sent.digest and unknown and self._answers_query is not False:
+            config = {FROZEN: self._sent.digest, **({AGREED: terms.agreed} if terms.agreed else {})}
+            for node_id, reply in self._query(unknown, config).items():
+                theirs = frozen_digest(reply)
+                self._have_frozen[node_id] = None if theirs is None else theirs == self._sent.digest
+        return self._sent
+
+    def _exchange(self, asked: "Exchange", sent: "Sent") -> list[Message]:
+        """Send the messages of an exchange, without the frozen parameters where a node has them; return the replies.
+
+        A node that has lost them since, as a device that was restarted may, says so in place of a reply. It gets them
+        with the same message once more.
+        """
+        contents = {name: self._fitting(message, sent) for name, message in asked.messages.items()}
+        shortened = {
+            name
+            for name, content in contents.items()
+            if content is not asked.messages[name].content and FROZEN not in content
+        }
+        asked.more_sent = sum(map(size_of_arrays, contents.values())) - len(contents) * sent.changing_bytes
+        replies = self._send(asked, contents)
+        sender, again, others = asked.senders(), dict[str, RecordDict](), list[Message]()
+        for reply in replies:
+            name = sender(reply)
+            if name is not None and name in shortened and name not in again and lacks_frozen(reply):
+                log.info("client %s has other frozen parameters than the global model, and is sent these", name)
+                again[name] = RecordDict({**contents[name], FROZEN: sent.frozen})
+            else:
+                others.append(reply)
+        for name in again:
+            old = asked.messages[name].metadata
+            asked.messages[name] = Message(RecordDict(), old.dst_node_id, old.message_type, ttl=self._timeout)
+        asked.more_sent += sum(map(size_of_arrays, again.values()))
+        return others + self._send(asked, again)
+
+    def _send(self, asked: "Exchange", contents: Mapping[str, RecordDict]) -> list[Message]:
+        """Send some of an exchange's messages with these contents; return the replies.
+
+        Who answers a message with the frozen parameters has them.
+        """
+        for name, content in contents.items():
+            asked.messages[name].content = content
+        replies = self.deliver(self._packed([asked.messages[name] for name in contents]))
+        for reply in replies:
+            if (name := asked.senders()(reply)) in contents and FROZEN in contents[name] and reply.has_content():
+                self._have_frozen[asked.messages[name].metadata.dst_node_id] = True
+        return replies
+
+    def _fitting(self, message: Message, sent: "Sent") -> RecordDict:
+        """Return a message's content as its node needs it: its app may know only whole models, or the node has all."""
+        content, has = message.content, self._have_frozen.get(message.metadata.dst_node_id)
+        if not sent.digest or has is None:
+            return content
+        arrays, config = self._method.arrayrecord_key, self._method.configrecord_key
+        asked = ConfigRecord({**content.config_records[config], FROZEN: sent.digest})
+        return RecordDict({arrays: sent.changing, config: asked, **({} if has else {FROZEN: sent.frozen})})
+
+    def _size_of_frozen(self, arrays: Model) -> int:
+        """Return the bytes, as messages hold them, of the frozen ones among some arrays."""
+        return sum(size_on_the_wire(arrays[name]) for name in self._method.frozen if name in arrays)
 
     def _note_debts(self, exchange: "Exchange") -> None:
         for name in exchange.missing:
@@ -432,7 +516,8 @@ class Exchange:
     """The Flower messages of one phase of a round, and what became of them, by client name.
 
     `heard` are those of `answered` that spoke for themselves, where the grid says of the others that they are gone.
-    `strays` has the ids of other messages that were answered meanwhile: late replies, which are not used.
+    `strays` has the ids of other messages that were answered meanwhile: late replies, which are not used. `more_sent`
+    counts bytes as `rounds.clients.Replies` does.
     """
 
     server_round: int = 0
@@ -440,6 +525,7 @@ class Exchange:
     answered: set[str] = field(default_factory=set)
     heard: set[str] = field(default_factory=set)
     strays: set[str] = field(default_factory=set)
+    more_sent: int = 0
 
     @property
     def missing(self) -> list[str]:
@@ -484,6 +570,62 @@ class Exchange:
         """
         sent = {(m.metadata.message_id or m.metadata.dst_node_id): name for name, m in self.messages.items()}
         return lambda reply: sent.get(reply.metadata.reply_to_message_id or reply.metadata.src_node_id)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A model as it is sent.
+
+    Attributes
+    ----------
+    model
+        The model.
+    whole, changing, frozen
+        All of its arrays, those that a round may change, and the frozen parameters.
+    digest
+        Of the frozen parameters; "" where there are none.
+    """
+
+    model: Model
+    whole: ArrayRecord
+    changing: ArrayRecord
+    frozen: ArrayRecord
+    digest: str
+
+    @classmethod
+    def of(cls, model: Model, frozen: Collection[str]) -> "Sent":
+        """Return a model, of which these parameters are frozen, as it is sent."""
+        named, whole = frozenset(frozen), record_of(model)
+        parts = [ArrayRecord({name: whole[name] for name in model if (name in named) == are}) for are in (False, True)]
+        digest = digest_arrays({name: model[name] for name in named}) if named else ""
+        return cls(model, whole, *parts, digest)
+
+    @property
+    def changing_bytes(self) -> int:
+        """The bytes of the arrays that a round may change."""
+        return sum(len(array.data) for array in self.changing.values())
+
+
+def frozen_digest(reply: Message) -> str | None:
+    """Return the digest that a client says its frozen parameters have, None where it says nothing that can be one."""
+    client = reply.content.config_records.get(CLIENT, ConfigRecord()) if reply.has_content() else ConfigRecord()
+    said = client.get(FROZEN)
+    return said if isinstance(said, str) else None
+
+
+def lacks_frozen(reply: Message) -> bool:
+    """Return whether a reply asks for the frozen parameters: it has their digest, and no arrays or metrics."""
+    if not reply.has_content():
+        return False
+    with suppress(ValueError):  # a damaged one is refused where it is read
+        reply.content = unpacked_content(reply.content)
+    work = reply.content.array_records or reply.content.metric_records
+    return not work and frozen_digest(reply) is not None
+
+
+def size_of_arrays(content: RecordDict) -> int:
+    """Return the bytes of all arrays of a content."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
 def name_in(reply: Message) -> str:
@@ -565,8 +707,7 @@ def packs(content: RecordDict) -> bool:
 
 def packed_content(content: RecordDict) -> RecordDict:
     """Return a content in few parts; one that is too large stays as it is."""
-    arrays = (array for record in content.array_records.values() for array in record.values())
-    if sum(len(array.data) for array in arrays) > MOST_BYTES:
+    if size_of_arrays(content) > MOST_BYTES:
         return content
     records = pieces(serialize(content))
     return RecordDict({name: ConfigRecord({**record}) for name, record in records.items()})

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -102,7 +102,7 @@ class Rounds:
         self._evaluated: Replies | None = None
         self._asked_to_evaluate: list[str] = []
         self._models_a_reply = 1
-        self._probed = 0
+        self._probed, self._more_probed = 0, 0
         self._coefficients: dict[str, float] = {}
         self._decided_by = ""
         self._clipped: tuple[str, ...] = ()
@@ -178,7 +178,7 @@ class Rounds:
         """
         method = self._method
         # Without the updates, which are as large as all models: they are no longer needed once the step is taken.
-        self._trained = Replies(metrics=trained.metrics, refused=trained.refused, missing=trained.missing)
+        self._trained = Replies(**{each.name: getattr(trained, each.name) for each in fields(Replies)})
         self._models_a_reply = 1 if trained.snapshots is None else 2
         usual = self._screen(number, trained)
         broken = explain_not_finite(trained, method.progress.lengths.longest, number)
@@ -203,7 +203,9 @@ class Rounds:
         """Take the global model after a round into the mean of all, where the method averages them."""
         progress = self._method.progress
         if self._method.average_models:
-            progress.average = progress.average.plus(model)
+            frozen = frozenset(self._method.frozen)
+            changing = {name: array for name, array in model.items() if name not in frozen}
+            progress.average = progress.average.plus(changing)
 
     def averaged(self, model: Model) -> Model:
         """Return what is evaluated and saved where `model` is the last global one: itself, or the mean of all."""
@@ -271,7 +273,9 @@ class Rounds:
         reasons = dict(trained.refused.reasons)
         for name, reason in (evaluated.refused.reasons if evaluated else {}).items():
             reasons[name] = "; ".join([*([reasons[name]] if name in reasons else []), f"evaluation: {reason}"])
-        size = sum(map(size_on_the_wire, model.values()))
+        frozen = frozenset(self._method.frozen)
+        size = sum(size_on_the_wire(array) for name, array in model.items() if name not in frozen)
+        more_sent = trained.more_sent + self._more_probed + (evaluated.more_sent if evaluated else 0)
         return Round(
             number=number,
             participants=tuple(self._draws),
@@ -286,8 +290,8 @@ class Rounds:
             metrics=dict(metrics),
             train_metrics=trained.metrics,
             evaluations=evaluated.metrics if evaluated else {},
-            bytes_sent=size * (len(self._draws) + self._probed + len(self._asked_to_evaluate)),
-            bytes_received=size * self._models_a_reply * len(trained.names),
+            bytes_sent=size * (len(self._draws) + self._probed + len(self._asked_to_evaluate)) + more_sent,
+            bytes_received=size * self._models_a_reply * len(trained.names) + trained.more_received,
         )
 
     # Parts ----------------------------------------------------------------------------------------------------------
@@ -381,6 +385,7 @@ class Rounds:
         self._probed = len(names)
         terms = Terms(server_round=cohort.round, measure=(TRAIN_LOSS,), agreed=self._agreed)
         replies = self.clients.evaluate(names, model, terms, names)
+        self._more_probed = replies.more_sent
         for name, why in replies.refused.reasons.items():
             trained.refused.add(name, f"loss at the snapshot: {why}")
         losses = {name: report[TRAIN_LOSS] for name, report in replies.metrics.items() if TRAIN_LOSS in report}

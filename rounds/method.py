@@ -17,7 +17,7 @@ from .lengths import Lengths
 from .ranges import names_in, one_of, whole
 from .roster import sample
 from .updates import FloatArray as FloatArray
-from .updates import Vectors
+from .updates import Layout, Model, Vectors
 
 
 @dataclass(frozen=True)
@@ -186,6 +186,7 @@ class CommonOptions(TypedDict, total=False):
     average_models: bool
     buffers: Sequence[str] | None
     shared: Mapping[str, str]
+    frozen: Sequence[str]
     weighted_by_key: Annotated[str, Default(NUM_EXAMPLES)]
     arrayrecord_key: Annotated[str, Default(ARRAYS)]
     configrecord_key: Annotated[str, Default(CONFIG)]
@@ -295,6 +296,9 @@ class Method:
         running_mean or running_var; an empty sequence: none.
     shared : mapping of names of arrays to names of arrays, default none
         Arrays that are the same parameter as another one (tied weights), which stands for them: it counts once.
+    frozen : names of arrays, default none
+        Parameters that no client trains: they stay as they are, and are no part of the update. A reply may leave them
+        out, and is refused with other values of them.
     weighted_by_key, arrayrecord_key, configrecord_key
         As in Flower's FedAvg, with its defaults.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : function or None, default None
@@ -360,6 +364,7 @@ class Method:
         buffers = options.get("buffers")
         self.buffers = None if buffers is None else tuple(buffers)
         self.shared = dict(options.get("shared", {}))
+        self.frozen = names_in(frozen=options.get("frozen", ()))
         self.weighted_by_key: str = plain["weighted_by_key"]
         self.arrayrecord_key: str = plain["arrayrecord_key"]
         self.configrecord_key: str = plain["configrecord_key"]
@@ -385,6 +390,10 @@ class Method:
     def paced(self) -> bool:
         """Whether its steps depend on how many rounds there are in all, so that a finished run cannot be extended."""
         return False
+
+    def layout_of(self, arrays: Model) -> Layout:
+        """Return which of a model's arrays are updates, which buffers, and which stay as they are."""
+        return Layout(arrays, self.buffers, self.shared, self.frozen)
 
     # What a method says ---------------------------------------------------------------------------------------------
 

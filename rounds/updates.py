@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -55,6 +55,9 @@ USUAL_SQUARE = (1e-200, 1e300)
 
 STATISTICS = ("running_mean", "running_var")
 """PyTorch's names of the statistics that BatchNorm keeps; those of a model's arrays end so."""
+
+UNFROZEN = "let its client leave it untrained (requires_grad = False), or out of the reply"
+"""The remedy where a client replies other values of an array that nobody trains."""
 
 SAFE_EXPONENT = 40
 """Rows whose largest entry lies outside 2^±40 are stored divided by a power of two, so that no product overflows."""
@@ -203,24 +206,36 @@ class Layout:
     shared
         Names of arrays that are the same parameter as another one, each with the name of that one, which stands for
         them: the update has it once, and they get its values.
+    frozen
+        Names of arrays that nobody trains: they stay as they are, and are no part of the update.
 
     Raises
     ------
     ValueError
-        When a buffer is no float array of the model, shared arrays are no equal parameters, or an array is neither
-        float, integer nor bool, or not finite.
+        When a buffer is no float array of the model, shared arrays are no equal parameters, a frozen array is none of
+        the model or a buffer, or an array is neither float, integer nor bool, or not finite.
     """
 
     def __init__(
-        self, arrays: Model, buffers: Sequence[str] | None = None, shared: Mapping[str, str] | None = None
+        self,
+        arrays: Model,
+        buffers: Sequence[str] | None = None,
+        shared: Mapping[str, str] | None = None,
+        frozen: Collection[str] = (),
     ) -> None:
-        self.shared = dict(shared or {})
+        shared = shared or {}
+        named = frozenset(frozen)
+        self.frozen = named | {name for name, first in shared.items() if first in named}
+        self.shared = {name: first for name, first in shared.items() if name not in self.frozen}
         if buffers is None:
-            named = [name for name in arrays if name.endswith(STATISTICS) and name not in self.shared]
-            buffers = [name for name in named if arrays[name].dtype.kind == "f"]
+            others = [name for name in arrays if name not in self.shared and name not in self.frozen]
+            buffers = [name for name in others if name.endswith(STATISTICS) and arrays[name].dtype.kind == "f"]
         for name in buffers:
             if name not in arrays or arrays[name].dtype.kind != "f":
                 raise ValueError(f"buffers names {name!r}, which is no float array of the model ({', '.join(arrays)})")
+        for name in self.frozen:
+            if name not in arrays or name in buffers:
+                raise ValueError(f"frozen names {name!r}, which is no parameter of the model ({', '.join(arrays)})")
         for name, array in arrays.items():
             if array.dtype.kind not in "fiub":
                 raise ValueError(f"array {name!r} has dtype {array.dtype}; only float, integer and bool are supported")
@@ -228,9 +243,10 @@ class Layout:
                 raise ValueError(f"array {name!r} of the global model is not finite")
         self.arrays = arrays
         self.buffers = tuple(name for name in arrays if name in buffers)
-        self.integers = tuple(name for name, array in arrays.items() if array.dtype.kind != "f")
+        changing = {name: array for name, array in arrays.items() if name not in self.frozen}
+        self.integers = tuple(name for name, array in changing.items() if array.dtype.kind != "f")
         self.trainable = tuple(
-            n for n, a in arrays.items() if a.dtype.kind == "f" and n not in buffers and n not in self.shared
+            n for n, a in changing.items() if a.dtype.kind == "f" and n not in buffers and n not in self.shared
         )
         for name, first in self.shared.items():
             self._check_shared(name, first)
@@ -276,8 +292,15 @@ class Layout:
         return math.hypot(*(length(array, less) for array, less in pairs))
 
     def mismatch(self, arrays: Model) -> str | None:
-        """Return how `arrays` differs from the model in names, shapes or kinds of dtype; None where it does not."""
+        """Return how `arrays` differs from the model in names, shapes or kinds of dtype; None where it does not.
+
+        Frozen arrays may be left out; one that is there has the model's values.
+        """
         for name, array in self.arrays.items():
+            if name in self.frozen:
+                if name in arrays and not np.array_equal(arrays[name], array):
+                    return f"array {name!r} is frozen, and the reply holds other values of it: {UNFROZEN}"
+                continue
             if name not in arrays:
                 return f"array {name!r} is missing"
             if arrays[name].shape != array.shape:
@@ -594,7 +617,7 @@ class Updates:
         """Return w − Σ_k c_k `vectors`_k in the model's dtypes.
 
         Buffers are averaged by `prior`; integer arrays are those of the client with the most examples (the first of
-        several). Shared arrays are those of the parameter that stands for them.
+        several). Shared arrays are those of the parameter that stands for them, and frozen ones the received.
 
         Raises
         ------
@@ -609,6 +632,9 @@ class Updates:
         largest = int(np.argmax(counts))
         model = {}
         for name, array in self.layout.arrays.items():
+            if name in self.layout.frozen:
+                model[name] = array
+                continue
             if name in places:
                 after = flat[places[name]].reshape(array.shape)
             elif name in self.layout.buffers:

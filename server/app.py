@@ -29,7 +29,7 @@ from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import digests, find_task, load_task
-from fairbloom.tasks.models import check_arrays, float_buffers, shared_parameters
+from fairbloom.tasks.models import check_arrays, float_buffers, frozen_parameters, shared_parameters
 
 from .arrival import drop_revoked, wait_for_clients
 from .delivery import deliver_model
@@ -77,7 +77,7 @@ def main(grid: Grid, context: Context) -> None:
         return clients
 
     federate(settings, wait_for_them, deployed=True, submission=str(context.run_id))
-    deliver_model(folder, FlowerClients(settings.strategy(), patient, settings.round_timeout, protocol=PROTOCOL))
+    deliver_model(folder, settings, patient)
 
 
 def federate(
@@ -155,6 +155,7 @@ def federate(
         write_first_files(path, Beginning(task, agreed, data, choice, deployed, modules))
         check_arrays(module)
         method.buffers, method.shared = float_buffers(module), shared_parameters(module)
+        method.frozen = frozen_parameters(module)
         known = record_known(path, clients.online(1)).known if deployed else ()
         rounds = Rounds(method, clients, settings.num_rounds, agreed, drop_revoked(known))
         _run_rounds(settings, module, task.score, recorder, method, rounds, on_round, deployed=deployed)

@@ -6,35 +6,45 @@ finished run is submitted again, and so does everybody whom a server that was ki
 
 from pathlib import Path
 
+from flwr.serverapp import Grid
+
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
+from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import KEEP, RUN
 from fairbloom.protocol.terms import Terms
+from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import listed
+from fairbloom.tasks import load_task
+from fairbloom.tasks.models import frozen_parameters
 
 from .arrival import drop_revoked
 from .run_folder.files import AGREED, DELIVERED, KNOWN, MODEL, ROUNDS, read_delivered
 from .run_folder.values import Delivered
+from .settings import Settings
 
 
-def deliver_model(folder: Path, clients: FlowerClients) -> None:
+def deliver_model(folder: Path, settings: Settings, grid: Grid) -> None:
     """Bring the final model of a finished run to those of its clients that are online and lack it.
 
     The run is over whatever happens here: what fails is logged with its remedy.
     """
     try:
-        _deliver(folder, clients)
+        _deliver(folder, settings, grid)
     except FairbloomError as error:
         log.warning("the final model is not delivered: %s", error)
 
 
-def _deliver(folder: Path, clients: FlowerClients) -> None:
-    noted, known = read_delivered(folder), drop_revoked(KNOWN.read(folder).known)
+def _deliver(folder: Path, settings: Settings, grid: Grid) -> None:
+    noted, known, method = read_delivered(folder), drop_revoked(KNOWN.read(folder).known), settings.strategy()
+    clients = FlowerClients(method, grid, settings.round_timeout, protocol=PROTOCOL)
     online = set(clients.online(0))
     if there := [name for name in known if name in online]:  # who has lost it since is given it again
+        agreed = AGREED.read(folder)
+        method.frozen = frozen_parameters(load_task({**settings.run_config(), AGREEMENT: agreed}).model())
         last = max((int(row["round"]) for row in ROUNDS.read(folder)), default=0)
-        terms = Terms(server_round=last, agreed=AGREED.read(folder), others={KEEP: noted.model, RUN: folder.name})
+        terms = Terms(server_round=last, agreed=agreed, others={KEEP: noted.model, RUN: folder.name})
         said = clients.keep_final(there, MODEL.read(folder), terms)
         noted = Delivered(noted.model, last, dict(sorted({**noted.clients, **said}.items())))
         DELIVERED.write(folder, noted)

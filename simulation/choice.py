@@ -150,7 +150,7 @@ class Effort:
         batch = batch_of(round(mean(counts)), work)
         steps = [work.steps or work.epochs * math.ceil(count / batch) for count in counts]
         flops, outputs = count_forward(model, task, examples[0])
-        parameters = sum(parameter.nbytes for parameter in model.parameters())
+        parameters = sum(each.nbytes for each in model.parameters() if each.requires_grad)
         calls = STEP + CALL * sum(1 for module in model.modules() if not list(module.children()))
         return cls(
             cohort=cohort,

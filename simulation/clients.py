@@ -23,7 +23,7 @@ from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.memory import Memory, release
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals, usable_evaluations, usable_reports
-from fairbloom.rounds.updates import Layout, Model, Updates
+from fairbloom.rounds.updates import Model, Updates
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.task import REMEMBERED
 
@@ -193,7 +193,7 @@ class LocalClients(ABC):
 
     def none_trained(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Return an object for the replies of a round's training."""
-        layout, refused = Layout(model, self.method.buffers, self.method.shared), Refusals(terms.server_round)
+        layout, refused = self.method.layout_of(model), Refusals(terms.server_round)
         memory = Memory(self.settings.memory)
         snapshots = self.method.snapshots
         return Trained.empty(layout, len(names), refused=refused, missing=(), snapshots=snapshots, memory=memory)
@@ -293,7 +293,8 @@ def store_reply(updates: Updates, snapshots: Updates | None, row: int, update: U
 
 def _write(updates: Updates, row: int, state: StateDict) -> Model:
     """Write a model's trainable arrays into a row, one after the other; return copies of the others."""
-    arrays, layout = arrays_of(state), updates.layout
+    layout = updates.layout
+    arrays = arrays_of({name: tensor for name, tensor in state.items() if name not in layout.frozen})
     for name, place in layout.slices:
         updates.matrix[row, place] = arrays[name].ravel()
     release(updates.matrix)

@@ -159,10 +159,16 @@ class Actors:
         self._actors: list[Any] = [started[worker % len(started)] for worker in range(count)]
         self._on_way: dict[int, deque[tuple[Any, ScheduledTask]]] = {}
         self._call: Any = None
+        self._frozen: Model = {}
+        self._frozen_there: Any = ray.put({})
 
     def begin(self, call: Call) -> None:
-        """Put what is asked into the cluster's memory, once for all workers."""
-        self._call = ray.put(call._replace(method=asking(call.method), trained=None))
+        """Put what is asked into the cluster's memory, once for all workers; frozen parameters lie there already."""
+        frozen = {name: call.model[name] for name in call.method.frozen if name in call.model}
+        if any(self._frozen.get(name) is not array for name, array in frozen.items()):
+            self._frozen, self._frozen_there = frozen, ray.put(frozen)
+        changing = {name: array for name, array in call.model.items() if name not in frozen}
+        self._call = ray.put(call._replace(method=asking(call.method), model=changing, trained=None))
 
     def send(self, call: Call, worker: int, tasks: Sequence[ScheduledTask]) -> None:
         """Give a worker its shards; Ray lets it compute one after the other."""
@@ -171,7 +177,7 @@ class Actors:
         for task in tasks:
             names = [client.name for client in task.clients]
             personal = {each.name: arrays_of(each.personal) for each in task.clients if each.personal is not None}
-            self._on_way[worker].append((actor.compute.remote(self._call, names, personal), task))
+            self._on_way[worker].append((actor.compute.remote(self._call, self._frozen_there, names, personal), task))
 
     def receive(self, call: Call, workers: Collection[int]) -> tuple[int, Answers | Lost]:
         """Return what a worker has computed of a shard."""

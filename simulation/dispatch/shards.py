@@ -98,9 +98,9 @@ class ShardWorker:
             torch.set_num_threads(1)
         self._clients = _Stacked(method, settings, block) if block else _OneByOne(method, settings)
 
-    def compute(self, call: Call, names: Sequence[str], personal: PersonalArrays) -> Share:
-        """Compute these clients, which have these last personal models."""
-        clients, terms = self._clients, call.terms
+    def compute(self, call: Call, frozen: Model, names: Sequence[str], personal: PersonalArrays) -> Share:
+        """Compute these clients, which have these last personal models; the call's model lacks its frozen arrays."""
+        clients, terms, received = self._clients, call.terms, {**frozen, **call.model}
         made, matrices = dict[str, Model](), list[NDArray[Any]]()
         clients.method = call.method
         clients.begin(names, terms)
@@ -109,9 +109,9 @@ class ShardWorker:
         if call.work == "count":
             return self._count(names)
         if call.work == "evaluate":
-            replies = clients.evaluate(names, call.model, terms, call.participants)
+            replies = clients.evaluate(names, received, terms, call.participants)
         else:
-            replies = trained = clients.train(names, call.model, terms)
+            replies = trained = clients.train(names, received, terms)
             matrices = [np.asarray(each.matrix) for each in (trained.updates, trained.snapshots) if each is not None]
         for name in names if call.personal else ():
             last, clients.personal(name).last = clients.personal(name).last, None
@@ -133,4 +133,6 @@ class ShardWorker:
 def asking(method: Method) -> Method:
     """Return a method that asks the same of clients, and neither weighs nor remembers anything."""
     kind: type[Method] = type("Asking", (Method,), {"needs": method.needs, "snapshots": method.snapshots})
-    return kind(buffers=method.buffers, shared=method.shared, weighted_by_key=method.weighted_by_key)
+    return kind(
+        buffers=method.buffers, shared=method.shared, frozen=method.frozen, weighted_by_key=method.weighted_by_key
+    )

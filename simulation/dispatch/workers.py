@@ -19,7 +19,7 @@ from fairbloom.rounds.clients import SNAPSHOTS, Trained
 from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
-from fairbloom.rounds.updates import Layout, Model, Updates, Vectors
+from fairbloom.rounds.updates import Model, Updates, Vectors
 
 from .balance import balance
 from .dispatch import Call, ClientTask, DispatchedClients, ScheduledTask
@@ -70,7 +70,7 @@ class WorkerClients(DispatchedClients):
 
         The next training uses it again; old updates that the method keeps are copied before.
         """
-        layout = Layout(model, self.method.buffers, self.method.shared)
+        layout = self.method.layout_of(model)
         self._spare_kept()
         buffers = self._pipes_for(model, len(names), personal=terms.personal_lambda is not None).buffers
         snapshots = None
@@ -126,7 +126,7 @@ class WorkerClients(DispatchedClients):
         """Return the way to workers that share enough memory: others, where these do not."""
         if self._pipes is None or not self._pipes.buffers.fit(model, rows, personal=personal):
             self.close()
-            layout = Layout(model, self.method.buffers, self.method.shared)
+            layout = self.method.layout_of(model)
             memory, snapshots = Memory(self.settings.memory), self.method.snapshots
             buffers = SharedBuffers(layout, rows, self.processes, memory, snapshots=snapshots, personal=personal)
             self._pipes = Pipes(buffers, self.local)

@@ -139,8 +139,10 @@ class StackedClients(LocalClients):
         if self._are_apart(self._why_apart(terms)):
             return self.train_each(names, model, terms)
         self.begin(names, terms)
-        trained = self.none_trained(names, model, terms)
-        training = _Training(self, self.on_device(model), terms, trained)
+        trained, received = self.none_trained(names, model, terms), self.on_device(model)
+        if self.method.frozen:  # which programs take from the model
+            self.task_and_model()[1].load_state_dict(received)
+        training = _Training(self, received, terms, trained)
         members = self._members(names, terms, trained.refused)
 
         def train_block(block: Sequence[Member]) -> None:

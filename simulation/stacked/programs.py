@@ -74,7 +74,7 @@ class Program(Protocol):
 
 
 class Mapped:
-    """Any model whose operations PyTorch can carry over to many sets of parameters."""
+    """Any model whose operations PyTorch can carry over to many sets of parameters; all others are as it holds them."""
 
     def __init__(self, model: nn.Module, names: Sequence[str], output: str) -> None:
         def one(weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
@@ -232,9 +232,10 @@ def make_program(model: nn.Module, task: Task, examples: Examples) -> Program:
         When the model, or the loss, cannot be computed for many clients at once.
     """
     _check_parameters(model)
-    layers = _chain_layers(model) if isinstance(examples.inputs, Tensor) else None
-    names = [name for name, _ in model.named_parameters()]
-    program = Mapped(model, names, task.output) if layers is None else Chain(layers)
+    trained = _trained(model)
+    plain = isinstance(examples.inputs, Tensor) and len(trained) == sum(1 for _ in model.parameters())
+    layers = _chain_layers(model) if plain else None
+    program = Mapped(model, [*trained], task.output) if layers is None else Chain(layers)
     buffers = {buffer: buffer.clone() for buffer in model.buffers()}
     try:
         _check_same(program, model, task, examples)
@@ -258,13 +259,17 @@ def _check_parameters(model: nn.Module) -> None:
         raise UnstackableError("its BatchNorm keeps statistics of each client")
     if any(isinstance(module, nn.LSTM) for module in model.modules()):
         raise UnstackableError("its LSTM is 20 times as slow over several clients at once")
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = _trained(model)
     if len(set(parameters.values())) < len(parameters):
         raise UnstackableError("several of its names are one parameter")
-    if not all(parameter.requires_grad for parameter in parameters.values()):
-        raise UnstackableError("some of its parameters are frozen")
     if len({parameter.dtype for parameter in parameters.values()}) > 1:
         raise UnstackableError("its parameters have several dtypes")
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained; frozen ones are constants, the same for all clients."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if parameter.requires_grad}
 
 
 def _chain_layers(model: nn.Module) -> list[nn.Module] | None:
@@ -285,13 +290,13 @@ def _check_same(program: Program, model: nn.Module, task: Task, examples: Exampl
     _check_same_in_evaluation(model, task, inputs)
     _check_each_by_itself(model, task, inputs, targets)
     losses = task.loss(outputs_of(model, inputs, task.output), targets)
-    gradients = torch.autograd.grad(losses.mean(), tuple(model.parameters()), allow_unused=True)
+    gradients = torch.autograd.grad(losses.mean(), tuple(_trained(model).values()), allow_unused=True)
     expected = losses.detach()
     if losses.shape != (count,):
         raise UnstackableError(f"the task's loss has shape {tuple(losses.shape)} for {count} examples")
     if None in gradients:
         raise UnstackableError("the loss does not touch some of its parameters")
-    weights = [torch.stack([p.detach(), p.detach()]).requires_grad_() for p in model.parameters()]
+    weights = [torch.stack([p.detach(), p.detach()]).requires_grad_() for p in _trained(model).values()]
     rolled = map_inputs(inputs, lambda tensor: tensor.roll(1, 0))
     outputs = program(weights, combine_inputs([inputs, rolled], torch.stack))
     found = task.loss(outputs.flatten(0, 1), torch.cat([targets, targets.roll(1, 0)]))

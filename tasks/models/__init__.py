@@ -261,3 +261,9 @@ def shared_parameters(model: nn.Module) -> dict[str, str]:
     stored = model.state_dict(keep_vars=True)
     named = {name: value for name, value in stored.items() if isinstance(value, nn.Parameter)}
     return {name: first[value] for name, value in named.items() if first.setdefault(value, name) != name}
+
+
+def frozen_parameters(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the parameters that are never trained: their requires_grad is False."""
+    stored = model.state_dict(keep_vars=True)
+    return tuple(name for name, value in stored.items() if isinstance(value, nn.Parameter) and not value.requires_grad)

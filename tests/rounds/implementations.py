@@ -23,6 +23,7 @@ from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.tasks import load_task
+from fairbloom.tasks.models import frozen_parameters
 
 Config = dict[str, Any]
 
@@ -60,6 +61,9 @@ CASES: dict[str, Config] = {
     "few clients train": {"method": "drfa", "training-clients": "client-4,client-0,client-1"},
     "a rate that decays": {"method": "qfedsgd", "personal-lambda": 0.5, "learning-rate-decay": 0.5},
     "validation examples": {"method": "ditto", "validation-share": 0.2},
+    "frozen parameters": {"model": "tests.rounds.adapted:Adapted", "method": "fedmgdaplus"},
+    "frozen parameters of personal models": {"model": "tests.rounds.adapted:Plain", "personal-lambda": 0.5},
+    "snapshots of a model with frozen parameters": {"model": "tests.rounds.adapted:Adapted", "method": "drfa"},
 }
 
 
@@ -72,7 +76,7 @@ def method_and_model(settings: Settings) -> tuple[FairStrategy, dict[str, Any]]:
     module = load_task(settings.run_config()).model()
     buffers = [name for name, buffer in module.named_buffers() if buffer.is_floating_point()]
     model = {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
-    return settings.strategy(buffers=buffers), model
+    return settings.strategy(buffers=buffers, frozen=frozen_parameters(module)), model
 
 
 def bits(model: Model) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

@@ -94,6 +94,8 @@ def test_flowers_start_gives_the_rounds_of_the_loop(case: str) -> None:
         due = about(looped)
         if not settings.evaluate_every:  # the loop measures in the last round, which it alone knows to be evaluated
             told, due = ({**each, "metrics": [], "train_metrics": {}} for each in (told, due))
+        if method.frozen:  # Flower's own loop sends whole models
+            told, due = ({**each, "bytes_sent": 0, "bytes_received": 0} for each in (told, due))
         assert told == due
     assert {name: array.numpy().tobytes() for name, array in result.arrays.items()} == {
         name: array.tobytes() for name, array in expected.rounds[-1].evaluated.items()

@@ -40,6 +40,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "losses of batches, after the work": {"method": "fedfa", "reported_loss": "batches"},
     "validation examples": {"validation_share": 0.2, "method": "ditto"},
     "pooled data": {"pooled": True, "method": "fedavg"},
+    "frozen parameters": {"model": "tests.rounds.adapted:Plain", "method": "fedmgdaplus"},
+    "frozen parameters of personal models": {"model": "tests.rounds.adapted:Plain", "method": "ditto"},
 }
 
 

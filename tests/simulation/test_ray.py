@@ -25,6 +25,7 @@ from ray.cluster_utils import Cluster as Machines
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.simulation.dispatch import ray as engine
+from fairbloom.simulation.dispatch.dispatch import Call
 from fairbloom.simulation.dispatch.ray import RayClients
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FedAvg
@@ -117,6 +118,22 @@ def test_what_a_run_sets_of_its_rounds_holds_on_a_cluster(tmp_path: Path, change
         for engine in ("loop", "ray")
     )
     assert not found.differences(expected)
+
+
+@pytest.mark.runtimes
+@pytest.mark.usefixtures("cluster")
+def test_frozen_parameters_are_put_on_a_cluster_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, put = list[Any](), ray.put
+    monkeypatch.setattr(engine.ray, "put", lambda value: there.append(value) or put(value))
+    changes = {"model": "tests.rounds.adapted:Adapted", "method": "fedmgdaplus", "personal_lambda": 0.5}
+    expected, found = (
+        Outcome.of(run(tmp_path / engine, engine=engine, num_rounds=3, **changes)) for engine in ("loop", "ray")
+    )
+    assert not found.differences(expected)
+    assert sum("second.weight" in value for value in there if isinstance(value, dict)) == 1
+    calls = [value for value in there if isinstance(value, Call)]
+    assert {"up.weight" in call.model for call in calls if call.work != "count"} == {True}
+    assert not any("second.weight" in call.model for call in calls)
 
 
 @pytest.mark.runtimes

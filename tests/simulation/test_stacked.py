@@ -23,6 +23,7 @@ from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.simulation.stacked.programs import Chain, Mapped, UnstackableError, make_program
 from fairbloom.strategies import DRFA, FedAvg
 from fairbloom.tasks import load_task
+from fairbloom.tasks.models import frozen_parameters
 from tests.client import nets
 
 TASK = "tests.simulation.doubled:doubled"
@@ -74,7 +75,7 @@ def both(
     config: dict[str, Any], method: Method | None = None, block: int = 64
 ) -> tuple[LoopClients, StackedClients, dict[str, Any]]:
     """Return the two engines, and a model that is not the initial one."""
-    chosen = method or FedAvg()
+    chosen = method or FedAvg(frozen=frozen_parameters(load_task(config).model()))
     model = {name: tensor.numpy() for name, tensor in load_task(config).model().state_dict().items()}
     random = np.random.default_rng(7)
     model = {name: array + 0.05 * random.standard_normal(array.shape) for name, array in model.items()}
@@ -176,7 +177,6 @@ def program(model: str, **changes: Any) -> Any:
         (f"{OWN}:Branching", "PyTorch cannot map it over clients"),
         ("tests.client.nets:Dropping", "draws, as dropout does"),
         ("tests.client.nets:Normed", "BatchNorm keeps statistics"),
-        ("tests.client.nets:Frozen", "some of its parameters are frozen"),
         ("tests.client.nets:Untouched", "does not touch some of its parameters|depends on the others"),
         ("tests.client.nets:Tied", "several of its names are one parameter"),
         ("tests.client.nets:Moded", "computes otherwise in training"),
@@ -213,10 +213,22 @@ def test_a_corner_of_pytorch_is_computed_right_or_refused(net: type[nn.Module]) 
 def test_chains_are_computed_by_products_and_other_models_are_mapped() -> None:
     assert isinstance(program("mlp"), Chain)
     assert isinstance(program("cnn"), Mapped)
+    assert isinstance(program("tests.client.nets:Frozen", task="digits"), Mapped)
     hooked = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
     hooked[1].register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
     task = load_task(config_of())
     assert isinstance(make_program(hooked, task, task.splits(task.clients[0]).train), Mapped)
+
+
+def test_frozen_parameters_are_those_of_the_received_model_and_are_never_stacked() -> None:
+    """The received ones here are others than those that the model was built with."""
+    config = config_of(task="digits", model="tests.rounds.adapted:Plain")
+    loop, stacked, model = both(config)
+    ours, expected = (engine.train(loop.online(1), model, TERMS["all measures"]) for engine in (stacked, loop))
+    assert_same(ours, expected, 1e-5)
+    assert ours.updates.layout.size == sum(
+        model[name].size for name in ("down.weight", "up.weight", "head.weight", "head.bias")
+    )
 
 
 # One bad client, and too little memory --------------------------------------------------------------------------------

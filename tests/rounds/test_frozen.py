@@ -1,0 +1,384 @@
+"""Frozen parameters: they are sent to who lacks them, once, and nobody changes them."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from safetensors.numpy import load_file
+
+from fairbloom.client.app import app
+from fairbloom.client.frozen import frozen_of
+from fairbloom.client.local import load_task_and_model
+from fairbloom.protocol.names import CLIENT, FROZEN
+from fairbloom.rounds.flower import FlowerClients, model_of, unpacked_content
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.round import Round, size_on_the_wire
+from fairbloom.rounds.updates import Layout, Updates
+from fairbloom.server.app import federate
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import FedAvg
+from fairbloom.tasks import load_task
+from fairbloom.tasks.models import float_buffers, frozen_parameters, shared_parameters
+from tests.client import nets
+
+from .implementations import bits
+
+MODEL = "tests.rounds.adapted:Adapted"
+SETTINGS: dict[str, Any] = {"clients": 4, "model": MODEL, "num-rounds": 3, "method": "fedfv", "device": "cpu"}
+
+Node = Callable[[Message, Callable[[Message], Message]], Message]
+"""A client that misbehaves, or works elsewhere: (message, what the honest one answers) → its answer."""
+
+
+class Grid(InProcessGrid):
+    """Clients in this process, of which some are `nodes` of their own; it notes what travels, unpacked."""
+
+    def __init__(self, settings: Settings, nodes: Mapping[int, Node] | None = None) -> None:
+        super().__init__(app, settings.run_config(), settings.clients)
+        self.nodes = nodes or {}
+        self.sent: list[tuple[int, str, RecordDict]] = []
+        self.replied: list[tuple[int, str, RecordDict]] = []
+
+    def _answer(self, message: Message) -> Message:
+        place, kind = message.metadata.dst_node_id - 2, message.metadata.message_type
+        self.sent.append((place, kind, unpacked_content(message.content)))
+        node = self.nodes.get(place)
+        reply = super()._answer(message) if node is None else node(message, super()._answer)
+        if reply.has_content():
+            self.replied.append((place, kind, unpacked_content(reply.content)))
+        return reply
+
+    def arrays(self, place: int, kind: str = MessageType.TRAIN) -> list[set[str]]:
+        """Return the names of the records of arrays in each message to a client, "whole" for that of a whole model."""
+        found = [content.array_records for to, what, content in self.sent if (to, what) == (place, kind)]
+        return [
+            {"whole" if name != FROZEN and "second.weight" in record else name for name, record in each.items()}
+            for each in found
+        ]
+
+
+def method_and_model(settings: Settings) -> tuple[Any, dict[str, Any]]:
+    """Return the method of a run as the server sets it, and the initial model."""
+    module = load_task(settings.run_config()).model()
+    names = {"buffers": float_buffers(module), "shared": shared_parameters(module), "frozen": frozen_parameters(module)}
+    return settings.strategy(**names), {name: each.numpy().copy() for name, each in module.state_dict().items()}
+
+
+def run(nodes: Mapping[int, Node] | None = None, **changes: Any) -> tuple[Grid, list[Round]]:
+    """Run as a deployed server does."""
+    settings = Settings.of({**SETTINGS, **changes})
+    method, model = method_and_model(settings)
+    grid = Grid(settings, nodes)
+    loop = Rounds(method, FlowerClients(method, grid, 60.0), settings.num_rounds)
+    return grid, list(loop.run(model, measure=lambda number: [], measure_after=[]))
+
+
+def models(rounds: list[Round]) -> list[Any]:
+    return [bits(finished.arrays) for finished in rounds]
+
+
+def silent(message: Message, answer: Callable[[Message], Message]) -> Message:
+    """Answer as a client of before: it knows nothing of frozen parameters, and fails without them."""
+    content = unpacked_content(message.content)
+    if message.metadata.message_type == MessageType.QUERY:
+        message.content = RecordDict()
+        return answer(message)
+    assert set(content.config_records) == {"config"}
+    assert FROZEN not in content.config_records["config"]
+    return answer(message)
+
+
+class Elsewhere:
+    """A client on a machine of its own, which has built other frozen parameters of the same model."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._model = load_task_and_model(settings)[1]
+        self.restart()
+
+    def restart(self) -> None:
+        """Be killed, and be there again as at first."""
+        self._here = {name: tensor + 0.25 for name, tensor in frozen_of(self._model).items()}
+
+    def __call__(self, message: Message, answer: Callable[[Message], Message]) -> Message:
+        others = {name: tensor.clone() for name, tensor in frozen_of(self._model).items()}
+        self._model.load_state_dict(self._here, strict=False)
+        reply = answer(message)
+        self._here = {name: tensor.clone() for name, tensor in frozen_of(self._model).items()}
+        self._model.load_state_dict(others, strict=False)
+        return reply
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Grid, list[Round]]:
+    """A run whose clients have the frozen parameters all by themselves."""
+    return run()
+
+
+# Who has them ---------------------------------------------------------------------------------------------------------
+
+
+def test_clients_that_built_the_same_ones_are_asked_once_and_never_sent_any(plain: tuple[Grid, list[Round]]) -> None:
+    grid, rounds = plain
+    for place in range(4):
+        asked = [content for to, kind, content in grid.sent if (to, kind) == (place, MessageType.QUERY)]
+        assert sum(FROZEN in content.config_records.get("config", {}) for content in asked) == 1
+        assert grid.arrays(place) == [{"arrays"}] * 3
+        assert grid.arrays(place, MessageType.EVALUATE) == [{"arrays"}] * 3
+    for _, kind, content in grid.replied:
+        if kind == MessageType.TRAIN:
+            names = set(content.array_records["arrays"])
+            assert {"up.weight", "head.bias", "norm.running_mean", "norm.num_batches_tracked"} <= names
+            assert not names & {"first.weight", "second.bias", "norm.weight"}
+    assert all(not finished.refused for finished in rounds)
+
+
+def test_bytes_are_those_of_what_is_trained_and_of_buffers(plain: tuple[Grid, list[Round]]) -> None:
+    grid, rounds = plain
+    _, model = method_and_model(Settings.of(SETTINGS))
+    frozen = frozen_parameters(load_task(Settings.of(SETTINGS).run_config()).model())
+    whole = sum(map(size_on_the_wire, model.values()))
+    changing = whole - sum(size_on_the_wire(model[name]) for name in frozen)
+    assert changing < 0.2 * whole
+    for finished in rounds:
+        assert finished.bytes_sent == 8 * changing
+        assert finished.bytes_received == 4 * changing
+    travelled = [each for _, kind, content in grid.sent for each in content.array_records.values()]
+    assert sum(len(array.data) for record in travelled for array in record.values()) == 24 * changing
+
+
+def test_a_client_that_knows_nothing_of_it_gets_and_sends_everything_to_the_same_bits(
+    plain: tuple[Grid, list[Round]],
+) -> None:
+    grid, rounds = run(dict.fromkeys(range(4), silent))
+    assert models(rounds) == models(plain[1])
+    assert grid.arrays(0) == [{"whole"}] * 3
+    assert rounds[0].bytes_sent > 5 * plain[1][0].bytes_sent
+    assert rounds[0].bytes_received == rounds[0].bytes_sent / 2
+    mixed, some = run({1: silent})
+    assert models(some) == models(rounds)
+    assert (mixed.arrays(0), mixed.arrays(1)) == ([{"arrays"}] * 3, [{"whole"}] * 3)
+    assert plain[1][0].bytes_sent < some[0].bytes_sent < rounds[0].bytes_sent
+
+
+def test_a_client_with_others_is_sent_them_once_and_again_when_it_has_lost_them(
+    plain: tuple[Grid, list[Round]],
+) -> None:
+    elsewhere, seen = Elsewhere(Settings.of(SETTINGS)), {"trained": 0}
+
+    def restarting(message: Message, answer: Callable[[Message], Message]) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            seen["trained"] += 1
+            if seen["trained"] == 3:
+                elsewhere.restart()
+        return elsewhere(message, answer)
+
+    grid, rounds = run({2: restarting})
+    assert models(rounds) == models(plain[1])
+    assert all(not finished.refused and not finished.missing for finished in rounds)
+    assert grid.arrays(2) == [{"arrays", FROZEN}, {"arrays"}, {"arrays"}, {"arrays", FROZEN}]
+    assert grid.arrays(2, MessageType.EVALUATE) == [{"arrays"}] * 3
+    assert grid.arrays(1) == [{"arrays"}] * 3
+    before = plain[1][0].bytes_sent
+    first, second, third = (finished.bytes_sent for finished in rounds)
+    assert (first - before, second) == (third - before - before // 8, before)  # once more the trained ones, too
+    assert first > 1.5 * before
+
+
+def test_two_servers_with_other_ones_take_turns_at_one_client() -> None:
+    """Its process serves both: each gets what it would if it were alone."""
+    settings = Settings.of(SETTINGS)
+    loops = []
+    for shift in (0.0, 0.125):
+        method, model = method_and_model(settings)
+        model = {name: array + shift if name == "second.weight" else array for name, array in model.items()}
+        grid = Grid(settings)
+        loop = Rounds(method, FlowerClients(method, grid, 60.0), 3)
+        loops.append((grid, partial(loop.run, model, measure=lambda number: [], measure_after=[])))
+    alone = [models(list(begin())) for _, begin in loops]
+    assert alone[0] != alone[1]
+    again = []
+    for shift in (0.0, 0.125):
+        method, model = method_and_model(settings)
+        model = {name: array + shift if name == "second.weight" else array for name, array in model.items()}
+        loop = Rounds(method, FlowerClients(method, Grid(settings), 60.0), 3)
+        again.append(loop.run(model, measure=lambda number: [], measure_after=[]))
+    turns = [[bits(finished.arrays) for finished in pair] for pair in zip(*again, strict=True)]
+    assert [list(each) for each in zip(*turns, strict=True)] == alone
+
+
+def test_a_run_that_goes_on_goes_on_to_the_bit_and_its_files_hold_the_whole_model(tmp_path: Path) -> None:
+    def federated(folder: str, **changes: Any) -> dict[str, Any]:
+        settings = Settings.of({**SETTINGS, "out": str(tmp_path / folder), **changes})
+        path = federate(settings, lambda method: FlowerClients(method, Grid(settings), 60.0))
+        return load_file(path / "model.safetensors")
+
+    expected = federated("whole", **{"num-rounds": 4})
+    federated("parts", **{"num-rounds": 2})
+    found = federated("parts", **{"num-rounds": 4})
+    assert bits(found) == bits(expected)
+    module = load_task(Settings.of(SETTINGS).run_config()).model()
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in found.items()})
+    assert (found["second.weight"] == method_and_model(Settings.of(SETTINGS))[1]["second.weight"]).all()
+
+
+def test_averaged_models_have_the_very_same_frozen_parameters() -> None:
+    _, rounds = run(method="fedavg", **{"average-models": True})
+    model = method_and_model(Settings.of(SETTINGS))[1]
+    for finished in rounds:
+        assert finished.average["second.weight"].tobytes() == model["second.weight"].tobytes()
+        assert set(finished.average) == set(model)
+
+
+def test_a_model_without_frozen_parameters_travels_as_it_always_did() -> None:
+    grid, _ = run(model="mlp")
+    for _, kind, content in grid.sent:
+        if kind == MessageType.QUERY:
+            assert not content
+        else:
+            assert set(content) == {"arrays", "config"}
+            assert FROZEN not in content.config_records["config"]
+    for _, kind, content in grid.replied:
+        assert FROZEN not in content
+        assert FROZEN not in content.config_records.get(CLIENT, {}), kind
+
+
+def test_flowers_hooks_send_whole_models_and_take_replies_without_the_frozen_ones() -> None:
+    settings = Settings.of(SETTINGS)
+    method, model = method_and_model(settings)
+    grid, finished = Grid(settings), list[Round]()
+    arrays = ArrayRecord({name: Array(array) for name, array in model.items()})
+    method.start(grid, initial_arrays=arrays, num_rounds=2, on_round=finished.append)
+    assert grid.arrays(0) == [{"whole"}] * 2
+    assert bits(model_of(finished[0].arrays))["second.weight"] == bits(model)["second.weight"]
+    whole = sum(map(size_on_the_wire, model.values()))
+    assert [each.bytes_sent for each in finished] == [8 * whole] * 2
+    assert [each.bytes_received for each in finished] == [4 * whole] * 2
+
+
+# Who lies -------------------------------------------------------------------------------------------------------------
+
+
+def with_frozen(change: Callable[[Any], Any]) -> Node:
+    """Return a client whose replies hold a frozen parameter, changed."""
+
+    def node(message: Message, answer: Callable[[Message], Message]) -> Message:
+        reply = answer(message)
+        if message.metadata.message_type == MessageType.TRAIN:
+            content = unpacked_content(reply.content)
+            weight = method_and_model(Settings.of(SETTINGS))[1]["second.weight"]
+            arrays = {**content.array_records["arrays"], "second.weight": Array(np.asarray(change(weight)))}
+            reply.content = RecordDict({**content, "arrays": ArrayRecord(arrays)})
+        return reply
+
+    return node
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda w: w + 1e-3, lambda w: w * np.nan, lambda w: w[:3], lambda w: w.astype(np.int64), lambda w: np.zeros(0)],
+    ids=["others", "no numbers", "another shape", "integers", "nothing"],
+)
+def test_a_client_that_replies_other_ones_is_refused_with_a_remedy_and_they_stay(change: Callable[[Any], Any]) -> None:
+    _, rounds = run({1: with_frozen(change)})
+    model = method_and_model(Settings.of(SETTINGS))[1]
+    for finished in rounds:
+        assert set(finished.refused) == {"client-1"}
+        reason = finished.refused["client-1"]
+        assert "'second.weight' is frozen" in reason
+        assert "requires_grad = False" in reason
+        assert finished.arrays["second.weight"].tobytes() == model["second.weight"].tobytes()
+
+
+def test_a_client_that_replies_the_same_ones_is_used_as_the_remedy_says(plain: tuple[Grid, list[Round]]) -> None:
+    _, rounds = run({1: with_frozen(lambda weight: weight)})
+    assert models(rounds) == models(plain[1])
+    assert rounds[0].bytes_received > plain[1][0].bytes_received
+
+
+@pytest.mark.parametrize("digest", [7, 2.5, True, b"\x00" * 32, ["a"], [], "", "x" * 1_000_000, "0" * 64, "\ud800"])
+def test_whatever_a_client_says_of_its_frozen_parameters_its_work_is_used_or_refused_alone(
+    digest: Any, plain: tuple[Grid, list[Round]]
+) -> None:
+    def node(message: Message, answer: Callable[[Message], Message]) -> Message:
+        reply = answer(message)
+        if message.metadata.message_type == MessageType.QUERY and FROZEN in reply.content.config_records[CLIENT]:
+            reply.content.config_records[CLIENT][FROZEN] = digest
+        return reply
+
+    grid, rounds = run({3: node})
+    assert models(rounds) == models(plain[1])
+    first = {"arrays", FROZEN} if isinstance(digest, str) else {"whole"}
+    assert grid.arrays(3)[0] == first
+
+
+def test_a_client_that_asks_for_them_again_and_again_gets_them_once_a_round_and_is_refused_by_name() -> None:
+    def greedy(message: Message, answer: Callable[[Message], Message]) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            return answer(message)
+        return Message(RecordDict({CLIENT: ConfigRecord({FROZEN: "0" * 64})}), reply_to=message)
+
+    grid, rounds = run({0: greedy})
+    assert [set(finished.refused) for finished in rounds] == [{"client-0"}] * 3
+    assert all(len(finished.coefficients) == 3 for finished in rounds)
+    assert len(grid.arrays(0)) <= 6
+    assert [len(content.array_records) for to, kind, content in grid.sent if (to, kind) == (1, "train")] == [1] * 3
+
+
+def test_a_client_whose_code_freezes_others_says_so() -> None:
+    settings = Settings.of({**SETTINGS, "unused-rounds": 0})
+    method, model = method_and_model(settings)
+    method.frozen = tuple(name for name in method.frozen if name != "second.bias")
+    grid = Grid(settings)
+    loop = Rounds(method, FlowerClients(method, grid, 60.0), 1)
+    (finished,) = loop.run(model, measure=lambda number: [], measure_after=[])
+    assert set(finished.refused) == {f"client-{place}" for place in range(4)}
+    assert "'second.bias' of the model is frozen here, and not on the server" in finished.refused["client-1"]
+
+
+def test_a_model_that_changes_them_as_it_trains_is_refused_with_a_remedy() -> None:
+    _, rounds = run(model="tests.rounds.adapted:Following", **{"unused-rounds": 0, "num-rounds": 1})
+    assert "'second.bias' as it trains" in rounds[0].refused["client-2"]
+    assert "register_buffer" in rounds[0].refused["client-2"]
+
+
+# What is an update ----------------------------------------------------------------------------------------------------
+
+
+def test_updates_and_their_inner_products_have_the_trained_entries_alone() -> None:
+    rng = np.random.default_rng(2)
+    w = {"base": rng.normal(size=(40, 5)), "adapter": rng.normal(size=7), "mean": rng.normal(size=3)}
+    layout = Layout(w, ("mean",), {}, ("base",))
+    assert (layout.size, layout.trainable, layout.buffers) == (7, ("adapter",), ("mean",))
+    assert layout.length == pytest.approx(np.linalg.norm(w["adapter"]))
+    updates = Updates(layout, 2)
+    steps = rng.normal(size=(2, 7))
+    for step in steps:
+        updates.add({"adapter": w["adapter"] - step, "mean": w["mean"]})
+    np.testing.assert_allclose(updates.gram(exact=True), steps @ steps.T)
+    after = updates.model_after(np.array([0.5, 0.25]), updates.vectors, np.full(2, 0.5), np.ones(2))
+    np.testing.assert_allclose(after["adapter"], w["adapter"] - 0.5 * steps[0] - 0.25 * steps[1])
+    assert after["base"] is w["base"]
+    assert list(after) == list(w)
+
+
+def test_tied_parameters_are_frozen_together_and_integers_among_them_stay() -> None:
+    w = {"a": np.ones(3), "b": np.ones(3), "table": np.arange(4), "c": np.zeros(2)}
+    layout = Layout(w, (), {"b": "a"}, ("a", "table"))
+    assert (layout.trainable, layout.integers, layout.frozen) == (("c",), (), {"a", "b", "table"})
+    module = nets.Tied(10)
+    module.requires_grad_(False)
+    assert set(frozen_parameters(module)) == {name for name, _ in module.named_parameters(remove_duplicate=False)}
+
+
+@pytest.mark.parametrize("named", ["missing", "mean"])
+def test_a_name_that_is_no_parameter_is_refused(named: str) -> None:
+    with pytest.raises(ValueError, match=f"frozen names '{named}'"):
+        Layout({"w": np.ones(2), "mean": np.ones(2)}, ("mean",), {}, (named,))
+    with pytest.raises(ValueError, match="frozen must be a list or tuple of names"):
+        FedAvg(frozen="w")
