@@ -44,7 +44,7 @@ class Newcomer:
     data_dir
         Where the site's data lie; "" where those of the run's task lie nowhere in particular.
     client
-        Which of the clients whose data lie there the site is; "" where there is one.
+        Which of the clients whose data lie there it is; "" where there is one.
     model
         "last" for the final model, "best" for the one with the best mean score.
 
@@ -59,6 +59,8 @@ class Newcomer:
         What the site is called.
     round
         The last round of the run.
+    strength
+        Of the pull with which its personal model was trained; None before there is one.
     """
 
     def __init__(self, run: Path, data_dir: str = "", client: str = "", model: str = "last") -> None:
@@ -76,7 +78,7 @@ class Newcomer:
         except FairbloomError as error:
             raise NewcomerError(f"the data of {self.name} do not fit the run in {self._run}: {error}") from error
         self._received: StateDict = {name: torch.as_tensor(np.array(array)) for name, array in self._arrays.items()}
-        self._strength: float | None = None
+        self.strength: float | None = None
 
     @property
     def scores(self) -> tuple[Score, ...]:
@@ -117,7 +119,7 @@ class Newcomer:
         strength
             Of the pull; 0 trains on these examples alone. None: `usual_strength`.
         """
-        self._strength = self.usual_strength if strength is None else strength
+        self.strength = self.usual_strength if strength is None else strength
         self._local.train_personal(self._received, self._terms(epochs))
 
     def measure(self) -> Mapping[str, Mapping[str, float]]:
@@ -128,7 +130,7 @@ class Newcomer:
         found = self._local.evaluate(self._received, self._terms())
         if not found[NUM_EXAMPLES]:
             raise NewcomerError(f"{self.name} has no test examples: it needs more rows")
-        models = {"global": "", **({} if self._strength is None else {PERSONAL: f"-{PERSONAL}"})}
+        models = {"global": "", **({} if self.strength is None else {PERSONAL: f"-{PERSONAL}"})}
         return {
             model: {each.name: each.shown(found[name]) for each in self.scores if (name := each.name + end) in found}
             for model, end in models.items()
@@ -142,8 +144,7 @@ class Newcomer:
         FairbloomError
             When the folder holds something, or cannot be written.
         """
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RunFolderError(f"{folder} is there already: name another folder by --out, or remove it")
+        check_free(folder)
         with explain_write_errors("what predicts here", folder):
             keep_model(folder, self._config, self._agreed, self._arrays, self._about)
             keep_preprocessing(folder, self._local.task, self._local.key)
@@ -154,9 +155,15 @@ class Newcomer:
         return Terms(
             server_round=self.round + 1,
             agreed=self._agreed,
-            personal_lambda=self._strength,
+            personal_lambda=self.strength,
             personal_epochs=epochs,
         )
+
+
+def check_free(folder: Path) -> None:
+    """Raise FairbloomError where something lies in a folder that is to be written."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunFolderError(f"{folder} is there already: name another folder by --out, or remove it")
 
 
 def _settings_in(folder: Path) -> Mapping[str, Any]:

@@ -22,7 +22,9 @@ from fairbloom.server.run_folder.files import (
     BEST,
     CLIENTS,
     CONFIG,
+    ENVIRONMENT,
     KNOWN,
+    MODEL,
     PERSONAL,
     PREPROCESSING,
     is_finished,
@@ -173,10 +175,12 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Pred
         raise PredictionError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
     settings = _settings_in(folder)
     shared = PREPROCESSING.read(folder)
-    own = shared is not None and bool(shared.client)
-    if client and not own:
+    kept = is_kept(folder)
+    if client and not kept:
         _check_client(folder, client)
-    place = folder if own else _client_folder(folder, settings, client) if client else None
+    if client and kept and shared is not None and shared.client not in ("", client):
+        raise PredictionError(f"client = {client!r}: {folder} is what {shared.client} keeps: leave --client out")
+    place = folder if kept else _client_folder(folder, settings, client) if client else None
     preprocessing = shared
     if shared is not None and shared.per_client:
         preprocessing = _preprocessing_of(folder, settings, client)
@@ -185,6 +189,11 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Pred
     _load(module, _arrays(folder, model, client, place, settings))
     client = client or (shared.client if shared is not None else "")
     return Predictor(folder, str(settings["task"]), client, model, module.eval(), preprocessing, task.output)
+
+
+def is_kept(folder: Path) -> bool:
+    """Return whether a folder is what one client keeps of a run, and not the whole run's."""
+    return is_run_folder(folder) and not ENVIRONMENT.exists_in(folder)
 
 
 def _settings_in(folder: Path) -> Mapping[str, Any]:
@@ -256,6 +265,8 @@ def _arrays(
     """
     if model == PERSONAL_MODEL:
         return _personal(folder, client, place)
+    if is_kept(folder):
+        return _kept(folder, model)
     if model == BEST_MODEL:
         if not BEST.exists_in(folder):
             raise PredictionError(f"{folder} has no {BEST.name}: no round was evaluated; take model last")
@@ -271,6 +282,19 @@ def _arrays(
     if not is_finished(folder):
         log.warning("the run in %s is not finished: its last checkpoint predicts", folder)
     return arrays
+
+
+def _kept(folder: Path, model: str) -> Mapping[str, Any]:
+    """Return the model that a client keeps of a run."""
+    if model == BEST_MODEL:
+        raise PredictionError(f"{folder} is what a client keeps of a run, the final model: take model last or personal")
+    again = "it comes again from the server, when the finished run is submitted once more"
+    if not MODEL.exists_in(folder):
+        raise PredictionError(f"{folder} has no {MODEL.name} (yet, or no longer): {again}")
+    try:
+        return MODEL.read(folder)
+    except RunFolderError as error:
+        raise PredictionError(f"{error}: delete it; {again}") from error
 
 
 def _personal(folder: Path, client: str, place: Path | None) -> StateDict:
