@@ -166,7 +166,7 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
     FairbloomError
         When the model does not fit the one that this client trains, or the disk does not take it.
     """
-    from .kept import About, check_fits, find_kept, keep_model
+    from .kept import About, check_fits, find_kept, forget_oldest, keep_model
     from .personal import folder_name, state_folder
 
     config = message.content.config_records[wire.CONFIG]
@@ -185,6 +185,7 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
         check_fits(arrays, client.model)
         try:
             keep_model(folder, settings, terms.agreed, arrays, about)
+            forget_oldest(runs.parent, folder.name)
         except OSError as error:
             raise ReportableError(f"the final model cannot be written to its state-dir: {error.strerror}") from error
         log.info("the final model of run %s is kept in %s", about.run, folder)

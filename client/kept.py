@@ -82,7 +82,6 @@ def keep_model(folder: Path, config: Mapping[str, Any], agreed: str, arrays: Arr
         for name, content in others.items():
             write_private(folder / name, content)
     save_model(folder / MODEL, arrays, asdict(about), 0o600)
-    _forget_oldest(folder)
 
 
 def check_fits(arrays: Arrays, module: Module) -> None:
@@ -106,8 +105,11 @@ def _encode(config: Mapping[str, Any]) -> bytes:
     return tomli_w.dumps({"run-folder-format": RUN_FOLDER_FORMAT, **settings}).encode()
 
 
-def _forget_oldest(folder: Path) -> None:
-    """Remove the final models of a client's oldest runs, where there are too many; personal models stay."""
-    kept = [path for run in folder.parent.parent.iterdir() if (path := run / folder.name / MODEL).exists()]
+def forget_oldest(state_dir: Path, name: str) -> None:
+    """Remove the final models of a client's oldest runs, where there are too many; personal models stay.
+
+    `name` is that of its folder in each run's.
+    """
+    kept = [path for run in state_dir.iterdir() if (path := run / name / MODEL).exists()]
     for path in sorted(kept, key=lambda path: path.stat().st_mtime)[:-MOST_RUNS]:
         path.unlink()

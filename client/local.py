@@ -150,7 +150,7 @@ class LocalClient:
         arrays = self.model.state_dict()
         if terms.personal_lambda is not None:
             arrays = {name: tensor.clone() for name, tensor in arrays.items()}
-            self._train_personal(received, terms)
+            self.train_personal(received, terms)
         return Update(arrays, {wire.NUM_EXAMPLES: len(examples), **metrics}, snapshot)
 
     def evaluate(self, received: StateDict, terms: Terms) -> Metrics:
@@ -195,7 +195,7 @@ class LocalClient:
         if model is not None:
             self.model.load_state_dict(model)
 
-    def _train_personal(self, received: StateDict, terms: Terms) -> None:
+    def train_personal(self, received: StateDict, terms: Terms) -> None:
         """Train the personal model, pulled to the received one, and keep it."""
         self.model.load_state_dict(received)
         anchor = [parameter.detach().clone() for parameter in self.model.parameters() if parameter.requires_grad]

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from fairbloom.errors import FairbloomError
     from fairbloom.experiments.api import (
         Comparison,
+        Evaluation,
         Recommendation,
         Reproduction,
         Run,
         Sweep,
         compare,
+        evaluate,
         load,
         load_comparison,
         load_sweep,
@@ -50,7 +52,7 @@ else:
     _PLACES |= dict.fromkeys(
         (
             *("Comparison", "Reproduction", "Run", "Sweep", "compare", "load", "load_comparison", "load_sweep"),
-            *("Recommendation", "recommend", "reproduce", "run", "sweep"),
+            *("Evaluation", "evaluate", "Recommendation", "recommend", "reproduce", "run", "sweep"),
         ),
         "fairbloom.experiments.api",
     )
@@ -68,6 +70,7 @@ else:
 
 __all__ = [
     "Comparison",
+    "Evaluation",
     "FairbloomError",
     "Recommendation",
     "RecordedRound",
@@ -78,6 +81,7 @@ __all__ = [
     "Sweep",
     "__version__",
     "compare",
+    "evaluate",
     "load",
     "load_comparison",
     "load_sweep",

@@ -27,6 +27,7 @@ from fairbloom.server.run_folder.files import (
     CONFIG,
     ENVIRONMENT,
     KNOWN,
+    MODEL,
     MODULES,
     PERSONAL,
     PREPROCESSING,
@@ -185,7 +186,7 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Pred
     settings = _settings_in(folder)
     task = _load_task(folder, settings)
     preprocessing = PREPROCESSING.read(folder) or (task.preprocessing("") if task.preprocessing else None)
-    if ENVIRONMENT.exists_in(folder):
+    if not is_kept(folder):
         place = _find_client_folder(folder, settings, client) if client else None
         if preprocessing is not None and preprocessing.per_client:
             preprocessing = _preprocessing_of(folder, client, place)
@@ -194,6 +195,11 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Pred
     module = task.model()
     _load(module, _arrays(folder, model, client, place, settings))
     return Predictor(folder, str(settings["task"]), client, model, module.eval(), preprocessing, task.output)
+
+
+def is_kept(folder: Path) -> bool:
+    """Return whether a folder is what one client keeps of a run, and not the whole run's."""
+    return is_run_folder(folder) and not ENVIRONMENT.exists_in(folder)
 
 
 def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
@@ -291,6 +297,8 @@ def _arrays(
     """
     if model == PERSONAL_MODEL:
         return _personal(folder, client, place)
+    if is_kept(folder):
+        return _kept(folder, model)
     if model == BEST_MODEL:
         if not BEST.exists_in(folder):
             raise PredictionError(f"{folder} has no {BEST.name}: no round was evaluated; take model last")
@@ -306,6 +314,19 @@ def _arrays(
     if not is_finished(folder):
         log.warning("the run in %s is not finished: its last checkpoint predicts", folder)
     return arrays
+
+
+def _kept(folder: Path, model: str) -> Mapping[str, Any]:
+    """Return the model that a client keeps of a run."""
+    if model == BEST_MODEL:
+        raise PredictionError(f"{folder} is what a client keeps of a run, the final model: take model last or personal")
+    again = "it comes again from the server, when the finished run is submitted once more"
+    if not MODEL.exists_in(folder):
+        raise PredictionError(f"{folder} has no {MODEL.name} (yet, or no longer): {again}")
+    try:
+        return MODEL.read(folder)
+    except RunFolderError as error:
+        raise PredictionError(f"{error}: delete it; {again}") from error
 
 
 def _personal(folder: Path, client: str, place: Path | None) -> StateDict:

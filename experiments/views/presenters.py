@@ -6,11 +6,13 @@ Figures and HTML are imported when they are first asked for, because matplotlib 
 from typing import TYPE_CHECKING
 
 from ..results.comparison import Comparison
+from ..results.evaluation import Evaluation
 from ..results.presentation import draw, render_html, show
 from ..results.recommendation import Recommendation
 from ..results.reproduction import Reproduction
 from ..results.run import Run
 from ..results.sweep import Sweep
+from .evaluation import show_evaluation
 from .recommendation import show_recommendation
 from .sweep_table import show_sweep
 from .tables import show_comparison, show_reproduction, show_run
@@ -23,6 +25,7 @@ show.register(Comparison, show_comparison)
 show.register(Reproduction, show_reproduction)
 show.register(Sweep, show_sweep)
 show.register(Recommendation, show_recommendation)
+show.register(Evaluation, show_evaluation)
 
 
 @draw.register(Run)

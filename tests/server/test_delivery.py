@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 
 from fairbloom.client import app as client_app
 from fairbloom.client import kept
-from fairbloom.client.kept import MOST_RUNS, About, find_kept, keep_model
+from fairbloom.client.kept import MOST_RUNS, About, find_kept, forget_oldest, keep_model
 from fairbloom.protocol.names import CLIENT, KEPT, NAME
 from fairbloom.rounds.flower import record_of, unpacked_content
 from fairbloom.server.app import main
@@ -151,6 +151,7 @@ def test_the_models_of_the_last_runs_are_kept_and_personal_models_stay(tmp_path:
     for number in range(MOST_RUNS + 2):
         folder = tmp_path / f"run-{number}" / "site-a"
         keep_model(folder, {"task": "csv"}, "", arrays, About(f"run-{number}", 1, "x"))
+        forget_oldest(tmp_path, "site-a")
         (folder / "1.safetensors").write_bytes(b"personal")
     kept_runs = {path.parent.parent.name for path in tmp_path.glob("*/site-a/model.safetensors")}
     assert kept_runs == {f"run-{number}" for number in range(2, MOST_RUNS + 2)}

@@ -1,0 +1,208 @@
+"""A site that took no part in a run: how the run's model serves it on its own data, and a personal model from that."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairbloom.client.kept import About, keep_model
+from fairbloom.client.local import LocalClient
+from fairbloom.client.personal import PersonalModels, StateDict
+from fairbloom.client.preprocessing import keep_preprocessing
+from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.protocol.names import AGREED as AGREEMENT
+from fairbloom.protocol.names import NUM_EXAMPLES, PERSONAL
+from fairbloom.protocol.scores import Score
+from fairbloom.protocol.settings import Value
+from fairbloom.protocol.terms import Terms
+from fairbloom.protocol.thresholds import shown_scores
+from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
+from fairbloom.server.run_folder.files import AGREED, BEST, CONFIG, MODEL, ROUNDS, is_finished, is_run_folder
+from fairbloom.system.sealed import Arrays
+from fairbloom.tasks import find_task, load_task
+from fairbloom.tasks.files.targets import join_names
+
+EPOCHS, STRENGTH = 10, 1.0
+"""Passes over a newcomer's training examples, and the strength of the pull to the global model if the run has none."""
+
+MODELS = {"last": MODEL, "best": BEST}
+
+
+class NewcomerError(FairbloomError):
+    """A run that cannot be evaluated on a site's data; the message says why, and what to do."""
+
+
+class Newcomer:
+    """A site that took no part in a run.
+
+    Parameters
+    ----------
+    run
+        The folder of a finished run, or the folder that a client keeps of one.
+    data_dir
+        Where the site's data lie; "" where those of the run's task lie nowhere in particular.
+    client
+        Which of the clients whose data lie there it is; "" where there is one.
+    model
+        "last" for the final model, "best" for the one with the best mean score.
+
+    Raises
+    ------
+    FairbloomError
+        When the folder holds no such model, the data do not fit those of the run, or they are of several clients.
+
+    Attributes
+    ----------
+    name
+        What the site is called.
+    round
+        The last round of the run.
+    strength
+        Of the pull with which its personal model was trained; None before there is one.
+    """
+
+    def __init__(self, run: Path, data_dir: str = "", client: str = "", model: str = "last") -> None:
+        self._run = run.absolute()
+        self._agreed, settings = AGREED.read(self._run), _settings_in(self._run)
+        here: dict[str, Value] = {"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False}
+        self._config: dict[str, Any] = {**settings, **here, AGREEMENT: self._agreed}
+        self._arrays, self._about = _model_in(self._run, model)
+        self.round = self._about.round
+        find_task(str(settings["task"])).check_readable(data_dir)
+        clients = load_task(self._config).clients
+        self.name = _find_client(clients, client, data_dir)
+        try:
+            self._local = LocalClient.of(self._config, clients.index(self.name), self.name)
+        except FairbloomError as error:
+            raise NewcomerError(f"the data of {self.name} do not fit the run in {self._run}: {error}") from error
+        self._received: StateDict = {name: torch.as_tensor(np.array(array)) for name, array in self._arrays.items()}
+        self.strength: float | None = None
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """What its examples are measured by, as those of the run's clients were."""
+        return shown_scores(self._local.task.scores)
+
+    @property
+    def usual_strength(self) -> float:
+        """The pull to the global model with which the run's clients trained personal ones; STRENGTH where none did."""
+        settings = self._local.settings
+        of_ditto = settings.parameters.get("ditto.lam") if settings.method == "ditto" else None
+        return float(of_ditto or settings.personal_lambda or STRENGTH)
+
+    @property
+    def train_examples(self) -> int:
+        """How many examples it trains on, and takes its means and deviations from."""
+        return len(self._local.splits.train)
+
+    @property
+    def test_examples(self) -> int:
+        """How many examples it is tested on."""
+        return len(self._local.splits.test)
+
+    @property
+    def test_classes(self) -> int | None:
+        """How many different classes its test examples have; None where targets are no classes."""
+        if self._local.task.classes is None:
+            return None
+        return len(torch.unique(self._local.splits.test.targets))
+
+    def personalise(self, epochs: int = EPOCHS, strength: float | None = None) -> None:
+        """Train a personal model from the global one, pulled to it, as Ditto does in the round after the last.
+
+        Parameters
+        ----------
+        epochs
+            Passes over the training examples.
+        strength
+            Of the pull; 0 trains on these examples alone. None: `usual_strength`.
+        """
+        self.strength = self.usual_strength if strength is None else strength
+        self._local.train_personal(self._received, self._terms(epochs))
+
+    def measure(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the scores on its test examples by name, as tables have them: of "global", and of "personal".
+
+        A score that has no meaning there, as an AUC of a single class, is left out.
+        """
+        found = self._local.evaluate(self._received, self._terms())
+        if not found[NUM_EXAMPLES]:
+            raise NewcomerError(f"{self.name} has no test examples: it needs more rows")
+        models = {"global": "", **({} if self.strength is None else {PERSONAL: f"-{PERSONAL}"})}
+        return {
+            model: {each.name: each.shown(found[name]) for each in self.scores if (name := each.name + end) in found}
+            for model, end in models.items()
+        }
+
+    def keep(self, folder: Path) -> None:
+        """Write what predicts at this site into a folder: model, settings, agreement, preprocessing, personal model.
+
+        Raises
+        ------
+        FairbloomError
+            When the folder holds something, or cannot be written.
+        """
+        check_free(folder)
+        with explain_write_errors("what predicts here", folder):
+            keep_model(folder, self._config, self._agreed, self._arrays, self._about)
+            keep_preprocessing(folder, self._local.task, self._local.key)
+            if (last := self._local.personal.last) is not None:
+                PersonalModels(folder).keep(*last)
+
+    def _terms(self, epochs: int | None = None) -> Terms:
+        return Terms(
+            server_round=self.round + 1,
+            agreed=self._agreed,
+            personal_lambda=self.strength,
+            personal_epochs=epochs,
+        )
+
+
+def check_free(folder: Path) -> None:
+    """Raise FairbloomError where something lies in a folder that is to be written."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunFolderError(f"{folder} is there already: name another folder by --out, or remove it")
+
+
+def _settings_in(folder: Path) -> Mapping[str, Any]:
+    """Return the settings of the run in a folder."""
+    if not is_run_folder(folder):
+        raise RunFolderError(f"{folder} holds no run: name a run folder, which has a {CONFIG.name}")
+    settings = CONFIG.read(folder).settings
+    if "task" not in settings:
+        raise NewcomerError(
+            f"{folder} is of your own Flower app, which has no task, so that nothing says how data are read and the "
+            "model is built: measure fairbloom.load(run).arrays() by your app's own functions"
+        )
+    return settings
+
+
+def _model_in(folder: Path, model: str) -> tuple[Arrays, About]:
+    """Return a model of the finished run in a folder, and what is known of it."""
+    if model not in MODELS:
+        raise NewcomerError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
+    file = MODELS[model]
+    if not is_finished(folder):
+        raise NewcomerError(f"the run in {folder} is not finished: evaluate it when it is over")
+    if not file.exists_in(folder):
+        raise NewcomerError(f"{folder} has no {file.name}: no round was evaluated; take model last")
+    written = MODEL.read_about(folder)
+    last = written.get("round") or max((int(row["round"]) for row in ROUNDS.read(folder)), default=0)
+    return file.read(folder), About(str(written.get("run", folder.name)), int(last), file.read_checksum(folder))
+
+
+def _find_client(clients: Sequence[str], client: str, data_dir: str) -> str:
+    """Return which of the clients whose data are there is meant: the one that is named, or the only one."""
+    if client and client not in clients:
+        raise NewcomerError(
+            f"client = {client!r}: {data_dir or 'the task'} has no data of a client that is called like that: "
+            f"{did_you_mean(client, clients)}there are {join_names(clients)}"
+        )
+    if not client and len(clients) != 1:
+        raise NewcomerError(
+            f"{data_dir or 'the task'} has the data of {len(clients)} clients: say which one by --client: "
+            f"{join_names(clients)}"
+        )
+    return client or clients[0]
