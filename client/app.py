@@ -168,4 +168,6 @@ def _model(message: Message) -> StateDict:
 
 
 def _record(state: StateDict) -> ArrayRecord:
-    return ArrayRecord(OrderedDict(state))
+    from fairbloom.tasks.models import sendable
+
+    return ArrayRecord(OrderedDict(sendable(state)))
