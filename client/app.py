@@ -242,4 +242,6 @@ def _state(arrays: ArrayRecord) -> StateDict:
 
 
 def _record(state: StateDict) -> ArrayRecord:
-    return ArrayRecord(OrderedDict(state))
+    from fairbloom.tasks.models import sendable
+
+    return ArrayRecord(OrderedDict(sendable(state)))

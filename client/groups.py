@@ -1,7 +1,7 @@
 """What a client reports of groups of its examples: counts and scores, where enough examples stand behind each."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from fairbloom.tasks import Task
 
 
 def measure_groups(
-    task: Task, outputs: Tensor, targets: Tensor, groups: Tensor, smallest: int
+    task: Task, measured: Mapping[GroupScore, Tensor | float], groups: Tensor, smallest: int
 ) -> dict[str, int | float]:
     """Return counts and scores of the groups that may be reported, by their names on the wire.
 
@@ -20,14 +20,14 @@ def measure_groups(
     ----------
     task
         Names the groups and what is measured in each.
-    outputs, targets
-        Of a client's examples.
+    measured
+        What each of the task's `group_scores` gives for a client's examples.
     groups
         The place of each example's group in each grouping, shape (n, number of groupings).
     smallest
         Fewest examples of a group that may be reported.
     """
-    values = {score: _of_each(score, of(outputs, targets), len(targets)) for score, of in task.group_scores.items()}
+    values = {score: _of_each(score, of_all, len(groups)) for score, of_all in measured.items()}
     found: dict[str, int | float] = {}
     for (grouping, names), places in zip(task.groupings.items(), groups.cpu().unbind(1), strict=True):
         counts = torch.bincount(places, minlength=len(names)).tolist()
@@ -78,7 +78,7 @@ def reportable(parts: Sequence[Sequence[int]], smallest: int, among: Collection[
     return shown if hidden else []
 
 
-def _of_each(score: GroupScore, values: Tensor, count: int) -> Tensor:
+def _of_each(score: GroupScore, values: Tensor | float, count: int) -> Tensor:
     """Return a score's number of each example, in float64 on the CPU."""
     values = torch.as_tensor(values)
     if values.shape != (count,):

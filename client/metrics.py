@@ -10,7 +10,8 @@ from torch import Tensor
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.scores import name_in_group
 from fairbloom.protocol.terms import Terms
-from fairbloom.tasks import Examples, Splits
+from fairbloom.tasks import Splits
+from fairbloom.tasks.task import AnyExamples
 
 V = TypeVar("V")
 
@@ -57,9 +58,9 @@ class Measurement(NamedTuple):
         there = self.model != PERSONAL or terms.personal_lambda is not None
         return there and bool(getattr(splits, self.examples))
 
-    def of(self, splits: Splits) -> Examples:
+    def of(self, splits: Splits) -> AnyExamples:
         """Return the examples that it is measured on, where it applies."""
-        examples: Examples = getattr(splits, self.examples)
+        examples: AnyExamples = getattr(splits, self.examples)
         return examples
 
     def named(self, scores: Mapping[str, V]) -> dict[str, V]:

@@ -4,8 +4,9 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import LOSS
-from fairbloom.tasks import Examples, Task
+from fairbloom.tasks import Task
+from fairbloom.tasks.collated import CollatedExamples
 from fairbloom.tasks.inputs import Inputs, arguments_of, count_bytes, device_of, map_inputs, split_inputs
+from fairbloom.tasks.model_loss import is_of_model
+from fairbloom.tasks.task import AnyExamples
 
 from .class_weights import class_table, mean_loss
 from .groups import measure_groups
@@ -25,6 +29,9 @@ StateDict = dict[str, Tensor]
 
 EVALUATION_BATCH = 4096
 """Examples that are measured at once; bounds memory, not the result."""
+
+COLLATED_BATCH = 256
+"""Examples of a Dataset that are measured at once."""
 
 GATHERED = 2**19
 """Bytes of examples that are gathered at once for several steps, where these are small."""
@@ -50,7 +57,7 @@ def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def train(
-    model: nn.Module, task: Task, examples: Examples, work: LocalWork, anchor: Sequence[Tensor] | None = None
+    model: nn.Module, task: Task, examples: AnyExamples, work: LocalWork, anchor: Sequence[Tensor] | None = None
 ) -> StateDict:
     """Run the local steps on `model` in place; return the state after `snapshot_step`, empty if there was none.
 
@@ -79,16 +86,15 @@ def train(
     steps, done = count_steps(len(examples), work, fewest), itertools.count()
 
     def by_autograd(inputs: Inputs, targets: Tensor) -> None:
-        with mixed_precision(work.precision, parameters):
-            outputs = outputs_of(model, inputs, task.output)
-        loss = work.transform(mean_loss(task.loss(in_full(outputs, work.precision), targets), targets, table))
+        losses = losses_of(model, task, inputs, targets, work.precision)
+        loss = work.transform(mean_loss(losses, targets, table))
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
             now = work.at_step(next(done), steps)
             descend(parameters, gradients, received, velocity, now, optimizer=optimizer)
 
-    of_one_tensor = isinstance(examples.inputs, Tensor)
-    take = (linear_step(model, task, work, received, velocity) if of_one_tensor else None) or by_autograd
+    one_tensor = not isinstance(examples, CollatedExamples) and isinstance(examples.inputs, Tensor)
+    take = (linear_step(model, task, work, received, velocity) if one_tensor else None) or by_autograd
     order = batches(len(examples), work, fewest)
     with drawing_from(work.draws, parameters[0].device):
         for step, (inputs, targets) in enumerate(fetched(examples, order), start=1):
@@ -103,7 +109,7 @@ def train(
 
 
 @contextmanager
-def mixed_precision(precision: str, parameters: Sequence[Tensor]) -> Iterator[None]:
+def mixed_precision(precision: str, model: nn.Module) -> Iterator[None]:
     """Let a model compute in this precision meanwhile, as torch.autocast does; float32 leaves it as it is.
 
     Raises
@@ -114,6 +120,7 @@ def mixed_precision(precision: str, parameters: Sequence[Tensor]) -> Iterator[No
     if precision == "float32":
         yield
         return
+    parameters = list(model.parameters())
     if other := {parameter.dtype for parameter in parameters} - {torch.float32}:
         raise ReportableError(
             f"precision = {precision!r} computes a model of float32 numbers in {precision}, and this one has "
@@ -128,8 +135,11 @@ def in_full(outputs: Tensor, precision: str) -> Tensor:
     return outputs if precision == "float32" else outputs.float()
 
 
-def fetched(examples: Examples, order: Iterator[Tensor]) -> Iterator[tuple[Inputs, Tensor]]:
-    """Yield inputs and targets of each batch of indices; those of several small ones are gathered at once."""
+def fetched(examples: AnyExamples, order: Iterator[Tensor]) -> Iterator[tuple[Inputs, Tensor]]:
+    """Yield inputs and targets of each batch of indices; small ones in tensors are gathered several at once."""
+    if isinstance(examples, CollatedExamples):
+        yield from (examples[batch] for batch in order)
+        return
     size = count_bytes(map_inputs(examples.inputs, lambda tensor: tensor[:1])) + examples.targets[:1].nbytes
     for first in order:
         many = GATHERED // (size * len(first))
@@ -218,10 +228,44 @@ def outputs_of(model: nn.Module, inputs: Inputs, output: str = "") -> Tensor:
     FairbloomError
         When there is no such tensor.
     """
+    return choose_output(model, _answer(model, inputs), output)
+
+
+def losses_of(model: nn.Module, task: Task, inputs: Inputs, targets: Tensor, precision: str = "float32") -> Tensor:
+    """Return the loss of each example, shape (n,): the task's of the model's outputs, or the model's own.
+
+    The model computes in `precision`, and the task's loss in full.
+    """
+    with mixed_precision(precision, model):
+        answer = _answer(model, inputs)
+    if is_of_model(task.loss):
+        return in_full(_own_losses(model, answer, len(targets)), precision)
+    return task.loss(in_full(choose_output(model, answer, task.output), precision), targets)
+
+
+def _answer(model: nn.Module, inputs: Inputs) -> object:
+    """Return whatever a model returns, called as its inputs ask for."""
     if isinstance(inputs, Tensor) and inputs.dim() == 4 and _has_channels_last(model):
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     positional, named = arguments_of(inputs)
-    return choose_output(model, model(*positional, **named), output)
+    return model(*positional, **named)
+
+
+def _own_losses(model: nn.Module, answer: object, count: int) -> Tensor:
+    """Return the loss of each of `count` examples that a model returns with its outputs."""
+    losses = answer.get(LOSS) if isinstance(answer, Mapping) else None
+    if not isinstance(losses, Tensor):
+        raise ReportableError(
+            f"the task takes the loss of the model, {_type(model)}, and there is none among what it returns: it must "
+            "return tensors by name, loss among them, and may need the targets among its inputs"
+        )
+    if losses.shape != (count,):
+        raise ReportableError(
+            f"the loss of the model, {_type(model)}, must be one number for each of {count} examples, shape "
+            f"({count},), got shape {tuple(losses.shape)}: let the model take it with reduction='none', or leave the "
+            "targets out of its inputs and give the task a loss of its outputs in place of model_loss"
+        )
+    return losses
 
 
 LOGITS = "logits"
@@ -249,7 +293,7 @@ def choose_output(model: nn.Module, outputs: object, output: str) -> Tensor:
     return tensors[name]
 
 
-def with_channels_last(model: nn.Module, examples: Examples) -> nn.Module:
+def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:
     """Let the channels of a pixel lie side by side in a model's convolutions: the processor is faster with that.
 
     A model that cannot take images which lie like that, since it calls `view` on them, say, stays as it is; so do one
@@ -259,8 +303,8 @@ def with_channels_last(model: nn.Module, examples: Examples) -> nn.Module:
     slower = any(isinstance(module, nn.GroupNorm) for module in model.modules())
     if not weights or slower or weights[0].device.type != "cpu" or not len(examples):
         return model
-    inputs, _ = examples[slice(0, 2)]
     try:
+        inputs, _ = examples[slice(0, 2)]
         with torch.no_grad(), drawing_from(0, device_of(inputs)):
             tried = copy.deepcopy(model).to(memory_format=torch.channels_last)
             outputs_of(tried.eval(), inputs)
@@ -278,22 +322,80 @@ def _type(model: nn.Module) -> str:
 
 
 @torch.no_grad()
-def measure(model: nn.Module, task: Task, examples: Examples, smallest_group: int = 0) -> dict[str, float]:
+def measure(model: nn.Module, task: Task, examples: AnyExamples, smallest_group: int = 0) -> dict[str, float]:
     """Return the mean loss and the task's scores of `model`, in eval mode, over all `examples`, by their names.
 
     A score that is not finite is left out: an AUC of a single class has no meaning. With `smallest_group`, what
     `measure_groups` returns is there too, where the examples have groups.
     """
     model.eval()
-    starts = range(0, len(examples), EVALUATION_BATCH)
-    batches = (examples[start : start + EVALUATION_BATCH] for start in starts)
-    with drawing_from(0, examples.targets.device):  # a model may draw in evaluation too, and then always the same
-        answered = [(outputs_of(model, inputs, task.output), targets) for inputs, targets in batches]
-    outputs, targets = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*answered, strict=True))
-    found = {LOSS: task.loss(outputs, targets)} | {
-        score.name: of(outputs, targets) for score, of in task.scores.items()
-    }
+    size = COLLATED_BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
+    batches = (examples[start : start + size] for start in range(0, len(examples), size))
+    with drawing_from(0, examples.device):  # a model may draw in evaluation too, and then always the same
+        answers = Answers.of(model, task, batches)
+    found = {LOSS: answers.losses} | {score.name: answers.measured(score.name, of) for score, of in task.scores.items()}
     means = {name: torch.as_tensor(value).double().mean().item() for name, value in found.items()}
     scores = {name: value for name, value in means.items() if name == LOSS or math.isfinite(value)}
     groups = examples.group_places() if smallest_group else None
-    return scores if groups is None else scores | measure_groups(task, outputs, targets, groups, smallest_group)
+    if groups is None:
+        return scores
+    return scores | measure_groups(
+        task,
+        {score: answers.measured(score.name, of) for score, of in task.group_scores.items()},
+        groups,
+        smallest_group,
+    )
+
+
+class Answers(NamedTuple):
+    """What a model makes of examples.
+
+    Attributes
+    ----------
+    batches
+        Outputs and targets: of all examples at once, or where those of several batches have other shapes, of each.
+    losses
+        The loss of each example.
+    """
+
+    batches: Sequence[tuple[Tensor, Tensor]]
+    losses: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, task: Task, batches: Iterable[tuple[Inputs, Tensor]]) -> "Answers":
+        """Return what a model makes of some batches."""
+        of_model = is_of_model(task.loss)
+        outputs, targets, losses = list[Tensor](), list[Tensor](), list[Tensor]()
+        for inputs, wanted in batches:
+            answer = _answer(model, inputs)
+            outputs.append(choose_output(model, answer, task.output))
+            targets.append(wanted)
+            losses += [_own_losses(model, answer, len(wanted))] if of_model else []
+        alike = all(len({each.shape[1:] for each in parts}) == 1 for parts in (outputs, targets))
+        answered = [(_joined(outputs), _joined(targets))] if alike else list(zip(outputs, targets, strict=True))
+        return cls(answered, _joined(losses or [task.loss(*batch) for batch in answered]))
+
+    def measured(self, name: str, of: Callable[[Tensor, Tensor], Tensor | float]) -> Tensor | float:
+        """Return a score of all examples: one number, or one of each.
+
+        Raises
+        ------
+        FairbloomError
+            When batches have several shapes, and the score gives no number of each example, of which one of all could
+            be made.
+        """
+        if len(self.batches) == 1:
+            return of(*self.batches[0])
+        found = [torch.as_tensor(of(*batch)) for batch in self.batches]
+        for values, (_, targets) in zip(found, self.batches, strict=True):
+            if values.shape != targets.shape[:1]:
+                raise ReportableError(
+                    f"the score {name} cannot be measured: batches of {len(targets)} examples have outputs of several "
+                    f"shapes, and it gives shape {tuple(values.shape)} for one: let it give a number of each example, "
+                    "or fill up all batches to one length in collate_fn"
+                )
+        return torch.cat(found)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]

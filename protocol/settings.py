@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from .assignments import ARGUMENTS, CLASS_WEIGHTS
 from .parameters import Choices, Parameter, Partitions, Pattern, Range, annotated
 from .parameters import Mark as Mark
 from .parameters import SettingsError as SettingsError
@@ -15,7 +16,6 @@ from .parameters import Value as Value
 from .parameters import key_of as key_of
 from .parameters import parsed as parsed
 from .schedules import Schedule
-from .assignments import ARGUMENTS, CLASS_WEIGHTS
 
 
 class RunSettings(BaseModel):
@@ -114,9 +114,9 @@ class RunSettings(BaseModel):
     schedule: Annotated[str, Choices("constant", "linear", "cosine"), Mark.WORK, Mark.LATER, Mark.VARIANT] = Field(
         "constant", description="How the clients' learning rate falls to zero: linearly, as a cosine, or not at all"
     )
-    schedule_over: Annotated[
-        str, Choices("rounds", "steps"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP
-    ] = Field("rounds", description="What schedule and warmup count: the run's rounds, or the steps of each round")
+    schedule_over: Annotated[str, Choices("rounds", "steps"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP] = Field(
+        "rounds", description="What schedule and warmup count: the run's rounds, or the steps of each round"
+    )
     warmup: Annotated[int, Range("[0, inf)"), Mark.WORK, Mark.LATER, Mark.VARIANT] = Field(
         0, description="Number of rounds, or steps, in which the clients' learning rate rises to its full height"
     )

@@ -29,7 +29,7 @@ from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import digests, find_task, load_task
-from fairbloom.tasks.models import check_arrays, float_buffers, frozen_parameters, shared_parameters
+from fairbloom.tasks.models import arrays_of, check_arrays, float_buffers, frozen_parameters, shared_parameters
 
 from .arrival import drop_revoked, wait_for_clients
 from .delivery import deliver_model
@@ -211,7 +211,7 @@ def _run_rounds(
 ) -> None:
     log.info("run folder: %s", recorder.path)
     continued = recorder.resume()
-    model: Model = {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
+    model: Model = arrays_of(module.state_dict())
     if continued is not None:
         model, state = continued
         method.load_state_dict(state)

@@ -24,7 +24,8 @@ from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.roster import share
-from fairbloom.tasks import Examples, Task
+from fairbloom.tasks import Task
+from fairbloom.tasks.task import AnyExamples
 
 from .clients import LocalClients
 from .dispatch.processes import can_fork
@@ -286,7 +287,7 @@ def why_slow_side_by_side(model: nn.Module) -> str:
     return ""
 
 
-def sample_examples(task: Task) -> list[Examples]:
+def sample_examples(task: Task) -> list[AnyExamples]:
     """Return the training examples of a few clients; those whose data cannot be used are left out.
 
     Raises
@@ -308,7 +309,7 @@ def sample_examples(task: Task) -> list[Examples]:
     return found
 
 
-def count_forward(model: nn.Module, task: Task, examples: Examples) -> tuple[float, int]:
+def count_forward(model: nn.Module, task: Task, examples: AnyExamples) -> tuple[float, int]:
     """Return the floating-point operations of one example's way through a model, and the bytes of all that comes out.
 
     Counted are linear and convolutional layers, or else two operations a parameter. The bytes are those of every

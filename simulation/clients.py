@@ -25,6 +25,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals, usable_evaluations, usable_reports
 from fairbloom.rounds.updates import Model, Updates
 from fairbloom.tasks import Task, load_task
+from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.task import REMEMBERED
 
 P = ParamSpec("P")
@@ -299,8 +300,3 @@ def _write(updates: Updates, row: int, state: StateDict) -> Model:
         updates.matrix[row, place] = arrays[name].ravel()
     release(updates.matrix)
     return {name: arrays[name].copy() for name in (*layout.buffers, *layout.integers)}
-
-
-def arrays_of(state: StateDict) -> Model:
-    """Return a model's tensors as NumPy arrays, which share their memory where that is the processor's."""
-    return {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}

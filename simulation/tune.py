@@ -18,7 +18,7 @@ from fairbloom.rounds.round import Round
 from fairbloom.server.app import agree
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import check_data, load_task
-from fairbloom.tasks.models import check_arrays, float_buffers, frozen_parameters, shared_parameters
+from fairbloom.tasks.models import arrays_of, check_arrays, float_buffers, frozen_parameters, shared_parameters
 
 from .choice import Choice, choose
 from .clients import LocalClients
@@ -152,7 +152,7 @@ def run_rounds(clients: LocalClients, config: Mapping[str, Any]) -> Iterator[Rou
     check_arrays(module)
     method.buffers, method.shared = float_buffers(module), shared_parameters(module)
     method.frozen = frozen_parameters(module)
-    model = {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
+    model = arrays_of(module.state_dict())
     rounds = Rounds(method, clients, ENDLESS, config[AGREED])
     return rounds.run(
         model,

@@ -14,6 +14,7 @@ from fairbloom.protocol.settings import RunSettings, Value, split_names
 
 from .datasets.store import compute_md5, folder_of
 from .known import TASKS
+from .model_loss import model_loss
 from .task import DataFile, Described, Examples, Setup, Splits, Task, TaskInfo
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "digests",
     "find_task",
     "load_task",
+    "model_loss",
 ]
 
 Stamps = tuple[tuple[Path, int, int], ...]

@@ -8,12 +8,17 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, ReportableError
 
+from .collated import CollatedExamples
 from .inputs import names_of, tensors_of
-from .task import Examples, Splits, Task
+from .model_loss import is_of_model
+from .task import AnyExamples, Examples, Splits, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+LOOKED_AT = 2
+"""So many examples of a Dataset are made to see whether they can be used."""
 
 
 def guard_task(name: str, task: Task) -> Task:
@@ -43,7 +48,7 @@ def guard_task(name: str, task: Task) -> Task:
         made: object = task.splits(client)
         if isinstance(made, tuple) and len(made) == 2:
             made = Splits(*made)
-        if not isinstance(made, Splits) or not all(isinstance(each, Examples) for each in made):
+        if not isinstance(made, Splits) or not all(isinstance(each, Examples | CollatedExamples) for each in made):
             raise FairbloomError(
                 f"task = {name!r}: splits({client!r}) must return Splits of two Examples, got {_kind(made)}"
             )
@@ -57,6 +62,8 @@ def guard_task(name: str, task: Task) -> Task:
 
 def guard_loss(name: str, loss: Loss) -> Loss:
     """Return the same loss, which says when it does not give one number for each example."""
+    if is_of_model(loss):
+        return loss
 
     @wraps(loss)  # what it is a check of can be seen
     def of_each(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -72,9 +79,43 @@ def guard_loss(name: str, loss: Loss) -> Loss:
     return of_each
 
 
-def check_examples(source: str, examples: Examples, task: Task) -> None:
-    """Raise FairbloomError when examples cannot be learned from, or tested on."""
-    targets, rows = examples.targets, examples.rows
+def check_examples(source: str, examples: AnyExamples, task: Task) -> None:
+    """Raise FairbloomError when examples cannot be learned from, or tested on; of a Dataset a few are looked at."""
+    if isinstance(examples, CollatedExamples):
+        _check_collated(source, examples, task)
+    else:
+        _check_tensors(source, examples, task)
+
+
+def _check_collated(source: str, examples: CollatedExamples, task: Task) -> None:
+    dataset = examples.dataset
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise FairbloomError(
+            f"{source}: {type(dataset).__name__} must have a length and an example at each place, as a map-style "
+            "Dataset has; what can only be iterated over cannot be drawn from"
+        )
+    _check_rows(source, examples, len(dataset))
+    _check_groups(source, examples.groups, len(dataset), task)
+    try:
+        few = Examples(*examples[slice(0, LOOKED_AT)])
+    except ReportableError as error:
+        raise FairbloomError(f"{source}: {error}") from error
+    _check_tensors(source, few, replace(task, groupings={}))
+
+
+def _check_rows(source: str, examples: AnyExamples, count: int) -> None:
+    rows = examples.rows
+    if not len(examples):
+        raise FairbloomError(f"{source}: there is none: give the client some, or leave it out")
+    if rows is not None and (rows.dtype != torch.int64 or not 0 <= int(rows.min()) <= int(rows.max()) < count):
+        raise FairbloomError(
+            f"{source}: rows must be torch.int64 from 0 to {count - 1}, got {rows.dtype} from {rows.min().item()} to "
+            f"{rows.max().item()}"
+        )
+
+
+def _check_tensors(source: str, examples: Examples, task: Task) -> None:
+    targets = examples.targets
     inputs = _check_inputs(source, examples)
     for what, tensor in (*inputs.items(), ("targets", targets)):
         if not isinstance(tensor, Tensor):
@@ -86,14 +127,8 @@ def check_examples(source: str, examples: Examples, task: Task) -> None:
             raise FairbloomError(
                 f"{source}: each input needs one target, got {len(tensor)} {what} and {len(targets)} targets"
             )
-    if not len(examples):
-        raise FairbloomError(f"{source}: there is none: give the client some, or leave it out")
-    if rows is not None and (rows.dtype != torch.int64 or not 0 <= int(rows.min()) <= int(rows.max()) < len(targets)):
-        raise FairbloomError(
-            f"{source}: rows must be torch.int64 from 0 to {len(targets) - 1}, got {rows.dtype} from "
-            f"{rows.min().item()} to {rows.max().item()}"
-        )
-    _check_groups(source, examples, task)
+    _check_rows(source, examples, len(targets))
+    _check_groups(source, examples.groups, len(targets), task)
     whole = {torch.int8, torch.int16, torch.int32, torch.uint8}
     if targets.dtype in whole:
         raise FairbloomError(f"{source}: targets are {targets.dtype}: make them torch.int64, by targets.long()")
@@ -126,16 +161,16 @@ def _check_inputs(source: str, examples: Examples) -> dict[str, Tensor]:
     return {f"inputs[{name}]": each for name, each in zip(names_of(inputs), tensors_of(inputs), strict=True)}
 
 
-def _check_groups(source: str, examples: Examples, task: Task) -> None:
+def _check_groups(source: str, groups: Tensor | None, count: int, task: Task) -> None:
     """Raise FairbloomError when examples do not say which group of each of the task's groupings they belong to."""
-    groups, names = examples.groups, task.groupings
+    names = task.groupings
     if not names:
         return
-    wanted = f"a torch.int64 tensor of shape ({len(examples.targets)}, {len(names)}), the place of each example's group"
+    wanted = f"a torch.int64 tensor of shape ({count}, {len(names)}), the place of each example's group"
     if not isinstance(groups, Tensor) or groups.dtype != torch.int64:
         kind = groups.dtype if isinstance(groups, Tensor) else type(groups).__name__
         raise FairbloomError(f"{source}: the task has groupings, so groups must be {wanted}, got {kind}")
-    if groups.shape != (len(examples.targets), len(names)):
+    if groups.shape != (count, len(names)):
         raise FairbloomError(f"{source}: groups must be {wanted}, got shape {tuple(groups.shape)}")
     for column, (name, there) in zip(groups.unbind(1), names.items(), strict=True):
         if not 0 <= int(column.min()) <= int(column.max()) < len(there):

@@ -15,7 +15,9 @@ from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.assignments import Argument, arguments
 from fairbloom.protocol.settings import RunSettings, SettingsError
 
-NAMED = {name.casefold(): name for name, of in vars(torch.optim).items() if isinstance(of, type) and of is not Optimizer}
+NAMED = {
+    name.casefold(): name for name, of in vars(torch.optim).items() if isinstance(of, type) and of is not Optimizer
+}
 """The classes of torch.optim by their names in lower case."""
 
 ELEMENTWISE = frozenset(

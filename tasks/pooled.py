@@ -8,8 +8,11 @@ from functools import cache, lru_cache
 
 import torch
 
+from fairbloom.errors import ReportableError
+
+from .collated import CollatedExamples, join_collated
 from .inputs import are_shared, combine_inputs
-from .task import Examples, Splits, Task
+from .task import AnyExamples, Examples, Splits, Task
 
 
 @lru_cache(maxsize=4)
@@ -20,7 +23,7 @@ def pool(task: Task) -> Task:
     """
 
     @cache
-    def together() -> Examples:
+    def together() -> AnyExamples:
         return join([task.splits(client).train for client in task.clients])
 
     def splits(client: str) -> Splits:
@@ -29,8 +32,22 @@ def pool(task: Task) -> Task:
     return replace(task, splits=splits)
 
 
-def join(parts: Sequence[Examples]) -> Examples:
-    """Return the examples of all parts, one after the other; tensors that all of them share are not copied."""
+def join(parts: Sequence[AnyExamples]) -> AnyExamples:
+    """Return the examples of all parts, one after the other; tensors that all of them share are not copied.
+
+    Raises
+    ------
+    ReportableError
+        When some are tensors, and others of a Dataset.
+    """
+    collated = [part for part in parts if isinstance(part, CollatedExamples)]
+    tensors = [part for part in parts if isinstance(part, Examples)]
+    if collated and tensors:
+        raise ReportableError("pooled = true: some clients' examples are tensors, and others' are of a Dataset")
+    return join_collated(collated) if collated else _join_tensors(tensors)
+
+
+def _join_tensors(parts: Sequence[Examples]) -> Examples:
     first, rows = parts[0], [part.rows for part in parts if part.rows is not None]
     shared = all(
         are_shared(part.inputs, first.inputs) and part.targets is first.targets and part.groups is first.groups

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import imported, is_import_string
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from .collated import CollatedExamples
     from .preprocessing import Preprocessing
 
     Places = NDArray[np.int64]
@@ -330,6 +331,37 @@ class Examples:
     rows: Tensor | None = None
     groups: Tensor | None = None
 
+    @staticmethod
+    def of(
+        dataset: Any,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        rows: Tensor | None = None,
+        groups: Tensor | None = None,
+        *,
+        target: str = "labels",
+    ) -> CollatedExamples:
+        """Return the examples of a Dataset, which are made a batch at a time when they are wanted.
+
+        The run decides the batches and their order, as with tensors. One client computes after the other.
+
+        Parameters
+        ----------
+        dataset
+            Has a length, and an example at each place from 0: a map-style Dataset of PyTorch, say.
+        collate_fn
+            Makes a batch of a list of examples: (inputs, targets), or (first, second, ..., targets), or tensors by
+            name, of which `target` is the targets and all others are inputs. None: PyTorch's own, as of a DataLoader.
+        rows
+            Places of the examples that are in this split; None for all.
+        groups
+            As of `Examples`, a row for each example of the dataset.
+        target
+            The name of the targets in a batch of tensors by name.
+        """
+        from .collated import CollatedExamples, by_default
+
+        return CollatedExamples(dataset, collate_fn or by_default, rows, groups, target)
+
     def __len__(self) -> int:
         """Return the number of examples."""
         return (self.targets if self.rows is None else self.rows).shape[0]  # len takes four times as long
@@ -338,6 +370,11 @@ class Examples:
         """Return inputs and targets of the examples at these places of the split."""
         rows = chosen if self.rows is None else _of(self.rows, chosen)
         return map_inputs(self.inputs, lambda tensor: _of(tensor, rows)), _of(self.targets, rows)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the examples are."""
+        return self.targets.device
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Examples:
         """Return the examples with all their tensors changed."""
@@ -354,6 +391,10 @@ def _of(tensor: Tensor, rows: Tensor | slice) -> Tensor:
     return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
 
 
+AnyExamples: TypeAlias = "Examples | CollatedExamples"
+"""Examples in tensors, or those of a Dataset."""
+
+
 @dataclass(frozen=True)
 class Splits:
     """A client's examples: those that it trains on and those that it is tested on, as which it can be unpacked.
@@ -366,16 +407,16 @@ class Splits:
         Those by which the best model is chosen; None where there are none.
     """
 
-    train: Examples
-    test: Examples
-    validation: Examples | None = None
+    train: AnyExamples
+    test: AnyExamples
+    validation: AnyExamples | None = None
 
-    def __iter__(self) -> Iterator[Examples]:
+    def __iter__(self) -> Iterator[AnyExamples]:
         """Yield those to train on and those to be tested on."""
         yield self.train
         yield self.test
 
-    def map(self, change: Callable[[Examples], Examples]) -> Splits:
+    def map(self, change: Callable[[AnyExamples], AnyExamples]) -> Splits:
         """Return the splits, each changed."""
         validation = None if self.validation is None else change(self.validation)
         return Splits(change(self.train), change(self.test), validation)
@@ -494,13 +535,17 @@ class Task:
 
         The examples of the last REMEMBERED clients that were asked for are kept.
         """
+        from .collated import CollatedExamples  # imported late: it needs PyTorch
 
         @lru_cache(maxsize=REMEMBERED * TENSORS)
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device)
 
+        def there(examples: AnyExamples) -> AnyExamples:
+            return examples.to(device) if isinstance(examples, CollatedExamples) else examples.map(moved)
+
         @lru_cache(maxsize=REMEMBERED)
         def splits(client: str) -> Splits:
-            return self.splits(client).map(lambda examples: examples.map(moved))
+            return self.splits(client).map(there)
 
         return replace(self, splits=splits)

@@ -27,8 +27,9 @@ from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import one_line
 from fairbloom.rounds.updates import Model
+from fairbloom.tasks.models import arrays_of
 
-from ..clients import Reply, arrays_of
+from ..clients import Reply
 from .balance import balance, home
 from .dispatch import Answers, Call, ClientTask, Dispatch, DispatchedClients, Lost, ScheduledTask
 from .shards import ShardWorker, Share, asking

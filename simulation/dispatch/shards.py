@@ -16,8 +16,9 @@ from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model
+from fairbloom.tasks.models import arrays_of
 
-from ..clients import LocalClients, Reply, answer_of, arrays_of, refuse_failed
+from ..clients import LocalClients, Reply, answer_of, refuse_failed
 from ..loop import LoopClients
 from ..stacked.clients import StackedClients
 from .dispatch import Call, last_round

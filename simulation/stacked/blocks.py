@@ -17,6 +17,7 @@ from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples
 from fairbloom.tasks.inputs import Inputs, count_bytes, map_inputs
 
+from .programs import in_tensors
 from .together import Pool
 
 PADDING = 1.5
@@ -66,7 +67,7 @@ class Member(NamedTuple):
     @property
     def examples(self) -> Examples:
         """Its training examples."""
-        return self.local.splits.train
+        return in_tensors(self.local.splits.train)
 
 
 @dataclass(frozen=True)

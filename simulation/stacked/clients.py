@@ -41,7 +41,7 @@ from fairbloom.tasks import Examples, Task
 
 from ..clients import LocalClients, Reply, answer_of, failure_reason, refuse_failed, store_reply
 from .blocks import Member, Step, divide_into_blocks, full_batch, minibatches, repeat_step, takes_all
-from .programs import Program, StepArrays, UnstackableError, make_program
+from .programs import Program, StepArrays, UnstackableError, in_tensors, make_program
 from .together import Measures, losses_of, measure_clients, score_clients, split_into_passes
 
 HONOURED = Honoured(
@@ -290,7 +290,9 @@ class StackedClients(LocalClients):
                 found = [self._measure_personal(each, measurement, received, before) for each in some]
             else:
                 smallest_group = self.settings.smallest_group if measurement.by_group else 0
-                found = measure_clients(model, task, [measurement.of(each.splits) for each in some], smallest_group)
+                found = measure_clients(
+                    model, task, [in_tensors(measurement.of(each.splits)) for each in some], smallest_group
+                )
             for local, scores in zip(some, found, strict=True):
                 reports[local.name] |= local.report(measurement, scores, terms)
         return {each.name: each.conclude(reports[each.name]) for each in clients}

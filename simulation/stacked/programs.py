@@ -16,8 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairbloom.client.training import choose_output, drawing_from, gradients_of, outputs_of
 from fairbloom.client.work import LocalWork, descend, step_fields
-from fairbloom.tasks import Examples, Task
+from fairbloom.tasks import Task
+from fairbloom.tasks.collated import CollatedExamples
 from fairbloom.tasks.inputs import Inputs, arguments_of, combine_inputs, device_of, map_inputs, tensors_of
+from fairbloom.tasks.model_loss import is_of_model
+from fairbloom.tasks.task import AnyExamples, Examples
 
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
     *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU),
@@ -214,7 +217,7 @@ def _other(layer: nn.Module, inputs: Tensor) -> Tensor:
     return outputs
 
 
-def make_program(model: nn.Module, task: Task, examples: Examples) -> Program:
+def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program:
     """Return how a model is computed for many clients.
 
     Parameters
@@ -231,6 +234,9 @@ def make_program(model: nn.Module, task: Task, examples: Examples) -> Program:
     UnstackableError
         When the model, or the loss, cannot be computed for many clients at once.
     """
+    examples = in_tensors(examples)
+    if is_of_model(task.loss):
+        raise UnstackableError("the loss is its own")
     _check_parameters(model)
     trained = _trained(model)
     plain = isinstance(examples.inputs, Tensor) and len(trained) == sum(1 for _ in model.parameters())
@@ -253,6 +259,13 @@ def make_program(model: nn.Module, task: Task, examples: Examples) -> Program:
     return program
 
 
+def in_tensors(examples: AnyExamples) -> Examples:
+    """Return examples whose tensors several clients can have side by side; raise UnstackableError for others."""
+    if isinstance(examples, CollatedExamples):
+        raise UnstackableError("its examples are of a Dataset, and made batch by batch")
+    return examples
+
+
 def _check_parameters(model: nn.Module) -> None:
     """Raise UnstackableError when a model has parts that several clients cannot have side by side."""
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
@@ -264,6 +277,8 @@ def _check_parameters(model: nn.Module) -> None:
         raise UnstackableError("several of its names are one parameter")
     if len({parameter.dtype for parameter in parameters.values()}) > 1:
         raise UnstackableError("its parameters have several dtypes")
+    if torch.bfloat16 in {parameter.dtype for parameter in parameters.values()}:
+        raise UnstackableError("its weights are in bfloat16, and those that clients receive in float32")
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -102,7 +102,8 @@ def measure_clients(model: nn.Module, task: Task, parts: Sequence[Examples], sma
             apart = (torch.split(each, list(pool.counts)) for each in (outputs, targets))
             for measured, part, its_outputs, its_targets in zip(scores, some, *apart, strict=True):
                 if (groups := part.group_places()) is not None:
-                    measured |= measure_groups(task, its_outputs, its_targets, groups, smallest_group)
+                    by_score = {score: of(its_outputs, its_targets) for score, of in task.group_scores.items()}
+                    measured |= measure_groups(task, by_score, groups, smallest_group)
         found += scores
     return found
 

@@ -3,11 +3,12 @@
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -17,8 +18,8 @@ from fairbloom.imports import imported, is_import_string
 from . import networks
 from .networks import IMAGE, Shape
 
-FLOATS = (torch.float16, torch.float32, torch.float64)
-"""Dtypes of weights; NumPy, and so a message, knows no other."""
+FLOATS = (torch.float16, torch.float32, torch.float64, torch.bfloat16)
+"""Dtypes of weights."""
 
 TORCHVISION_ARGUMENTS: dict[str, dict[str, Any]] = {
     "googlenet": {"aux_logits": False, "init_weights": True},
@@ -245,8 +246,21 @@ def check_arrays(model: nn.Module) -> None:
         if value.is_complex() or (value.is_floating_point() and value.dtype not in FLOATS):
             raise FairbloomError(
                 f"the model's array {name!r} has dtype {value.dtype}, which cannot be sent: keep weights in float32, "
-                "float16 or float64 (in torch.autocast a model may compute in bfloat16 all the same)"
+                "float16, bfloat16 or float64"
             )
+
+
+def sendable(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a model's state as it is sent and averaged: what is in bfloat16, which NumPy lacks, is in float32.
+
+    That holds each number exactly; `load_state_dict` makes it bfloat16 again.
+    """
+    return {name: each.float() if each.dtype == torch.bfloat16 else each for name, each in state.items()}
+
+
+def arrays_of(state: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    """Return a model's state as NumPy arrays, which share its memory where that is the processor's and they can."""
+    return {name: tensor.detach().cpu().numpy() for name, tensor in sendable(state).items()}
 
 
 def float_buffers(model: nn.Module) -> tuple[str, ...]:

@@ -167,7 +167,7 @@ class Autocast(Net):
 
 
 class BFloat(Net):
-    """Weights in bfloat16, which no message can hold."""
+    """Weights in bfloat16, outputs in float32."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__(outputs)
@@ -175,6 +175,18 @@ class BFloat(Net):
 
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(images.bfloat16()).float()
+
+
+class Complex(Net):
+    """Weights that no message can hold."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__(outputs)
+        self.first.weight = nn.Parameter(self.first.weight.to(torch.complex64))
+
+    def forward(self, images: Tensor) -> Tensor:
+        weight = self.first.weight.real
+        return self.last(torch.relu(linear(images.flatten(1), weight, self.first.bias)))  # type: ignore[no-any-return]
 
 
 class AllFrozen(Net):
@@ -207,5 +219,6 @@ USABLE = (
     Double,
     Half,
     Autocast,
+    BFloat,
 )
 """Those that a run can train."""

@@ -27,7 +27,7 @@ from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.loop import LoopClients
 
 from .helpers import ask, context, run_config
-from .nets import USABLE, AllFrozen, Auxiliary, BFloat, Dropping, Frozen, Net, Once, Tied
+from .nets import USABLE, AllFrozen, Auxiliary, Complex, Dropping, Frozen, Net, Once, Tied
 from .reference import train_by_torch
 
 Config = dict[str, Any]
@@ -196,8 +196,8 @@ def test_a_run_of_a_model_that_cannot_be_trained_stops_with_the_reason(
 
 
 def test_a_model_that_cannot_be_sent_is_refused_before_the_first_round(tmp_path: Path) -> None:
-    with pytest.raises(FairbloomError, match=r"'first\.weight' has dtype torch\.bfloat16"):
-        ran(BFloat, tmp_path)
+    with pytest.raises(FairbloomError, match=r"'first\.weight' has dtype torch\.complex64"):
+        ran(Complex, tmp_path)
 
 
 # A deployed client ----------------------------------------------------------------------------------------------------

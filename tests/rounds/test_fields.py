@@ -28,6 +28,7 @@ from fairbloom.simulation.stacked import clients as stacked
 from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.strategies import DRFA, FedAvg
 from fairbloom.tasks import load_task
+from fairbloom.tasks.models import arrays_of
 
 from .implementations import IMPLEMENTATIONS, Config
 
@@ -118,6 +119,13 @@ BOTH: Mapping[str, Case] = {
     "update-norm where the global model is left as it is": Case(
         terms=replace(PERSONAL, local_only=True, measure=("update-norm",))
     ),
+    **{
+        f"inputs, outputs and weights: {name}": Case(
+            {"task": f"tests.simulation.several:{name}", "batch-size": 3},
+            replace(PERSONAL, proximal_mu=0.2, measure=("loss-before", "loss-after", "update-norm", "train-loss")),
+        )
+        for name in ("masked", "paired", "collated", "tokens", "of_itself", "in_bfloat16", "in_several_dtypes")
+    },
 }
 
 CASES: Mapping[str, Case] = {
@@ -203,8 +211,10 @@ def engines() -> Iterator[Engines]:
 def model_of(case: Case) -> dict[str, Any]:
     module = load_task(case.settings.model_copy(update={"agreed": case.terms.agreed})).model()
     random = np.random.default_rng(7)
-    state = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
-    return {name: array + 0.05 * random.standard_normal(array.shape) for name, array in state.items()}
+    return {
+        name: (array + 0.05 * random.standard_normal(array.shape)).astype(array.dtype)
+        for name, array in arrays_of(module.state_dict()).items()
+    }
 
 
 @dataclass(frozen=True)

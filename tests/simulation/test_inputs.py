@@ -1,27 +1,95 @@
-"""Several tensors, by name and in order, and outputs by name: whichever engine computes, the run is the same."""
+"""Tasks of today: whichever engine computes, a run is the same, and why it is not stacked is recorded."""
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
 
-from .helpers import run
+from fairbloom.errors import FairbloomError
+from fairbloom.tasks import Examples, load_task
+from fairbloom.tasks.pooled import join
+
+from .helpers import run, small
+from .several import of_lines
 from .test_engines import assert_same, ended
 
 TASKS = "tests.simulation.several"
 
+ALONE = {
+    "masked": "",
+    "paired": "",
+    "collated": "its examples are of a Dataset, and made batch by batch",
+    "tokens": "its examples are of a Dataset, and made batch by batch",
+    "of_itself": "the loss is its own",
+    "in_bfloat16": "its weights are in bfloat16",
+    "in_several_dtypes": "its parameters have several dtypes",
+}
+"""Why clients of some tasks are computed one by one."""
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto"])
-@pytest.mark.parametrize("task", ["masked", "paired"])
-def test_whichever_engine_computes_several_tensors_the_run_folder_is_the_same(
-    task: str, method: str, tmp_path: Path
-) -> None:
-    changes = {"task": f"{TASKS}:{task}", "clients": 4, "num_rounds": 2, "method": method, "batch_size": 3}
-    changes |= {"local_epochs": 2, "learning_rate": 0.3}
-    expected = ended(run(tmp_path / "loop", engine="loop", **changes))
+
+def changes_of(task: str, **more: Any) -> dict[str, Any]:
+    plain = {"task": f"{TASKS}:{task}", "clients": 4, "num_rounds": 2, "method": "ditto", "batch_size": 3}
+    return plain | {"local_epochs": 2, "learning_rate": 0.3, "fraction": 1.0} | more
+
+
+@pytest.mark.parametrize("task", ALONE)
+def test_whichever_engine_computes_a_task_of_today_the_run_folder_is_the_same(task: str, tmp_path: Path) -> None:
+    expected = ended(run(tmp_path / "loop", engine="loop", **changes_of(task)))
     for engine in ("stacked", "workers", "auto"):
-        ours = ended(run(tmp_path / engine, engine=engine, **changes))
-        assert_same(ours, expected, 0.0 if engine == "workers" else 1e-9)
-    assert json.loads((tmp_path / "stacked" / "engine.json").read_text())["engine"] == "stacked"
+        ours = ended(run(tmp_path / engine, engine=engine, **changes_of(task)))
+        assert_same(ours, expected, 0.0 if engine == "workers" or ALONE[task] else 1e-9)
+    about = json.loads((tmp_path / "stacked" / "engine.json").read_text())
+    assert about["engine"] == ("loop" if ALONE[task] else "stacked")
+    assert (ALONE[task] or "it was asked for") in about["reason"]
     accuracies = {value for (_, _, column), value in expected["tables"].items() if "accuracy" in column}
-    assert len(accuracies) > 1
+    assert len(accuracies) > 2
+
+
+@pytest.mark.parametrize("task", ["collated", "of_itself"])
+def test_a_dataset_and_a_loss_of_the_model_give_the_numbers_of_tensors_and_their_loss(
+    task: str, tmp_path: Path
+) -> None:
+    """Batches that are filled up to their own longest sequence, and losses that the model takes itself."""
+    ours, expected = (ended(run(tmp_path / name, engine="loop", **changes_of(name))) for name in (task, "masked"))
+    assert_same(ours, expected, 1e-12)
+
+
+@pytest.mark.parametrize("task", ["masked", "paired", "collated"])
+def test_the_data_of_all_clients_are_pooled_whatever_they_are(task: str, tmp_path: Path) -> None:
+    pooled = {"pooled": True, "method": "fedavg", "num_rounds": 1}
+    model = load_file(run(tmp_path / "run", **changes_of(task, **pooled)) / "model.safetensors")
+    assert all(np.isfinite(array).all() for array in model.values())
+    settings = small("", **changes_of(task, **pooled)).run_config()
+    whole = load_task({**settings, "pooled": False})
+    parts = [whole.splits(client).train for client in whole.clients]
+    joined = join(parts)
+    assert len(joined) == sum(map(len, parts)) == 5 + 6 + 7 + 8
+    assert torch.equal(joined[:][1], torch.cat([part[:][1] for part in parts]))
+
+
+def test_tensors_and_a_dataset_are_not_pooled() -> None:
+    task = load_task(small("", **changes_of("masked")).run_config())
+    part = task.splits("client-0").train
+    assert isinstance(part, Examples)
+    with pytest.raises(FairbloomError, match="some clients' examples are tensors, and others' are of a Dataset"):
+        join([part, of_lines(part)])
+
+
+@pytest.mark.parametrize("task", ["collated", "in_bfloat16"])
+def test_a_run_that_was_interrupted_resumes_to_the_same_bits(task: str, tmp_path: Path) -> None:
+    changes = changes_of(task, engine="loop")
+    whole = run(tmp_path / "whole", **changes | {"num_rounds": 4})
+    resumed = run(run(tmp_path / "resumed", **changes), **changes | {"num_rounds": 4})
+    assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert ended(resumed)["tables"] == ended(whole)["tables"]
+
+
+def test_weights_in_bfloat16_are_averaged_in_float32(tmp_path: Path) -> None:
+    model = load_file(run(tmp_path / "run", engine="loop", **changes_of("in_bfloat16")) / "model.safetensors")
+    assert {array.dtype for array in model.values()} == {np.dtype(np.float32)}
+    rounded = {name: torch.from_numpy(array).bfloat16().float().numpy() for name, array in model.items()}
+    assert any((rounded[name] != array).any() for name, array in model.items())

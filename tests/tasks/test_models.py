@@ -7,13 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import TASKS, TaskInfo
-from fairbloom.tasks.models import MODELS, build, check_arrays, float_buffers, set_channels, shared_parameters
+from fairbloom.tasks.models import (
+    MODELS,
+    arrays_of,
+    build,
+    check_arrays,
+    float_buffers,
+    set_channels,
+    shared_parameters,
+)
 from fairbloom.tasks.task import check_model
 
 IMAGE = (1, 8, 8)
@@ -333,24 +342,29 @@ class Noting(nn.Linear):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (lambda: nn.Linear(2, 2).bfloat16(), r"'weight' has dtype torch.bfloat16, .*float32.*autocast"),
+        (lambda: nn.Linear(2, 2).to(torch.float8_e5m2), r"'weight' has dtype torch.float8_e5m2, .*float32.*bfloat16"),
         (lambda: nn.Linear(2, 2, dtype=torch.complex64), r"'weight' has dtype torch.complex64"),
         (lambda: Noting(2, 2), r"state '_extra_state' is a str; .* tensors"),
         (lambda: nn.Sequential(nn.LazyLinear(2)), r"'0.weight' has no shape yet"),
     ],
-    ids=["bfloat16", "complex", "extra state", "lazy"],
+    ids=["float8", "complex", "extra state", "lazy"],
 )
 def test_a_state_that_cannot_be_sent_is_refused_by_its_name(model: Callable[[], nn.Module], words: str) -> None:
     with pytest.raises(FairbloomError, match=words):
         check_arrays(model())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_usual_states_can_be_sent(dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).to(dtype)
     model.register_buffer("mask", torch.ones(3, dtype=torch.bool))
     check_arrays(model)
-    assert all(tensor.numpy() is not None for tensor in model.state_dict().values())
+    arrays = arrays_of(model.state_dict())
+    expected = np.float32 if dtype == torch.bfloat16 else arrays["0.weight"].dtype
+    assert arrays["0.weight"].dtype == arrays["1.running_var"].dtype == expected
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_float_buffers_that_are_stored_are_found_under_all_their_names() -> None:

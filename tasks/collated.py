@@ -1,0 +1,127 @@
+"""Examples of a Dataset that are made when they are wanted: a batch at a time, put together by a collate_fn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset, default_collate
+
+from fairbloom.errors import ReportableError
+
+from .inputs import Inputs, map_inputs
+
+CPU = torch.device("cpu")
+
+by_default: Callable[[list[Any]], Any] = default_collate
+"""How a DataLoader makes a batch where nobody says it: it stacks the tensors of the examples."""
+
+
+@dataclass(frozen=True, eq=False)
+class CollatedExamples:
+    """The examples of one split of one client, of which no more than a batch is in memory; see `Examples.of`.
+
+    Attributes
+    ----------
+    dataset
+        Has a length, and an example at each place from 0: a map-style Dataset of PyTorch, say.
+    collate_fn
+        Makes a batch of a list of examples: (inputs, targets), or (first, second, ..., targets), or tensors by name, of
+        which `target` is the targets and all others are inputs.
+    rows
+        Places of the examples that are in this split; None for all.
+    groups
+        As of `Examples`, a row for each example of the dataset.
+    target
+        The name of the targets in a batch of tensors by name.
+    device
+        Where batches are moved to.
+    """
+
+    dataset: Any
+    collate_fn: Callable[[list[Any]], Any]
+    rows: Tensor | None = None
+    groups: Tensor | None = None
+    target: str = "labels"
+    device: torch.device = CPU
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.dataset if self.rows is None else self.rows)
+
+    def __getitem__(self, chosen: Tensor | slice) -> tuple[Inputs, Tensor]:
+        """Return inputs and targets of the examples at these places of the split, as one batch."""
+        places = torch.arange(len(self))[chosen] if isinstance(chosen, slice) else chosen
+        rows = (places if self.rows is None else self.rows[places]).tolist()
+        several = getattr(self.dataset, "__getitems__", None)  # as PyTorch's DataLoader asks
+        batch = self.collate_fn(several(rows) if several else [self.dataset[row] for row in rows])
+        inputs, targets = self._inputs_and_targets(batch, len(rows))
+        return map_inputs(inputs, lambda tensor: tensor.to(self.device)), targets.to(self.device)
+
+    def group_places(self) -> Tensor | None:
+        """Return `groups` of the examples of this split, None where they have none."""
+        return self.groups if self.rows is None or self.groups is None else self.groups.index_select(0, self.rows)
+
+    def to(self, device: torch.device) -> CollatedExamples:
+        """Return the same examples, the batches of which are moved to `device`."""
+        return replace(self, device=device)
+
+    def _inputs_and_targets(self, batch: object, count: int) -> tuple[Inputs, Tensor]:
+        """Return the two parts of a batch; raise ReportableError where it has none."""
+        inputs: Any
+        targets: Any
+        if isinstance(batch, Mapping):
+            named = {str(name): each for name, each in batch.items()}
+            targets = named.pop(self.target, None)
+            inputs = named
+            got = f"tensors by name ({', '.join(named)})"
+        elif isinstance(batch, tuple | list) and len(batch) > 1:
+            *first, targets = batch
+            inputs = first[0] if len(first) == 1 else tuple(first)
+            inputs = tuple(inputs) if isinstance(inputs, list) else inputs
+            got = f"{len(batch)} things"
+        else:
+            inputs, targets, got = None, None, f"a {type(batch).__name__}"
+        if not isinstance(targets, Tensor) or targets.shape[:1] != (count,):
+            raise ReportableError(
+                f"collate_fn must return (inputs, targets), or tensors by name with {self.target!r} among them, the "
+                f"targets a tensor with a row for each of {count} examples; it returned {got}, and as targets "
+                f"{_shape(targets)}"
+            )
+        for each in (
+            inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else [inputs]
+        ):
+            if not isinstance(each, Tensor):
+                raise ReportableError(
+                    f"collate_fn must return tensors, and among the inputs of a batch is a {type(each).__name__}: "
+                    "leave it out, or make it a tensor with a row for each example"
+                )
+        return inputs, targets
+
+
+def join_collated(parts: Sequence[CollatedExamples]) -> CollatedExamples:
+    """Return the examples of all parts, one after the other.
+
+    Raises
+    ------
+    ReportableError
+        When they make batches in several ways.
+    """
+    first = parts[0]
+    if any((part.collate_fn, part.target) != (first.collate_fn, first.target) for part in parts):
+        raise ReportableError(
+            "pooled = true: the clients' examples have several functions collate_fn: give all the same"
+        )
+    subsets = [part.dataset if part.rows is None else Subset(part.dataset, part.rows.tolist()) for part in parts]
+    groups = [places for part in parts if (places := part.group_places()) is not None]
+    whole: ConcatDataset[Any] = ConcatDataset(subsets)
+    return replace(first, dataset=whole, rows=None, groups=torch.cat(groups) if groups else None)
+
+
+def _shape(targets: object) -> str:
+    if isinstance(targets, Tensor):
+        return f"a tensor of shape {tuple(targets.shape)}"
+    return "none" if targets is None else f"a {type(targets).__name__}"
