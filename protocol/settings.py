@@ -8,14 +8,14 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from .assignments import ARGUMENTS, CLASS_WEIGHTS
 from .parameters import Choices, Parameter, Partitions, Pattern, Range, annotated
 from .parameters import Mark as Mark
 from .parameters import SettingsError as SettingsError
 from .parameters import Value as Value
 from .parameters import key_of as key_of
 from .parameters import parsed as parsed
-from .schedules import Schedule
-from .assignments import ARGUMENTS, CLASS_WEIGHTS
+from .schedules import UNCHANGED, Schedule
 
 
 class RunSettings(BaseModel):
@@ -114,9 +114,9 @@ class RunSettings(BaseModel):
     schedule: Annotated[str, Choices("constant", "linear", "cosine"), Mark.WORK, Mark.LATER, Mark.VARIANT] = Field(
         "constant", description="How the clients' learning rate falls to zero: linearly, as a cosine, or not at all"
     )
-    schedule_over: Annotated[
-        str, Choices("rounds", "steps"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP
-    ] = Field("rounds", description="What schedule and warmup count: the run's rounds, or the steps of each round")
+    schedule_over: Annotated[str, Choices("rounds", "steps"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP] = Field(
+        "rounds", description="What schedule and warmup count: the run's rounds, or the steps of each round"
+    )
     warmup: Annotated[int, Range("[0, inf)"), Mark.WORK, Mark.LATER, Mark.VARIANT] = Field(
         0, description="Number of rounds, or steps, in which the clients' learning rate rises to its full height"
     )
@@ -287,12 +287,12 @@ class RunSettings(BaseModel):
     @property
     def schedule_of_rounds(self) -> Schedule:
         """How the learning rate changes from round to round, beside learning-rate-decay."""
-        return Schedule(self.schedule, self.warmup) if self.schedule_over == "rounds" else Schedule()
+        return Schedule(self.schedule, self.warmup) if self.schedule_over == "rounds" else UNCHANGED
 
     @property
     def schedule_of_steps(self) -> Schedule:
         """How the learning rate changes over the steps of each round."""
-        return Schedule(self.schedule, self.warmup) if self.schedule_over == "steps" else Schedule()
+        return Schedule(self.schedule, self.warmup) if self.schedule_over == "steps" else UNCHANGED
 
     @property
     def paced(self) -> bool:

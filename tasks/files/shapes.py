@@ -81,6 +81,7 @@ def task_of(setup: Setup, clients: tuple[str, ...], data_of: Callable[[str], Cli
         scores=target.scores(),
         about=lambda name: data_of(name).about(),
         describe=describe,
+        class_names=target.classes,
     )
 
 
