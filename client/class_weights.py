@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.assignments import weights_by_class
+from fairbloom.protocol.assignments import BALANCED, weights_by_class
 from fairbloom.tasks import Examples, Task
 
-BALANCED = "balanced"
+MOST_CLASSES = 100_000
+"""A class of a task that does not say how many it has is numbered below this."""
 
 
 def class_table(wanted: str, task: Task, examples: Examples) -> Tensor | None:
@@ -35,14 +36,15 @@ def class_table(wanted: str, task: Task, examples: Examples) -> Tensor | None:
             f"class-weights = {wanted!r}: the targets of this task are no classes, one of each example: leave "
             "class-weights out"
         )
-    counts = torch.bincount(targets, minlength=task.classes or 1)
     if wanted == BALANCED:
+        counts = torch.bincount(targets)
         present = counts > 0
         return torch.where(present, len(targets) / (present.sum() * counts.clamp(min=1)), 0.0).float()
-    table = torch.ones(len(counts), device=counts.device)
-    for label, weight in _weights(wanted).items():
-        table[_place(label, wanted, task, len(counts))] = weight
-    return table
+    places = {_place(label, wanted, task): weight for label, weight in _weights(wanted).items()}
+    table = torch.ones(1 + max([*places, int(targets.max())]))
+    for place, weight in places.items():
+        table[place] = weight
+    return table.to(targets.device)
 
 
 def mean_loss(losses: Tensor, targets: Tensor, table: Tensor | None) -> Tensor:
@@ -60,11 +62,13 @@ def _weights(wanted: str) -> dict[str, float]:
         raise ReportableError(f"class-weights = {wanted!r}: {error}") from error
 
 
-def _place(label: str, wanted: str, task: Task, count: int) -> int:
-    """Return the place of a class that is named, or numbered from 0."""
+def _place(label: str, wanted: str, task: Task) -> int:
+    """Return the place of a class that is named, or numbered from 0 where classes have no names."""
     if label in task.class_names:
         return task.class_names.index(label)
-    if not task.class_names and label.isascii() and label.isdigit() and int(label) < count:
+    is_number = label.isascii() and label.isdigit() and int(label) < (task.classes or MOST_CLASSES)
+    if is_number and not task.class_names:
         return int(label)
-    there = ", ".join(task.class_names) if task.class_names else f"those from 0 to {count - 1}, by number"
+    last = f" to {task.classes - 1}" if task.classes else ""
+    there = ", ".join(task.class_names) or f"numbers from 0{last}"
     raise ReportableError(f"class-weights = {wanted!r}: there is no class {label!r}; there are {there}")

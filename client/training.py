@@ -109,7 +109,7 @@ def train(
 
 
 @contextmanager
-def mixed_precision(precision: str, model: nn.Module) -> Iterator[None]:
+def mixed_precision(precision: str, parameters: Iterable[Tensor]) -> Iterator[None]:
     """Let a model compute in this precision meanwhile, as torch.autocast does; float32 leaves it as it is.
 
     Raises
@@ -120,7 +120,7 @@ def mixed_precision(precision: str, model: nn.Module) -> Iterator[None]:
     if precision == "float32":
         yield
         return
-    parameters = list(model.parameters())
+    parameters = list(parameters)
     if other := {parameter.dtype for parameter in parameters} - {torch.float32}:
         raise ReportableError(
             f"precision = {precision!r} computes a model of float32 numbers in {precision}, and this one has "
@@ -236,7 +236,7 @@ def losses_of(model: nn.Module, task: Task, inputs: Inputs, targets: Tensor, pre
 
     The model computes in `precision`, and the task's loss in full.
     """
-    with mixed_precision(precision, model):
+    with mixed_precision(precision, model.parameters()):
         answer = _answer(model, inputs)
     if is_of_model(task.loss):
         return in_full(_own_losses(model, answer, len(targets)), precision)

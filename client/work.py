@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.schedules import Schedule
+from fairbloom.protocol.schedules import UNCHANGED, Schedule
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator, seed_of
 from fairbloom.protocol.terms import Terms
-from fairbloom.tasks.optimizers import OptimizerChoice
+from fairbloom.tasks.optimizers import PLAIN_SGD, OptimizerChoice
 
 from .objectives import Transform, transform_of, unchanged
 
@@ -65,8 +65,8 @@ class LocalWork:
     learning_rate: float
     momentum: float = 0.0
     weight_decay: float = 0.0
-    optimizer: OptimizerChoice = OptimizerChoice()
-    schedule: Schedule = Schedule()
+    optimizer: OptimizerChoice = PLAIN_SGD
+    schedule: Schedule = UNCHANGED
     gradient_clip: float = 0.0
     pull: float = 0.0
     steps: int | None = None
@@ -80,7 +80,7 @@ class LocalWork:
 
     def at_step(self, done: int, count: int) -> "LocalWork":
         """Return the work of the step before which `done` of `count` are over: its learning rate is the schedule's."""
-        if self.schedule == Schedule():
+        if self.schedule == UNCHANGED:
             return self
         return replace(self, learning_rate=self.learning_rate * self.schedule.factor(done, count))
 

@@ -14,7 +14,10 @@ ARGUMENTS = rf"\s*{_ARGUMENT}(?:(?:\s*,\s*|\s+){_ARGUMENT})*\s*"
 """Assignments with spaces or commas between: betas=(0.9,0.98) eps=1e-6. A value has no slash and no colon."""
 
 _LABEL = r"[^=,/\\:~\x00-\x1f\x7f]{1,100}"
-CLASS_WEIGHTS = rf"balanced|{_LABEL}=[\d.eE+-]{{1,40}}(?:,{_LABEL}=[\d.eE+-]{{1,40}})*"
+BALANCED = "balanced"
+"""Class weights by each client's own training examples."""
+
+CLASS_WEIGHTS = rf"{BALANCED}|{_LABEL}=[\d.eE+-]{{1,40}}(?:,{_LABEL}=[\d.eE+-]{{1,40}})*"
 """balanced, or weights by class with commas between: no=0.3,yes=1.7."""
 
 

@@ -35,4 +35,8 @@ class Schedule:
 
     def __str__(self) -> str:
         """Return the schedule in words."""
-        return self.shape + (f", warmup = {self.warmup}" if self.warmup else "")
+        return self.shape + (f" after a warm-up of {self.warmup}" if self.warmup else "")
+
+
+UNCHANGED = Schedule()
+"""The rate stays as it is."""

@@ -15,7 +15,7 @@ from .parameters import SettingsError as SettingsError
 from .parameters import Value as Value
 from .parameters import key_of as key_of
 from .parameters import parsed as parsed
-from .schedules import Schedule
+from .schedules import UNCHANGED, Schedule
 
 
 class RunSettings(BaseModel):
@@ -287,12 +287,12 @@ class RunSettings(BaseModel):
     @property
     def schedule_of_rounds(self) -> Schedule:
         """How the learning rate changes from round to round, beside learning-rate-decay."""
-        return Schedule(self.schedule, self.warmup) if self.schedule_over == "rounds" else Schedule()
+        return Schedule(self.schedule, self.warmup) if self.schedule_over == "rounds" else UNCHANGED
 
     @property
     def schedule_of_steps(self) -> Schedule:
         """How the learning rate changes over the steps of each round."""
-        return Schedule(self.schedule, self.warmup) if self.schedule_over == "steps" else Schedule()
+        return Schedule(self.schedule, self.warmup) if self.schedule_over == "steps" else UNCHANGED
 
     @property
     def paced(self) -> bool:

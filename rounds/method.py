@@ -323,6 +323,9 @@ class Method:
     """Whether `weigh` takes inner products: a round then computes them in the pass that screens large replies."""
     exact_gram: ClassVar[bool] = False
     """Whether inner products must be float64 however large the work."""
+    needs_plain_sgd: ClassVar[bool] = False
+    """Whether it reads a client's gradient off the distance that plain SGD moves its model: another optimizer,
+    momentum, clipping, class weights, a schedule over a round's steps and mixed precision are refused then."""
     snapshots: ClassVar[bool] = False
     """Whether each client also replies its model in the midst of its local work, as the ArrayRecord `snapshot`."""
 

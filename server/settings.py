@@ -4,7 +4,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
 from fairbloom.errors import did_you_mean
+from fairbloom.protocol.assignments import BALANCED, weights_by_class
 from fairbloom.protocol.parameters import Parameter, parameters_of
+from fairbloom.protocol.schedules import UNCHANGED
 from fairbloom.protocol.settings import (
     SETTINGS,
     Mark,
@@ -21,6 +23,7 @@ from fairbloom.rounds.roster import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD, by_name
 from fairbloom.tasks import TASKS, find_task
+from fairbloom.tasks.optimizers import OptimizerChoice, check_optimizer
 
 UNSET = ""
 """The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
@@ -83,7 +86,7 @@ class Settings(RunSettings):
         settings.check_reports()
         settings.check_quorum()
         settings.check_threshold()
-        settings.strategy()
+        settings.check_training()
         return settings
 
     def check_sizes(self) -> None:
@@ -128,6 +131,45 @@ class Settings(RunSettings):
             raise SettingsError(
                 f"threshold = {self.threshold!r} is chosen by validation examples: set validation-share, as in 0.2"
             )
+
+    def check_training(self) -> None:
+        """Raise FairbloomError where clients cannot train so, or the method needs them to train otherwise."""
+        check_optimizer(self)
+        self._check_schedule()
+        self._check_class_weights()
+        method = self.strategy()
+        if method.needs_plain_sgd and self.beyond_plain_sgd:
+            raise SettingsError(
+                f"{self.beyond_plain_sgd}: {type(method).__name__} reads each client's gradient off the distance that "
+                "plain SGD moves its model: leave that out, or choose another method"
+            )
+        momentum = method.terms(1).client_momentum
+        if momentum and "momentum" not in OptimizerChoice.of(self).arguments:
+            raise SettingsError(
+                f"optimizer = {self.optimizer!r} has no momentum, and {type(method).__name__} asks clients for one of "
+                f"{momentum:g}: choose an optimizer with momentum, sgd or rmsprop say, or set the method's to 0"
+            )
+
+    def _check_schedule(self) -> None:
+        """Raise SettingsError where a schedule has no effect, or warms up for longer than the run."""
+        if self.schedule_over == "steps" and self.schedule_of_steps == UNCHANGED:
+            raise SettingsError(
+                "schedule-over = 'steps' has no effect: set schedule, to cosine say, or warmup, or leave it out"
+            )
+        if self.schedule_over == "rounds" and self.warmup >= max(2, self.num_rounds):
+            raise SettingsError(
+                f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it, or count steps by "
+                "schedule-over=steps"
+            )
+
+    def _check_class_weights(self) -> None:
+        """Raise SettingsError where class weights are no numbers above 0."""
+        if self.class_weights in ("", BALANCED):
+            return
+        try:
+            weights_by_class(self.class_weights)
+        except ValueError as error:
+            raise SettingsError(f"class-weights = {self.class_weights!r}: {error}") from error
 
     def check_quorum(self) -> None:
         """Raise SettingsError where more clients must be online than there are, or than train."""

@@ -31,7 +31,7 @@ from .clients import LocalClients
 from .dispatch.processes import can_fork
 from .dispatch.workers import WorkerClients
 from .loop import LoopClients
-from .stacked.clients import HONOURED, StackedClients
+from .stacked.clients import StackedClients, find_unmet
 from .stacked.programs import UnstackableError, make_program
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def choose_fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choi
 def why_unstackable(settings: RunSettings, task: Task, model: nn.Module) -> str:
     """Return why clients cannot be stacked, "" where they can."""
     terms = Terms(server_round=1)
-    if unmet := HONOURED.unmet(terms, global_work(settings, terms), personal_work(settings, terms)):
+    if unmet := find_unmet(terms, global_work(settings, terms), personal_work(settings, terms)):
         return f"stacked clients do not honour {unmet}"
     try:
         make_program(model, task, sample_examples(task)[0])

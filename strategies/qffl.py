@@ -85,6 +85,7 @@ class QFedSGD(QFedAvg):
     """
 
     needs = frozenset({"loss-before", "learning-rate"})
+    needs_plain_sgd = True
 
     def __init__(self, *, q: NonNegative = 1.0, lipschitz: Positive = 10.0, **options: Unpack[Options]) -> None:
         super().__init__(q=q, lipschitz=lipschitz, **options)

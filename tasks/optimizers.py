@@ -1,29 +1,29 @@
-"""Optimizers of clients: of torch.optim by name, or a user's own by import string; each with its parameters."""
+"""Optimizers of clients: of torch.optim by name, or a user's own by import string; each with its parameters.
+
+PyTorch is imported late.
+"""
+
+from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.optim import Optimizer
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.assignments import Argument, arguments
 from fairbloom.protocol.settings import RunSettings, SettingsError
 
-NAMED = {
-    name.casefold(): name for name, of in vars(torch.optim).items() if isinstance(of, type) and of is not Optimizer
-}
-"""The classes of torch.optim by their names in lower case."""
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
 
 ELEMENTWISE = frozenset(
     {"sgd", "adam", "adamw", "adamax", "nadam", "radam", "adagrad", "adadelta", "rmsprop", "asgd", "rprop"}
 )
-"""Those that move each number by its own gradients alone, so that they can move the models of several clients at once."""
+"""Those that move each number by its own gradients alone, and so can move the models of several clients at once."""
 
 SETTINGS_OF = {"lr": "learning-rate", "momentum": "momentum", "weight_decay": "weight-decay"}
 """The arguments of optimizers that are settings of a run."""
@@ -45,7 +45,7 @@ class OptimizerChoice:
     parameters: tuple[tuple[str, Argument], ...] = ()
 
     @classmethod
-    def of(cls, settings: RunSettings) -> "OptimizerChoice":
+    def of(cls, settings: RunSettings) -> OptimizerChoice:
         """Return the optimizer that a run's settings choose."""
         name = settings.optimizer if is_import_string(settings.optimizer) else settings.optimizer.casefold()
         try:
@@ -61,7 +61,7 @@ class OptimizerChoice:
     @property
     def is_plain_sgd(self) -> bool:
         """Whether it is stochastic gradient descent with nothing but a rate, momentum and weight decay."""
-        return self == OptimizerChoice()
+        return self == PLAIN_SGD
 
     @property
     def is_elementwise(self) -> bool:
@@ -85,12 +85,18 @@ class OptimizerChoice:
                     "torch.optim.Optimizer"
                 )
             return found  # type: ignore[no-any-return]
-        if self.name not in NAMED:
+        named = _of_pytorch()
+        if self.name not in named:
             raise ReportableError(
-                f"optimizer = {self.name!r}: {did_you_mean(self.name, NAMED)}torch.optim has {', '.join(NAMED)}; your "
+                f"optimizer = {self.name!r}: {did_you_mean(self.name, named)}torch.optim has {', '.join(named)}; your "
                 "own is named as in my_module:MyOptimizer"
             )
-        return vars(torch.optim)[NAMED[self.name]]  # type: ignore[no-any-return]
+        return named[self.name]
+
+    @property
+    def arguments(self) -> Collection[str]:
+        """The names of what it takes."""
+        return _signature(self.maker)
 
     def make(
         self, parameters: Sequence[Tensor], *, learning_rate: float, momentum: float = 0.0, weight_decay: float = 0.0
@@ -104,6 +110,8 @@ class OptimizerChoice:
         FairbloomError
             When it has no momentum or weight decay and is to have some, or refuses a parameter.
         """
+        from torch.optim import Optimizer
+
         maker = self.maker
         taken = _signature(maker)
         rates = {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay}
@@ -129,6 +137,10 @@ class OptimizerChoice:
         return made
 
 
+PLAIN_SGD = OptimizerChoice()
+"""Stochastic gradient descent, with momentum and weight decay perhaps."""
+
+
 def check_optimizer(settings: RunSettings) -> None:
     """Raise FairbloomError where a run's optimizer cannot be had, or lacks what the settings give it.
 
@@ -141,6 +153,8 @@ def check_optimizer(settings: RunSettings) -> None:
 
 @lru_cache(maxsize=64)
 def _check(choice: OptimizerChoice, learning_rate: float, momentum: float, weight_decay: float) -> None:
+    import torch
+
     _check_parameters(choice)
     tried = torch.ones(2, 2, requires_grad=True)
     optimizer = choice.make([tried], learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay)
@@ -172,6 +186,15 @@ def _check_parameters(choice: OptimizerChoice) -> None:
         default = named[name].default
         if default is not None and default is not inspect.Parameter.empty and not _is_like(value, default):
             raise SettingsError(f"{said}: {choice.name} takes {_kind(default)} there, {default!r} by default")
+
+
+@cache
+def _of_pytorch() -> dict[str, type[Optimizer]]:
+    """Return the classes of torch.optim by their names in lower case."""
+    from torch import optim
+
+    classes = {name: of for name, of in vars(optim).items() if isinstance(of, type) and of is not optim.Optimizer}
+    return {name.casefold(): classes[name] for name in sorted(classes)}
 
 
 def _signature(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -457,6 +457,8 @@ class Task:
         Returns what `fairbloom data` shows of the data; None: the sizes of the clients' splits.
     classes
         The number of classes that are predicted, 0 for a quantity; None where that is not known.
+    class_names
+        What the classes are called, in their order; () where they have numbers alone.
     positive
         Of two classes, the place of the one that counts as positive.
     dealt
@@ -487,6 +489,7 @@ class Task:
     describe: Callable[[], Described] | None = None
     dealt: Callable[[str], Sequence[tuple[Places, Places]]] | None = None
     classes: int | None = None
+    class_names: tuple[str, ...] = ()
     positive: int = 1
     groupings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     group_scores: Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)

@@ -117,7 +117,7 @@ def lowest(axes: Mapping[str, Axis]) -> dict[str, Value]:
 
 def rungs_of(settings: Settings) -> list[int]:
     """Return after how many rounds a trial is looked at; a method whose steps decay over all rounds runs them all."""
-    if settings.strategy().paced:
+    if settings.strategy().paced or settings.paced:
         return [settings.num_rounds]
     return sorted({-(-settings.num_rounds // part) for part in PARTS})
 

@@ -15,6 +15,7 @@ import numpy as np
 from fairbloom import __version__
 from fairbloom.logs import log
 from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.method import Method
@@ -147,7 +148,7 @@ class RunRecorder:
         kept = StoredRun(self.path, self._tables, self._best_by, self._personal)
         recorded = complete_taking_back(kept, CONFIG.read(self.path))
         if find_grown(recorded.settings, config):
-            self._check_extensible(recorded.num_rounds, config["num-rounds"])
+            self._check_extensible(recorded.num_rounds, config)
             if self.finished:
                 with explain_write_errors("the run folder", self.path):  # before the settings, which say more rounds
                     MODEL.path_in(self.path).unlink()
@@ -156,11 +157,11 @@ class RunRecorder:
         elif not self.finished and recorded.settings != config:
             CONFIG.write(self.path, replace(recorded, settings=config))
 
-    def _check_extensible(self, there: int, wanted: int) -> None:
-        if self.method.paced:
+    def _check_extensible(self, there: int, config: Mapping[str, Any]) -> None:
+        if self.method.paced or RunSettings.of(config).paced:
             raise RunFolderError(
-                f"{self.path} holds a run whose steps decay over {there} rounds, so it cannot be extended to {wanted}: "
-                "choose another folder (--out) for a run of that length"
+                f"{self.path} holds a run whose steps decay over {there} rounds, so it cannot be extended to "
+                f"{config['num-rounds']}: choose another folder (--out) for a run of that length"
             )
 
     @property

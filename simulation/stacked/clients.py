@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
+from fairbloom.client.class_weights import class_table
 from fairbloom.client.honoured import Honoured
 from fairbloom.client.local import LocalClient, Metrics
 from fairbloom.client.metrics import (
@@ -41,13 +43,14 @@ from fairbloom.tasks import Examples, Task
 
 from ..clients import LocalClients, Reply, answer_of, failure_reason, refuse_failed, store_reply
 from .blocks import Member, Step, divide_into_blocks, full_batch, minibatches, repeat_step, takes_all
+from .optimizers import RowOptimizer
 from .programs import Program, StepArrays, UnstackableError, in_tensors, make_program
 from .together import Measures, losses_of, measure_clients, score_clients, split_into_passes
 
 HONOURED = Honoured(
     work=frozenset(
         {"epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "gradient_clip", "pull", "steps"}
-        | {"snapshot_step", "transform", "random"}
+        | {"snapshot_step", "transform", "random", "optimizer", "class_weights", "precision"}
     ),
     terms=frozenset(
         {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
@@ -59,10 +62,17 @@ HONOURED = Honoured(
         | {"{}[{}:{}]", "{}-validation-personal"}
     ),
 )
-"""What is honoured side by side: no time budget, which is each client's, and nothing that a model draws."""
+"""What is honoured side by side: no time budget and no schedule over steps, which are each client's, and nothing that a
+model draws. Of optimizers, `find_unmet` says which are."""
 
 REMEMBERED_BYTES = 2**26
 """Full batches are remembered from round to round up to this size in all."""
+
+
+def find_unmet(terms: Terms, *works: LocalWork, by_group: bool = False) -> str:
+    """Return the first thing that is asked for and is not done side by side, as name = value; "" where all is."""
+    apart = [work.optimizer for work in works if not work.optimizer.is_elementwise]
+    return HONOURED.unmet(terms, *works, by_group=by_group) or (f"optimizer = {apart[0]}" if apart else "")
 
 
 class Rows:
@@ -178,7 +188,7 @@ class StackedClients(LocalClients):
         """Return what of the terms, or of the work that they make, is not honoured side by side; "" where all is."""
         try:
             works = global_work(self.settings, terms), personal_work(self.settings, terms)
-            return HONOURED.unmet(terms, *works, by_group=self._by_group)
+            return find_unmet(terms, *works, by_group=self._by_group)
         except ValueError as reason:  # terms that no client knows
             return str(reason)
 
@@ -334,7 +344,7 @@ class _Training:
         halfway, first = rows, None
         if not terms.local_only:
             steps = self._engine.steps(block, work, terms, personal=False)
-            halfway, first = train_together(program, task, rows, steps, work)
+            halfway, first = train_together(program, task, rows, steps, work, parts)
         scores: list[Metrics] = [{} for _ in block]
         if asked := BEFORE.requests(terms.measure):
             if first is not None and takes_all(block) and [*asked] == [wire.LOSS_BEFORE]:
@@ -370,12 +380,13 @@ class _Training:
     def personal_block(self, block: Sequence[Member]) -> None:
         """Train the personal models of a block of clients, pulled to the received model."""
         terms, task, model = self._terms, block[0].local.task, block[0].local.model
-        program = self._engine.program(task, model, block[0].examples)
+        parts = [member.examples for member in block]
+        program = self._engine.program(task, model, parts[0])
         rows, work = Rows(self._layout, self._received, len(block)), personal_work(self._engine.settings, terms)
         for row, member in enumerate(block):
             if (last := member.local.personal.before(terms.server_round)) is not None:
                 rows.load(row, last)
-        train_together(program, task, rows, self._engine.steps(block, work, terms, personal=True), work)
+        train_together(program, task, rows, self._engine.steps(block, work, terms, personal=True), work, parts)
         for row, member in enumerate(block):
             member.local.personal.keep(terms.server_round, rows.model(row))
 
@@ -385,21 +396,27 @@ class _Training:
 
 
 def train_together(
-    program: Program, task: Task, rows: Rows, steps: Iterable[Step], work: LocalWork
+    program: Program, task: Task, rows: Rows, steps: Iterable[Step], work: LocalWork, parts: Sequence[Examples]
 ) -> tuple[Rows, Tensor | None]:
     """Take the local steps of many clients in place, as `fairbloom.client.training.train` does for one.
+
+    `parts` are the training examples of each.
 
     Returns
     -------
     The models after `snapshot_step`, or at the end; and the mean loss of each client's first batch.
     """
     anchor = rows.anchor if work.pull > 0.0 else []
-    velocity = [torch.zeros_like(array) for array in rows.arrays] if work.momentum > 0.0 else []
+    optimizer = None if work.optimizer.is_plain_sgd else RowOptimizer(rows.arrays, work)
+    has_velocity = optimizer is None and work.momentum > 0.0
+    velocity = [torch.zeros_like(array) for array in rows.arrays] if has_velocity else []
+    tables = stack_tables(work, task, parts)
     halfway, first = rows, None
     take = program.step_of(work)
     for number, step in enumerate(steps, start=1):
         weights, moving = ([array[: step.shape[0]] for array in arrays] for arrays in (rows.arrays, velocity))
-        losses = take(StepArrays(weights, moving, anchor), step.inputs, partial(minimised_loss, task, step, work))
+        arrays = StepArrays(weights, moving, anchor, optimizer)
+        losses = take(arrays, step.inputs, partial(minimised_loss, task, step, work, tables))
         if first is None:
             first = step.means(losses.double())
         if number == work.snapshot_step:
@@ -407,10 +424,20 @@ def train_together(
     return halfway, first
 
 
-def minimised_loss(task: Task, step: Step, work: LocalWork, outputs: Tensor) -> tuple[Tensor, Tensor]:
+def stack_tables(work: LocalWork, task: Task, parts: Sequence[Examples]) -> Tensor | None:
+    """Return the weights of the classes at each client, shape (k, classes); None where no weights are wanted."""
+    tables = [class_table(work.class_weights, task, part) for part in parts]
+    there = [table for table in tables if table is not None]
+    return pad_sequence(there, batch_first=True) if there else None
+
+
+def minimised_loss(
+    task: Task, step: Step, work: LocalWork, tables: Tensor | None, outputs: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the loss of each example of a step, shape (k, b), and the sum of what its clients minimise."""
     losses = losses_of(task, outputs.flatten(0, 1), step.targets.flatten(0, 1)).view(step.shape)
-    return losses, work.transform(step.means(losses)).sum()
+    weights = None if tables is None else tables[: step.shape[0]].gather(1, step.targets)
+    return losses, work.transform(step.means(losses, weights)).sum()
 
 
 @torch.no_grad()

@@ -14,13 +14,22 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairbloom.client.training import choose_output, drawing_from, gradients_of, outputs_of
+from fairbloom.client.training import (
+    choose_output,
+    drawing_from,
+    gradients_of,
+    in_full,
+    mixed_precision,
+    outputs_of,
+)
 from fairbloom.client.work import LocalWork, descend, step_fields
 from fairbloom.tasks import Task
 from fairbloom.tasks.collated import CollatedExamples
 from fairbloom.tasks.inputs import Inputs, arguments_of, combine_inputs, device_of, map_inputs, tensors_of
 from fairbloom.tasks.model_loss import is_of_model
 from fairbloom.tasks.task import AnyExamples, Examples
+
+from .optimizers import RowOptimizer
 
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
     *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU),
@@ -37,7 +46,7 @@ class UnstackableError(Exception):
     """A model that cannot be computed for many clients at once; the message says why."""
 
 
-ADDED_AT_ONCE = frozenset({"learning_rate", "momentum", "weight_decay", "pull", "transform"})
+ADDED_AT_ONCE = frozenset({"learning_rate", "momentum", "weight_decay", "pull", "class_weights", "transform"})
 """The fields of local work with which a gradient can be added to the weights as it is computed."""
 
 Summed = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -55,11 +64,14 @@ class StepArrays(NamedTuple):
         Their velocities, of the same shapes, where there is momentum; else empty.
     anchor
         What they are pulled to, shape (1, *shape) each, where there is a pull; else empty.
+    optimizer
+        Which moves them; None: SGD, without further parameters.
     """
 
     weights: Sequence[Tensor]
     velocity: Sequence[Tensor]
     anchor: Sequence[Tensor]
+    optimizer: RowOptimizer | None = None
 
 
 TakeStep = Callable[[StepArrays, Inputs, Summed], Tensor]
@@ -73,7 +85,7 @@ class Program(Protocol):
         """Return the outputs, shape (k, b, …), for b examples of each of k clients, shape (k, b, …)."""
 
     def step_of(self, work: LocalWork) -> TakeStep:
-        """Return what takes a step of SGD in place, as `fairbloom.client.work.descend` does."""
+        """Return what takes a step in place, as `fairbloom.client.work.descend` does."""
 
 
 class Mapped:
@@ -93,17 +105,22 @@ class Mapped:
         return outputs
 
     def step_of(self, work: LocalWork) -> TakeStep:
-        """Return what takes a step of SGD in place; see Program."""
+        """Return what takes a step in place; see Program."""
         return partial(step_by_autograd, self, work)
 
 
 def step_by_autograd(program: "Program", work: LocalWork, arrays: StepArrays, inputs: Inputs, summed: Summed) -> Tensor:
-    """Take a step of SGD in place, whatever the work; return the losses, shape (k, b)."""
-    leaves = [weight.detach().requires_grad_() for weight in arrays.weights]
-    losses, total = summed(program(leaves, inputs))
+    """Take a step in place, whatever the work; return the losses, shape (k, b)."""
+    if arrays.optimizer is None:
+        leaves, optimizer = [weight.detach().requires_grad_() for weight in arrays.weights], None
+    else:
+        leaves, optimizer = arrays.optimizer.of_first(len(arrays.weights[0]))
+    with mixed_precision(work.precision, leaves):
+        outputs = program(leaves, inputs)
+    losses, total = summed(in_full(outputs, work.precision))
     gradients = gradients_of(total, leaves)
     with torch.no_grad():
-        descend(leaves, gradients, arrays.anchor, arrays.velocity, work, stacked=True)
+        descend(leaves, gradients, arrays.anchor, arrays.velocity, work, optimizer=optimizer, stacked=True)
     return losses.detach()
 
 
@@ -125,7 +142,7 @@ class Chain:
         return x
 
     def step_of(self, work: LocalWork) -> TakeStep:
-        """Return what takes a step of SGD in place; see Program."""
+        """Return what takes a step in place; see Program."""
         return (
             partial(self._step, work) if step_fields(work) <= ADDED_AT_ONCE else partial(step_by_autograd, self, work)
         )

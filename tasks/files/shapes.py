@@ -101,6 +101,7 @@ def task_of(
         about=lambda name: data_of(name).about(),
         describe=describe,
         preprocessing=lambda client: replace(preprocessing(AgreedShape.from_json(setup.agreed)), client=client),
+        class_names=target.classes,
     )
 
 

@@ -89,6 +89,7 @@ def load(
         groupings=groupings,
         group_scores=predicted.group_scores(place) if groupings else {},
         classes=len(predicted.classes) if setup.agreed else None,
+        class_names=predicted.classes,
         positive=place,
     )
 

@@ -265,11 +265,11 @@ def test_a_block_for_which_memory_does_not_suffice_is_computed_in_parts(
 
     train_together, sizes = engine.train_together, list[int]()
 
-    def short_of_memory(program: Any, task: Any, rows: Any, steps: Any, work: Any) -> Any:
+    def short_of_memory(program: Any, task: Any, rows: Any, *others: Any) -> Any:
         sizes.append(len(rows.arrays[0]))
         if len(rows.arrays[0]) > 2:
             raise torch.OutOfMemoryError("a made-up card is full")
-        return train_together(program, task, rows, steps, work)
+        return train_together(program, task, rows, *others)
 
     loop, stacked, model = both(config_of())
     expected = loop.train(loop.online(1), model, TERMS["plain"])
