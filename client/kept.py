@@ -14,13 +14,15 @@ import numpy as np
 import tomli_w
 from torch.nn import Module
 
-from fairbloom.errors import ReportableError
+from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED, DEPLOYED
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, write_private
 from fairbloom.system.sealed import Arrays, DamagedFileError, load_model, save_model
+
+from .personal import list_models
 
 CONFIG, AGREEMENT, MODEL = "config.toml", "agreed.json", "model.safetensors"
 
@@ -68,6 +70,69 @@ def find_kept(folder: Path) -> About | None:
     except (DamagedFileError, KeyError, TypeError, ValueError) as error:
         log.warning("%s; the server is asked for it again", error)
         return None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a client keeps of one run.
+
+    Attributes
+    ----------
+    folder
+        Where it lies.
+    about
+        What is known of the final model; None where there is none (any more), or it is damaged.
+    personal_rounds
+        The rounds that made its personal models, in order; none where the run has no such models.
+    """
+
+    folder: Path
+    about: About | None
+    personal_rounds: tuple[int, ...]
+
+
+def list_kept(state_dir: Path) -> list[Kept]:
+    """Return what clients keep in a state folder, the latest run first; the folder of one run may be named, too.
+
+    Raises
+    ------
+    FairbloomError
+        When nothing is kept there.
+    """
+    folders = (
+        [state_dir] if (state_dir / CONFIG).exists() else [path.parent for path in state_dir.glob(f"*/*/{CONFIG}")]
+    )
+    if not folders:
+        raise FairbloomError(
+            f"{state_dir} keeps no models: name a client's state-dir, or the folder of a run in it. A run's model comes "
+            "when the run is over, and when the finished run is submitted again"
+        )
+    return [
+        Kept(folder, find_kept(folder), tuple(sorted(int(path.stem) for path in list_models(folder))))
+        for folder in sorted(folders, key=_when_kept, reverse=True)
+    ]
+
+
+def choose_kept(state_dir: Path, run: str = "") -> Kept:
+    """Return what is kept of a run, by its name; of the latest where none is named.
+
+    Raises
+    ------
+    FairbloomError
+        When nothing is kept there, or nothing of that run.
+    """
+    kept = list_kept(state_dir)
+    named = [each for each in kept if not run or (each.about is not None and each.about.run == run)]
+    if not named:
+        names = dict.fromkeys(each.about.run for each in kept if each.about is not None)
+        raise FairbloomError(f"run = {run!r}: {state_dir} keeps no model of it; there are {', '.join(names) or 'none'}")
+    return named[0]
+
+
+def _when_kept(folder: Path) -> float:
+    """Return when the model was written, or where there is none, the settings."""
+    model = folder / MODEL
+    return (model if model.exists() else folder / CONFIG).stat().st_mtime
 
 
 def keep_model(folder: Path, config: Mapping[str, Any], agreed: str, arrays: Arrays, about: About) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.system.files import make_folder, write_whole
+from fairbloom.system.files import make_folder, write_private
 
 from .settings import FINGERPRINT, fingerprint
 
@@ -109,7 +109,7 @@ def load_last(folder: Path) -> tuple[int, StateDict] | None:
 def save_model(path: Path, model: StateDict) -> None:
     """Write a model whole, with a checksum of it."""
     tensors = {name: tensor.contiguous() for name, tensor in model.items()}
-    write_whole(path, save(tensors, metadata={"sha256": _checksum(tensors)}))
+    write_private(path, save(tensors, metadata={"sha256": _checksum(tensors)}))
 
 
 def load_model(path: Path) -> StateDict | None:

@@ -105,9 +105,10 @@ class Newcomer:
     @property
     def test_classes(self) -> int | None:
         """How many different classes its test examples have; None where targets are no classes."""
-        if self._local.task.classes is None:
+        if not self._local.task.classes:
             return None
-        return len(torch.unique(self._local.splits.test.targets))
+        _, targets = self._local.splits.test[:]
+        return len(torch.unique(targets))
 
     def personalise(self, epochs: int = EPOCHS, strength: float | None = None) -> None:
         """Train a personal model from the global one, pulled to it, as Ditto does in the round after the last.

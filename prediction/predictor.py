@@ -197,6 +197,12 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Pred
     return Predictor(folder, str(settings["task"]), client, model, module.eval(), preprocessing, task.output)
 
 
+def check_new(out: Path) -> None:
+    """Raise RunFolderError where a file of predictions is there already."""
+    if out.exists():
+        raise RunFolderError(f"{out} is there already: name another file by --out, or delete it")
+
+
 def is_kept(folder: Path) -> bool:
     """Return whether a folder is what one client keeps of a run, and not the whole run's."""
     return is_run_folder(folder) and not ENVIRONMENT.exists_in(folder)

@@ -1,8 +1,8 @@
-"""The commands `fairbloom client` and `fairbloom client keys`."""
+"""The commands `fairbloom client`: run (the default), keys, models and predict."""
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import click
 import typer
@@ -21,7 +21,10 @@ class WithDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-client = typer.Typer(cls=WithDefault, help="Run a client of a federation (run, the default command), or make its key.")
+client = typer.Typer(
+    cls=WithDefault,
+    help="Run a client of a federation (run, the default command), make its key, or use the models that it keeps.",
+)
 
 
 @client.command(DEFAULT)
@@ -83,3 +86,43 @@ def keys(
         f"unpack the bundle that comes back beside the key, so that {folder / 'client.toml'} is there",
         file=sys.stderr,
     )
+
+
+PlaceArgument = Annotated[
+    Path, typer.Argument(metavar="STATE_DIR", help="The client's state-dir, or the folder of one run in it.")
+]
+
+
+@client.command(epilog="Example: fairbloom client models state")
+def models(place: PlaceArgument) -> None:
+    """List the models that this device keeps of runs, the latest run first."""
+    from fairbloom.client.kept import list_kept
+
+    for kept in list_kept(place):
+        about = kept.about
+        final = "no final model" if about is None else f"run {about.run}, final model of round {about.round}"
+        personal = f", personal model of round {kept.personal_rounds[-1]}" if kept.personal_rounds else ""
+        print(f"{kept.folder}: {final}{personal}")
+
+
+@client.command(epilog="Example: fairbloom client predict state new.csv --out predictions.csv --model personal")
+def predict(
+    place: PlaceArgument,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new data, with the columns of training.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The CSV file to write; it must not be there yet.")],
+    model: Annotated[
+        Literal["last", "personal"],
+        typer.Option("--model", help="The run's final model, or the personal one that never left this device."),
+    ] = "last",
+    run_name: Annotated[
+        str, typer.Option("--run", metavar="NAME", help="The run, as fairbloom client models names it; the latest one.")
+    ] = "",
+) -> None:
+    """Predict on this device by a model that it keeps; neither data nor predictions leave it."""
+    from fairbloom.client.kept import choose_kept
+    from fairbloom.prediction.predictor import check_new, load_predictor
+
+    check_new(out)
+    kept = choose_kept(place, run_name)
+    count = load_predictor(kept.folder, model=model).predict_file(file, out)
+    print(f"{count:,} predictions by {kept.folder}: {out}")

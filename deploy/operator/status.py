@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import PurePath
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -136,7 +137,7 @@ def render(found: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [part for run in going for part in _describe_running(run)]
     if not going:
         parts.append(Text("no run is going on"))
-    parts.append(_clients_table(found["clients"]))
+    parts.append(_clients_table(found["clients"], {run["run-id"]: run["folder"] for run in runs}))
     if over:
         parts.append(_runs_table(over))
     for run in over:
@@ -169,7 +170,8 @@ def _describe_running(run: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield _line(f"  refused in round {refusal['round']}", f"{refusal['client']}: {refusal['reason']}", warn=True)
 
 
-def _clients_table(clients: list[dict[str, Any]]) -> Table:
+def _clients_table(clients: list[dict[str, Any]], folders: Mapping[str, str]) -> Table:
+    """Return who is connected, and of which run each keeps the model, by the name of its folder."""
     online = sum(client["status"] == "online" for client in clients)
     table = Table(title=f"clients: {online} of {len(clients)} online", title_justify="left", title_style="bold")
     table.add_column("client", no_wrap=True)
@@ -182,7 +184,7 @@ def _clients_table(clients: list[dict[str, Any]]) -> Table:
         )
         partition = "" if client["partition-id"] is None else str(client["partition-id"])
         newest, *earlier = client["keeps-models-of"] or [""]
-        kept = f"run {newest}{f' and {len(earlier)} more' if earlier else ''}" if newest else ""
+        kept = f"{PurePath(folders[newest]).name}{f' and {len(earlier)} more' if earlier else ''}" if newest else ""
         version, expires = client["version"] or "not known", client["key-expires"][:10]
         cells = (client["client"], partition, connected, version, expires, kept)
         table.add_row(*map(Text, cells), style="" if status == "online" else "yellow")

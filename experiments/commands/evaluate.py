@@ -44,7 +44,7 @@ def evaluate(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a finished run's model on data of a site that took no part in it: would it be the worst served?
+    """Measure a finished run's model on data of a site that took no part in it, beside the run's clients.
 
     Nothing of the data leaves this machine.
     """

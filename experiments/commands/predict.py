@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 import typer
 from rich.markup import escape
 
-from fairbloom.server.run_folder.errors import RunFolderError
-
 from ..views.tables import console
 
 ClientOption = Annotated[
@@ -41,9 +39,8 @@ def predict(
 
     The columns may be in any order, and the target may be there or not.
     """
-    from fairbloom.prediction.predictor import load_predictor  # imported late, as PyTorch is with it
+    from fairbloom.prediction.predictor import check_new, load_predictor  # imported late, as PyTorch is with it
 
-    if out.exists():
-        raise RunFolderError(f"{out} is there already: name another file by --out, or delete it")
+    check_new(out)
     count = load_predictor(run, client=client, model=model).predict_file(file, out)
     console.print(f"{count:,} predictions: {escape(str(out))}", soft_wrap=True)

@@ -34,7 +34,7 @@ class Evaluation:
     before, after
         The scores by name under the run's model, and under the personal one; `after` is empty where there is none.
     others
-        Of each score the numbers of the run's clients under the final model, by their names; empty where the run's folder
+        Of each score the numbers of the run's clients under the final model, by their names; empty where the folder
         does not have them.
     epochs, strength
         How the personal model was trained: passes over the training examples, and the pull to the run's model.
@@ -78,7 +78,7 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Between which percentages the accuracy of the run's model lies, with 95 %, by so few test examples (Wilson)."""
+        """The 95 % interval (Wilson's) of the accuracy of the run's model, by so few test examples, in percent."""
         if self.score.name != ACCURACY.name or ACCURACY.name not in self.before:
             return None
         from statsmodels.stats.proportion import proportion_confint  # imported late: it takes a second
@@ -159,8 +159,8 @@ class Evaluation:
             )
         else:
             yield (
-                f"{self.client} would not be the worst served: {len(self.served_worse)} of the run's {len(others)} clients "
-                f"have a worse {name}."
+                f"{self.client} would not be the worst served: {len(self.served_worse)} of the run's {len(others)} "
+                f"clients have a worse {name}."
             )
         if self.after and name in self.after:
             gain = self.score.better(self.after[name], self.before[name])
@@ -179,8 +179,8 @@ class Evaluation:
         elif self.interval is not None:
             lowest, highest = self.interval
             yield (
-                f"By {count} test examples, the accuracy of the run's model lies between {lowest:.0f} and {highest:.0f} % "
-                "(95 % interval): what differs by less may be chance."
+                f"By {count} test examples, the accuracy of the run's model lies between {lowest:.0f} and "
+                f"{highest:.0f} % (95 % interval): what differs by less may be chance."
             )
         if self.test_classes == 1:
             yield "All test examples are of one class: the accuracy says nothing about the other classes."

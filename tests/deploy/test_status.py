@@ -201,7 +201,7 @@ def made_up(**run: Any) -> dict[str, Any]:
     return {
         "runs": [known],
         "clients": [
-            {**client, "key-expires": "", "keeps-models-of": ["7", "5"]},
+            {**client, "key-expires": "", "keeps-models-of": ["7", "5"] if run.get("kept-by") else []},
             {**gone, "version": "", "key-expires": "2027-01-01T00:00:00", "keeps-models-of": []},
         ],
         "turned-away": None,
@@ -238,9 +238,9 @@ def test_runs_that_are_over_say_what_became_of_them() -> None:
 
 def test_who_keeps_the_model_of_which_run_is_shown_and_why_one_does_not() -> None:
     kept = {"kept-by": ["site-a"], "not-kept-by": {"site-b": "its [red]disk is full\x1b[2J"}}
-    text = text_of(made_up(status="finished:completed", round=3, **kept))
+    text = text_of(made_up(status="finished:completed", round=3, folder="/srv/runs/ditto-a", **kept))
     assert "keeps the model of" in text
-    assert "run 7 and 1 more" in text
+    assert "ditto-a and 1 more" in text
     assert "run 7 is not kept by site-b: its [red]disk is full\\x1b[2J" in text
 
 

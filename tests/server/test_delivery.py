@@ -1,5 +1,6 @@
 """What deployed clients are given when a run is over: the final model, whoever was away, whatever they answer."""
 
+import logging
 import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -164,6 +165,7 @@ def test_the_models_of_the_last_runs_are_kept_and_personal_models_stay(tmp_path:
 def test_who_was_offline_is_given_the_model_when_the_finished_run_is_submitted_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, logger="flwr")
     settings = settings_of(tmp_path / "run")
     submit(settings, Devices(settings, tmp_path))
     (kept_folder(tmp_path, 2) / "model.safetensors").unlink()

@@ -1,0 +1,27 @@
+"""CSV files of hospitals: ages, blood pressures and sexes, and who is sick."""
+
+from pathlib import Path
+
+import numpy as np
+
+COLUMNS = "age,bp,sex,target"
+
+
+def write_hospital(file: Path, rows: int, seed: int, shift: float = 0.0, *, inverted: bool = False) -> Path:
+    """Write a hospital's file; its patients are older by `shift`, and who is sick is well where it is `inverted`."""
+    random = np.random.default_rng(seed)
+    age, bp, sex = random.normal(60 + shift, 10, rows), random.normal(130, 15, rows), random.choice(["f", "m"], rows)
+    risk = (age - 60 - shift) / 10 + (bp - 130) / 15 + 0.7 * (sex == "m") + random.normal(0, 0.5, rows)
+    sick = (risk > 0.3) != inverted
+    columns = zip(age, bp, sex, sick, strict=True)
+    lines = [f"{a:.1f},{b:.1f},{s},{'sick' if ill else 'well'}" for a, b, s, ill in columns]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join([COLUMNS, *lines]) + "\n")
+    return file
+
+
+def write_hospitals(folder: Path) -> Path:
+    """Write four hospitals' files into a folder, and return it."""
+    for number, (rows, shift) in enumerate([(120, 0.0), (150, 3.0), (90, -3.0), (200, 6.0)]):
+        write_hospital(folder / f"h{number}.csv", rows, number, shift)
+    return folder

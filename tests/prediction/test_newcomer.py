@@ -1,0 +1,297 @@
+"""A new hospital evaluates a finished run's model on its own data, and makes a personal one of it."""
+
+import json
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import fairbloom
+from fairbloom.client.kept import About, keep_model
+from fairbloom.client.work import batch_order
+from fairbloom.errors import FairbloomError
+from fairbloom.prediction.predictor import load_predictor
+from fairbloom.protocol.names import AGREED as AGREEMENT
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.server.run_folder.files import AGREED, CONFIG, MODEL
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from fairbloom.tasks import load_task
+from tests.experiments.helpers import fairbloom as command
+
+from .hospitals import write_hospital, write_hospitals
+
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four hospitals, a finished run of theirs, and a new one's file in a folder of its own."""
+    folder = tmp_path_factory.mktemp("there")
+    write_hospitals(folder / "hospitals")
+    write_hospital(folder / "new" / "newtown.csv", 150, 9, 14.0)
+    run(folder / "hospitals", folder / "run")
+    return folder
+
+
+def run(data: Path, out: Path, **changes: Any) -> Path:
+    plain = {"task": "csv", "data-dir": str(data), "num-rounds": ROUNDS, "fraction": 1.0, "device": "cpu"}
+    return simulate(Settings.of({**plain, **changes, "out": str(out)}))
+
+
+def data_of(folder: Path, data: Path) -> tuple[Any, RunSettings]:
+    """Return the task of a run with a site's data in place of the clients'."""
+    config = {**CONFIG.read(folder).settings, "data-dir": str(data), "state-dir": "", AGREEMENT: AGREED.read(folder)}
+    return load_task(config), RunSettings.of(config)
+
+
+# What is measured ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("standardise", ["client", "together"])
+def test_a_client_of_the_run_is_measured_as_it_was_in_the_run(there: Path, tmp_path: Path, standardise: str) -> None:
+    """Its own means and deviations come from its training rows, as in training."""
+    out = run(there / "hospitals", tmp_path / "run", **{"csv.standardise": standardise, "scores": "f1,brier"})
+    for name in ("h1", "h3"):
+        (tmp_path / name).mkdir()
+        shutil.copy(there / "hospitals" / f"{name}.csv", tmp_path / name)
+        found = fairbloom.evaluate(out, data_dir=tmp_path / name)
+        expected = fairbloom.load(out)
+        assert found.client == name
+        assert found.test_examples == expected.test_examples()[name]
+        for score in expected.scores:
+            assert found.before[score.name] == pytest.approx(expected.final(score)[name], rel=1e-9)
+            assert found.others[score.name] == expected.final(score)
+
+
+def test_a_new_hospital_is_put_beside_the_clients_of_the_run(there: Path) -> None:
+    found = fairbloom.evaluate(there / "run", data_dir=there / "new")
+    clients = fairbloom.load(there / "run").final()
+    worse = {name for name, value in clients.items() if value < found.before["accuracy"]}
+    assert set(found.served_worse) == worse
+    assert found.would_be_worst is (not worse)
+    assert (found.client, found.train_examples, found.test_examples) == ("newtown", 120, 30)
+    assert found.interval is not None
+    assert found.interval[0] < found.before["accuracy"] < found.interval[1]
+    assert found.after == {}
+    assert found.kept is None
+
+
+def test_a_hospital_whose_patients_are_others_would_be_the_worst_served(there: Path, tmp_path: Path) -> None:
+    write_hospital(tmp_path / "inverted" / "far.csv", 150, 5, inverted=True)
+    found = fairbloom.evaluate(there / "run", data_dir=tmp_path / "inverted")
+    assert found.would_be_worst is True
+    assert any("far would be the worst served of 5" in each for each in found.sentences())
+
+
+def test_a_single_file_will_do(there: Path) -> None:
+    by_file = fairbloom.evaluate(there / "run", data_dir=there / "new" / "newtown.csv")
+    assert by_file.before == fairbloom.evaluate(there / "run", data_dir=there / "new").before
+
+
+def test_one_of_several_clients_is_named(there: Path) -> None:
+    found = fairbloom.evaluate(there / "run", data_dir=there / "hospitals", client="h2")
+    assert found.before["accuracy"] == pytest.approx(fairbloom.load(there / "run").final()["h2"])
+    with pytest.raises(FairbloomError, match=r"data of 4 clients: say which one by --client: .*h0.* h3"):
+        fairbloom.evaluate(there / "run", data_dir=there / "hospitals")
+    with pytest.raises(FairbloomError, match=r"client = 'h9': .*no data of a client .* there are .*h0"):
+        fairbloom.evaluate(there / "run", data_dir=there / "hospitals", client="h9")
+
+
+def test_a_quantity_is_measured_too(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    for name, slope in (("a", 2.0), ("b", 2.0), ("c", -2.0)):
+        x = random.normal(0, 1, 80)
+        lines = "\n".join(f"{x:.4f},{slope * x:.4f}" for x in x)
+        file = tmp_path / ("new" if name == "c" else "old") / f"{name}.csv"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"x,target\n{lines}\n")
+    found = fairbloom.evaluate(run(tmp_path / "old", tmp_path / "run"), data_dir=tmp_path / "new")
+    assert found.interval is None
+    assert found.test_classes is None
+    assert found.would_be_worst is True
+
+
+def test_the_folder_that_a_device_keeps_will_do_without_the_others_scores(there: Path, tmp_path: Path) -> None:
+    settings, about = CONFIG.read(there / "run").settings, About("a run", ROUNDS, "checksum")
+    keep_model(tmp_path / "kept", settings, AGREED.read(there / "run"), MODEL.read(there / "run"), about)
+    found = fairbloom.evaluate(tmp_path / "kept", data_dir=there / "new")
+    assert found.before == fairbloom.evaluate(there / "run", data_dir=there / "new").before
+    assert found.would_be_worst is None
+    assert any("take the run folder to compare" in each for each in found.sentences())
+
+
+# Small ones ---------------------------------------------------------------------------------------------------------
+
+
+def test_of_five_rows_of_one_class_it_is_said_that_the_number_means_nothing(there: Path, tmp_path: Path) -> None:
+    header, *lines = (there / "new" / "newtown.csv").read_text().splitlines()
+    sick = [line for line in lines if line.endswith(",sick")]
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "tiny.csv").write_text("\n".join([header, *sick[:5]]) + "\n")
+    found = fairbloom.evaluate(there / "run", data_dir=tmp_path / "tiny")
+    assert (found.train_examples, found.test_examples, found.test_classes) == (4, 1, 1)
+    said = " ".join(found.sentences())
+    assert "There is 1 test example: the numbers mean nothing" in said
+    assert "All test examples are of one class" in said
+    assert "auc" not in found.before
+
+
+# What does not fit --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("age,bp,sex,target", "age,pressure,sex,target", "it lacks the columns bp and it has the columns pressure"),
+        ("age,bp,sex,target", "age,bp,sex,outcome", "target"),
+        (",sick\n", ",ill\n", "'ill'"),
+        (".1,", ".1 years,", "years"),
+    ],
+    ids=["a column", "the target", "a class", "texts"],
+)
+def test_data_that_do_not_fit_are_refused_by_name_with_the_reason(
+    there: Path, tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    text = (there / "new" / "newtown.csv").read_text()
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong" / "newtown.csv").write_text(text.replace(old, new))
+    with pytest.raises(FairbloomError, match=r"the data of newtown do not fit the run in .*") as refused:
+        fairbloom.evaluate(there / "run", data_dir=tmp_path / "wrong")
+    assert words in str(refused.value)
+
+
+def test_what_cannot_be_evaluated_is_refused_with_a_remedy(there: Path, tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match="holds no run: name a run folder"):
+        fairbloom.evaluate(tmp_path, data_dir=there / "new")
+    with pytest.raises(FairbloomError, match="reads its data from a folder: name it by --data-dir"):
+        fairbloom.evaluate(there / "run")
+    with pytest.raises(FairbloomError, match="there is no such folder or file"):
+        fairbloom.evaluate(there / "run", data_dir=there / "nowhere")
+    with pytest.raises(FairbloomError, match=r"model = 'lst': did you mean last\?"):
+        fairbloom.evaluate(there / "run", data_dir=there / "new", model="lst")
+    with pytest.raises(FairbloomError, match=r"epochs says how .*--personalise"):
+        fairbloom.evaluate(there / "run", data_dir=there / "new", epochs=3)
+    with pytest.raises(FairbloomError, match=r"lambda = nan: .*at least 0"):
+        fairbloom.evaluate(there / "run", data_dir=there / "new", personalise=True, strength=float("nan"))
+    with pytest.raises(FairbloomError, match="is there already: name another folder by --out"):
+        fairbloom.evaluate(there / "run", data_dir=there / "new", out=there / "new")
+    unfinished = shutil.copytree(there / "run", tmp_path / "unfinished")
+    (unfinished / "model.safetensors").unlink()
+    with pytest.raises(FairbloomError, match="is not finished: evaluate it when it is over"):
+        fairbloom.evaluate(unfinished, data_dir=there / "new")
+
+
+# A personal model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strength", [0.0, 2.0])
+def test_the_personal_model_is_that_of_one_epoch_of_dittos_personal_step(
+    there: Path, tmp_path: Path, strength: float
+) -> None:
+    """x - rate * (gradient + lambda * (x - w)), batch by batch, in the order of the round after the last."""
+    fairbloom.evaluate(
+        there / "run", data_dir=there / "new", personalise=True, epochs=1, strength=strength, out=tmp_path / "site"
+    )
+    task, settings = data_of(there / "run", there / "new")
+    model, examples = task.model(), task.splits("newtown").train
+    received = {name: torch.from_numpy(array) for name, array in MODEL.read(there / "run").items()}
+    model.load_state_dict(received)
+    order = batch_order(settings, ROUNDS + 1, "newtown", personal=True).permutation(len(examples))
+    for batch in np.split(order, range(settings.batch_size, len(order), settings.batch_size)):
+        inputs, targets = examples[torch.from_numpy(batch)]
+        model.zero_grad()
+        cross_entropy(model(inputs), targets).backward()
+        with torch.no_grad():
+            for name, each in model.named_parameters():
+                each -= settings.learning_rate * (each.grad + strength * (each - received[name]))
+    found = load_predictor(tmp_path / "site", model="personal").module.state_dict()
+    for name, array in model.state_dict().items():
+        torch.testing.assert_close(found[name], array, rtol=1e-5, atol=1e-6)
+
+
+def test_before_and_after_are_those_of_the_kept_models(there: Path, tmp_path: Path) -> None:
+    data = write_hospital(tmp_path / "far.csv", 150, 5, inverted=True)
+    found = fairbloom.evaluate(there / "run", data_dir=data, personalise=True, out=tmp_path / "site")
+    task, _ = data_of(there / "run", data)
+    inputs, targets = task.splits("far").test[:]
+    for model, said in (("last", found.before), ("personal", found.after)):
+        outputs = load_predictor(tmp_path / "site", model=model).outputs(inputs)
+        right = (outputs.argmax(dim=1) == targets).double().mean().item()
+        assert said["accuracy"] == pytest.approx(100.0 * right)
+    assert found.before != found.after
+    assert (found.epochs, found.strength, found.kept) == (10, 1.0, tmp_path / "site")
+
+
+def test_personalising_helps_a_hospital_whose_patients_are_others(there: Path, tmp_path: Path) -> None:
+    write_hospital(tmp_path / "inverted" / "far.csv", 150, 5, inverted=True)
+    found = fairbloom.evaluate(
+        there / "run", data_dir=tmp_path / "inverted", personalise=True, epochs=20, strength=0.01
+    )
+    assert found.after["accuracy"] > found.before["accuracy"] + 30.0
+    assert any("is better" in each for each in found.sentences())
+
+
+@pytest.mark.parametrize(
+    ("settings", "strength"),
+    [({"method": "ditto", "ditto.lam": 0.25}, 0.25), ({"personal-lambda": 0.5}, 0.5), ({}, 1.0)],
+)
+def test_the_pull_is_by_default_that_of_the_run(
+    there: Path, tmp_path: Path, settings: dict[str, Any], strength: float
+) -> None:
+    out = run(there / "hospitals", tmp_path / "run", **settings)
+    assert fairbloom.evaluate(out, data_dir=there / "new", personalise=True, epochs=1).strength == strength
+
+
+def test_the_kept_folder_predicts_and_is_for_its_owner_alone(there: Path, tmp_path: Path) -> None:
+    out = tmp_path / "site"
+    told = ("--data-dir", there / "new", "--personalise", "--epochs", "2", "--out", out)
+    assert command("evaluate", there / "run", *told) == 0
+    assert {stat.S_IMODE(path.stat().st_mode) for path in out.iterdir()} == {0o600}
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+    for model in ("last", "personal"):
+        file = tmp_path / f"{model}.csv"
+        assert command("predict", out, there / "new" / "newtown.csv", "--out", file, "--model", model) == 0
+        header, *rows = file.read_text().splitlines()
+        assert header == "age,bp,sex,target,predicted_target,probability_sick,probability_well"
+        assert len(rows) == 150
+
+
+def test_before_and_after_are_one_table(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = ("evaluate", there / "run", "--data-dir", there / "new", "--personalise", "--epochs", "2")
+    assert command(*told) == 0
+    printed = capsys.readouterr().out
+    table = printed[: printed.index("newtown would")]
+    for words in ("newtown, the run's model", "newtown, its personal model", "worst of the run's 4 clients"):
+        assert words in table
+    assert command(*told, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["clients"]["accuracy"]) == {"h0", "h1", "h2", "h3"}
+    assert (found["epochs"], found["lambda"]) == (2, 1.0)
+    assert found["before"].keys() == found["after"].keys()
+
+
+# A device's folder that is damaged ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [0, 100, None], ids=["empty", "cut", "a flipped bit"])
+def test_a_damaged_model_in_a_kept_folder_is_refused_with_its_remedy(
+    there: Path, tmp_path: Path, cut: int | None
+) -> None:
+    fairbloom.evaluate(there / "run", data_dir=there / "new", out=tmp_path / "site")
+    file = tmp_path / "site" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content if cut is None else content[:cut])
+    with pytest.raises(FairbloomError, match=r"is damaged: .*delete it; .* submitted once more"):
+        load_predictor(tmp_path / "site")
+    file.unlink()
+    with pytest.raises(FairbloomError, match=r"has no model\.safetensors .* submitted once more"):
+        load_predictor(tmp_path / "site")
+    with pytest.raises(FairbloomError, match="take model last or personal"):
+        load_predictor(tmp_path / "site", model="best")
