@@ -36,23 +36,31 @@ def class_table(wanted: str, task: Task, examples: Examples) -> Tensor | None:
             f"class-weights = {wanted!r}: the targets of this task are no classes, one of each example: leave "
             "class-weights out"
         )
-    if wanted == BALANCED:
-        counts = torch.bincount(targets)
-        present = counts > 0
-        return torch.where(present, len(targets) / (present.sum() * counts.clamp(min=1)), 0.0).float()
-    places = {_place(label, wanted, task): weight for label, weight in _weights(wanted).items()}
-    table = torch.ones(1 + max([*places, int(targets.max())]))
-    for place, weight in places.items():
-        table[place] = weight
-    return table.to(targets.device)
+    table = _balanced(targets.cpu()) if wanted == BALANCED else _as_given(wanted, task, int(targets.max()))
+    return table.to(targets.device, torch.float32 if targets.device.type == "mps" else torch.float64)
 
 
 def mean_loss(losses: Tensor, targets: Tensor, table: Tensor | None) -> Tensor:
     """Return the mean of a minibatch's losses, weighted by their classes where there is a table of weights."""
     if table is None:
         return losses.mean()
-    weights = table[targets]
+    weights = table[targets].to(losses.dtype)
     return (weights * losses).sum() / weights.sum()
+
+
+def _balanced(targets: Tensor) -> Tensor:
+    counts = torch.bincount(targets)
+    present = counts > 0
+    return torch.where(present, len(targets) / (present.sum() * counts.clamp(min=1)).double(), 0.0)
+
+
+def _as_given(wanted: str, task: Task, last: int) -> Tensor:
+    """Return the weights that are given, up to that of the last class that is there at least."""
+    places = {_place(label, wanted, task): weight for label, weight in _weights(wanted).items()}
+    table = torch.ones(1 + max([*places, last]), dtype=torch.float64)
+    for place, weight in places.items():
+        table[place] = weight
+    return table
 
 
 def _weights(wanted: str) -> dict[str, float]:

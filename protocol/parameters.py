@@ -113,8 +113,9 @@ class Pattern:
 
     def __contains__(self, text: object) -> bool:
         """Return whether a text matches."""
-        is_short = isinstance(text, str) and len(text) <= LONGEST_TEXT
-        return text == "" or (is_short and re.fullmatch(self.expression, text) is not None)
+        if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+            return False
+        return not text or re.fullmatch(self.expression, text) is not None
 
 
 ANY_NUMBER = Range("(-inf, inf)")

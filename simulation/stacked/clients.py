@@ -436,7 +436,7 @@ def minimised_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of each example of a step, shape (k, b), and the sum of what its clients minimise."""
     losses = losses_of(task, outputs.flatten(0, 1), step.targets.flatten(0, 1)).view(step.shape)
-    weights = None if tables is None else tables[: step.shape[0]].gather(1, step.targets)
+    weights = None if tables is None else tables[: step.shape[0]].gather(1, step.targets).to(losses.dtype)
     return losses, work.transform(step.means(losses, weights)).sum()
 
 

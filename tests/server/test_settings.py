@@ -437,9 +437,12 @@ def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     assert set(marked(Mark.PLACE)) == {"data-dir", "state-dir", "device"}
     assert set(marked(Mark.DEVICE)) == {"data-dir", "state-dir"}
     assert set(marked(Mark.ROUNDING)) == {"engine", "device"}
-    of_work = {"local-epochs", "batch-size", "learning-rate", "learning-rate-decay", "momentum", "weight-decay"}
+    of_work = {"local-epochs", "batch-size", "learning-rate", "learning-rate-decay"}
+    of_steps = {"optimizer", "optimizer-parameters", "momentum", "gradient-clip", "class-weights", "precision"}
+    of_steps |= {"schedule-over"}
     of_methods = {"weighting", "proximal-mu", "personal-lambda", "average-models"}
-    assert set(marked(Mark.VARIANT)) == of_methods | of_work | {"gradient-clip"}
+    assert set(marked(Mark.VARIANT)) == of_methods | of_work | of_steps | {"weight-decay", "schedule", "warmup"}
+    assert set(marked(Mark.STEP)) == of_steps
     assert set(marked(Mark.NAMES)) == {"training-clients", "misreporting-clients", "scores"}
 
 
