@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fairbloom.prediction.adapters import merged
 from fairbloom.server.run_folder.files import PREPROCESSING
 from fairbloom.tasks.preprocessing import Predictions, Preprocessing
 
@@ -47,7 +48,7 @@ def export_program(subject: Subject, form: str) -> torch.export.ExportedProgram:
     """
     shape, preprocessing = subject.shape, subject.preprocessing
     with explained(form, "safetensors, which holds the weights alone"):
-        predicting = Predicting(subject.predictor.module, preprocessing).eval()
+        predicting = Predicting(merged(subject.predictor.module), preprocessing).eval()
         examples = (torch.zeros(TRACED, *shape),)
         return torch.export.export(predicting, examples, dynamic_shapes=({0: torch.export.Dim("batch")},))
 

@@ -26,6 +26,10 @@ ELSEWHERE = {
     "README.md#Four hospitals": HOSPITALS,
     "README.md#Reproduce a paper's table": REPRODUCED,
     "README.md#Real nodes": FEDERATION,
+    "docs/adapters.md": "tests/docs/test_adapters.py::test_what_the_page_shows_works",
+    "docs/adapters.md#Deployed": (
+        "tests/deploy/test_adapters.py::test_eight_clients_with_adapters_give_the_run_in_process"
+    ),
     "docs/data-sets.md#Clients that come with the data": (
         "tests/docs/test_real_data.py::test_the_commands_on_clients_that_come_with_the_data_work"
     ),
