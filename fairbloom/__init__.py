@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         sweep,
     )
     from fairbloom.protocol.scores import Score
+    from fairbloom.rounds.round import StopRun
     from fairbloom.server.run_folder.flower import RunFolder
     from fairbloom.server.run_folder.recorded import RecordedRound
 else:
@@ -48,6 +49,7 @@ else:
         "RecordedRound": "fairbloom.server.run_folder.recorded",
         "RunFolder": "fairbloom.server.run_folder.flower",
         "Score": "fairbloom.protocol.scores",
+        "StopRun": "fairbloom.rounds.round",
     }
     _PLACES |= dict.fromkeys(
         (
@@ -78,6 +80,7 @@ __all__ = [
     "Run",
     "RunFolder",
     "Score",
+    "StopRun",
     "Sweep",
     "__version__",
     "compare",

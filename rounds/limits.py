@@ -152,8 +152,13 @@ def check_model(model: Model, longest: LongestStep) -> None:
     Raises
     ------
     BrokenModelError
-        When it is not finite.
+        When it is not finite, or has integers alone.
     """
+    if model and all(array.dtype.kind in "iub" for array in model.values()):
+        arrays = ", ".join(f"{name} ({array.dtype})" for name, array in model.items())
+        raise BrokenModelError(
+            f"the model has no array of floats, which alone are trained: {arrays}. Send its parameters as float32"
+        )
     words = what_is_broken(model, longest)
     if not all(np.isfinite(array).all() for array in model.values()):
         raise BrokenModelError(f"no client can train: {words}")

@@ -142,11 +142,11 @@ class Rounds:
             return self.evaluated(self.clients.evaluate(names, self.averaged(model), terms, self.participants))
 
         last = self._num_rounds or 0
-        for number, after, metrics, _ in iterate_rounds(
+        for number, after, metrics, evaluated in iterate_rounds(
             train, evaluate, model, range(self._method.progress.finished_rounds + 1, last + 1)
         ):
             average = self.averaged(after) if self._method.average_models else None
-            yield self.finished_round(number, after, after, metrics or {}, average)
+            yield self.finished_round(number, after, after, metrics or {}, average, evaluation_metrics=evaluated)
         self.check_learned()
 
     # The four steps -------------------------------------------------------------------------------------------------
@@ -264,7 +264,15 @@ class Rounds:
         return self._trained is not None and bool(self._trained.refused.not_finite)
 
     def finished_round(
-        self, number: int, model: Model, arrays: Any, metrics: Mapping[str, Any], average: Any = None
+        self,
+        number: int,
+        model: Model,
+        arrays: Any,
+        metrics: Mapping[str, Any],
+        average: Any = None,
+        *,
+        evaluation_metrics: Mapping[str, Any] | None = None,
+        server_metrics: Mapping[str, Any] | None = None,
     ) -> Round:
         """Return the round that is over; `arrays`, and `average` if there is one, are in the form that one wants."""
         trained, evaluated = self._trained, self._evaluated
@@ -288,6 +296,8 @@ class Rounds:
             arrays=arrays,
             average=average,
             metrics=dict(metrics),
+            evaluation_metrics=dict(evaluation_metrics or {}),
+            server_metrics=dict(server_metrics or {}),
             train_metrics=trained.metrics,
             evaluations=evaluated.metrics if evaluated else {},
             bytes_sent=size * (len(self._draws) + self._probed + len(self._asked_to_evaluate)) + more_sent,

@@ -1,7 +1,7 @@
 """A finished round, as data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -9,6 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from numpy.typing import NDArray
+
+
+class StopRun(Exception):  # noqa: N818 (it is no error, as StopIteration is none)
+    """Raised by `on_round` or `evaluate_fn` to end a run after the round that it is called with, as finished.
+
+    Parameters
+    ----------
+    reason
+        Why, in words for the log and the run folder.
+    metrics
+        What `evaluate_fn` would have returned for the round.
+    """
+
+    def __init__(self, reason: str = "", metrics: Mapping[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.metrics = reason, metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +56,16 @@ class Round:
     clipped
         The clients whose updates were shortened (`clip_updates`), in the order of names.
     metrics
-        Means over the used replies, and the metrics that the method reports.
+        Means over the used replies, or what the user's aggregation makes of them, and the metrics that the method
+        reports.
     train_metrics
         What each used client reported of its training.
     evaluations
         What each client reported of its test split, where the round was evaluated.
+    evaluation_metrics
+        Means over the evaluations, or what the user's aggregation makes of them.
+    server_metrics
+        What `evaluate_fn` has returned.
     bytes_sent, bytes_received
         Size of the arrays that went out and came in, as messages hold them.
     """
@@ -64,6 +85,8 @@ class Round:
     clipped: tuple[str, ...] = ()
     average: Any = None
     offline: tuple[str, ...] = ()
+    evaluation_metrics: Mapping[str, Any] = field(default_factory=dict)
+    server_metrics: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def evaluated(self) -> Any:

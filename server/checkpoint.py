@@ -176,8 +176,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]
     return {name: tensors[f"model/{name}"] for name in about["names"]}, _attach(about["state"], tensors)
 
 
-def read_checksum(path: Path) -> str:
-    """Return the checksum that a model was saved with, without reading its arrays.
+def read_about(path: Path) -> dict[str, Any]:
+    """Return what was written about a model, its checksum `sha256` among it, without reading its arrays.
 
     Raises
     ------
@@ -185,7 +185,7 @@ def read_checksum(path: Path) -> str:
         When the file is no model that `save_model` wrote.
     """
     with _explain_damage():
-        return sealed.read_checksum(path)
+        return sealed.read_about(path)
 
 
 def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

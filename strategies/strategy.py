@@ -1,7 +1,9 @@
 """A method as Flower's users know it: a `Strategy` with its hooks. The one file of this package that knows Flower."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -16,7 +18,8 @@ from fairbloom.rounds.limits import check_model
 from fairbloom.rounds.loop import Metrics, Rounds, iterate_rounds, means
 from fairbloom.rounds.method import Aggregate, Method, Options
 from fairbloom.rounds.ranges import whole
-from fairbloom.rounds.round import Round
+from fairbloom.rounds.reported import join_lists
+from fairbloom.rounds.round import Round, StopRun
 
 
 class FairStrategy(Method, Strategy):
@@ -30,6 +33,9 @@ class FairStrategy(Method, Strategy):
         super().__init__(**options)
         self._flower = FlowerClients(self)
         self._loop = Rounds(self, self._flower)
+        self._outer: Strategy = self
+        self._configs: Mapping[str, ConfigRecord] = {}
+        self._following: Following | None = None
 
     def start(
         self,
@@ -43,6 +49,7 @@ class FairStrategy(Method, Strategy):
         *,
         on_round: Callable[[Round], None] | None = None,
         resume: Mapping[str, Any] | None = None,
+        wrapper: Strategy | None = None,
     ) -> Result:
         """Run rounds up to `num_rounds`; arguments and result are those of Flower's `Strategy.start`.
 
@@ -53,12 +60,17 @@ class FairStrategy(Method, Strategy):
         timeout
             Seconds that clients have to reply in a round; its messages live no longer.
         train_config, evaluate_config
-            Sent with each message and read again in every round. A list `measure` asks for metrics beside what the
-            method needs; in evaluation, of the round's participants.
+            Sent with each message and read again in every round: what `configure_train` changes in one stays changed,
+            and is part of the state. A list `measure` asks for metrics beside what the method needs; in evaluation, of
+            the round's participants.
         on_round
-            Called with every finished Round before the next one starts. What it raises ends the run.
+            Called with every finished Round before the next one starts. StopRun, raised there or by `evaluate_fn`, ends
+            the run as finished after that round; what else it raises ends the run.
         resume
             A state from `state_dict()`; `initial_arrays` are then the `arrays` of that Round.
+        wrapper
+            A strategy around this one, such as Flower's for differential privacy: its hooks are called, which call
+            those of this one.
 
         Returns
         -------
@@ -70,46 +82,50 @@ class FairStrategy(Method, Strategy):
         NothingLearnedError, MethodError
             When the rounds take no step, or the method returns what cannot be coefficients: see Rounds.step.
         BrokenModelError
-            When `initial_arrays` are not finite.
+            When `initial_arrays` are not finite, or hold nothing that could be trained.
         """
-        self.reset()
-        if resume is not None:
-            self.load_state_dict(resume)
-        self._flower = FlowerClients(self, grid, timeout)
-        self._loop = Rounds(self, self._flower, whole(0, num_rounds=num_rounds))
-        check_model(model_of(initial_arrays), self.progress.lengths.longest)
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        following, self._following = self._following, None
+        if following is not None:  # this one follows the rounds itself, and a subclass that called it knows nothing
+            on_round, resume, initial_arrays = following.on_round, following.resume, following.arrays or initial_arrays
+        self._begin(grid, num_rounds, timeout, resume, following.outer if following is not None else wrapper)
+        check_model(model_of(initial_arrays), self.progress.lengths.longest)
+        self._configs = {"train": train_config, "evaluate": evaluate_config}
+        restore_configs(self._configs, resume or {})
+        outer = self._outer
 
         def train(number: int, arrays: ArrayRecord) -> tuple[ArrayRecord | None, MetricRecord | None]:
             log.info("")
             log.info("[ROUND %s/%s]", number, num_rounds)
-            messages = self.configure_train(number, arrays, train_config, grid)
-            after, metrics = self.aggregate_train(number, self._flower.deliver(messages))
+            replies = self._flower.deliver(outer.configure_train(number, arrays, train_config, grid))
+            after, metrics = outer.aggregate_train(number, replies)
+            self._note_skipped(number, replies)
             if metrics is not None:
                 log.info(AGGREGATED, metrics)
             return after, metrics
 
         def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            messages = self.configure_evaluate(number, arrays, evaluate_config, grid)
-            metrics = self.aggregate_evaluate(number, self._flower.deliver(messages))
+            messages = outer.configure_evaluate(number, arrays, evaluate_config, grid)
+            metrics = outer.aggregate_evaluate(number, self._flower.deliver(messages))
             if metrics is not None:
                 log.info(AGGREGATED, metrics)
             return metrics
 
-        log.info("Starting %s strategy:", type(self).__name__)
+        log.info("Starting %s strategy:", type(outer).__name__)
         log_start(num_rounds, initial_arrays, train_config, evaluate_config)
-        self.summary()
+        outer.summary()
         began = time.monotonic()
         result = Result(arrays=self._averaged(initial_arrays))
         first = self.progress.finished_rounds + 1
+        stopped: StopRun | None = None
         if evaluate_fn and first == 1:
-            central = evaluate_fn(0, initial_arrays)
+            central, stopped = evaluate_or_stop(evaluate_fn, 0, initial_arrays)
             log.info("Initial global evaluation results: %s", central)
             if central is not None:
                 result.evaluate_metrics_serverapp[0] = central
-        rounds = iterate_rounds(train, evaluate, initial_arrays, range(first, num_rounds + 1))
-        for number, arrays, trained, evaluated in rounds:
+        left = range(first, num_rounds + 1) if stopped is None else ()
+        for number, arrays, trained, evaluated in iterate_rounds(train, evaluate, initial_arrays, left):
             result.arrays = self._averaged(arrays)
             if trained is not None:
                 result.train_metrics_clientapp[number] = trained
@@ -117,21 +133,129 @@ class FairStrategy(Method, Strategy):
                 result.evaluate_metrics_clientapp[number] = evaluated
             if evaluate_fn:
                 log.info("Global evaluation")
-                central = evaluate_fn(number, result.arrays)
+                central, stopped = evaluate_or_stop(evaluate_fn, number, result.arrays)
                 log.info("\t└──> MetricRecord: %s", central)
                 if central is not None:
                     result.evaluate_metrics_serverapp[number] = central
             if on_round is not None:
-                average = result.arrays if self.average_models else None
-                on_round(self._loop.finished_round(number, model_of(arrays), arrays, dict(trained or {}), average))
-        self._loop.check_learned()
+                finished = self._finished(number, arrays, trained, evaluated, result)
+                stopped = call_or_stop(on_round, finished) or stopped
+            if stopped is not None:
+                break
+        if stopped is None:
+            self._loop.check_learned()
         log_result(result, time.monotonic() - began)
+        if following is not None:
+            following.arrays = result.arrays
         return result
 
+    def _begin(
+        self,
+        grid: Grid,
+        num_rounds: int,
+        timeout: float,
+        resume: Mapping[str, Any] | None,
+        wrapper: Strategy | None = None,
+    ) -> None:
+        """Forget every round, and take up the state of those that are over."""
+        self.reset()
+        self._outer, self._configs = self if wrapper is None else wrapper, {}
+        if resume is not None:
+            self.load_state_dict(resume)
+        self._flower = FlowerClients(self, grid, timeout)
+        self._loop = Rounds(self, self._flower, whole(0, num_rounds=num_rounds))
+
+    def _note_skipped(self, number: int, replies: Collection[Message]) -> None:
+        """Count a round as skipped in which a wrapper, as Flower's do after an error, has passed no replies on."""
+        if self.progress.finished_rounds < number:
+            trained, by = self._flower.trained(replies), type(self._outer).__name__
+            for name in trained.names:
+                trained.refuse(name, f"{by} has skipped the round: it passes replies on only if none is an error")
+            self._loop.step(number, trained)
+
+    def _finished(
+        self,
+        number: int,
+        arrays: ArrayRecord,
+        trained: MetricRecord | None,
+        evaluated: MetricRecord | None,
+        result: Result,
+    ) -> Round:
+        """Return the round that is over."""
+        return self._loop.finished_round(
+            number,
+            model_of(arrays),
+            arrays,
+            dict(trained or {}),
+            result.arrays if self.average_models else None,
+            evaluation_metrics=evaluated,
+            server_metrics=result.evaluate_metrics_serverapp.get(number),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the method, of the configs that messages carry, and of wrappers around it."""
+        configs = {name: plain_config(config) for name, config in self._configs.items() if config}
+        wrappers = [plain_values(each) for each in layers(self._outer)[:-1]]
+        added = {"configs": configs, "wrappers": wrappers}
+        return super().state_dict() | {name: value for name, value in added.items() if value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned; `start` restores the configs."""
+        super().load_state_dict(state)
+        for layer, values in zip(layers(self._outer)[:-1], state.get("wrappers", ()), strict=False):
+            vars(layer).update(values)
+
+    @contextmanager
+    def followed(self, following: "Following", grid: Grid, num_rounds: int, timeout: float) -> Iterator[None]:
+        """Let someone follow the rounds of a `start` that a subclass, or a wrapper, has overridden; StopRun ends it.
+
+        The hooks notice which round is over. In rounds that were finished before, they send nothing, so that a loop
+        that is not ours passes through them to the first one that is left. Where `start` of this class is called after
+        all, it does both in their place. In the end, `arrays` are those to be saved.
+        """
+        self._begin(grid, num_rounds, timeout, following.resume, following.outer)
+        following.first = self.progress.finished_rounds + 1
+        self._following = following
+        try:
+            with suppress(StopRun):
+                yield
+            if self._following is not None:
+                with suppress(StopRun):
+                    self._close(following)
+                self._loop.check_learned()
+                following.arrays = None if following.arrays is None else self._averaged(following.arrays)
+        finally:
+            self._following = None
+
+    def _close(self, following: "Following") -> None:
+        """Hand on the round that is over, if one is."""
+        number, following.open = following.open, 0
+        if number:
+            self._note_skipped(number, following.replies)
+            arrays = following.arrays or ArrayRecord()
+            result = Result(arrays=self._averaged(arrays))
+            following.on_round(self._finished(number, arrays, following.trained, following.evaluated, result))
+
     def summary(self) -> None:
-        """Log the method with its options."""
-        shown = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in ("memory", "progress")}
-        log.info("\t└──> %s(%s)", type(self).__name__, ", ".join(f"{k}={v!r}" for k, v in shown.items()))
+        """Log the options, as Flower's strategies do, and the method with its parameters."""
+        log.info("\t├──> Sampling:")
+        log.info("\t│\t├──Fraction: train (%.2f) | evaluate ( %.2f)", self.fraction_train, self.fraction_evaluate)
+        log.info("\t│\t├──Minimum nodes: train (%d) | evaluate (%d)", self.min_train_nodes, self.min_evaluate_nodes)
+        log.info("\t│\t└──Minimum available nodes: %d", self.min_available_nodes)
+        log.info("\t├──> Keys in records:")
+        log.info("\t│\t├── Weighted by: '%s'", self.weighted_by_key)
+        log.info("\t│\t├── ArrayRecord key: '%s'", self.arrayrecord_key)
+        log.info("\t│\t└── ConfigRecord key: '%s'", self.configrecord_key)
+        *first, last = [f"{name} = {value!r}" for name, value in self._summarized().items()]
+        log.info("\t└──> %s:", type(self).__name__)
+        for line in first:
+            log.info("\t\t├── %s", line)
+        log.info("\t\t└── %s", last)
+
+    def _summarized(self) -> dict[str, Any]:
+        """Return what makes this strategy what it is, beside the options that Flower's strategies have."""
+        others = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {name: value for name, value in others.items() if name not in ("memory", "progress", *AS_FLOWERS)}
 
     # One round, as Flower's hooks -----------------------------------------------------------------------------------
 
@@ -140,6 +264,12 @@ class FairStrategy(Method, Strategy):
     ) -> Iterable[Message]:
         """Draw the round's clients from (seed, round) and write a message to each."""
         self._flower.grid = grid
+        if (following := self._following) is not None:
+            following.arrays = arrays if server_round > following.first else following.arrays or arrays
+            self._close(following)
+            if server_round < following.first:
+                return []
+            following.begin(server_round)
         names, terms = self._loop.draw(server_round, *_asked(config))
         log.info("configure_train: Sampled %s nodes (out of %s)", len(names), len(self._loop.online))
         return self._flower.ask_to_train(names, arrays, terms)
@@ -149,12 +279,19 @@ class FairStrategy(Method, Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Screen the replies, weigh the updates and take the step; no arrays (the model stays) in a skipped round."""
         replies = list(replies)
+        following = self._following
+        if following is not None and server_round < following.first:
+            return (following.arrays if server_round + 1 == following.first else None), None
         log_replies("aggregate_train", replies)
         trained = self._flower.trained(replies)
         model, metrics = self._loop.step(server_round, trained)
         if self.train_metrics_aggr_fn is not None and trained.names:
             metrics = self._with_own(self.train_metrics_aggr_fn, metrics, trained, replies)
-        return None if model is None else record_of(model), MetricRecord(metrics)
+        after = None if model is None else record_of(model)
+        averaged = MetricRecord(join_lists(metrics, trained.metrics.values()))
+        if following is not None:
+            following.trained, following.replies, following.arrays = averaged, replies, after or following.arrays
+        return after, averaged
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -164,6 +301,11 @@ class FairStrategy(Method, Strategy):
         Where models are averaged, `arrays` are taken into the mean, which is what the clients get.
         """
         self._flower.grid = grid
+        if (following := self._following) is not None:
+            if server_round < following.first:
+                return []
+            self._note_skipped(server_round, following.replies)
+            following.arrays = arrays  # a wrapper may have changed what it was given
         self._loop.add_to_average(model_of(arrays))
         names, terms = self._loop.draw_evaluation(server_round, *_asked(config))
         if names:
@@ -178,21 +320,138 @@ class FairStrategy(Method, Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the means of the clients' metrics, weighted by examples, None where no client was asked."""
         replies = list(replies)
+        following = self._following
+        if following is not None and server_round < following.first:
+            return None
         log_replies("aggregate_evaluate", replies)
         evaluated = self._flower.evaluated(replies)
         metrics: Metrics | None = self._loop.evaluated(evaluated)
         if metrics is not None and self.evaluate_metrics_aggr_fn is not None and evaluated.names:
             metrics = self._with_own(self.evaluate_metrics_aggr_fn, metrics, evaluated, replies)
-        return None if metrics is None else MetricRecord(metrics)
+        if metrics is None:
+            return None
+        averaged = MetricRecord(join_lists(metrics, evaluated.metrics.values()))
+        if following is not None:
+            following.evaluated = averaged
+        return averaged
 
     def _with_own(self, aggregate: Aggregate, metrics: Metrics, used: Replies, replies: Collection[Message]) -> Metrics:
         """Return a round's metrics with those that the user's function makes in place of the means."""
-        averaged = means(used.metrics, self.weighted_by_key)
+        averaged = join_lists(means(used.metrics, self.weighted_by_key), used.metrics.values())
         others = {name: value for name, value in metrics.items() if name not in averaged}
         return {**aggregate(self._flower.contents(replies, used.names), self.weighted_by_key), **others}
 
 
+@dataclass
+class Following:
+    """Who follows the rounds of a `start` that is not ours, and what the round under way has come to.
+
+    Attributes
+    ----------
+    outer
+        The strategy whose `start` it is.
+    on_round
+        Called with every finished Round.
+    arrays
+        The global model after the last round that is over, or as far as the one under way has it; None before any.
+    resume
+        The state after the last round that is over, None where there is none.
+    first
+        The first round that is left.
+    open
+        The round under way, 0 where there is none.
+    replies, trained, evaluated
+        Its replies, and the means of its training and evaluation, as far as it is.
+    """
+
+    outer: Strategy
+    on_round: Callable[[Round], None]
+    arrays: ArrayRecord | None = None
+    resume: Mapping[str, Any] | None = None
+    first: int = 1
+    open: int = 0
+    replies: Collection[Message] = ()
+    trained: MetricRecord | None = None
+    evaluated: MetricRecord | None = None
+
+    def begin(self, number: int) -> None:
+        """Begin a round."""
+        self.open, self.replies, self.trained, self.evaluated = number, (), None, None
+
+
+def layers(strategy: Strategy) -> list[Strategy]:
+    """Return a strategy, the one that it wraps, and so on; the last one wraps none."""
+    found = [strategy]
+    while not isinstance(found[-1], FairStrategy):
+        inside = [each for each in vars(found[-1]).values() if isinstance(each, Strategy) and each not in found]
+        if not inside:
+            break
+        found.append(inside[0])
+    return found
+
+
+def plain_values(strategy: Strategy) -> dict[str, bool | int | float | str]:
+    """Return the public attributes of a strategy that are numbers, words or flags."""
+    return {
+        name: value
+        for name, value in vars(strategy).items()
+        if isinstance(value, bool | int | float | str) and not name.startswith("_")
+    }
+
+
+def evaluate_or_stop(
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None], number: int, arrays: ArrayRecord
+) -> tuple[MetricRecord | None, StopRun | None]:
+    """Return what the user's function makes of the model, and its request that the run stop, if it makes one."""
+    try:
+        return evaluate_fn(number, arrays), None
+    except StopRun as stop:
+        return (None if stop.metrics is None else MetricRecord({**stop.metrics})), stop
+
+
+def call_or_stop(on_round: Callable[[Round], None], finished: Round) -> StopRun | None:
+    """Call a function with a round, and return its request that the run stop, if it makes one."""
+    try:
+        on_round(finished)
+    except StopRun as stop:
+        return stop
+    return None
+
+
+def plain_config(config: ConfigRecord) -> dict[str, Any]:
+    """Return a config as a checkpoint holds it: bytes, and lists of them, as texts in a mapping."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        return {BYTES: value.hex()} if isinstance(value, bytes) else value
+
+    return {key: plain(value) for key, value in config.items()}
+
+
+def restore_configs(configs: Mapping[str, ConfigRecord], state: Mapping[str, Any]) -> None:
+    """Give configs what they held when a state was taken."""
+
+    def restored(value: Any) -> Any:
+        if isinstance(value, list):
+            return [restored(each) for each in value]
+        return bytes.fromhex(value[BYTES]) if isinstance(value, Mapping) else value
+
+    for name, values in state.get("configs", {}).items():
+        configs[name].clear()
+        configs[name].update({key: restored(value) for key, value in values.items()})
+
+
 AGGREGATED = "\t└──> Aggregated MetricRecord: %s"
+
+BYTES = "bytes"
+"""A value of bytes is, in a checkpoint, a mapping with this key."""
+
+AS_FLOWERS = (
+    *("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes"),
+    *("weighted_by_key", "arrayrecord_key", "configrecord_key"),
+)
+"""The options that Flower's strategies have too, and show in their own lines."""
 
 
 def log_replies(what: str, replies: Collection[Message]) -> None:

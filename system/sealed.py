@@ -33,8 +33,8 @@ def save_model(path: Path, arrays: Arrays, about: Mapping[str, Any], mode: int |
     write_whole(path, save(tensors, metadata=metadata), mode)
 
 
-def read_checksum(path: Path) -> str:
-    """Return the checksum that a model was saved with, without reading its arrays.
+def read_about(path: Path) -> dict[str, Any]:
+    """Return what was written about a model, its checksum `sha256` among it, without reading its arrays.
 
     Raises
     ------
@@ -43,7 +43,8 @@ def read_checksum(path: Path) -> str:
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            return str(json.loads(file.metadata()["about"])["sha256"])
+            about: dict[str, Any] = json.loads(file.metadata()["about"])
+            return {**about, "sha256": str(about["sha256"])}
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DamagedFileError(f"{path} cannot be read as a model: {error}") from error
 

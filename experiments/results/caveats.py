@@ -16,8 +16,11 @@ NAMED = 5
 
 
 def caveats_of_run(run: Run) -> list[str]:
-    """Return what limits the numbers of one run: single participants, and clients tested on a few examples."""
-    return [*_single([run], "the method had nothing"), *_small_tests(run), *_worse_than_the_mean(run)]
+    """Return what limits the numbers of one run: an early end, single participants, clients tested on few examples."""
+    stopped = (
+        [f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}."] if run.stopped else []
+    )
+    return [*stopped, *_single([run], "the method had nothing"), *_small_tests(run), *_worse_than_the_mean(run)]
 
 
 def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
@@ -32,6 +35,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
             f"Under {_listed(worse) if len(worse) > 1 else worse[0]}, the prediction for some clients is worse than "
             "the mean of their test targets (r2 below 0)."
         )
+    found += _stopped(runs)
     return [*found, *caveats_of_data(next(iter(runs.values()))), *_small_tests(every[0])]
 
 
@@ -49,6 +53,23 @@ def same_models(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
             continue
         groups.setdefault(tuple(MODEL.read_checksum(run.folder) for run in by_seed), []).append(label)
     return [labels for labels in groups.values() if len(labels) > 1]
+
+
+def _stopped(runs: Mapping[str, Sequence[Run]]) -> list[str]:
+    """Return which methods have runs that stopped before their last round, and after how many, if any has."""
+    ended = {label: [run.rounds_done for run in by_seed] for label, by_seed in runs.items()}
+    early = [label for label, by_seed in runs.items() if any(run.stopped for run in by_seed)]
+    if not early:
+        return []
+    spans = [
+        f"{label} after {min(ended[label])}"
+        + (f" to {max(ended[label])}" if len({*ended[label]}) > 1 else "")
+        + f" of {runs[label][0].num_rounds}"
+        for label in early
+    ]
+    return [
+        f"Runs stopped early ({', '.join(spans)} rounds), so methods are compared after different numbers of rounds."
+    ]
 
 
 def _single(runs: Sequence[Run], who: str) -> list[str]:

@@ -25,12 +25,14 @@ from fairbloom.server.run_folder.files import (
     ENGINE,
     GROUPED,
     GROUPS,
+    METRICS,
     ROUNDS,
     SCORES,
     SPLIT,
     is_finished,
     is_run_folder,
     read_model,
+    read_stop,
     state_of,
 )
 from fairbloom.server.run_folder.flower import collect_options
@@ -167,6 +169,11 @@ class Run:
         return int(self.settings.get("num-rounds", 0))
 
     @property
+    def stopped(self) -> str:
+        """Why it has stopped before its last round, though it is finished; "" where it has not."""
+        return read_stop(self.folder) if self.rounds_done < self.num_rounds else ""
+
+    @property
     def state(self) -> str:
         """What it is doing: finished, running or interrupted."""
         return state_of(self.folder)
@@ -185,6 +192,15 @@ class Run:
     def groups(self) -> "pandas.DataFrame":
         """The table groups.csv: a row a client, evaluated round, model and group; empty where there are no groups."""
         return frame(self._groups)
+
+    @cached_property
+    def metrics(self) -> "pandas.DataFrame":
+        """The table metrics.csv: a row per metric that a user's app reported; empty of other runs.
+
+        The columns are `round`, `phase` (train, evaluate, or server for `evaluate_fn`), `client` ("" where a number is
+        of all together), `metric` and `value`.
+        """
+        return frame(self._metrics)
 
     @cached_property
     def gaps(self) -> "pandas.DataFrame":
@@ -411,13 +427,25 @@ class Run:
         return CLIENTS.read(self.folder)
 
     @cached_property
+    def _metrics(self) -> Rows:
+        return METRICS.read(self.folder) if METRICS.exists_in(self.folder) else []
+
+    def last_metrics(self) -> Rows:
+        """Return the rows of metrics.csv of the last round that has some, of all clients together and of the server."""
+        last = max((int(row["round"]) for row in self._metrics), default=0)
+        return [row for row in self._metrics if row["round"] == str(last) and not row["client"]]
+
+    @cached_property
     def _groups(self) -> Rows:
         return GROUPS.read(self.folder) if GROUPED.exists_in(self.folder) else []
 
     @cached_property
     def _last_rows(self) -> Rows:
-        """The rows of the last round: of a finished run that is evaluated always, of another the last that was."""
-        return self._rows_until(self.rounds_done, finished=self.finished)
+        """The rows of the last round: of a finished run that is evaluated always, of another the last that was.
+
+        A run that was stopped before its last round may end with one that is not evaluated.
+        """
+        return self._rows_until(self.rounds_done, finished=self.finished and not self.stopped)
 
     def _rows_until(self, number: int, *, finished: bool = False) -> Rows:
         """Return the rows of a round, which is the last of a finished run, or of the last evaluated one before it."""

@@ -33,7 +33,7 @@ from ..results.differences import Difference, differences_of
 from ..results.groups import ALL, Gap, Group, GroupReport
 from ..results.measured import decimals, in_title, measure_title
 from ..results.ranks import Ranks
-from ..results.run import REPORT, Run, final_of, measures
+from ..results.run import REPORT, Rows, Run, final_of, measures
 from ..results.scored import scores_of
 from .catalogue import REQUIRED, MethodDoc, default_of
 
@@ -228,6 +228,12 @@ def run_grid(run: Run) -> Grid:
     return Grid(("test score", *titles_over(len(run.final())).values(), "gap"), rows, title)
 
 
+def metric_grid(rows: Rows) -> Grid:
+    """Return the table of what a user's app reports of all clients together, and of the server, after a round."""
+    cells = [[escape(row["phase"]), escape(row["metric"]), f"{float(row['value']):.6g}"] for row in rows]
+    return Grid(("phase", "metric", "value"), cells, f"Metrics of round {rows[0]['round']}", words=["phase", "metric"])
+
+
 def show_groups(report: GroupReport, model: str = "global") -> None:
     """Print counts, scores and gaps of groups, over all clients and client by client, and say what is left out."""
     what = "" if model == "global" else f" ({model} models)"
@@ -278,6 +284,8 @@ def show_details(run: Run) -> None:
     for entry in run.taken_back:
         others = "".join(f", {key} was {value!r} before" for key, value in entry["before"].items())
         console.print(f"taken back to round {entry['to']} after round {entry['after']}{escape(others)}", soft_wrap=True)
+    if metrics := run.last_metrics():
+        show_grid(metric_grid(metrics))
     for what, names in run.absences().items():
         if names:
             counts = ", ".join(f"{name} in {count} round{'s' if count > 1 else ''}" for name, count in names)

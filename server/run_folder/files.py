@@ -16,11 +16,12 @@ from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.system.files import write_whole
 
 from ..checkpoint import EARLIER as EARLIER_CHECKPOINTS
-from ..checkpoint import Arrays, load_last, load_model, read_checksum, save_model
+from ..checkpoint import Arrays, load_last, load_model, read_about, save_model
 from .errors import explain_read_errors, explain_write_errors
 from .groups import GROUP_KEYS, Grouped
 from .lock import LOCK as LOCK_NAME
 from .lock import is_running
+from .metrics import METRIC_COLUMNS
 from .tables import Cells, read_table
 from .values import Beginning, Delivered, Known, Recorded
 
@@ -141,7 +142,7 @@ class ModelFile(Entry):
 
     def read_checksum(self, folder: Path) -> str:
         """Return the checksum, without reading the arrays; raise RunFolderError when there is none."""
-        return read_checksum(self.path_in(folder))
+        return str(read_about(self.path_in(folder))["sha256"])
 
     def write(self, folder: Path, arrays: Arrays, about: Mapping[str, Any]) -> None:
         """Write the model; an OSError is the caller's to explain."""
@@ -343,6 +344,15 @@ ROUNDS = TableFile(
 
 CLIENTS = TableFile(name="clients.csv", holds="a row per client and evaluated round", needed=("round", "client"))
 
+METRICS = TableFile(
+    name="metrics.csv",
+    holds=(
+        "of your own ServerApp: a row per metric that it reports: what each client replies to training and evaluation, "
+        "what the strategy makes of that (`client` is empty), and what `evaluate_fn` returns (`phase` is server)"
+    ),
+    needed=METRIC_COLUMNS,
+)
+
 GROUPED = File["Grouped | None"](
     name="groups.json",
     holds=(
@@ -416,6 +426,11 @@ LOCK = Entry(name=LOCK_NAME, holds="which process writes to the folder; it is th
 
 ENTRIES = tuple(value for value in list(globals().values()) if isinstance(value, Entry))
 """All that a run folder may hold: every file and folder that is declared above, in that order."""
+
+
+def read_stop(folder: Path) -> str:
+    """Return why a finished run has stopped before its last round, "" for all others."""
+    return str(read_about(MODEL.path_in(folder)).get("stopped", "")) if is_finished(folder) else ""
 
 
 def is_run_folder(folder: Path) -> bool:

@@ -1,23 +1,28 @@
 """The run folder for a user's ServerApp: any fair strategy records its rounds there, and continues from them."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Result, Strategy
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
+from fairbloom.protocol.names import LOSS
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import SETTINGS, Mark, Value
 from fairbloom.rounds.flower import record_of
 from fairbloom.rounds.method import OPTIONS
 from fairbloom.rounds.ranges import whole
-from fairbloom.rounds.round import Round
+from fairbloom.rounds.round import Round, StopRun
+from fairbloom.rounds.screening import one_line
 from fairbloom.strategies import FairStrategy
+from fairbloom.strategies.strategy import Following, layers, plain_values
 
 from ..observability import summarize_row
 from ..polling import PollingGrid
@@ -28,6 +33,8 @@ from .files import MODEL
 from .lock import locked_folder
 from .recorder import RunRecorder
 from .taking_back import TakeBack
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 FREE = {name for name, option in OPTIONS.items() if option.marks & {Mark.FREE, Mark.LIMIT}}
 """Options of a strategy that a continued run may change."""
@@ -45,7 +52,10 @@ class RunFolder:
         The folder; made if it is not there. A relative path begins at the process's current directory.
     score
         What fairness is measured in: the name of a metric that clients reply when they evaluate, or a Score that says
-        whether lower is better, and whether it is a share that is shown in percent. The default is `accuracy`.
+        whether lower is better, and whether it is a share that is shown in percent. Of several, in a list, it is the
+        first; the others are in clients.csv, too. The default is `accuracy`.
+    loss
+        The name of the metric that is the loss on the test examples, `loss` by default.
     wait
         Whether to wait, for up to a minute, for another process that writes the same folder.
     from_round
@@ -59,33 +69,47 @@ class RunFolder:
         self,
         path: str | Path,
         *,
-        score: str | Score = ACCURACY,
+        score: str | Score | Sequence[str | Score] = ACCURACY,
+        loss: str = "",
         wait: bool = True,
         from_round: int | None = None,
         track: str = "",
     ) -> None:
         self.path = Path(path).absolute()
         self.from_round = None if from_round is None else whole(0, from_round=from_round)
-        self.score = score if isinstance(score, Score) else ACCURACY if score == ACCURACY.name else Score(score)
+        self.scores = scores_in([score] if isinstance(score, str | Score) else score)
+        self.loss = loss
         self._wait = wait
         self._track = str(SETTINGS["track"].checked(track))
 
+    @property
+    def score(self) -> Score:
+        """The score that fairness is measured in."""
+        return self.scores[0]
+
     def start(
         self,
-        strategy: FairStrategy,
+        strategy: Strategy,
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: EvaluateFn | None = None,
         *,
         on_round: Callable[[Round], None] | None = None,
     ) -> Result:
         """Run, continue or extend what the strategy says; arguments and result are those of `strategy.start`.
 
+        The strategy is one of ours, or a wrapper around one, such as Flower's for differential privacy. If its `start`
+        is overridden, that is called; a loop of its own is called from round 1 on also where the run continues, and
+        rounds that are over then send no messages.
+
         Replies are looked for often, in place of every three seconds, and the run outlives a SuperLink that falls.
+
+        StopRun, raised by `on_round` or `evaluate_fn`, ends the run as finished after that round; more rounds extend
+        it.
 
         The result of a continued run has the metrics of the rounds that ran now, and the arrays after the last one. A
         finished run is not run again: its result has the final arrays alone.
@@ -95,50 +119,70 @@ class RunFolder:
         FairbloomError
             When the strategy is none of ours, the folder belongs to a run with another strategy or other options, the
             run cannot be taken back to that round, the tracker is not installed, or clients that evaluate do not reply
-            the score.
+            the scores or the loss.
         """
         check_tracker(self._track)
-
-        if not isinstance(strategy, FairStrategy):
-            raise FairbloomError(
-                f"strategy is Flower's {type(strategy).__name__}, which reports nothing of single clients: take the "
-                "one of fairbloom.strategies, which has FedAvg too"
-            )
+        inner = find_fair_strategy(strategy)
         announce(self.path)
         config = {"num-rounds": num_rounds, **collect_options(strategy), **_prefixed("train", train_config)}
+        config |= {"loss": self.loss} if self.loss else {}
         with locked_folder(self.path, wait=self._wait):
             back = None if self.from_round is None else TakeBack(self.from_round, str(grid.run.run_id))
-            recorder = RunRecorder(self.path, config, strategy, (self.score,), back=back)
+            recorder = RunRecorder(
+                self.path, config, inner, self.scores, back=back, loss=self.loss or LOSS, app_metrics=True
+            )
             if recorder.finished:
                 log.info("%s is finished; nothing to run", self.path)
                 return Result(arrays=record_of(MODEL.read(self.path)))
             log.info("run folder: %s", self.path)
             continued = recorder.resume()
             arrays, state = (initial_arrays, None) if continued is None else (record_of(continued[0]), continued[1])
+            writer = RoundWriter(recorder, self.scores, self.loss, on_round)
+            central = None if evaluate_fn is None else writer.watch(evaluate_fn)
+            arguments = (PollingGrid(grid), arrays, num_rounds, timeout, train_config, evaluate_config, central)
             run = TrackedRun(self.path, config, self.score, recorder.saved)
             with tracked(self._track, run) as track:
                 recorder.listeners.append(track)
                 with recorder.suggest_taking_back():
-                    result = strategy.start(
-                        PollingGrid(grid),
-                        arrays,
-                        num_rounds,
-                        timeout,
-                        train_config,
-                        evaluate_config,
-                        evaluate_fn,
-                        on_round=RoundWriter(recorder, self.score, on_round),
-                        resume=state,
-                    )
-                recorder.finish({name: array.numpy() for name, array in result.arrays.items()})
+                    if type(strategy).start in (FairStrategy.start, Strategy.start):
+                        result = FairStrategy.start(inner, *arguments, on_round=writer, resume=state, wrapper=strategy)
+                    else:
+                        result = _start_overridden(strategy, inner, arguments, writer, state)
+                recorder.finish({name: array.numpy() for name, array in result.arrays.items()}, writer.stopped)
             return result
 
 
-class RoundWriter:
-    """Writes each finished round into a run folder, then hands it on."""
+def _start_overridden(
+    strategy: Strategy, inner: FairStrategy, arguments: tuple[Any, ...], writer: "RoundWriter", state: Any
+) -> Result:
+    """Call a `start` that is not ours, whose rounds the hooks report; return its result, with the last arrays."""
+    grid, arrays, num_rounds, timeout, *_ = arguments
+    following = Following(strategy, writer, None if state is None else arrays, state)
+    result: object = None
+    with inner.followed(following, grid, num_rounds, timeout):
+        result = strategy.start(*arguments)
+    found = result if isinstance(result, Result) else Result()
+    found.arrays = arrays if following.arrays is None else following.arrays
+    return found
 
-    def __init__(self, recorder: RunRecorder, score: Score, on_round: Callable[[Round], None] | None) -> None:
-        self._recorder, self._score, self._on_round = recorder, score, on_round
+
+class RoundWriter:
+    """Writes each finished round into a run folder, then hands it on.
+
+    Attributes
+    ----------
+    stopped
+        Why the run is to stop after the last round that was written; "" where it is not.
+    """
+
+    def __init__(
+        self, recorder: RunRecorder, scores: Sequence[Score], loss: str, on_round: Callable[[Round], None] | None
+    ) -> None:
+        self.stopped = ""
+        self._recorder, self._scores, self._on_round = recorder, scores, on_round
+        self._unseen = [*(score.name for score in scores), *([loss] if loss else [])] if not recorder.saved else []
+        self._central: dict[int, MetricRecord] = {}
+        self._begun = recorder.saved or -1  # rounds up to this one, the initial model as round 0 among them, are over
         self._started = time.perf_counter()
 
     def __call__(self, finished: Round) -> None:
@@ -147,34 +191,106 @@ class RoundWriter:
         Raises
         ------
         FairbloomError
-            When clients have evaluated and none has reported the score.
+            When clients have evaluated and none has reported the scores, or the loss.
         """
         self._check_reported(finished)
+        if not finished.server_metrics and finished.number in self._central:
+            finished = replace(finished, server_metrics=dict(self._central[finished.number]))
+        if finished.number == 1 and 0 in self._central:
+            self._recorder.record_initial(self._central[0])
+        self._central = {}
         row = self._recorder.record(finished, seconds=time.perf_counter() - self._started)
-        summary = summarize_row(row, self._score, finished, self._recorder.method.serves)
+        summary = summarize_row(row, self._scores[0], finished, self._recorder.method.serves)
         log.info("round %d is recorded%s", finished.number, summary)
         if self._on_round is not None:
-            self._on_round(finished)
+            with self._noting_stop():
+                self._on_round(finished)
         self._started = time.perf_counter()
+
+    def watch(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
+        """Return the user's function, whose metrics are kept; it is not asked for rounds that were over before."""
+
+        def watched(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+            if number <= self._begun:
+                return None
+            with self._noting_stop():
+                try:
+                    metrics = evaluate_fn(number, arrays)
+                except StopRun as stop:
+                    if stop.metrics is not None:
+                        self._central[number] = MetricRecord({**stop.metrics})
+                    raise
+            if metrics is not None:
+                self._central[number] = metrics
+            return metrics
+
+        return watched
+
+    @contextmanager
+    def _noting_stop(self) -> Iterator[None]:
+        try:
+            yield
+        except StopRun as stop:
+            self.stopped = stop.reason or "it was asked to stop"
+            raise
 
     def _check_reported(self, finished: Round) -> None:
         reported = sorted({metric for metrics in finished.evaluations.values() for metric in metrics})
-        if reported and self._score.name not in reported:
+        missing = [name for name in self._unseen if name not in reported]
+        if reported and missing:
+            what = "in which fairness is to be measured" if missing[0] == self._scores[0].name else "which is named"
             raise FairbloomError(
-                f"clients that evaluate reply {', '.join(reported)}, and not {self._score.name!r}, in which fairness "
-                "is to be measured: name one of those, as in RunFolder(path, score=Score('eval_acc', percent=True))"
+                f"clients that evaluate reply {one_line(', '.join(reported))}, and not {missing[0]!r}, {what}: name "
+                "one of those, as in RunFolder(path, score=Score('eval_acc', percent=True), loss='eval_loss')"
             )
+        if reported:
+            self._unseen = []  # they have been seen: a client that lacks one later ends no run
 
 
-def collect_options(strategy: FairStrategy) -> dict[str, Value]:
-    """Return what makes a strategy's run what it is: its class, its parameters and the common options."""
-    plain = {
-        name: value
-        for name, value in vars(strategy).items()
-        if isinstance(value, bool | int | float | str) and not name.startswith("_") and name not in FREE
-    }
+def find_fair_strategy(strategy: Strategy) -> FairStrategy:
+    """Return the strategy of ours that this one is or wraps; raise FairbloomError where there is none."""
+    innermost = layers(strategy)[-1] if isinstance(strategy, Strategy) else strategy
+    if not isinstance(innermost, FairStrategy):
+        around = "" if innermost is strategy else f" inside {type(strategy).__name__}"
+        raise FairbloomError(
+            f"strategy is Flower's {type(innermost).__name__}{around}, which reports nothing of single clients: take "
+            "the one of fairbloom.strategies, which has FedAvg too"
+        )
+    return innermost
+
+
+def scores_in(given: Sequence[str | Score]) -> tuple[Score, ...]:
+    """Return scores, those given by their names as such; raise FairbloomError where there is none, or one twice."""
+    scores = tuple(
+        each if isinstance(each, Score) else ACCURACY if each == ACCURACY.name else Score(each) for each in given
+    )
+    columns = [score.column() for score in scores]
+    if twice := [name for name in columns if columns.count(name) > 1]:
+        raise FairbloomError(f"score names two metrics whose column is {twice[0]}: rename one of them in your client")
+    if not scores:
+        raise FairbloomError("score = []: name the metric that fairness is measured in, as in score='eval_acc'")
+    return scores
+
+
+def collect_options(strategy: Strategy) -> dict[str, Value]:
+    """Return what makes a strategy's run what it is: its class, parameters and common options, and wrappers around it.
+
+    A wrapper is described in words, the outermost first: "wrapped-in": "Clipping(norm=0.5)".
+    """
+    *wrappers, inner = layers(strategy)
+    plain = {name: value for name, value in plain_values(inner).items() if name not in FREE}
     named = {name.replace("_", "-"): value for name, value in plain.items()}
-    return {"method": type(strategy).__name__, **named, "training-clients": ",".join(strategy.training_clients)}
+    around = [
+        f"{type(each).__name__}({', '.join(f'{name}={value!r}' for name, value in plain_values(each).items())})"
+        for each in wrappers
+    ]
+    clients = inner.training_clients if isinstance(inner, FairStrategy) else ()
+    return {
+        "method": type(inner).__name__,
+        **named,
+        "training-clients": ",".join(clients),
+        **({"wrapped-in": ", ".join(around)} if around else {}),
+    }
 
 
 def _prefixed(what: str, config: ConfigRecord | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fairbloom import __version__
 from fairbloom.logs import log
+from fairbloom.protocol.names import LOSS
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.limits import BrokenModelError
@@ -42,6 +43,7 @@ from .files import (
     EARLIER,
     ENVIRONMENT,
     GROUPS,
+    METRICS,
     MODEL,
     ROUNDS,
     SCORES,
@@ -49,6 +51,7 @@ from .files import (
     is_run_folder,
 )
 from .groups import Grouped, format_groups
+from .metrics import METRIC_COLUMNS, format_initial, format_metrics
 from .recorded import OnRound, RecordedRound
 from .rows import Row, client_columns, format_clients, format_round, mean_column, round_columns
 from .tables import TableWriter, find_furthest_round, find_last_step
@@ -91,6 +94,10 @@ class RunRecorder:
         Whether a threshold is chosen by validation examples.
     back
         The round that the run is taken back to, and for whom; None: it goes on where it was.
+    loss
+        The name of the metric that is the loss on the test examples.
+    app_metrics
+        Whether all metrics of the rounds are written, as of a user's app, whose are not known beforehand.
 
     Attributes
     ----------
@@ -116,6 +123,8 @@ class RunRecorder:
         grouped: Grouped | None = None,
         threshold: bool = False,
         back: TakeBack | None = None,
+        loss: str = LOSS,
+        app_metrics: bool = False,
     ) -> None:
         self.path = path
         self.listeners: list[OnRound] = []
@@ -132,6 +141,8 @@ class RunRecorder:
         self._personal = method.terms(1).personal_lambda is not None
         columns = client_columns(scores, validated=validated, threshold=threshold, personal=self._personal)
         self._clients = TableWriter(CLIENTS.path_in(path), columns)
+        self._loss = loss
+        self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
         self._best: Mapping[str, float] = {}
         self._merits: dict[int, Merit] = {}
         self._new_best: Arrays | None = None
@@ -184,6 +195,8 @@ class RunRecorder:
             furthest = find_furthest_round(self._rounds.path, self.saved, SHARED_SECONDS)
             for table in self._tables:
                 table.cut_back(self.saved, furthest)
+        if arrays is not None:
+            log.info("the run continues after round %d", self.saved)
         return None if arrays is None else (arrays, state["strategy"])
 
     def record(self, finished: Round, seconds: float) -> Row:
@@ -200,11 +213,18 @@ class RunRecorder:
         row = format_round(finished, seconds, self.method.reports, self._score)
         self._rounds.add([[row.get(column) for column in self._rounds.columns]])
         rows = format_clients(
-            finished, self._scores, validated=self._validated, threshold=self._threshold, personal=self._personal
+            finished,
+            self._scores,
+            validated=self._validated,
+            threshold=self._threshold,
+            personal=self._personal,
+            loss=self._loss,
         )
         self._clients.add(rows)
         if self._grouped is not None and self._groups is not None:
             self._groups.add(format_groups(finished, self._grouped))
+        if self._metrics is not None:
+            self._metrics.add(format_metrics(finished))
         mean = row.get(self._best_by)
         if isinstance(mean, float) and (not self._best or self._score.better(mean, self._best["mean"]) > 0.0):
             self._best, self._new_best = {"mean": mean, "round": finished.number}, finished.evaluated
@@ -219,6 +239,11 @@ class RunRecorder:
         for listener in self.listeners:
             listener(recorded)
         return row
+
+    def record_initial(self, metrics: Mapping[str, Any]) -> None:
+        """Take in what the user's function makes of the initial model; it is written with the first round."""
+        if self._metrics is not None:
+            self._metrics.add(format_initial(metrics))
 
     def write(self) -> None:
         """Write what waits: rows, the best model and the checkpoint of the last finished round.
@@ -300,15 +325,20 @@ class RunRecorder:
                 "training-clients"
             ) from error
 
-    def finish(self, arrays: Arrays) -> None:
-        """Write what waits and then the final model, which marks the run as finished."""
+    def finish(self, arrays: Arrays, stopped: str = "") -> None:
+        """Write what waits and then the final model, which marks the run as finished.
+
+        It says why where the run has `stopped` before its last round.
+        """
         self.write()
         with explain_write_errors("the final model", self.path):
-            MODEL.write(self.path, arrays, {})
+            MODEL.write(self.path, arrays, {"stopped": stopped} if stopped else {})
+        if stopped:
+            log.info("the run is finished after round %d, before its last one: %s", self.saved, stopped)
 
     @property
     def _tables(self) -> Sequence[TableWriter]:
-        return (self._rounds, self._clients, *([] if self._groups is None else [self._groups]))
+        return tuple(each for each in (self._rounds, self._clients, self._groups, self._metrics) if each is not None)
 
     @property
     def _checkpoints(self) -> Path:

@@ -21,7 +21,7 @@ REFUSED = re.compile(r"""((?:'[^']*'|"'")+|[^\s'"]\S*?): """)
 ABSENT = ("refused", "missing", "offline")
 """The columns of rounds.csv that name clients whose replies a round did without."""
 
-WORDS = ("client", *ABSENT, "decided_by", "clipped", "model", "grouping", "group")
+WORDS = ("client", *ABSENT, "decided_by", "clipped", "model", "grouping", "group", "phase", "metric")
 """The columns of the tables that hold words, however much they look like numbers."""
 
 MEASURES = tuple(summarize({"anyone": 1.0}))
@@ -139,8 +139,12 @@ def format_clients(
     validated: bool = False,
     threshold: bool = False,
     personal: bool = False,
+    loss: str = names.LOSS,
 ) -> list[tuple[object, ...]]:
-    """Return the cells of `client_columns` for each client that evaluated the round's model."""
+    """Return the cells of `client_columns` for each client that evaluated the round's model.
+
+    `loss` is the name of the metric that is the loss on the test examples.
+    """
     scores = tuple(scores)
     both = f"{names.VALIDATION}-{names.PERSONAL}"
     of_personal = [(score, f"{score.name}-{both}") for score in scores] if validated and personal else []
@@ -156,7 +160,7 @@ def format_clients(
             coefficients.get(name),
             int(measured[names.NUM_EXAMPLES]),
             *[_cell(score, measured.get(metric)) for score, metric in shown],
-            measured.get(names.LOSS),
+            measured.get(loss),
             trained.get(name, nothing).get(names.LOSS_BEFORE),
             measured.get(names.TRAIN_LOSS),
             *[_cell(score, measured.get(metric)) for score, metric in validation],

@@ -85,12 +85,14 @@ class TableWriter:
     def cut_back(self, last: int, furthest: float) -> None:
         """Rewrite the file with the rows up to round `last`, or start it; rows of later rounds may be torn.
 
+        After round 0 nothing is kept: what precedes the first round is written again with it.
+
         Raises
         ------
         RunFolderError
             As `check` does.
         """
-        kept = [row for row in self.check(last, furthest) if int(row["round"]) <= last]
+        kept = [row for row in self.check(last, furthest) if last and int(row["round"]) <= last]
         content = format_csv(self.columns, kept, header=True).encode()
         write_whole(self.path, content)
         self._size, self._waiting = len(content), []

@@ -138,7 +138,16 @@ def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_i
     declared = {entry.name for entry in ENTRIES}
     there = {str(path.relative_to(finished)) for path in finished.iterdir()}
     assert there <= declared
-    of_others = {"data.json", "agreed.json", "known.json", "tracking.json", "tensorboard", "wandb", *OF_GROUPS}
+    of_others = {
+        "data.json",
+        "agreed.json",
+        "known.json",
+        "metrics.csv",
+        "tracking.json",
+        "tensorboard",
+        "wandb",
+        *OF_GROUPS,
+    }
     assert declared - there == of_others | {".lock", "checkpoint/earlier"}
 
 

@@ -1,0 +1,73 @@
+"""The table of all that a user's app reports: of each client, what her strategy makes of it, and her own evaluation."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fairbloom.logs import log
+from fairbloom.rounds.reported import expand_lists
+from fairbloom.rounds.round import Round
+from fairbloom.rounds.screening import one_line
+
+METRIC_COLUMNS = ("round", "phase", "client", "metric", "value")
+"""The columns of metrics.csv; the client is empty where a number is of all clients together, or of the server."""
+
+TRAIN, EVALUATE, SERVER = "train", "evaluate", "server"
+"""The phases: what clients report of training and of evaluation, and what `evaluate_fn` returns."""
+
+LONGEST_NAME, MOST_METRICS = 100, 1000
+"""A client's metric with a longer name is left out, and what exceeds so many numbers a client and phase."""
+
+MetricRow = tuple[int, str, str, str, object]
+
+
+def format_metrics(finished: Round) -> list[MetricRow]:
+    """Return the rows of a round: means, or what takes their place, before the clients in the order of names."""
+    number, rows = finished.number, list[MetricRow]()
+    for phase, together, by_client in (
+        (TRAIN, finished.metrics, finished.train_metrics),
+        (EVALUATE, finished.evaluation_metrics, finished.evaluations),
+        (SERVER, finished.server_metrics, {}),
+    ):
+        rows += _rows(number, phase, "", together)
+        for client, metrics in sorted(by_client.items()):
+            rows += _rows(number, phase, client, _bounded(number, client, metrics))
+    return rows
+
+
+def format_initial(metrics: Mapping[str, Any]) -> list[MetricRow]:
+    """Return the rows of what `evaluate_fn` returns for the initial model, which are of round 0."""
+    return _rows(0, SERVER, "", metrics)
+
+
+def _rows(number: int, phase: str, client: str, metrics: Mapping[str, Any]) -> list[MetricRow]:
+    """Return a row a number; a list has one for each element."""
+    numbers, _ = expand_lists(metrics, float("inf"))
+    return [(number, phase, client, one_line(name), value) for name, value in numbers.items()]
+
+
+def _bounded(number: int, client: str, metrics: Mapping[str, float]) -> Mapping[str, float]:
+    """Return what a client reports as far as the table takes it; a warning says what is left out."""
+    if len(metrics) <= MOST_METRICS and all(map(_is_name, metrics)):
+        return metrics
+    kept = _first(MOST_METRICS, (name for name in metrics if _is_name(name)))
+    left_out = next(name for name in metrics if name not in kept)
+    log.warning(
+        "client %s: %d of its %d metrics are not written, %r first: names have at most %d printable characters, and %d "
+        "numbers are the most",
+        client,
+        len(metrics) - len(kept),
+        len(metrics),
+        one_line(left_out[:LONGEST_NAME]),
+        LONGEST_NAME,
+        MOST_METRICS,
+        extra={"client": client, "round": number},
+    )
+    return {name: metrics[name] for name in kept}
+
+
+def _is_name(name: str) -> bool:
+    return len(name) <= LONGEST_NAME and name.isprintable()
+
+
+def _first(most: int, names: Iterable[str]) -> dict[str, None]:
+    return dict.fromkeys(name for name, _ in zip(names, range(most), strict=False))

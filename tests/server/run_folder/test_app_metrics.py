@@ -1,0 +1,286 @@
+"""All that a user's app reports is in one table of the run folder: by client, together, and of the server."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
+
+import fairbloom
+from fairbloom import RunFolder, Score
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.views.tables import show_details
+from fairbloom.rounds.reported import MOST_ELEMENTS
+from fairbloom.rounds.round import Round
+from fairbloom.server.run_folder.metrics import LONGEST_NAME, MOST_METRICS
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import FairStrategy, FedAvg
+
+ROUNDS = 4
+SCORES = [Score("eval_acc", percent=True), "auc"]
+
+
+def place(context: Context) -> int:
+    return int(str(context.node_config["partition-id"]))
+
+
+def clients(more: dict[str, Any] | None = None, of_last: dict[str, Any] | None = None) -> ClientApp:
+    """Return clients with metrics of their own; from round 3 on all report `late`; `of_last` is client 3's alone."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model = message.content["arrays"]["w"].numpy()
+        after = ArrayRecord({"w": Array(model + np.float32(0.5) * (place(context) - model))})
+        metrics = {"num-examples": 10 * (1 + place(context)), "train_loss": float(place(context))}
+        return Message(RecordDict({"arrays": after, "metrics": MetricRecord(metrics)}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        away = float(np.abs(message.content["arrays"]["w"].numpy() - place(context)).sum())
+        number = int(str(message.content["config"]["server-round"]))
+        metrics = {"num-examples": 1 + place(context), "eval_loss": away, "eval_acc": 1.0 / (1.0 + away), "auc": 0.5}
+        metrics |= (more or {}) | ({"late": float(number)} if number >= 3 else {})
+        metrics |= of_last or {} if place(context) == 3 else {}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"client": ConfigRecord({"name": f"site-{place(context)}"})}), reply_to=message)
+
+    return app
+
+
+def on_server(number: int, arrays: ArrayRecord) -> MetricRecord:
+    return MetricRecord({"central_acc": number / 10.0, "by_class": [float(number), 1.0]})
+
+
+def start(
+    folder: Path,
+    app: ClientApp | None = None,
+    *,
+    strategy: FairStrategy | None = None,
+    rounds: int = ROUNDS,
+    score: Any = SCORES,
+    loss: str = "eval_loss",
+    **given: Any,
+) -> Result:
+    arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+    grid = InProcessGrid(app or clients(), {}, 4)
+    run_folder = RunFolder(folder, score=score, loss=loss, wait=False)
+    return run_folder.start(strategy or FedAvg(), grid, arrays, rounds, **{"evaluate_fn": on_server, **given})
+
+
+def rows(folder: Path, **where: object) -> pandas.DataFrame:
+    metrics = fairbloom.load(folder).metrics
+    for column, value in where.items():
+        metrics = metrics[metrics[column] == value]
+    return metrics
+
+
+def values(folder: Path, **where: object) -> list[float]:
+    return [float(value) for value in rows(folder, **where)["value"]]
+
+
+def test_what_each_client_reports_is_there_of_training_and_of_evaluation(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    for number in range(1, ROUNDS + 1):
+        trained = rows(tmp_path / "run", round=number, phase="train", metric="train_loss")
+        assert dict(zip(trained["client"], trained["value"], strict=True))["site-2"] == 2.0
+        assert sorted(trained["client"]) == ["", "site-0", "site-1", "site-2", "site-3"]
+        assert values(tmp_path / "run", round=number, phase="evaluate", metric="num-examples", client="site-3") == [4]
+
+
+def test_the_scores_and_the_loss_are_in_the_table_of_clients(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    run = fairbloom.load(tmp_path / "run")
+    assert [score.name for score in run.scores] == ["eval_acc", "auc"]
+    assert run.score.percent
+    assert set(run.clients["test_auc_of_global_model"]) == {0.5}
+    last = rows(tmp_path / "run", round=ROUNDS, phase="evaluate", metric="eval_loss").set_index("client")["value"]
+    table = run.clients[run.clients["round"] == ROUNDS].set_index("client")["test_loss_of_global_model"]
+    assert {name: last[name] for name in table.index} == table.to_dict()
+
+
+def test_means_are_those_of_the_result_and_own_aggregations_take_their_place(tmp_path: Path) -> None:
+    result = start(tmp_path / "means")
+    for number in range(1, ROUNDS + 1):
+        for phase, found in (
+            ("train", result.train_metrics_clientapp),
+            ("evaluate", result.evaluate_metrics_clientapp),
+        ):
+            there = rows(tmp_path / "means", round=number, phase=phase, client="").set_index("metric")["value"]
+            assert there.to_dict() == pytest.approx(dict(found[number]))
+
+    def worst(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
+        return MetricRecord({"largest": max(float(str(each["metrics"]["num-examples"])) for each in contents)})
+
+    start(tmp_path / "own", strategy=FedAvg(evaluate_metrics_aggr_fn=worst, train_metrics_aggr_fn=worst))
+    assert values(tmp_path / "own", round=2, phase="train", client="", metric="largest") == [40.0]
+    assert values(tmp_path / "own", round=2, phase="evaluate", client="", metric="largest") == [4.0]
+    assert not values(tmp_path / "own", phase="evaluate", client="", metric="eval_loss")
+
+
+def test_what_the_server_evaluates_is_there_from_the_initial_model_on(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    assert values(tmp_path / "run", phase="server", metric="central_acc") == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+    assert values(tmp_path / "run", phase="server", metric="by_class[0]") == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("stopped_after", [1, 2, 3])
+def test_a_run_that_goes_on_has_the_table_of_one_that_was_not_stopped(tmp_path: Path, stopped_after: int) -> None:
+    """With a metric that comes in round 3, and one that a single client has."""
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(finished: Round) -> None:
+        if finished.number == stopped_after:
+            raise StoppedError
+
+    app = clients(of_last={"extra": 1.5})
+    start(tmp_path / "whole", app)
+    with pytest.raises(StoppedError):
+        start(tmp_path / "run", app, on_round=stop)
+    start(tmp_path / "run", app)
+    whole, run = ((tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "run"))
+    assert whole == run
+    assert values(tmp_path / "run", metric="late", client="site-1") == [3.0, 4.0]
+    assert set(rows(tmp_path / "run", metric="extra")["client"]) == {"site-3"}
+
+
+def test_a_run_killed_before_its_first_checkpoint_has_the_initial_model_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of the first round are written before its checkpoint."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fairbloom.server.run_folder.recorder.RunRecorder._write_checkpoint", killed)
+        with pytest.raises(KeyboardInterrupt):
+            start(tmp_path / "run")
+    assert "0,server,,central_acc" in (tmp_path / "run" / "metrics.csv").read_text()
+    start(tmp_path / "run")
+    assert len(values(tmp_path / "run", round=0, metric="central_acc")) == 1
+
+
+def test_a_run_that_is_taken_back_loses_the_rows_of_later_rounds(tmp_path: Path) -> None:
+    start(tmp_path / "run", clients({"first": 1.0}))
+    arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+    again = RunFolder(tmp_path / "run", score=SCORES, loss="eval_loss", from_round=2)
+    again.start(FedAvg(), InProcessGrid(clients(), {}, 4), arrays, ROUNDS, evaluate_fn=on_server)
+    assert sorted(set(rows(tmp_path / "run", metric="first")["round"])) == [1, 2]
+    assert values(tmp_path / "run", phase="server", metric="central_acc") == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_lists_are_averaged_as_flower_does_and_kept_element_by_element(tmp_path: Path) -> None:
+    replied = [{"num-examples": 1 + i, "by_class": [float(i), 1.0, 2.0 * i]} for i in range(4)]
+    flowers = aggregate_metricrecords([RecordDict({"m": MetricRecord({**each})}) for each in replied], "num-examples")
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 10, "losses": [1.0, float(place(context))]})
+        return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({**replied[place(context)], "eval_acc": 0.5, "auc": 0.5, "eval_loss": 1.0})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    result = start(tmp_path / "run", app)
+    assert result.evaluate_metrics_clientapp[1]["by_class"] == pytest.approx(flowers["by_class"])
+    assert result.train_metrics_clientapp[1]["losses"] == pytest.approx([1.0, 1.5])
+    for element in range(3):
+        found = values(tmp_path / "run", round=1, phase="evaluate", client="", metric=f"by_class[{element}]")
+        assert found == pytest.approx([flowers["by_class"][element]])
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"by_class": [1.0, 2.0, 3.0]},
+        {"by_class": [1.0, math.nan]},
+        {"by_class": []},
+        {"by_class": 1.0},
+        {"by_class": [1.0] * (MOST_ELEMENTS + 1)},
+        {"by_class": [1.0] * 300_000},
+    ],
+    ids=["longer", "not finite", "empty", "a number", "too long", "absurd"],
+)
+def test_a_list_that_one_client_has_otherwise_is_in_no_mean_and_ends_nothing(
+    tmp_path: Path, report: dict[str, Any]
+) -> None:
+    """As a number that some clients lack; what the others reply is there."""
+    result = start(tmp_path / "run", clients({"by_class": [1.0, 2.0]}, of_last=report))
+    assert "by_class" not in result.evaluate_metrics_clientapp[1] or isinstance(
+        result.evaluate_metrics_clientapp[1]["by_class"], float
+    )
+    assert "auc" in result.evaluate_metrics_clientapp[1]
+    assert values(tmp_path / "run", round=1, client="site-1", metric="by_class[1]") == [2.0]
+    assert fairbloom.load(tmp_path / "run").finished
+    assert (tmp_path / "run" / "metrics.csv").stat().st_size < 50_000
+
+
+def test_names_with_commas_quotes_and_our_own_columns_are_kept_as_they_are(tmp_path: Path) -> None:
+    names = {"a, b": 1.0, 'say "x"': 2.0, "round": 3.0, "client": 4.0, "test_accuracy_of_global_model": 5.0}
+    start(tmp_path / "run", clients(names))
+    for name, value in names.items():
+        assert values(tmp_path / "run", round=1, client="site-0", metric=name) == [value]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [{"two\nlines": 1.0}, {"x" * (LONGEST_NAME + 1): 1.0}, {f"m{i}": 1.0 for i in range(MOST_METRICS + 500)}],
+    ids=["line break", "long name", "many"],
+)
+def test_absurd_metrics_of_one_client_are_left_out_with_a_warning_and_the_rest_is_kept(
+    tmp_path: Path, report: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    start(tmp_path / "run", clients(of_last=report), rounds=1)
+    there = rows(tmp_path / "run", client="site-3", phase="evaluate")
+    assert len(there) <= MOST_METRICS
+    assert "eval_loss" in set(there["metric"])
+    assert next(iter(report)) not in set(there["metric"]) or len(report) > MOST_METRICS
+    assert any("site-3" in line and "not written" in line for line in caplog.messages)
+    assert max(map(len, caplog.messages)) < 1000
+
+
+def test_a_score_or_loss_that_nobody_replies_ends_the_run_and_one_that_a_client_lacks_later_does_not(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(FairbloomError, match=r"not 'aucc'.* name one of those"):
+        start(tmp_path / "a", score=["eval_acc", "aucc"])
+    with pytest.raises(FairbloomError, match="not 'loss_eval'"):
+        start(tmp_path / "b", loss="loss_eval")
+    with pytest.raises(FairbloomError, match="test_auc_of_global_model"):
+        RunFolder(tmp_path / "c", score=["auc", Score("auc")])
+    with pytest.raises(FairbloomError, match=r"score = \[\]"):
+        RunFolder(tmp_path / "d", score=[])
+    start(tmp_path / "e", rounds=1)
+    with pytest.raises(FairbloomError, match="loss = 'eval_loss' there and None here"):
+        start(tmp_path / "e", rounds=2, loss="")
+
+
+def test_show_prints_what_the_app_reported_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start(tmp_path / "run")
+    show_details(fairbloom.load(tmp_path / "run"))
+    shown = capsys.readouterr().out
+    assert "Metrics of round 4" in shown
+    assert "central_acc" in shown
+
+
+def test_a_folder_of_a_version_without_the_table_goes_on_and_is_read(tmp_path: Path) -> None:
+    start(tmp_path / "run", rounds=2)
+    (tmp_path / "run" / "metrics.csv").unlink()
+    assert fairbloom.load(tmp_path / "run").metrics.empty
+    start(tmp_path / "run", rounds=4)
+    assert sorted(set(rows(tmp_path / "run", phase="train")["round"])) == [3, 4]
