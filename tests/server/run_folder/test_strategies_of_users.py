@@ -1,0 +1,398 @@
+"""A run folder with strategies that users have changed or wrapped: Flower's wrappers, overridden hooks and starts."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flowers
+from flwr.serverapp.strategy import Result, Strategy
+from safetensors.numpy import load_file
+
+import fairbloom
+from fairbloom import RunFolder, StopRun
+from fairbloom.errors import FairbloomError
+from fairbloom.rounds.round import Round
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import FairStrategy, FedAvg, FedFV
+
+from .test_flower import StoppedError, app, stop_after, without_seconds
+
+ROUNDS, CLIENTS = 5, 4
+
+
+def start(folder: Path, strategy: Strategy, rounds: int = ROUNDS, client: ClientApp = app, **given: Any) -> Result:
+    arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    run_folder = RunFolder(folder, score="eval_acc", wait=False)
+    return run_folder.start(strategy, InProcessGrid(client, {}, CLIENTS), arrays, rounds, **given)
+
+
+def model(folder: Path) -> bytes:
+    found: bytes = load_file(folder / "model.safetensors")["w"].tobytes()
+    return found
+
+
+def assert_equal(one: Path, other: Path) -> None:
+    """Assert that two folders hold the same run, to the bit."""
+    for name in ("rounds.csv", "clients.csv", "metrics.csv"):
+        assert without_seconds(one / name) == without_seconds(other / name)
+    assert model(one) == model(other)
+
+
+# Wrappers -----------------------------------------------------------------------------------------------------------
+
+
+def with_mod(mod: Any) -> ClientApp:
+    """Return the clients with one of Flower's mods around their training."""
+    changed = ClientApp()
+    changed.query()(lambda message, context: app(message, context))
+    changed.evaluate()(lambda message, context: app(message, context))
+    changed.train(mods=[mod])(lambda message, context: app(message, context))
+    return changed
+
+
+def server_fixed(strategy: Strategy, noise: float, norm: float) -> Strategy:
+    return flowers.DifferentialPrivacyServerSideFixedClipping(strategy, noise, norm, CLIENTS)
+
+
+def client_fixed(strategy: Strategy, noise: float, norm: float) -> Strategy:
+    return flowers.DifferentialPrivacyClientSideFixedClipping(strategy, noise, norm, CLIENTS)
+
+
+def server_adaptive(strategy: Strategy, noise: float, norm: float) -> Strategy:
+    return flowers.DifferentialPrivacyServerSideAdaptiveClipping(
+        strategy, noise, CLIENTS, initial_clipping_norm=norm, clipped_count_stddev=0.0 if not noise else None
+    )
+
+
+def client_adaptive(strategy: Strategy, noise: float, norm: float) -> Strategy:
+    return flowers.DifferentialPrivacyClientSideAdaptiveClipping(
+        strategy, noise, CLIENTS, initial_clipping_norm=norm, clipped_count_stddev=0.0 if not noise else None
+    )
+
+
+Wrap = Callable[[Strategy, float, float], Strategy]
+WRAPPERS: dict[str, tuple[Wrap, ClientApp]] = {
+    "server fixed": (server_fixed, app),
+    "client fixed": (client_fixed, with_mod(fixedclipping_mod)),
+    "server adaptive": (server_adaptive, app),
+    "client adaptive": (client_adaptive, with_mod(adaptiveclipping_mod)),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_without_noise_and_with_a_wide_norm_a_wrapped_strategy_gives_the_numbers_of_the_plain_one(
+    tmp_path: Path, name: str
+) -> None:
+    wrap, client = WRAPPERS[name]
+    start(tmp_path / "plain", FedFV())
+    start(tmp_path / "wrapped", wrap(FedFV(), 0.0, 1e6), client=client)
+    plain, wrapped = (fairbloom.load(tmp_path / each).clients for each in ("plain", "wrapped"))
+    np.testing.assert_allclose(
+        wrapped.select_dtypes("number").to_numpy(), plain.select_dtypes("number").to_numpy(), rtol=1e-5
+    )
+    assert list(wrapped["client"]) == list(plain["client"])
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_clipping_is_seen_by_the_strategy_inside_and_noise_is_part_of_the_model(tmp_path: Path, name: str) -> None:
+    wrap, client = WRAPPERS[name]
+    seen: list[Round] = []
+    start(tmp_path / "clipped", wrap(FedAvg(), 0.0, 0.1), rounds=1, client=client, on_round=seen.append)
+    start(tmp_path / "noisy", wrap(FedAvg(), 0.2, 0.1), rounds=1, client=client)
+    assert float(np.linalg.norm(seen[0].arrays["w"].numpy())) <= 0.1 + 1e-6
+    assert model(tmp_path / "noisy") != model(tmp_path / "clipped")
+    recorded = (tmp_path / "noisy" / "config.toml").read_text()
+    assert f'wrapped-in = "{type(wrap(FedAvg(), 0.2, 0.1)).__name__}(' in recorded
+    assert "noise_multiplier=" in recorded
+    with pytest.raises(FairbloomError, match="wrapped-in = "):
+        start(tmp_path / "noisy", wrap(FedAvg(), 0.3, 0.1), rounds=2, client=client)
+    with pytest.raises(FairbloomError, match="wrapped-in = "):
+        start(tmp_path / "noisy", FedAvg(), rounds=2)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("stopped_after", [1, 3])
+def test_a_wrapped_run_goes_on_to_the_same_bits_with_the_norm_that_it_had_adapted(
+    tmp_path: Path, name: str, stopped_after: int
+) -> None:
+    wrap, client = WRAPPERS[name]
+    start(tmp_path / "whole", wrap(FedFV(fraction_train=1.0), 0.0, 0.3), client=client)
+    with pytest.raises(StoppedError):
+        start(tmp_path / "run", wrap(FedFV(), 0.0, 0.3), client=client, on_round=stop_after(stopped_after))
+    start(tmp_path / "run", wrap(FedFV(), 0.0, 0.3), client=client)
+    assert_equal(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_strategy_is_found_two_wrappers_deep_and_both_are_recorded(tmp_path: Path) -> None:
+    start(tmp_path / "run", server_fixed(client_fixed(FedAvg(), 0.0, 10.0), 0.0, 20.0), client=app)
+    recorded = fairbloom.load(tmp_path / "run").settings["wrapped-in"]
+    assert recorded.index("ServerSide") < recorded.index("ClientSide")
+
+
+def test_a_wrapper_around_flowers_own_strategy_is_refused_with_what_to_take(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"FedAvg inside Differential.*take the one of fairbloom\.strategies"):
+        start(tmp_path / "run", server_fixed(flowers.FedAvg(), 0.0, 1.0))
+    assert not (tmp_path / "run").exists()
+
+
+def failing(rounds: Iterable[int]) -> ClientApp:
+    """Return the clients, of which the first one raises an error in these rounds of training."""
+    changed = ClientApp()
+    changed.query()(lambda message, context: app(message, context))
+    changed.evaluate()(lambda message, context: app(message, context))
+
+    @changed.train()
+    def train(message: Message, context: Context) -> Message:
+        number = int(str(message.content["config"]["server-round"]))
+        if number in rounds and context.node_config["partition-id"] == 0:
+            raise ValueError("it has no battery")
+        return app(message, context)
+
+    return changed
+
+
+def test_a_round_that_a_wrapper_skips_is_recorded_as_skipped_with_the_reasons(tmp_path: Path) -> None:
+    """Flower's wrappers pass no replies on where one is an error."""
+    seen: list[Round] = []
+    start(tmp_path / "run", server_fixed(FedAvg(), 0.0, 10.0), client=failing([2]), on_round=seen.append)
+    assert [bool(finished.coefficients) for finished in seen] == [True, False, True, True, True]
+    assert "it has no battery" in seen[1].refused["site-0"]
+    assert "ServerSideFixedClipping has skipped the round" in seen[1].refused["site-2"]
+    np.testing.assert_array_equal(seen[0].arrays["w"].numpy(), seen[1].arrays["w"].numpy())
+
+
+def test_a_run_whose_wrapper_skips_round_after_round_ends_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"learned nothing for 3 rounds.*it has no battery"):
+        start(tmp_path / "run", server_fixed(FedAvg(), 0.0, 10.0), client=failing(range(10)))
+
+
+# Hooks and starts of users ------------------------------------------------------------------------------------------
+
+
+class Falling(FedFV):
+    """Keeps a learning rate in the config that falls with every round."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        config["lr"] = float(str(config["lr"])) * 0.7
+        config["tried"] = [*list(config.get("tried", [])), server_round]  # type: ignore[arg-type,list-item]
+        config["token"] = bytes([server_round, 255])
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+class WithLogin(Falling):
+    """Does something before and after rounds, as a start that is overridden does; it knows Flower's arguments alone."""
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Any = None,
+    ) -> Result:
+        started.append(num_rounds)
+        return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+
+
+class WithLoop(Falling):
+    """Has a loop of its own, as Flower's examples write one."""
+
+    ends_after = 1000
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Any = None,
+    ) -> Result:
+        train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        result, arrays = Result(), initial_arrays
+        for number in range(1, num_rounds + 1):
+            replies = grid.send_and_receive(self.configure_train(number, arrays, train_config, grid), timeout=timeout)
+            after, metrics = self.aggregate_train(number, replies)
+            if after is not None:
+                result.arrays = arrays = after
+            if metrics is not None:
+                result.train_metrics_clientapp[number] = metrics
+            asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
+            self.aggregate_evaluate(number, grid.send_and_receive(asked, timeout=timeout))
+            if evaluate_fn is not None:
+                evaluate_fn(number, arrays)
+            if number == self.ends_after:
+                break
+        return result
+
+
+started: list[int] = []
+CHANGED: list[type[FairStrategy]] = [Falling, WithLogin, WithLoop]
+
+
+def central(number: int, arrays: ArrayRecord) -> MetricRecord:
+    return MetricRecord({"sum": float(arrays["w"].numpy().sum()), "number": number})
+
+
+def changed(folder: Path, strategy: FairStrategy, rounds: int = ROUNDS, **given: Any) -> Result:
+    config = ConfigRecord({"lr": 0.8})
+    return start(folder, strategy, rounds, train_config=config, evaluate_fn=central, **given)
+
+
+@pytest.mark.parametrize("strategy", CHANGED)
+@pytest.mark.parametrize("stopped_after", [1, 2, 4])
+def test_a_schedule_in_the_config_and_an_overridden_start_survive_a_stop_to_the_bit(
+    tmp_path: Path, strategy: type[FairStrategy], stopped_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, float, list[int], bytes]] = []
+    plain = InProcessGrid.push_messages
+
+    def watched(self: InProcessGrid, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        for message in messages:
+            config = message.content.config_records.get("config", ConfigRecord())
+            if message.metadata.message_type == "train":
+                values: Any = [config[key] for key in ("server-round", "lr", "tried", "token")]
+                sent.append(tuple(values))
+        return plain(self, messages)
+
+    monkeypatch.setattr(InProcessGrid, "push_messages", watched)
+    changed(tmp_path / "whole", strategy(fraction_train=0.5))
+    whole, sent = sent, []
+    with pytest.raises(StoppedError):
+        changed(tmp_path / "run", strategy(fraction_train=0.5), on_round=stop_after(stopped_after))
+    first = len(sent)
+    changed(tmp_path / "run", strategy(fraction_train=0.5))
+    assert_equal(tmp_path / "run", tmp_path / "whole")
+    assert sent == whole
+    assert sent[first][0] == stopped_after + 1
+    assert sent[-1][1] == pytest.approx(0.8 * 0.7**ROUNDS)
+    assert sent[-1][2] == [1, 2, 3, 4, 5]
+
+
+def test_all_ways_to_start_give_the_same_run(tmp_path: Path) -> None:
+    for strategy in CHANGED:
+        changed(tmp_path / strategy.__name__, strategy(fraction_train=0.5))
+    for name in ("clients.csv", "rounds.csv"):
+        tables = [without_seconds(tmp_path / strategy.__name__ / name) for strategy in CHANGED]
+        assert tables[0] == tables[1] == tables[2]
+    assert len({model(tmp_path / strategy.__name__) for strategy in CHANGED}) == 1
+
+
+def test_a_finished_run_whose_start_is_overridden_is_extended(tmp_path: Path) -> None:
+    for strategy in (WithLogin, WithLoop):
+        changed(tmp_path / f"long {strategy.__name__}", strategy(), rounds=7)
+        changed(tmp_path / strategy.__name__, strategy(), rounds=4)
+        changed(tmp_path / strategy.__name__, strategy(), rounds=7)
+        assert_equal(tmp_path / strategy.__name__, tmp_path / f"long {strategy.__name__}")
+
+
+def test_averaged_models_are_those_of_the_plain_start_where_the_loop_is_the_users(tmp_path: Path) -> None:
+    for strategy in (Falling, WithLoop):
+        changed(tmp_path / strategy.__name__, strategy(average_models=True))
+    assert model(tmp_path / "Falling") == model(tmp_path / "WithLoop")
+
+
+def test_a_loop_that_ends_early_leaves_a_finished_run_with_its_model(tmp_path: Path) -> None:
+    strategy = WithLoop()
+    strategy.ends_after = 3
+    result = changed(tmp_path / "run", strategy)
+    run = fairbloom.load(tmp_path / "run")
+    assert (run.state, run.rounds_done) == ("finished", 3)
+    assert model(tmp_path / "run") == result.arrays["w"].numpy().tobytes()
+
+
+def test_a_strategy_can_be_started_again_without_a_folder(tmp_path: Path) -> None:
+    """Nobody follows its rounds any more."""
+    strategy = WithLoop()
+    changed(tmp_path / "run", strategy)
+    result = strategy.start(
+        InProcessGrid(app, {}, CLIENTS), ArrayRecord({"w": Array(np.zeros(3, np.float32))}), 2, 5.0,
+        ConfigRecord({"lr": 0.5}),
+    )  # fmt: skip
+    assert sorted(result.train_metrics_clientapp) == [1, 2]
+
+
+# Stopping early -----------------------------------------------------------------------------------------------------
+
+
+def stop_in_round(number: int) -> Callable[[Round], None]:
+    def on_round(finished: Round) -> None:
+        if finished.number == number:
+            raise StopRun(f"enough after {finished.server_metrics['number']}")
+
+    return on_round
+
+
+def evaluate_and_stop(number: int, arrays: ArrayRecord) -> MetricRecord:
+    if number == 3:
+        raise StopRun("no gain", {"sum": 1.5})
+    return central(number, arrays)
+
+
+@pytest.mark.parametrize("strategy", CHANGED)
+def test_a_run_that_is_stopped_by_on_round_is_finished_with_its_model_and_stays_so(
+    tmp_path: Path, strategy: type[FairStrategy]
+) -> None:
+    seen: list[Round] = []
+    changed(tmp_path / "whole", strategy(), on_round=seen.append)
+    result = changed(tmp_path / "run", strategy(), on_round=stop_in_round(3))
+    run = fairbloom.load(tmp_path / "run")
+    assert (run.state, run.rounds_done, run.num_rounds) == ("finished", 3, ROUNDS)
+    assert run.stopped == "enough after 3"
+    assert model(tmp_path / "run") == result.arrays["w"].numpy().tobytes() == seen[2].arrays["w"].numpy().tobytes()
+    assert (tmp_path / "run" / "model-best.safetensors").exists()
+    changed(tmp_path / "run", strategy(), on_round=seen.append)  # nothing to run
+    assert len(seen) == ROUNDS
+    changed(tmp_path / "run", strategy(), rounds=ROUNDS + 1)
+    changed(tmp_path / "longer", strategy(), rounds=ROUNDS + 1)
+    assert_equal(tmp_path / "run", tmp_path / "longer")
+    assert not fairbloom.load(tmp_path / "run").stopped
+
+
+@pytest.mark.parametrize("strategy", CHANGED)
+def test_evaluate_fn_stops_a_run_after_the_round_that_it_evaluates(
+    tmp_path: Path, strategy: type[FairStrategy]
+) -> None:
+    start(tmp_path / "run", strategy(), train_config=ConfigRecord({"lr": 0.8}), evaluate_fn=evaluate_and_stop)
+    run = fairbloom.load(tmp_path / "run")
+    assert (run.state, run.rounds_done, run.stopped) == ("finished", 3, "no gain")
+    server = run.metrics[(run.metrics["phase"] == "server") & (run.metrics["metric"] == "sum")]
+    assert list(server["value"])[-1] == 1.5
+
+
+def test_a_run_stopped_between_evaluations_is_shown_by_its_last_one(tmp_path: Path) -> None:
+    start(tmp_path / "run", FedAvg(evaluate_every=2), evaluate_fn=central, on_round=stop_in_round(3))
+    run = fairbloom.load(tmp_path / "run")
+    assert len(run.final()) == CLIENTS
+    assert run.summary["state"] == "finished"
+
+
+def test_without_a_folder_a_run_stops_as_well(tmp_path: Path) -> None:
+    arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    result = FedAvg().start(InProcessGrid(app, {}, CLIENTS), arrays, 5, evaluate_fn=central, on_round=stop_in_round(2))
+    assert sorted(result.train_metrics_clientapp) == [1, 2]
+    assert sorted(result.evaluate_metrics_serverapp) == [0, 1, 2]
+    nothing = FedAvg().start(
+        InProcessGrid(app, {}, CLIENTS), arrays, 5, evaluate_fn=lambda *_: (_ for _ in ()).throw(StopRun("good enough"))
+    )
+    assert nothing.arrays["w"].numpy().tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_continued_run_says_after_which_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(StoppedError):
+        start(tmp_path / "run", FedAvg(), on_round=stop_after(3))
+    assert not any("continues after" in line for line in caplog.messages)
+    start(tmp_path / "run", FedAvg())
+    assert "the run continues after round 3" in caplog.messages
