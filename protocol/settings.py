@@ -173,6 +173,9 @@ class RunSettings(BaseModel):
     evaluate_every: Annotated[int, Range("[0, inf)")] = Field(
         1, description="Number of rounds from one evaluation to the next; 0 evaluates after the last round only"
     )
+    early_stopping: Annotated[int, Range("[0, inf)"), Mark.GROWS, Mark.LATER] = Field(
+        0, description="Number of rounds without a better validation score that end the run; 0 never ends it early"
+    )
     fraction_evaluate: Annotated[float, Range("(0, 1]")] = Field(
         1.0, description="Share of the clients that evaluate the model in a round with an evaluation"
     )

@@ -24,7 +24,7 @@ class StopRun(Exception):  # noqa: N818 (it is no error, as StopIteration is non
 
     def __init__(self, reason: str = "", metrics: Mapping[str, Any] | None = None) -> None:
         super().__init__(reason)
-        self.reason, self.metrics = reason, metrics
+        self.reason, self.metrics = reason or "StopRun was raised", metrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError, Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum
-from fairbloom.rounds.round import Round
+from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import digests, find_task, load_task
@@ -37,15 +37,16 @@ from .observability import Metrics, log_as_json, name_worst_served, summarize_ro
 from .polling import PollingGrid
 from .progress import announce
 from .run_folder.checks import check_folder, check_same_data
-from .run_folder.files import AGREED, CONFIG, KNOWN, is_finished, record_known, write_first_files
+from .run_folder.files import AGREED, CONFIG, KNOWN, is_finished, read_stop, record_known, write_first_files
 from .run_folder.groups import Grouped
 from .run_folder.lock import locked_folder
-from .run_folder.recorded import OnRound, ignore
+from .run_folder.recorded import OnRound, RecordedRound, ignore
 from .run_folder.recorder import RunRecorder
 from .run_folder.rows import Row
+from .run_folder.stopping import EarlyStopping
 from .run_folder.taking_back import TakeBack
 from .run_folder.values import Beginning
-from .settings import POOLED_IN_ONE_PROCESS, Settings, may_differ, may_grow
+from .settings import POOLED_IN_ONE_PROCESS, Settings, find_grown, may_differ, may_grow
 from .tracking.tracked import check_tracker, tracked
 from .tracking.tracker import TrackedRun
 
@@ -98,7 +99,8 @@ def federate(
     clients_of
         Returns who trains and evaluates for a method.
     on_round
-        Called with each round once it is recorded; what it raises ends the run, which continues after that round.
+        Called with each round once it is recorded; what it raises ends the run, which continues after that round, or
+        is finished with it by StopRun.
     deployed
         Whether the clients are others' machines. Then one whose data cannot be used is left out, where in one process
         that is an error; and another process that writes the same folder is waited for, up to a minute, because a run
@@ -124,7 +126,7 @@ def federate(
     data = {} if deployed else digests(config)
     check_folder(path, config, None if back is None else back.number)
     check_same_data(path, data)
-    if back is None and is_finished(path) and CONFIG.read(path).num_rounds >= settings.num_rounds:
+    if back is None and is_finished(path) and not find_grown(CONFIG.read(path).settings, config):
         return _leave_finished(path)
     method = settings.strategy()
     clients = clients_of(method)
@@ -147,6 +149,7 @@ def federate(
             validated=settings.validation_share > 0.0,
             grouped=Grouped.of(task),
             threshold=settings.threshold != HALF,
+            stopping=EarlyStopping.of(settings.early_stopping, task.score, method.serves),
             back=back,
         )
         if recorder.finished:  # by the process that was waited for
@@ -164,8 +167,10 @@ def federate(
 
 def _leave_finished(path: Path) -> Path:
     """Say that a run is finished, and return its folder."""
-    finished = "%s is finished; nothing to run: more num-rounds extend it, and another folder (out) begins a new run"
-    log.info(finished, path)
+    finished = "%s is finished%s; nothing to run: %s extend it, and another folder (out) begins a new run"
+    stopped = read_stop(path)
+    extends = "more num-rounds, and a larger early-stopping if that was the reason," if stopped else "more num-rounds"
+    log.info(finished, path, f", since {stopped}" if stopped else "", extends)
     return path
 
 
@@ -228,17 +233,29 @@ def _run_rounds(
     with page as metrics, tracked(settings.track, run) as track:
         if metrics is not None:
             recorder.listeners.append(lambda recorded: metrics.observe(recorded, connected=len(rounds.online)))
-        recorder.listeners += [track, on_round]
+
+        def call(recorded: RecordedRound) -> None:
+            try:
+                on_round(recorded)
+            except StopRun as stop:
+                recorder.stopped = stop.reason
+
+        recorder.listeners += [track, call]
         with recorder.suggest_taking_back(), suggest_shorter_steps(settings, rounds), recorder.write_at_end():
             started = time.perf_counter()
-            for finished in rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS]):
+            # A run that was lost between its last round and its model has stopped already.
+            left = () if recorder.stopped else rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])
+            for finished in left:
                 if deployed:
                     record_known(recorder.path, rounds.known)
                 if settings.threshold == TOGETHER:
                     finished = replace(finished, evaluations=apply_common_threshold(finished.evaluations))
                 row = recorder.record(finished, seconds=time.perf_counter() - started)
-                _log_round(recorder, finished, row, score, last=finished.number == settings.num_rounds)
+                last = finished.number == settings.num_rounds or bool(recorder.stopped)
+                _log_round(recorder, finished, row, score, last=last)
                 model = finished.arrays
+                if recorder.stopped:
+                    break
                 started = time.perf_counter()
         recorder.finish(rounds.averaged(model))
 

@@ -1,5 +1,6 @@
 """The settings of a run, checked once before any client works."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
@@ -27,6 +28,8 @@ from fairbloom.tasks.optimizers import OptimizerChoice, check_optimizer
 
 UNSET = ""
 """The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
+
+EARLY_STOPPING = "early-stopping"
 
 ONE_CLIENT = 1e-12
 """The fraction that is one client, of however many: shares are rounded up."""
@@ -86,6 +89,7 @@ class Settings(RunSettings):
         settings.check_reports()
         settings.check_quorum()
         settings.check_threshold()
+        settings.check_early_stopping()
         settings.check_training()
         return settings
 
@@ -170,6 +174,17 @@ class Settings(RunSettings):
             weights_by_class(self.class_weights)
         except ValueError as error:
             raise SettingsError(f"class-weights = {self.class_weights!r}: {error}") from error
+
+    def check_early_stopping(self) -> None:
+        """Raise SettingsError where a run is to stop early and nothing says when."""
+        early = f"early-stopping = {self.early_stopping}"
+        if self.early_stopping and not self.validation_share:
+            raise SettingsError(f"{early} goes by validation examples: set validation-share, as in 0.2")
+        if self.early_stopping and not self.evaluate_every:
+            raise SettingsError(
+                f"{early} has no effect with evaluate-every = 0, which evaluates the last round alone: set "
+                "evaluate-every, as in 1"
+            )
 
     def check_quorum(self) -> None:
         """Raise SettingsError where more clients must be online than there are, or than train."""
@@ -338,6 +353,21 @@ def may_differ(*, finished: bool, taken_back: bool = False) -> Collection[str]:
     if taken_back:
         return frozenset(marked(Mark.FREE, Mark.LIMIT, Mark.RECONSIDERED))
     return frozenset(marked(Mark.FREE) if finished else marked(Mark.FREE, Mark.LIMIT))
+
+
+def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set[str]:
+    """Return the keys of settings, of those that may be raised when a run is continued, that are larger than before.
+
+    Without early stopping a run is at least as long as with it.
+    """
+
+    def reach(settings: Mapping[str, object], key: str) -> float | None:
+        value = settings.get(key)
+        never = key == EARLY_STOPPING and value == 0
+        return math.inf if never else value if isinstance(value, int) else None
+
+    pairs = {key: (reach(there, key), reach(config, key)) for key in may_grow()}
+    return {key for key, (before, now) in pairs.items() if before is not None and now is not None and now > before}
 
 
 def may_grow() -> Collection[str]:

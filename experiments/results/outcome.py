@@ -145,11 +145,15 @@ class Outcome:
         return rows
 
     def curve(self, measure: str) -> dict[int, Spread]:
-        """Return a measure after each round, over the seeds that are finished."""
+        """Return a measure after each round that all seeds that are finished have."""
         recipe, evaluated = self.case.recipe, self.case.row.evaluated
         window = recipe.figure.window if recipe.figure else 1
         by_seed = [curve(run, measure, evaluated, recipe.unit, window) for run in self.runs.values()]
-        return {number: mean_and_deviation([each[number] for each in by_seed]) for number in by_seed[0]}
+        return {
+            number: mean_and_deviation([each[number] for each in by_seed])
+            for number in by_seed[0]
+            if all(number in each for each in by_seed)
+        }
 
 
 def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: int) -> bool:

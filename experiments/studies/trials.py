@@ -155,10 +155,13 @@ class Trials:
         return time.monotonic() - begun
 
     def judged_run(self, label: str, seed: int, rounds: int) -> Run | None:
-        """Return a run of the search that was evaluated after so many rounds; None where it has not come so far."""
+        """Return a run of the search that was evaluated after so many rounds, or stopped before them; else None."""
         folder = Path(self.search_settings(label, seed, rounds).out)
         run = load(folder) if is_run_folder(folder) else None
-        return run if run is not None and rounds in run.evaluated_rounds else None
+        if run is None:
+            return None
+        stopped = bool(run.stopped) and run.num_rounds >= rounds
+        return run if stopped or rounds in run.evaluated_rounds else None
 
     def finished_fresh(self, labels: Iterable[str], seeds: Iterable[int]) -> list[int]:
         """Return the fresh seeds with which all these candidates are finished."""

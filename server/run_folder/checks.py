@@ -6,7 +6,7 @@ from pathlib import Path
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 
-from ..settings import default_config, may_differ, may_grow
+from ..settings import default_config, find_grown, may_differ
 from .errors import RunFolderError, check_place, explain_access_errors
 from .files import CHECKPOINTS, CONFIG, DATA, ENVIRONMENT, LOCK, MODEL, SCORES, is_finished, is_run_folder
 from .values import Recorded
@@ -63,15 +63,6 @@ def check_same_data(path: Path, digests: Mapping[str, str]) -> None:
 def find_differing(there: Config, config: Config) -> set[str]:
     """Return the keys of settings in which a folder and a run differ."""
     return {key for key in config.keys() | there.keys() if config.get(key) != there.get(key)}
-
-
-def find_grown(there: Config, config: Config) -> set[str]:
-    """Return the keys of settings, of those that may grow, that are larger than a folder's."""
-    return {key for key in may_grow() if _is_larger(config.get(key), there.get(key))}
-
-
-def _is_larger(now: object, before: object) -> bool:
-    return isinstance(before, int) and isinstance(now, int) and now > before
 
 
 def _check_format(path: Path, number: int, *, finished: bool) -> None:

@@ -148,7 +148,7 @@ class RunFolder:
                         result = FairStrategy.start(inner, *arguments, on_round=writer, resume=state, wrapper=strategy)
                     else:
                         result = _start_overridden(strategy, inner, arguments, writer, state)
-                recorder.finish({name: array.numpy() for name, array in result.arrays.items()}, writer.stopped)
+                recorder.finish({name: array.numpy() for name, array in result.arrays.items()})
             return result
 
 
@@ -167,18 +167,11 @@ def _start_overridden(
 
 
 class RoundWriter:
-    """Writes each finished round into a run folder, then hands it on.
-
-    Attributes
-    ----------
-    stopped
-        Why the run is to stop after the last round that was written; "" where it is not.
-    """
+    """Writes each finished round into a run folder, then hands it on."""
 
     def __init__(
         self, recorder: RunRecorder, scores: Sequence[Score], loss: str, on_round: Callable[[Round], None] | None
     ) -> None:
-        self.stopped = ""
         self._recorder, self._scores, self._on_round = recorder, scores, on_round
         self._unseen = [*(score.name for score in scores), *([loss] if loss else [])] if not recorder.saved else []
         self._central: dict[int, MetricRecord] = {}
@@ -231,7 +224,7 @@ class RoundWriter:
         try:
             yield
         except StopRun as stop:
-            self.stopped = stop.reason or "it was asked to stop"
+            self._recorder.stopped = stop.reason
             raise
 
     def _check_reported(self, finished: Round) -> None:

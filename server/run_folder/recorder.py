@@ -33,7 +33,8 @@ from ..checkpoint import (
     path_of_best,
     save_round,
 )
-from .checks import check_folder, find_grown
+from ..settings import find_grown
+from .checks import check_folder
 from .errors import RunFolderError, explain_write_errors
 from .files import (
     BEST,
@@ -54,6 +55,7 @@ from .groups import Grouped, format_groups
 from .metrics import METRIC_COLUMNS, format_initial, format_metrics
 from .recorded import OnRound, RecordedRound
 from .rows import Row, client_columns, format_clients, format_round, mean_column, round_columns
+from .stopping import EarlyStopping
 from .tables import TableWriter, find_furthest_round, find_last_step
 from .taking_back import StoredRun, TakeBack, complete_taking_back, take_back
 from .values import Recorded
@@ -96,6 +98,8 @@ class RunRecorder:
         The round that the run is taken back to, and for whom; None: it goes on where it was.
     loss
         The name of the metric that is the loss on the test examples.
+    stopping
+        Says when the run ends before its last round; None: it does not.
     app_metrics
         Whether all metrics of the rounds are written, as of a user's app, whose are not known beforehand.
 
@@ -124,12 +128,15 @@ class RunRecorder:
         threshold: bool = False,
         back: TakeBack | None = None,
         loss: str = LOSS,
+        stopping: EarlyStopping | None = None,
         app_metrics: bool = False,
     ) -> None:
         self.path = path
         self.listeners: list[OnRound] = []
         self.saved = 0
         """The round of the last checkpoint, 0 where there is none."""
+        self.stopped = ""
+        """Why the run ends before its last round, "" where it does not."""
         self.method = method
         self._scores, self._score = scores, scores[0]
         self._shared, self._keep = shared, keep
@@ -141,7 +148,7 @@ class RunRecorder:
         self._personal = method.terms(1).personal_lambda is not None
         columns = client_columns(scores, validated=validated, threshold=threshold, personal=self._personal)
         self._clients = TableWriter(CLIENTS.path_in(path), columns)
-        self._loss = loss
+        self._loss, self._stopping = loss, stopping
         self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
         self._best: Mapping[str, float] = {}
         self._merits: dict[int, Merit] = {}
@@ -159,7 +166,8 @@ class RunRecorder:
         kept = StoredRun(self.path, self._tables, self._best_by, self._personal)
         recorded = complete_taking_back(kept, CONFIG.read(self.path))
         if find_grown(recorded.settings, config):
-            self._check_extensible(recorded.num_rounds, config)
+            if recorded.num_rounds != config["num-rounds"]:
+                self._check_extensible(recorded.num_rounds, config)
             if self.finished:
                 with explain_write_errors("the run folder", self.path):  # before the settings, which say more rounds
                     MODEL.path_in(self.path).unlink()
@@ -190,6 +198,9 @@ class RunRecorder:
         """
         arrays, state = load_last(self._checkpoints) or (None, {"strategy": {"round": 0}, "best": {}})
         self._best, self.saved = state["best"], state["strategy"]["round"]
+        if self._stopping is not None and "stopping" in state:
+            self._stopping.load_state_dict(state["stopping"])
+            self.stopped = self._stopping.reason
         self._merits = {int(number): Merit(*merit) for number, merit in state.get("merits", {}).items()}
         with explain_write_errors(f"what is there up to round {self.saved}", self.path):
             furthest = find_furthest_round(self._rounds.path, self.saved, SHARED_SECONDS)
@@ -225,6 +236,9 @@ class RunRecorder:
             self._groups.add(format_groups(finished, self._grouped))
         if self._metrics is not None:
             self._metrics.add(format_metrics(finished))
+        if self._stopping is not None:
+            self._stopping.observe(finished)
+            self.stopped = self._stopping.reason
         mean = row.get(self._best_by)
         if isinstance(mean, float) and (not self._best or self._score.better(mean, self._best["mean"]) > 0.0):
             self._best, self._new_best = {"mean": mean, "round": finished.number}, finished.evaluated
@@ -283,6 +297,7 @@ class RunRecorder:
         self._merits[last.number] = Merit.of(last.number, self.saved, last.score)
         merits = {str(number): [merit.score, merit.crossed] for number, merit in self._merits.items()}
         state = {"strategy": last.method.state_dict(), "best": self._best, "merits": merits}
+        state |= {} if self._stopping is None else {"stopping": self._stopping.state_dict()}
         # Clients keep the personal models that belong to the last two checkpoints, so that no others are of use.
         earlier = {} if self._personal else self._merits
         save_round(folder, last.number, _to_numpy(last.arrays), state, self.saved, earlier)
@@ -325,11 +340,9 @@ class RunRecorder:
                 "training-clients"
             ) from error
 
-    def finish(self, arrays: Arrays, stopped: str = "") -> None:
-        """Write what waits and then the final model, which marks the run as finished.
-
-        It says why where the run has `stopped` before its last round.
-        """
+    def finish(self, arrays: Arrays) -> None:
+        """Write what waits and then the final model, which marks the run as finished, and says why if it was early."""
+        stopped = self.stopped
         self.write()
         with explain_write_errors("the final model", self.path):
             MODEL.write(self.path, arrays, {"stopped": stopped} if stopped else {})

@@ -1,0 +1,73 @@
+"""Early stopping: a run ends once validation examples have shown no gain for a number of rounds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from fairbloom.protocol import names
+from fairbloom.protocol.scores import Score
+from fairbloom.rounds.round import Round
+
+from ..fairness import summarize
+from .rows import scores_by_client
+
+
+@dataclass
+class EarlyStopping:
+    """Watches the mean validation score of the clients, under the model that serves them.
+
+    Attributes
+    ----------
+    patience
+        The number of rounds without a better score after which the run ends.
+    score
+        What is watched.
+    serves
+        The model that serves the clients: "global", or "personal".
+    best, best_round
+        The best mean so far, and its round; None and 0 before any.
+    last
+        The last round whose score is known.
+    """
+
+    patience: int
+    score: Score
+    serves: str = "global"
+    best: float | None = None
+    best_round: int = 0
+    last: int = 0
+
+    @classmethod
+    def of(cls, patience: int, score: Score, serves: str) -> Self | None:
+        """Return what watches a run, None where `patience` is 0."""
+        return cls(patience, score, serves) if patience else None
+
+    def observe(self, finished: Round) -> None:
+        """Look at a round; one without validation scores changes nothing."""
+        metric = f"{self.score.name}-{names.VALIDATION}"
+        values = scores_by_client(
+            finished, self.score, metric if self.serves == "global" else f"{metric}-{names.PERSONAL}"
+        )
+        if values:
+            mean, self.last = summarize(values)["mean"], finished.number
+            if self.best is None or self.score.better(mean, self.best) > 0.0:
+                self.best, self.best_round = mean, finished.number
+
+    @property
+    def reason(self) -> str:
+        """Why the run is to end, "" as long as it goes on."""
+        if self.best is None or self.last - self.best_round < self.patience:
+            return ""
+        best, since = self.score.written(self.best), self.last - self.best_round
+        return (
+            f"the mean validation {self.score.name} was best in round {self.best_round}, {best}, and not better in the "
+            f"{since} rounds since (early-stopping = {self.patience})"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best score so far, its round, and the last round whose score is known."""
+        return {"best": self.best, "round": self.best_round, "last": self.last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        self.best, self.best_round, self.last = state["best"], state["round"], state["last"]

@@ -1,0 +1,214 @@
+"""Early stopping by validation examples: where a run ends, what it leaves, and what happens to it afterwards."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+import fairbloom
+from fairbloom import StopRun
+from fairbloom.experiments.views.tables import show_details
+from fairbloom.protocol.settings import SettingsError
+from fairbloom.rounds.round import Round
+from fairbloom.server.run_folder.recorded import RecordedRound
+from fairbloom.server.run_folder.recorder import RunRecorder
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+
+from .helpers import table
+
+EARLY: dict[str, Any] = {
+    "clients": 4,
+    "num-rounds": 40,
+    "fraction": 1.0,
+    "validation-share": 0.3,
+    "learning-rate": 1.0,  # so long steps that the score soon rises and falls
+    "early-stopping": 3,
+    "device": "cpu",
+    "engine": "loop",
+}
+
+
+SOONER = {key: EARLY[key] for key in ("validation-share", "learning-rate", "early-stopping")}
+
+
+def run(out: Path, **changes: Any) -> Path:
+    return simulate(Settings.of({**EARLY, "out": str(out), **changes}))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("early") / "run")
+
+
+def scores(folder: Path, column: str = "validation_accuracy_of_global_model_mean") -> dict[int, float]:
+    return {int(row["round"]): float(row[column]) for row in table(folder / "rounds.csv") if row[column]}
+
+
+def without_seconds(folder: Path) -> list[dict[str, str]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in table(folder / "rounds.csv")]
+
+
+def first_stop(scores: dict[int, float], patience: int) -> int:
+    """Return the round after which a run with these scores ends: a transcription of what docs/settings.md says."""
+    best = 0
+    for number, score in scores.items():
+        if not best or score > scores[best]:
+            best = number
+        if number - best >= patience:
+            return number
+    raise AssertionError("it goes on to the end")
+
+
+def assert_same(one: Path, other: Path) -> None:
+    assert without_seconds(one) == without_seconds(other)
+    for name in ("model.safetensors", "model-best.safetensors"):
+        models = [load_file(folder / name) for folder in (one, other)]
+        assert all(models[0][key].tobytes() == models[1][key].tobytes() for key in models[0])
+
+
+def test_a_run_ends_once_so_many_rounds_have_shown_no_better_score(stopped: Path, tmp_path: Path) -> None:
+    long = run(tmp_path / "long", **{"early-stopping": 0, "num-rounds": 20})
+    end = first_stop(scores(long), 3)
+    assert end < 20, "the data are such that it stops"
+    found = fairbloom.load(stopped)
+    assert (found.state, found.rounds_done) == ("finished", end)
+    assert without_seconds(stopped) == without_seconds(long)[:end]
+    best = max(scores(stopped), key=lambda number: (scores(stopped)[number], -number))
+    assert end - best == 3
+
+
+def test_the_folder_the_log_and_show_say_why(
+    stopped: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = fairbloom.load(stopped)
+    assert re.fullmatch(
+        r"the mean validation accuracy was best in round \d+, [\d.]+ %, and not better in the 3 rounds since "
+        r"\(early-stopping = 3\)",
+        found.stopped,
+    )
+    show_details(found)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"The run stopped after round {found.rounds_done} of 40: {found.stopped}." in shown
+    with caplog.at_level("INFO", "flwr"):
+        run(stopped)
+    assert any("is finished, since the mean validation" in line for line in caplog.messages)
+    assert found.summary["worst"] == min(found.final().values())
+
+
+def test_a_stopped_run_stays_so_with_more_rounds_and_goes_on_with_more_patience(stopped: Path, tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", **{"early-stopping": 2})
+    end = fairbloom.load(folder).rounds_done
+    run(folder, **{"early-stopping": 2, "num-rounds": 60})
+    assert fairbloom.load(folder).rounds_done == end
+    assert fairbloom.load(folder).finished
+    run(folder, **{"num-rounds": 60})
+    assert fairbloom.load(folder).rounds_done > end
+    assert_same(folder, stopped)
+    with pytest.raises(fairbloom.FairbloomError, match="early-stopping = 3 there and 2 here"):
+        run(folder, **{"early-stopping": 2, "num-rounds": 60})
+
+
+def test_without_early_stopping_a_stopped_run_goes_on_to_its_last_round(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", **{"num-rounds": 15})
+    assert fairbloom.load(folder).rounds_done < 15
+    run(folder, **{"num-rounds": 15, "early-stopping": 0})
+    assert_same(folder, run(tmp_path / "whole", **{"num-rounds": 15, "early-stopping": 0}))
+    with pytest.raises(fairbloom.FairbloomError, match="early-stopping = 0 there and 3 here"):
+        run(folder, **{"num-rounds": 15})
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("before_end", [0, 1, 4])
+def test_a_run_killed_at_any_moment_stops_where_it_would_have(
+    stopped: Path, tmp_path: Path, before_end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between its last checkpoint and its final model, where nothing is left to run."""
+    end = fairbloom.load(stopped).rounds_done
+
+    def kill(recorded: RecordedRound) -> None:
+        if recorded.number == end - before_end:
+            raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fairbloom.server.run_folder.recorder.SHARED_SECONDS", 0.0)
+        with pytest.raises(KilledError):
+            simulate(Settings.of({**EARLY, "out": str(tmp_path / "run")}), kill)
+        assert not (tmp_path / "run" / "model.safetensors").exists()
+    trained: list[Round] = []
+    plain = RunRecorder.record
+
+    def counted(self: RunRecorder, finished: Round, seconds: float) -> Any:
+        trained.append(finished)
+        return plain(self, finished, seconds)
+
+    monkeypatch.setattr(RunRecorder, "record", counted)
+    run(tmp_path / "run")
+    assert len(trained) == before_end
+    assert_same(tmp_path / "run", stopped)
+
+
+def test_rounds_that_are_not_evaluated_count_and_do_not_end_a_run(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", **{"evaluate-every": 2})
+    end = fairbloom.load(folder).rounds_done
+    assert end % 2 == 0
+    assert end == first_stop(scores(folder), 3)
+
+
+def test_personal_models_are_watched_where_they_serve_the_clients(tmp_path: Path) -> None:
+    """The global model of Local never changes, and would end the run at once."""
+    folder = run(tmp_path / "run", method="local", **{"num-rounds": 8, "learning-rate": 0.05, "early-stopping": 2})
+    rows = table(folder / "clients.csv")
+    by_round: dict[int, list[float]] = {}
+    for row in rows:
+        by_round.setdefault(int(row["round"]), []).append(float(row["validation_accuracy_of_personal_model"]))
+    means = {number: sum(values) / len(values) for number, values in by_round.items()}
+    assert means[2] > means[1]
+    assert fairbloom.load(folder).rounds_done > 3
+
+
+def test_it_needs_validation_examples_and_evaluations() -> None:
+    with pytest.raises(SettingsError, match="early-stopping = 5 goes by validation examples: set validation-share"):
+        Settings.of({"early-stopping": 5})
+    with pytest.raises(SettingsError, match=r"early-stopping = 5 has no effect with evaluate-every = 0.*set evaluate"):
+        Settings.of({"early-stopping": 5, "validation-share": 0.2, "evaluate-every": 0})
+    assert Settings.of({"early-stopping": 5, "validation-share": 0.2}).early_stopping == 5
+
+
+def test_on_round_ends_a_run_as_finished_by_stop_run(tmp_path: Path) -> None:
+    def enough(recorded: RecordedRound) -> None:
+        if recorded.number == 4:
+            raise StopRun("good enough")
+
+    found = fairbloom.run(clients=4, rounds=10, out=tmp_path / "run", settings={"early-stopping": 0}, on_round=enough)
+    assert (found.state, found.rounds_done, found.stopped) == ("finished", 4, "good enough")
+    again = fairbloom.run(clients=4, rounds=10, out=tmp_path / "run")
+    assert again.rounds_done == 4
+    longer = fairbloom.run(clients=4, rounds=11, out=tmp_path / "run")
+    assert (longer.rounds_done, longer.stopped) == (11, "")
+
+
+def test_methods_that_end_after_different_rounds_are_compared_and_the_comparison_says_so(tmp_path: Path) -> None:
+    found = fairbloom.compare(
+        methods=["fedavg", "fedfv"],
+        seeds=2,
+        rounds=20,
+        clients=4,
+        out=tmp_path / "compared",
+        settings=SOONER,
+    )
+    ended = {fairbloom.load(folder.parent).rounds_done for folder in (tmp_path / "compared").rglob("config.toml")}
+    assert len(ended) > 1, "the data are such that they differ"
+    assert any(line.startswith("Runs stopped early (") for line in found.caveats)
+    assert len(found.clients) == 2 * 2 * 4
+    assert found.figure() is not None
+    assert (tmp_path / "compared" / "report.html").exists()
+    again = fairbloom.compare(
+        methods=["fedavg", "fedfv"], seeds=2, rounds=20, clients=4, out=tmp_path / "compared", settings=SOONER
+    )
+    assert again.values == found.values
