@@ -3,5 +3,5 @@
 HELPER = "app = fair(train_fn, test_fn)"
 """This line stands in place of `app = ClientApp()`; `train_fn = app.train_fn` follows it."""
 
-ADVICE = f"write {HELPER} in the client app (docs/flower.md)"
+ADVICE = f"write {HELPER} in the client app, or answer it there without PyTorch as docs/flower.md shows"
 """What to do where a client does not answer it."""

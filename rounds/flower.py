@@ -45,7 +45,7 @@ from .quorum import Quorum, listed
 from .reported import MOST_ELEMENTS, expand_lists
 from .roster import Roster
 from .round import size_on_the_wire
-from .screening import Refusals, one_line, usable_evaluation, usable_metrics
+from .screening import MissingSnapshotError, Refusals, one_line, usable_evaluation, usable_metrics
 from .updates import Layout, Model
 
 FLOWER = logging.getLogger("flwr")
@@ -815,6 +815,8 @@ def _only(records: Mapping[str, Any], key: str, kind: str) -> Any:
     if key in records:
         return records[key]
     others = [record for name, record in records.items() if name != SNAPSHOT]
-    if key == SNAPSHOT or len(others) != 1:
+    if key == SNAPSHOT:
+        raise MissingSnapshotError
+    if len(others) != 1:
         raise ValueError(f"{kind} {key!r} is missing")
     return others[0]

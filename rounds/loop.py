@@ -424,10 +424,10 @@ class Rounds:
             progress.steps, self._skipped = progress.steps + 1, 0
             return
         self._skipped += 1
-        metric = trained.refused.lacked_by_all
-        if limit and metric and progress.steps == 0 and trained.refused.count > 1:  # of one, it is that client's fault
+        lacking = trained.refused.lacked_by_all
+        if limit and lacking and progress.steps == 0 and trained.refused.count > 1:  # of one, it is that client's fault
             raise NothingLearnedError(
-                f"all {trained.refused.count} replies of round {number} lack the metric {metric!r}, which "
+                f"all {trained.refused.count} replies of round {number} lack {lacking}, which "
                 f"{type(self._method).__name__} needs: {ADVICE}, or choose a method that does without"
             )
         if limit and self._skipped >= limit:

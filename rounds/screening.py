@@ -15,6 +15,7 @@ from fairbloom.protocol.names import (
     LOSS_BEFORE,
     NUM_EXAMPLES,
     PERSONAL,
+    SNAPSHOT,
     TRAIN_LOSS,
     VALIDATION,
 )
@@ -39,14 +40,30 @@ USUAL_LOSS = 1.0
 """Where the median loss is smaller, losses are compared with this: one client may well be far from the others' zero."""
 
 
-class MissingMetricError(ValueError):
+class MissingError(ValueError):
+    """A reply without a part that the method needs of all; `what` names it, as "the metric 'loss-before'"."""
+
+    def __init__(self, what: str, message: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+
+class MissingMetricError(MissingError):
     """A reply without a metric that the method needs, or with one that is no finite number."""
 
     def __init__(self, metric: str, value: object) -> None:
         remedy = f": {ADVICE}" if value is None else ""
-        super().__init__(f"metric {metric!r} must be a finite number, got {value!r}{remedy}")
-        self.metric = metric
+        message = f"metric {metric!r} must be a finite number, got {value!r}{remedy}"
+        super().__init__(f"the metric {metric!r}", message)
         self.is_number = isinstance(value, float)
+
+
+class MissingSnapshotError(MissingError):
+    """A reply without the model that the method asks for from the midst of the local work."""
+
+    def __init__(self) -> None:
+        missing = f"ArrayRecord {SNAPSHOT!r} is missing, the model after `snapshot-step` of the `local-steps` steps"
+        super().__init__(f"the ArrayRecord {SNAPSHOT!r}", f"{missing}: {ADVICE}")
 
 
 class Refusals:
@@ -62,8 +79,8 @@ class Refusals:
         """Note, and log, why a reply of `name` is not used."""
         words = FOLDERS.sub("", one_line(str(reason)))
         self._reasons.setdefault(name, []).append(words)
-        if isinstance(reason, MissingMetricError):
-            self._lacking[name] = reason.metric
+        if isinstance(reason, MissingError):
+            self._lacking[name] = reason.what
         if isinstance(reason, NotFiniteError) or (isinstance(reason, MissingMetricError) and reason.is_number):
             self._not_finite.append(name)
         log.warning("refused a reply of client %s: %s", name, words, extra={"client": name, "round": self._round})
@@ -89,9 +106,9 @@ class Refusals:
 
     @property
     def lacked_by_all(self) -> str:
-        """The needed metric that every refused reply lacks, "" where they were refused for something else."""
-        metrics = set(self._lacking.values())
-        return metrics.pop() if len(metrics) == 1 and self._lacking.keys() == self._reasons.keys() else ""
+        """What every refused reply lacks and the method needs, "" where they were refused for something else."""
+        lacking = set(self._lacking.values())
+        return lacking.pop() if len(lacking) == 1 and self._lacking.keys() == self._reasons.keys() else ""
 
 
 def one_line(text: str) -> str:

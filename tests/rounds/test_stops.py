@@ -9,6 +9,7 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds import flower
+from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.method import Cohort, FloatArray, MethodError, UnneededMetricError
 from fairbloom.rounds.round import Round
@@ -154,7 +155,8 @@ def test_the_first_round_stops_the_run_where_every_reply_lacks_the_same_needed_m
         run(FedFV(), grid_of(metrics({"loss-before": None})))
     assert str(raised.value) == (
         "all 4 replies of round 1 lack the metric 'loss-before', which FedFV needs: "
-        "write app = fair(train_fn, test_fn) in the client app (docs/flower.md), or choose a method that "
+        "write app = fair(train_fn, test_fn) in the client app, or answer it there without PyTorch as docs/flower.md "
+        "shows, or choose a method that "
         "does without"
     )
 
@@ -345,3 +347,11 @@ def test_a_method_that_reads_a_metric_which_it_does_not_need_is_told_how_to_ask_
     words = r"Forgetful reads the metric 'loss-before', .* needs = frozenset\(\{'loss-before'\}\) in the class"
     with pytest.raises(UnneededMetricError, match=words):
         run(Forgetful(), grid_of(None))
+
+
+def test_a_model_of_integers_alone_is_refused_before_the_first_round() -> None:
+    sent = {"counts": np.arange(3), "mask": np.array([True])}
+    finished: list[Round] = []
+    with pytest.raises(BrokenModelError, match=r"no array of floats.*counts \(int64\), mask \(bool\).*float32"):
+        FedAvg().start(MemoryGrid(quadratics(4)), record(sent), 3, on_round=finished.append)
+    assert not finished
