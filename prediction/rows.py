@@ -117,8 +117,9 @@ class NewRows:
             hint = "" if lacking else did_you_mean(added[0], [*inputs, *others])
             parts.append(f"it has {_quoted(added)}, which no file of the run had{hint and f' ({hint.strip()})'}")
         if parts:
+            place = f"{self.source}, line 1" if self.unit == "line" else self.source
             raise UnreadableRowsError(
-                f"{self.source}: {', and '.join(parts)}: the columns must be {join_names(inputs)}, in any order; "
+                f"{place}: {', and '.join(parts)}: the columns must be {join_names(inputs)}, in any order; "
                 f"{join_names(others)} may be there, and are not looked at"
             )
 

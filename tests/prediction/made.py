@@ -1,0 +1,96 @@
+"""Four hospitals with tables of their own, and runs on them."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fairbloom
+from fairbloom.tasks import Task, load_task
+
+HOSPITALS = ("north", "south", "west", "old town")
+CLASSES = ("ja, sicher", 'kein "Befund"', "ä/ö=€")
+"""Names of classes with all that a CSV file has to quote."""
+
+COLUMNS = ("patient", "age", "dose", "ward", "smoker", "outcome")
+NO_VALUE = ("", "?", "NA")
+
+Rows = list[dict[str, str]]
+
+
+def patients(place: int, count: int = 80, *, quantity: bool = False, missing: bool = False) -> Rows:
+    """Return the patients of a hospital, whose ages and doses are its own, so that its means and deviations are."""
+    random = np.random.default_rng(place)
+    age, dose = random.normal(40 + 10 * place, 5 + place, count), random.normal(0.5, 0.1 * (1 + place), count)
+    z = (age - 40 - 10 * place) / (5 + place)
+    ward, smoker = random.integers(0, 3, count), random.integers(0, 2, count)
+    score = z + 3.0 * (dose - 0.5) + 0.7 * (ward == 1) - 0.5 * smoker + random.normal(0.0, 0.5, count)
+    places = np.digitize(score, [-0.6, 0.6])
+    rows = [
+        {
+            "patient": f"P{place}{k:04d}",
+            "age": f"{age[k]:.1f}",
+            "dose": f"{dose[k]:.3f}",
+            "ward": ("A 1", "B, left", "Ü")[ward[k]],
+            "smoker": ("no", "yes")[smoker[k]],
+            "outcome": f"{120 + 25 * score[k]:.2f}" if quantity else CLASSES[places[k]],
+        }
+        for k in range(count)
+    ]
+    if missing:
+        for k, column in ((3, "age"), (17, "dose"), (30, "ward"), (31, "smoker"), (60, "age")):
+            rows[k][column] = NO_VALUE[k % 3]
+    return rows
+
+
+def written(rows: Sequence[Mapping[str, str]], columns: Sequence[str] = COLUMNS) -> str:
+    """Return rows as a CSV file has them."""
+    text = StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def read(path: Path) -> Rows:
+    """Return the rows of a CSV file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def train(
+    folder: Path, *, method: str | None = None, rows: Mapping[str, Any] | None = None, **settings: Any
+) -> fairbloom.Run:
+    """Return a run on four hospitals, whose files and run folder lie in `folder`; `rows` are options of `patients`."""
+    (folder / "data").mkdir()
+    for place, name in enumerate(HOSPITALS):
+        (folder / "data" / f"{name}.csv").write_text(written(patients(place, **(rows or {}))), encoding="utf-8")
+    given = {"csv.target": "outcome", "csv.ignore": "patient", "learning-rate": 0.2}
+    given |= {} if method else {"personal-lambda": 0.1}
+    return fairbloom.run(
+        "csv",
+        data_dir=folder / "data",
+        method=method,
+        rounds=4,
+        out=folder / "run",
+        device="cpu",
+        progress=False,
+        settings={**given, **{key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}},
+    )
+
+
+def task_of(run: fairbloom.Run) -> Task:
+    """Return the task of a run, with its clients' data."""
+    agreed = (run.folder / "agreed.json").read_text(encoding="utf-8")
+    return load_task({**run.settings, "agreed": agreed})
+
+
+def held_out(run: fairbloom.Run, client: str) -> Rows:
+    """Return the rows of a client's file that it was tested on; none of its rows was left out before."""
+    test = task_of(run).splits(client).test
+    assert test.rows is not None
+    rows = read(run.folder.parent / "data" / f"{client}.csv")
+    return [rows[place] for place in test.rows.tolist()]

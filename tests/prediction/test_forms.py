@@ -1,0 +1,260 @@
+"""Arrays, images, known data sets and user-defined tasks: what can be predicted from files, and what is said if not."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+
+import fairbloom
+from fairbloom.errors import FairbloomError
+from fairbloom.prediction.predictor import load_predictor
+from fairbloom.tasks import _read_user_defined, forget_user_defined_tasks, load_task
+from fairbloom.tasks.datasets.adult import COLUMNS, read_people
+from fairbloom.tasks.datasets.store import folder_of
+from fairbloom.tasks.task import Setup
+from tests.originals import needs
+
+from .made import read, task_of
+
+RANDOM = np.random.default_rng(5)
+SMALL: dict[str, Any] = {"rounds": 2, "device": "cpu", "progress": False}
+
+
+# NumPy arrays ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
+    """Two clients with grey images in bytes of two classes."""
+    folder = tmp_path_factory.mktemp("arrays")
+    (folder / "data").mkdir()
+    for name in ("a", "b"):
+        y = np.arange(20) % 2
+        x = RANDOM.integers(0, 128, (20, 6, 5), dtype=np.uint8) + (y[:, None, None] * 100).astype(np.uint8)
+        np.savez(folder / "data" / f"{name}.npz", x=x, y=np.array(["cat", "dog"])[y])
+    return fairbloom.run("npz", data_dir=folder / "data", out=folder / "run", model="mlp", **SMALL)
+
+
+@pytest.mark.parametrize("client", ["a", "b"])
+def test_arrays_are_predicted_as_clients_measured(arrays: fairbloom.Run, client: str, tmp_path: Path) -> None:
+    with np.load(arrays.folder.parent / "data" / f"{client}.npz") as file:
+        x, y = file["x"], file["y"]
+    np.savez(tmp_path / "new.npz", x=x)
+    assert load_predictor(arrays.folder).predict_file(tmp_path / "new.npz", tmp_path / "out.csv") == 20
+    found = read(tmp_path / "out.csv")
+    assert list(found[0]) == ["example", "predicted_y", "probability_cat", "probability_dog"]
+    assert [row["example"] for row in found] == [str(place) for place in range(20)]
+    test = task_of(arrays).splits(client).test.rows
+    assert test is not None
+    right = [found[place]["predicted_y"] == y[place] for place in test.tolist()]
+    assert 100.0 * np.mean(right) == pytest.approx(arrays.final()[client], abs=1e-4)
+
+
+X = RANDOM.normal(size=(4, 6, 5))
+BROKEN = X.copy()
+BROKEN[2, 1, 1] = np.nan
+WRONG: dict[str, tuple[dict[str, Any] | bytes, str]] = {
+    "another shape": ({"x": X[:, :4]}, r"x has shape \(4, 4, 5\), and the model takes .* examples of 1×6×5"),
+    "no examples": ({"x": X[:0]}, r"x has shape \(0, 6, 5\)"),
+    "a single number": ({"x": np.array(3.0)}, r"x has shape \(\)"),
+    "no x": ({"inputs": X}, "holds inputs: it needs the array x"),
+    "texts": ({"x": X.astype(str)}, "x must hold numbers, got <U"),
+    "NaN": ({"x": BROKEN}, "1 of 4 examples cannot be read.*\n  example 2 holds NaN"),
+    "objects": ({"x": np.array([None] * 30)}, "cannot be read"),
+    "no arrays": (b"age,target\n1,0\n", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_malformed_arrays_are_refused(arrays: fairbloom.Run, what: str, tmp_path: Path) -> None:
+    content, expected = WRONG[what]
+    path = tmp_path / "new.npz"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.savez(path, **content)
+    with pytest.raises(FairbloomError, match=expected) as caught:
+        load_predictor(arrays.folder).predict_file(path, tmp_path / "out.csv")
+    assert str(path) in str(caught.value)
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_a_data_frame_is_no_array(arrays: fairbloom.Run) -> None:
+    with pytest.raises(FairbloomError, match=r"trained on arrays.*Predictor\.outputs"):
+        arrays.predict(pandas.DataFrame({"x": [1, 2]}))
+
+
+# Images ---------------------------------------------------------------------------------------------------------------
+
+
+def draw(folder: Path, count: int, size: tuple[int, int] = (6, 5)) -> None:
+    """Write bright and dark images, each class in a folder of its own."""
+    for place, name in enumerate(("dark", "bright")):
+        (folder / name).mkdir(parents=True)
+        for k in range(count):
+            pixels = RANDOM.integers(0, 100, (size[1], size[0], 3), dtype=np.uint8) + np.uint8(120 * place)
+            Image.fromarray(pixels).save(folder / name / f"{k}.png")
+
+
+@pytest.fixture(scope="module", params=[0, 5])
+def images(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
+    """Two clients with images of one size, which are resized, or not."""
+    folder = tmp_path_factory.mktemp("images")
+    for name in ("a", "b"):
+        draw(folder / "data" / name, 10)
+    settings = {"image-folder.size": request.param, "learning-rate": 0.2}
+    data = {"data_dir": folder / "data", "out": folder / "run"}
+    return fairbloom.run("image-folder", model="mlp", settings=settings, **data, **SMALL)
+
+
+def test_images_are_predicted_as_clients_measured(images: fairbloom.Run, tmp_path: Path) -> None:
+    for client in ("a", "b"):
+        folder = images.folder.parent / "data" / client
+        load_predictor(images.folder).predict_file(folder, tmp_path / f"{client}.csv")
+        found = {row["file"]: row["predicted_class"] for row in read(tmp_path / f"{client}.csv")}
+        assert len(found) == 20
+        files = [f"{name}/{k}.png" for name in ("bright", "dark") for k in sorted(range(10), key=str)]
+        test = task_of(images).splits(client).test.rows
+        assert test is not None
+        right = [found[files[place]] == files[place].partition("/")[0] for place in test.tolist()]
+        assert 100.0 * np.mean(right) == pytest.approx(images.final()[client], abs=1e-4)
+
+
+def test_one_image_is_predicted(images: fairbloom.Run, tmp_path: Path) -> None:
+    file = images.folder.parent / "data" / "a" / "dark" / "0.png"
+    assert load_predictor(images.folder).predict_file(file, tmp_path / "out.csv") == 1
+    assert [row["file"] for row in read(tmp_path / "out.csv")] == ["0.png"]
+
+
+def test_images_that_cannot_be_read_are_named(images: fairbloom.Run, tmp_path: Path) -> None:
+    draw(tmp_path / "new", 2)
+    (tmp_path / "new" / "dark" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "new" / "dark" / "text.jpg").write_text("no image")
+    with pytest.raises(FairbloomError, match="2 of 6 images cannot be read") as caught:
+        load_predictor(images.folder).predict_file(tmp_path / "new", tmp_path / "out.csv")
+    assert all(name in str(caught.value) for name in ("torn.png", "text.jpg"))
+
+
+def test_images_of_another_size_are_resized_where_training_did(images: fairbloom.Run, tmp_path: Path) -> None:
+    draw(tmp_path / "new", 1, size=(9, 9))
+    predictor = load_predictor(images.folder)
+    if images.settings["image-folder.size"]:
+        assert predictor.predict_file(tmp_path / "new", tmp_path / "out.csv") == 2
+    else:
+        with pytest.raises(FairbloomError, match="has 9×9 pixels, and the model takes 6×5"):
+            predictor.predict_file(tmp_path / "new", tmp_path / "out.csv")
+
+
+def test_a_folder_without_images_is_refused(images: fairbloom.Run, tmp_path: Path) -> None:
+    predictor = load_predictor(images.folder)
+    for place, expected in ((tmp_path, "has no images"), (tmp_path / "nowhere", "there is no such folder or image")):
+        with pytest.raises(FairbloomError, match=expected):
+            predictor.predict_file(place, tmp_path / "out.csv")
+
+
+# Known data sets ------------------------------------------------------------------------------------------------------
+
+
+def test_digits_are_predicted_by_their_names(tmp_path: Path) -> None:
+    run = fairbloom.run("digits", clients=3, out=tmp_path / "run", partition="iid", **SMALL)
+    task = load_task(run.settings)
+    inputs, targets = task.splits(task.clients[0]).test[slice(None)]
+    np.savez(tmp_path / "new.npz", x=inputs.numpy())
+    np.savez(tmp_path / "bytes.npz", x=(16.0 * inputs).round().numpy().astype(np.uint8))
+    names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    for file in ("new.npz", "bytes.npz"):
+        load_predictor(run.folder).predict_file(tmp_path / file, tmp_path / "out.csv")
+        found = [row["predicted_class"] for row in read(tmp_path / "out.csv")]
+        right = [name == names[target] for name, target in zip(found, targets.tolist(), strict=True)]
+        assert 100.0 * np.mean(right) == pytest.approx(run.final()[task.clients[0]], abs=1e-4)
+        (tmp_path / "out.csv").unlink()
+
+
+@needs("adult/adult.data")
+def test_people_of_adult_become_the_inputs_of_training(tmp_path: Path) -> None:
+    run = fairbloom.run("adult", out=tmp_path / "run", **SMALL)
+    path = folder_of(Setup.of({})) / "adult" / "adult.data"
+    people = pandas.read_csv(path, header=None, names=list(COLUMNS), skipinitialspace=True).iloc[:2000]
+    found = run.predict(people)
+    expected = run.predictor().outputs(torch.from_numpy(read_people(path).inputs[:2000])).softmax(dim=1)
+    np.testing.assert_allclose(found[["probability_<=50K", "probability_>50K"]], expected.double(), rtol=1e-5)
+
+
+# User-defined tasks and models ----------------------------------------------------------------------------------------
+
+MODULE = """
+import torch
+from fairbloom.tasks import Examples, Splits, Task
+
+
+def task(setup, *, rows: int = 20):
+    '''Points in a plane.'''
+    def splits(client):
+        x = torch.randn(rows, 2, generator=torch.Generator().manual_seed(ord(client)))
+        y = (x[:, 0] > 0).long()
+        return Splits(Examples(x[5:], y[5:]), Examples(x[:5], y[:5]))
+    return Task(("a", "b"), model, torch.nn.CrossEntropyLoss(reduction="none"), splits)
+
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Linear(2, 2)
+
+
+class Flat(torch.nn.Sequential):
+    def __init__(self, inputs, outputs):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(inputs, outputs))
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file of a user's module, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "points_of_mine.py").write_text(MODULE)
+    yield tmp_path / "points_of_mine.py"
+    sys.modules.pop("points_of_mine", None)
+    forget_user_defined_tasks()
+
+
+def test_a_task_without_preprocessing_gives_its_model_and_outputs(mine: Path, tmp_path: Path) -> None:
+    run = fairbloom.run("points_of_mine:task", out="run", **SMALL)
+    predictor = run.predictor()
+    inputs = torch.randn(3, 2)
+    torch.testing.assert_close(predictor.outputs(inputs), run.model()(inputs))
+    with pytest.raises(FairbloomError, match=r"does not say how files become inputs \(Task\.preprocessing\)"):
+        predictor.predict_file(mine, tmp_path / "out.csv")
+
+
+@pytest.mark.parametrize("by", ["task", "model"])
+def test_a_module_that_has_changed_is_warned_of(
+    mine: Path, by: str, arrays: fairbloom.Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    if by == "task":
+        run = fairbloom.run("points_of_mine:task", out="run", **SMALL)
+    else:
+        data = arrays.folder.parent / "data"
+        run = fairbloom.run("npz", data_dir=data, out="run", model="points_of_mine:Flat", **SMALL)
+    run.model()
+    assert "has changed" not in caplog.text
+    mine.write_text(MODULE + "\n# changed\n")
+    run.model()
+    assert "module points_of_mine, from which the run in" in caplog.text
+    assert "put the file of then back" in caplog.text
+
+
+def test_a_module_that_is_gone_is_named(mine: Path) -> None:
+    run = fairbloom.run("points_of_mine:task", out="run", **SMALL)
+    mine.unlink()
+    sys.modules.pop("points_of_mine")
+    forget_user_defined_tasks()
+    _read_user_defined.cache_clear()
+    with pytest.raises(FairbloomError, match="there is no module points_of_mine"):
+        run.model()

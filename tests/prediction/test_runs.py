@@ -1,0 +1,255 @@
+"""Which folders predict: runs finished or not, of clients elsewhere, of earlier versions, and a device's own."""
+
+import json
+import shutil
+import stat
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+
+import fairbloom
+from fairbloom.client.app import app
+from fairbloom.errors import FairbloomError
+from fairbloom.prediction.predictor import load_predictor
+from fairbloom.prediction.rows import NewRows
+from fairbloom.server.checkpoint import save_model
+from fairbloom.strategies import FedAvg
+from fairbloom.tasks import load_task
+from fairbloom.tasks.preprocessing import Preprocessing
+from tests.experiments.helpers import fairbloom as command
+from tests.server.run_folder import test_flower
+
+from .made import HOSPITALS, patients, read, train, written
+
+
+@pytest.fixture
+def copied(run: fairbloom.Run, tmp_path: Path) -> Path:
+    """A copy of the run folder, without the hospitals' files."""
+    return shutil.copytree(run.folder, tmp_path / "copied")
+
+
+def frame(place: int = 0) -> pandas.DataFrame:
+    return pandas.DataFrame(patients(place, 10))
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_what_python_returns(
+    run: fairbloom.Run, new: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new.write_text(written(patients(0, 10)), encoding="utf-8")
+    out = new.with_name("predictions.csv")
+    assert command("predict", run.folder, new, "--client", "north", "--model", "personal", "--out", out) == 0
+    assert capsys.readouterr().out == f"10 predictions: {out}\n"
+    expected = list(run.predict(frame(), client="north", model="personal")["predicted_outcome"])
+    assert [row["predicted_outcome"] for row in read(out)] == expected
+
+
+def test_the_command_overwrites_nothing(run: fairbloom.Run, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new.write_text(written(patients(0, 10)), encoding="utf-8")
+    before = new.read_bytes()
+    assert command("predict", run.folder, new, "--client", "north", "--out", new) == 2
+    assert f"{new} is there already: name another file by --out" in capsys.readouterr().err
+    assert new.read_bytes() == before
+
+
+def test_what_is_wrong_is_said_without_a_traceback(
+    run: fairbloom.Run, new: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new.write_text(written([{**patients(0, 1)[0], "age": "[red]"}]), encoding="utf-8")
+    out = new.with_name("out.csv")
+    assert command("predict", run.folder, new, "--client", "north", "--out", out) == 2
+    said = capsys.readouterr().err
+    assert "line 2, column 'age' holds '[red]': it is not a number" in said
+    assert "Traceback" not in said
+    assert command("predict", run.folder, new, "--out", out) == 2
+    assert "--client with one of north, old town, south, west" in capsys.readouterr().err
+
+
+def test_a_folder_that_does_not_take_the_file_is_named(run: fairbloom.Run, new: Path) -> None:
+    new.write_text(written(patients(0, 10)), encoding="utf-8")
+    with pytest.raises(FairbloomError, match=r"out\.csv cannot be written to .*nowhere: No such file or directory"):
+        load_predictor(run.folder, client="north").predict_file(new, new.parent / "nowhere" / "out.csv")
+
+
+# Folders --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_hospitals_files_are_not_needed(copied: Path, run: fairbloom.Run) -> None:
+    settings = (copied / "config.toml").read_text().replace(str(run.folder.parent / "data"), "/no/longer/there")
+    (copied / "config.toml").write_text(settings)
+    for model in ("last", "personal"):
+        found = fairbloom.load(copied).predict(frame(), client="north", model=model)
+        pandas.testing.assert_frame_equal(found, run.predict(frame(), client="north", model=model))
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"holds no run: name a run folder, which has a config\.toml"):
+        load_predictor(tmp_path)
+
+
+def test_a_run_that_was_interrupted_predicts_by_its_last_checkpoint(
+    copied: Path, run: fairbloom.Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    (copied / "model.safetensors").unlink()
+    found = fairbloom.load(copied).predict(frame(), client="north")
+    assert f"the run in {copied} is not finished: its last checkpoint predicts" in caplog.text
+    pandas.testing.assert_frame_equal(found, run.predict(frame(), client="north"))
+    shutil.rmtree(copied / "checkpoint")
+    with pytest.raises(FairbloomError, match="has no model yet: no round is finished"):
+        load_predictor(copied, client="north")
+    (copied / "model-best.safetensors").unlink()
+    with pytest.raises(FairbloomError, match="no round was evaluated; take model last"):
+        load_predictor(copied, client="north", model="best")
+
+
+def test_a_users_own_flower_app_has_no_task_to_build_a_model_by(tmp_path: Path) -> None:
+    test_flower.start(tmp_path / "run", FedAvg(), rounds=1)
+    run = fairbloom.load(tmp_path / "run")
+    with pytest.raises(FairbloomError, match=r"your own Flower app.*fairbloom\.load\(run\)\.arrays\(\)"):
+        run.model()
+    assert {*run.arrays()} == {"w"}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[]", b"{", b'{"format": 99}', b'{"format": 1, "form": "table"}', b"\xff\xfe"]
+)
+def test_a_damaged_preprocessing_is_named(copied: Path, content: bytes) -> None:
+    (file,) = (copied / "clients").rglob("north/preprocessing.json")
+    file.write_bytes(content)
+    with pytest.raises(FairbloomError, match=r"north/preprocessing\.json cannot be read: .*Restore it from a copy"):
+        load_predictor(copied, client="north")
+
+
+def test_a_run_of_an_earlier_version_says_what_it_lacks(copied: Path, together: fairbloom.Run, tmp_path: Path) -> None:
+    for file in copied.rglob("preprocessing.json"):
+        file.unlink()
+    with pytest.raises(FairbloomError, match=r"means and deviations of client north are not in .*: train again"):
+        load_predictor(copied, client="north")
+    earlier = shutil.copytree(together.folder, tmp_path / "together")
+    (earlier / "preprocessing.json").unlink()
+    found, expected = fairbloom.load(earlier).predict(frame()), together.predict(frame())
+    pandas.testing.assert_frame_equal(found, expected)
+
+
+def test_the_server_of_deployed_clients_sends_to_their_devices(copied: Path) -> None:
+    shutil.rmtree(copied / "clients")
+    (copied / "known.json").write_text(json.dumps({"began": sorted(HOSPITALS), "known": sorted(HOSPITALS)}))
+    with pytest.raises(FairbloomError, match=r"of client north are not in .*: predict on its own device"):
+        load_predictor(copied, client="north")
+
+
+def test_arrays_that_do_not_fit_are_refused(copied: Path) -> None:
+    save_model(copied / "model.safetensors", {"other": np.zeros(3, np.float32)}, {})
+    with pytest.raises(FairbloomError, match="arrays do not fit its model"):
+        load_predictor(copied, client="north")
+
+
+def test_a_state_dir_elsewhere_is_found(tmp_path: Path) -> None:
+    made = train(tmp_path, state_dir=str(tmp_path / "state"))
+    assert not (made.folder / "clients").exists()
+    assert made.predict(frame(), client="north", model="personal").shape == (10, 10)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
+def test_every_engine_keeps_what_is_each_clients_own(engine: str, tmp_path: Path, run: fairbloom.Run) -> None:
+    made = train(tmp_path, engine=engine)
+    kept = {file.parent.name: file for file in (made.folder / "clients").rglob("preprocessing.json")}
+    assert {*kept} == {*HOSPITALS}
+    for name, file in kept.items():
+        assert file.read_bytes() == next((run.folder / "clients").rglob(f"{name}/preprocessing.json")).read_bytes()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_method_that_has_personal_models_by_itself_predicts_by_them(tmp_path: Path) -> None:
+    made = train(tmp_path, method="ditto")
+    found = [made.predict(frame(), client=name, model="personal") for name in HOSPITALS]
+    assert len({tuple(each.iloc[:, -1]) for each in found}) == len(HOSPITALS)
+
+
+# A device -------------------------------------------------------------------------------------------------------------
+
+
+def device(folder: Path, run: fairbloom.Run, name: str) -> Context:
+    """Return the context of a deployed client that has one hospital's file."""
+    (folder / "data").mkdir(parents=True)
+    shutil.copy(run.folder.parent / "data" / f"{name}.csv", folder / "data")
+    node = {"partition-id": 0, "data-dir": str(folder / "data"), "state-dir": str(folder / "state")}
+    places = ("data-dir", "state-dir")
+    config = {key: value for key, value in run.settings.items() if key not in places}
+    return Context(run_id=1, node_id=2, node_config=node, state=RecordDict(), run_config=config)
+
+
+def test_a_device_keeps_its_own_preprocessing_and_predicts_with_it(tmp_path: Path, run: fairbloom.Run) -> None:
+    agreed = (run.folder / "agreed.json").read_text()
+    for name in ("north", "west"):
+        context = device(tmp_path / name, run, name)
+        model = load_task({**run.settings, "agreed": agreed}).model()
+        told = ConfigRecord({"server-round": 1, "agreed": agreed, "personal-lambda": 0.1})
+        content = RecordDict({"config": told, "arrays": ArrayRecord(model.state_dict())})
+        app(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), context)
+        (file,) = (tmp_path / name / "state").rglob("preprocessing.json")
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        (kept,) = (run.folder / "clients").rglob(f"{name}/preprocessing.json")
+        assert file.read_bytes() == kept.read_bytes()
+        folder = file.parent
+        assert (folder / "1.safetensors").exists()
+        # What the device is given when the run is over.
+        for each in ("agreed.json", "config.toml", "model.safetensors"):
+            shutil.copy(run.folder / each, folder)
+        predictor = load_predictor(folder)
+        assert predictor.client == name
+        pandas.testing.assert_frame_equal(predictor.predict(frame()), run.predict(frame(), client=name))
+        personal = load_predictor(folder, client=name, model="personal").predict(frame())
+        assert list(personal.columns) == list(predictor.predict(frame()).columns)
+        with pytest.raises(FairbloomError, match=rf"is that of client {name}: leave the client out"):
+            load_predictor(folder, client="south")
+
+
+def test_a_disk_that_is_full_costs_a_device_no_round(
+    tmp_path: Path, run: fairbloom.Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fairbloom.client.preprocessing.write_private", full)
+    agreed = (run.folder / "agreed.json").read_text()
+    model = load_task({**run.settings, "agreed": agreed}).model()
+    content = RecordDict(
+        {"config": ConfigRecord({"server-round": 1, "agreed": agreed}), "arrays": ArrayRecord(model.state_dict())}
+    )
+    context = device(tmp_path, run, "north")
+    reply = app(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), context)
+    assert reply.content.metric_records["metrics"]["num-examples"]
+    assert "preprocessing.json cannot be written, so that nothing can be predicted by it: No space left" in caplog.text
+
+
+# The value ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_preprocessing_is_read_as_it_was_written(run: fairbloom.Run, quantity: fairbloom.Run) -> None:
+    for file in [*run.folder.rglob("preprocessing.json"), *quantity.folder.rglob("preprocessing.json")]:
+        there = Preprocessing.decode_file(file.read_bytes())
+        assert Preprocessing.from_json(json.loads(json.dumps(there.to_json()))) == there
+        assert there.encode() == file.read_bytes()
+
+
+def test_the_runs_own_preprocessing_has_no_means_of_a_client(run: fairbloom.Run, together: fairbloom.Run) -> None:
+    for each, apart in ((run, True), (together, False)):
+        shared = Preprocessing.decode_file((each.folder / "preprocessing.json").read_bytes())
+        assert shared.per_client is apart
+        assert (shared.target, shared.ignored, shared.client) == ("outcome", ("patient",), "")
+        numbers = [column for column in shared.columns if column.kind == "number"]
+        assert [column.name for column in numbers] == ["age", "dose"]
+        assert [column.scale == 0.0 for column in numbers] == [apart, apart]
+        assert {column.fill for column in shared.columns} == {not apart}
+
+
+def test_a_table_without_means_makes_no_inputs(run: fairbloom.Run) -> None:
+    shared = Preprocessing.decode_file((run.folder / "preprocessing.json").read_bytes())
+    with pytest.raises(FairbloomError, match="name the client"):
+        shared.inputs(NewRows.of_frame(frame()).table(shared))
