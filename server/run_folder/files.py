@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.system.files import write_whole
+from fairbloom.tasks.preprocessing import PREPROCESSING as PREPROCESSING_NAME
+from fairbloom.tasks.preprocessing import Preprocessing
 
 from ..checkpoint import EARLIER as EARLIER_CHECKPOINTS
 from ..checkpoint import Arrays, load_last, load_model, read_about, save_model
@@ -26,7 +28,6 @@ from .tables import Cells, read_table
 from .values import Beginning, Delivered, Known, Recorded
 
 if TYPE_CHECKING:
-    from fairbloom.tasks.preprocessing import Preprocessing
     from fairbloom.tasks.split import Split
 
 T = TypeVar("T")
@@ -193,13 +194,7 @@ def _split_of(beginning: Beginning) -> "Split | None":
     return None if beginning.deployed or beginning.task.dealt is None else Split.of(beginning.task)
 
 
-def _decode_preprocessing(content: bytes) -> "Preprocessing":
-    from fairbloom.tasks.preprocessing import Preprocessing  # imported late, as NumPy is with it
-
-    return Preprocessing.decode_file(content)
-
-
-def _preprocessing_of(beginning: Beginning) -> "Preprocessing | None":
+def _preprocessing_of(beginning: Beginning) -> Preprocessing | None:
     return None if beginning.task.preprocessing is None else beginning.task.preprocessing("")
 
 
@@ -251,14 +246,14 @@ AGREED = File[str](
     first=lambda beginning: beginning.agreed or None,
 )
 
-PREPROCESSING = File["Preprocessing | None"](
-    name="preprocessing.json",
+PREPROCESSING = File[Preprocessing | None](
+    name=PREPROCESSING_NAME,
     holds=(
         "how data become a model's inputs, and its outputs predictions: columns with their kinds and "
         "categories, means and deviations that are common to all clients, the target, classes, shapes"
     ),
     encode=lambda preprocessing: b"" if preprocessing is None else preprocessing.encode(),
-    decode=_decode_preprocessing,
+    decode=Preprocessing.decode_file,
     absent=None,
     remedy="Restore it from a copy",
     first=_preprocessing_of,

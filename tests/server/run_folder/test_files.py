@@ -19,6 +19,7 @@ from fairbloom.server.run_folder.files import (
     CHECKPOINTS,
     CONFIG,
     DATA,
+    DELIVERED,
     ENGINE,
     ENTRIES,
     ENVIRONMENT,
@@ -26,6 +27,8 @@ from fairbloom.server.run_folder.files import (
     GROUPS,
     KNOWN,
     MODEL,
+    MODULES,
+    PREPROCESSING,
     SCORES,
     SPLIT,
     TRACKING,
@@ -34,10 +37,11 @@ from fairbloom.server.run_folder.files import (
     record_known,
 )
 from fairbloom.server.run_folder.groups import Grouped
-from fairbloom.server.run_folder.values import Beginning, Known, Recorded
+from fairbloom.server.run_folder.values import Beginning, Delivered, Known, Recorded
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
+from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
 from fairbloom.tasks.split import Split
 from tests.simulation.helpers import run
 
@@ -53,6 +57,17 @@ VALUES: dict[File[Any], Any] = {
     ENGINE: {"engine": "workers", "workers": 2},
     TRACKING: {"mlflow": {"id": "0123", "taken-back": 0}},
     KNOWN: Known(("a", "b"), ("a", "b", "c")),
+    PREPROCESSING: Preprocessing(
+        form="table",
+        columns=(
+            InputColumn("é", "category", ("a", "b,"), other=True),
+            InputColumn("x", "number", (), False, 0.1, 1e-300),
+        ),
+        target="y",
+        classes=("no", "ä"),
+    ),
+    MODULES: {"my_module": "0123"},
+    DELIVERED: Delivered("0123", 3, {"a": "", "b": "it has no state-dir"}),
     GROUPED: Grouped({"sex": ("ä", "b", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)),
 }
 """A value of each file."""
@@ -138,16 +153,8 @@ def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_i
     declared = {entry.name for entry in ENTRIES}
     there = {str(path.relative_to(finished)) for path in finished.iterdir()}
     assert there <= declared
-    of_others = {
-        "data.json",
-        "agreed.json",
-        "known.json",
-        "metrics.csv",
-        "tracking.json",
-        "tensorboard",
-        "wandb",
-        *OF_GROUPS,
-    }
+    of_others = {"data.json", "agreed.json", "known.json", "tracking.json", "tensorboard", "wandb", *OF_GROUPS}
+    of_others |= {"modules.json", "delivered.json", "exports", "metrics.csv"}
     assert declared - there == of_others | {".lock", "checkpoint/earlier"}
 
 
@@ -207,6 +214,15 @@ def test_the_model_is_that_of_the_last_checkpoint_until_there_is_a_final_one(fin
 FLOWERS = {("deploy/operator/folder.py", "config.toml"), ("benchmarks/flower.py", "config.toml")}
 """Where a text is the name of a file of Flower's."""
 
+OF_CLIENTS = {
+    ("tasks/preprocessing.py", "preprocessing.json"),
+    *(("client/kept.py", name) for name in ("config.toml", "agreed.json", "model.safetensors")),
+}
+"""Where a text is the name of a file in the folder of a client, which knows no run folder."""
+
+OF_EXPORTS = {("prediction/export/safetensors.py", "model.safetensors")}
+"""Where a text is the name of a file in the folder of an export."""
+
 
 def texts(path: Path) -> Iterator[str]:
     """Yield the texts in a module that are neither docstrings nor parts of them."""
@@ -230,4 +246,4 @@ def test_the_name_of_a_file_is_written_in_one_place() -> None:
         for name in names
         if name in text
     ]
-    assert sorted({*found} - FLOWERS) == []
+    assert sorted({*found} - FLOWERS - OF_CLIENTS - OF_EXPORTS) == []
