@@ -249,7 +249,7 @@ AGREED = File[str](
 PREPROCESSING = File[Preprocessing | None](
     name=PREPROCESSING_NAME,
     holds=(
-        "how data become a model's inputs, and its outputs predictions: columns with their kinds and "
+        "how data become a model's inputs, and its outputs [predictions](using.md): columns with their kinds and "
         "categories, means and deviations that are common to all clients, the target, classes, shapes"
     ),
     encode=lambda preprocessing: b"" if preprocessing is None else preprocessing.encode(),
