@@ -35,6 +35,7 @@ from fairbloom.server.run_folder.files import (
     is_run_folder,
     read_model,
 )
+from fairbloom.strategies import served_model
 from fairbloom.system.files import whole_file
 from fairbloom.tasks import Task, find_task, load_task
 from fairbloom.tasks.files.targets import join_names
@@ -314,6 +315,12 @@ def _arrays(
                 "flatter it"
             )
         return BEST.read(folder)
+    if served_model(str(settings.get("method", ""))) == PERSONAL_MODEL:
+        log.warning(
+            "method %s trains no global model, so that model last predicts by the one that the run began with: take "
+            "model personal, of one of the clients",
+            settings["method"],
+        )
     arrays = read_model(folder)
     if arrays is None:
         raise PredictionError(f"{folder} has no model yet: no round is finished")

@@ -41,6 +41,15 @@ def canonical(name: str) -> str:
     return name.lower() if name.lower() in METHODS else name
 
 
+def served_model(name: str) -> str:
+    """Return the model that serves the clients: "global", or "personal" under one of our methods that trains no other.
+
+    A user-defined method is not imported for that.
+    """
+    method = METHODS.get(canonical(name))
+    return method.serves if method else "global"
+
+
 def name_of(method: str | type[FairStrategy]) -> str:
     """Return the name that settings have for a method, which is a class or has its name already.
 

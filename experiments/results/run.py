@@ -38,7 +38,7 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.server.run_folder.flower import collect_options
 from fairbloom.server.run_folder.rows import ABSENT, WORDS, parse_absent
 from fairbloom.server.settings import default_config
-from fairbloom.strategies import METHODS, canonical, find_method
+from fairbloom.strategies import find_method, served_model
 from fairbloom.tasks import find_task
 
 from ..recipes.labels import label_of, title
@@ -132,8 +132,7 @@ class Run:
     @property
     def serves(self) -> str:
         """The model that serves the clients: "global", or "personal" under one of our methods that trains no other."""
-        method = METHODS.get(canonical(str(self.settings.get("method", ""))))
-        return method.serves if method else "global"  # a user-defined one is not imported for that
+        return served_model(str(self.settings.get("method", "")))
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -165,10 +165,16 @@ def test_every_engine_keeps_what_is_each_clients_own(engine: str, tmp_path: Path
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_method_that_has_personal_models_by_itself_predicts_by_them(tmp_path: Path) -> None:
-    made = train(tmp_path, method="ditto")
+@pytest.mark.parametrize("method", ["ditto", "local"])
+def test_methods_for_personal_models_predict_by_them_and_say_where_there_is_no_other(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = train(tmp_path, method=method)
     found = [made.predict(frame(), client=name, model="personal") for name in HOSPITALS]
     assert len({tuple(each.iloc[:, -1]) for each in found}) == len(HOSPITALS)
+    assert "trains no global model" not in caplog.text
+    made.model("north")
+    assert ("method local trains no global model" in caplog.text) == (method == "local")
 
 
 # A device -------------------------------------------------------------------------------------------------------------
