@@ -76,16 +76,14 @@ def named(found: Tensor, preprocessing: Preprocessing) -> Predictions:
 
 
 def listing(subject: Subject) -> str:
-    """Return lines of Python that run the program by PyTorch alone."""
-    preprocessing = subject.preprocessing
-    shape = subject.shape
-    what = "probabilities of the classes" if preprocessing.classes else "the quantity in its own unit"
+    """Return lines of Python that run the program by PyTorch."""
+    what = "probabilities of the classes" if subject.preprocessing.classes else "the quantity in its own unit"
     return "\n".join(
         [
             "import torch",
             "",
             f'program = torch.export.load("{PROGRAM}").module()',
-            f"inputs = torch.zeros(5, {', '.join(map(str, shape))})  # as {PREPROCESSING.name} says",
+            f"inputs = torch.zeros({(5, *subject.shape)})  # as {PREPROCESSING.name} says",
             f"print(program(inputs))  # {what}",
         ]
     )
