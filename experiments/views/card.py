@@ -179,16 +179,19 @@ class ModelCard:
         values = next(iter(by_model.values()))
         columns = by_model | ({f"under {base}": of_base} if of_base else {})
         digits = Digits.of(score, (value for each in columns.values() for value in each.values()))
+
+        def written(value: float | None) -> str:
+            return "–" if value is None else digits.number(value)
+
         order = sorted(values, key=lambda client: (score.better(values[client], 0.0), client))
         rows = [
-            [client, *(digits.number(each[client]) if client in each else "–" for each in columns.values())]
-            + [str(self._tested.get(client, ""))]
+            [client, *(written(each.get(client)) for each in columns.values()), str(self._tested.get(client, ""))]
             for client in order[:LISTED]
         ]
-        worst, best = order[0], order[-1]
+        ends = [f"{score.written(values[client])} ({escaped(client)})" for client in (order[0], order[-1])]
         words = [
-            f"Test {score.title}, on examples of each client that had no part in training, the worst served first: from "
-            f"{score.written(values[worst])} ({escaped(worst)}) to {score.written(values[best])} ({escaped(best)})."
+            f"Test {score.title}, on examples of each client that had no part in training, the worst served first: "
+            f"from {' to '.join(ends)}."
         ]
         if len(order) > LISTED:
             words.append(f"The {len(order) - LISTED} clients that are not listed are served better than these.")

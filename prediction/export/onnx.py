@@ -293,10 +293,11 @@ import onnxruntime
 import pandas
 
 session = onnxruntime.InferenceSession("{MODEL}")
+names = [each.name for each in session.get_inputs()]
 texts = [each.name for each in session.get_inputs() if each.type == "tensor(string)"]
 frame = pandas.read_csv("new.csv", dtype=dict.fromkeys(texts, str))
 frame[texts] = frame[texts].fillna("")
-feed = {{each.name: frame[[each.name]].to_numpy(object if each.name in texts else float) for each in session.get_inputs()}}
+feed = {{name: frame[[name]].to_numpy(object if name in texts else float) for name in names}}
 print(session.run(None, feed))
 """
 """Lines of Python that predict for the rows of a file by ONNX Runtime and pandas."""
