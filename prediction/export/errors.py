@@ -1,16 +1,21 @@
 """What goes wrong when a model is exported, and what keeps it quiet."""
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import PREPROCESSING
 from fairbloom.tasks.preprocessing import Preprocessing
+
+PLACE = re.compile(r"[^\s(\"]+\.py:\d+ in \w+")
+"""How PyTorch names a line of a module."""
 
 
 class ExportError(FairbloomError):
@@ -59,19 +64,21 @@ def explained(form: str, others: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let nothing be logged or warned of: of PyTorch's own code, half of a graph, or of rows that are made up."""
+    """Let nothing be logged, warned of or printed: PyTorch prints half of a graph, and rows are made up."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()):
             yield
     finally:
         logging.disable(before)
 
 
 def _first_cause(error: BaseException) -> str:
-    """Return what an error has begun with, in a line."""
+    """Return what an error has begun with, in a line, and the place in a module that PyTorch names."""
+    place = PLACE.search(str(error))
     while (earlier := error.__cause__ or error.__context__) is not None:
         error = earlier
     lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'without a word'}"
+    said = f"{type(error).__name__}: {lines[0] if lines else 'without a word'}"
+    return f"{said} ({place.group()})" if place else said

@@ -40,7 +40,7 @@ def write_mlflow(subject: Subject, folder: Path) -> None:
     preprocessing = subject.preprocessing
     with tempfile.TemporaryDirectory() as place:
         parts = Path(place)
-        write_program(subject, parts)
+        write_program(subject, parts, MLFLOW.name)
         files = {"program": PROGRAM, "preprocessing": PREPROCESSING.name}
         with explained(MLFLOW.name, "onnx or safetensors"):
             mlflow.save_model(

@@ -53,9 +53,9 @@ def export_program(subject: Subject, form: str) -> torch.export.ExportedProgram:
         return torch.export.export(predicting, examples, dynamic_shapes=({0: torch.export.Dim("batch")},))
 
 
-def write_program(subject: Subject, folder: Path) -> None:
+def write_program(subject: Subject, folder: Path, form: str = "torch") -> None:
     """Write the program and the preprocessing; raise ExportError when PyTorch cannot follow the module."""
-    program = export_program(subject, TORCH.name)
+    program = export_program(subject, form)
     torch.export.save(program, folder / PROGRAM)
     PREPROCESSING.write(folder, subject.preprocessing)
 
