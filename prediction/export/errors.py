@@ -1,7 +1,6 @@
 """What goes wrong when a model is exported, and what keeps it quiet."""
 
 import logging
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -13,10 +12,6 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import PREPROCESSING
 from fairbloom.tasks.preprocessing import Preprocessing
-
-PLACE = re.compile(r"[^\s(\"]+\.py:\d+ in \w+")
-"""How PyTorch names a line of a module."""
-
 
 class ExportError(FairbloomError):
     """A model cannot be exported in a form; the message says why, and what would do."""
@@ -75,10 +70,8 @@ def quiet() -> Iterator[None]:
 
 
 def _first_cause(error: BaseException) -> str:
-    """Return what an error has begun with, in a line, and the place in a module that PyTorch names."""
-    place = PLACE.search(str(error))
+    """Return what an error has begun with, in a line."""
     while (earlier := error.__cause__ or error.__context__) is not None:
         error = earlier
     lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
-    said = f"{type(error).__name__}: {lines[0] if lines else 'without a word'}"
-    return f"{said} ({place.group()})" if place else said
+    return f"{type(error).__name__}: {lines[0] if lines else 'without a word'}"

@@ -161,7 +161,7 @@ def test_mlflow_has_columns_with_types_an_example_and_its_requirements(tmp_path:
     assert "fairbloom" not in (folder / "served.py").read_text().partition('"""')[2].partition('"""')[2]
 
 
-# What cannot be exported ------------------------------------------------------------------------------------------------
+# What cannot be exported ----------------------------------------------------------------------------------------------
 
 
 class Branching(nn.Module):
@@ -208,7 +208,6 @@ def test_a_module_that_pytorch_cannot_follow_is_named_with_its_cause_and_what_wo
     predictor = predictor_of(tmp_path, Branching(), AGE)
     with pytest.raises(FairbloomError, match=rf"exported to {form}: .*data-dependent.*safetensors") as caught:
         export(predictor, form, tmp_path / "out")
-    assert "test_details.py" in str(caught.value)  # where the module is, with its line
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""  # PyTorch prints half of a graph
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
