@@ -13,6 +13,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import PREPROCESSING
 from fairbloom.tasks.preprocessing import Preprocessing
 
+
 class ExportError(FairbloomError):
     """A model cannot be exported in a form; the message says why, and what would do."""
 

@@ -15,8 +15,8 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from tests.experiments.helpers import fairbloom as command
 
-from ..hospitals import CLASSES, patients, written
 from .readers import READERS, needs
+from .wards import CLASSES, COLUMNS, patients
 
 WITHOUT_FAIRBLOOM = """
 import sys
@@ -33,17 +33,17 @@ MODELS = [("last", "south"), ("best", "south"), ("personal", "south")]
 
 
 def held_out(count: int = 60, **options: bool) -> pandas.DataFrame:
-    """Return rows that no hospital has trained on, one of an unknown ward; in another order of columns."""
-    frame = pandas.DataFrame(patients(1, 400, **options)).tail(count).drop(columns="outcome")
-    frame.loc[frame.index[3], "ward"] = "Z 9"
-    return frame[["smoker", "dose", "patient", "ward", "age"]]
+    """Return rows that no site has trained on, one of an unknown ward; in another order of columns."""
+    frame = patients(1, 400, **options).tail(count).drop(columns="outcome").reset_index(drop=True)
+    frame.loc[3, "ward"] = "Z 9"
+    return frame[["smoker", "dose", "ward", "age"]]
 
 
 def check(run: fairbloom.Run, form: str, out: Path, frame: pandas.DataFrame, client: str, model: str) -> None:
     """Export, and compare what the form's own library makes of the rows with what we do."""
     expected = run.predict(frame, client=client, model=model)
     folder = run.export(form, client=client, model=model, out=out)
-    values, numbers = READERS[form](folder, frame.drop(columns="patient"))
+    values, numbers = READERS[form](folder, frame)
     if "probability_" + CLASSES[0] in expected:
         assert values == expected["predicted_outcome"].tolist()
         assert len(set(values)) == len(CLASSES)  # so that the comparison says something
@@ -63,7 +63,7 @@ def test_classes_and_probabilities_are_ours(
 
 @pytest.mark.parametrize("form", READERS)
 def test_missing_values_are_filled_in_as_we_do(together: fairbloom.Run, form: str, tmp_path: Path) -> None:
-    frame = held_out(missing=True).reset_index(drop=True)
+    frame = held_out()
     frame.loc[[4, 9], "age"] = np.nan
     frame.loc[[5, 9], "ward"] = ""
     frame.loc[[6, 9], "smoker"] = "NA"
@@ -80,8 +80,8 @@ def test_a_quantity_is_in_its_own_unit(quantity: fairbloom.Run, form: str, model
 def test_the_lines_of_the_card_predict_without_fairbloom(together: fairbloom.Run, form: str, tmp_path: Path) -> None:
     needs({"onnx": "onnxruntime", "mlflow": "mlflow", "torch": "torch"}[form])
     folder = together.export(form, out=tmp_path / "out")
-    frame = held_out(8, missing=True)
-    (folder / "new.csv").write_text(written(frame.to_dict("records"), ("age", "dose", "ward", "smoker")))
+    frame = held_out(8)
+    frame[[*COLUMNS]].to_csv(folder / "new.csv", index=False)
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "sitecustomize.py").write_text(WITHOUT_FAIRBLOOM)
     card = (folder / "README.md").read_text(encoding="utf-8")
