@@ -20,6 +20,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
 from fairbloom.experiments.commands.evaluate import EXAMPLE as EVALUATE_EXAMPLE
 from fairbloom.experiments.commands.evaluate import evaluate
+from fairbloom.experiments.commands.export import export
 from fairbloom.experiments.commands.options import (
     ClientsOption,
     DataOption,
@@ -577,6 +578,7 @@ app.command(epilog="Example: fairbloom watch runs/a")(watch)
 app.command(epilog="Example: fairbloom report runs/comparison --svg")(report)
 app.command(epilog="Example: fairbloom predict runs/a new.csv --out predictions.csv")(predict)
 app.command(epilog=f"Example: {EVALUATE_EXAMPLE}")(evaluate)
+app.command(epilog="Example: fairbloom export runs/a --to onnx")(export)
 app.add_typer(deployment.client, name="client")
 app.command()(deployment.server)
 app.add_typer(deployment.app, name="deploy")

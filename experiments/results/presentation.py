@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Never
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from fairbloom.prediction.export.described import DescribedModel
+
 
 @singledispatch
 def draw(result: object) -> "Figure":
@@ -22,6 +24,12 @@ def show(result: object, spread: str = "") -> None:
 @singledispatch
 def render_html(result: object) -> str:
     """Return the HTML of a result that a notebook shows."""
+    _raise_missing(result)
+
+
+@singledispatch
+def write_card(result: object, described: "DescribedModel") -> str:
+    """Return the model card of a model of a result."""
     _raise_missing(result)
 
 

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from fairbloom.server.run_folder.files import (
     GROUPED,
     GROUPS,
     METRICS,
+    PREPROCESSING,
     ROUNDS,
     SCORES,
     SPLIT,
@@ -44,7 +45,7 @@ from fairbloom.tasks import find_task
 from ..recipes.labels import label_of, title
 from ..recipes.variants import COMMON
 from .groups import GroupReport, read_groups
-from .presentation import draw, render_html, show
+from .presentation import draw, render_html, show, write_card
 
 if TYPE_CHECKING:
     import pandas
@@ -362,6 +363,43 @@ class Run:
         where classes are predicted, `probability_CLASS` for each of them.
         """
         return self.predictor(client, model).predict(frame)
+
+    def export(
+        self, to: str, *, client: str = "", model: str = "last", out: str | os.PathLike[str] | None = None
+    ) -> Path:
+        """Export the trained model with its preprocessing and a model card; return the folder.
+
+        What was written is tried: its predictions are compared with the model's own.
+
+        Parameters
+        ----------
+        to
+            "onnx", "torch" (a program of torch.export), "safetensors" or "mlflow"; or "card", for the model card alone.
+        client, model
+            As in `predictor`.
+        out
+            The folder; by default one in exports/ in the run folder. One of an earlier export is replaced.
+
+        Raises
+        ------
+        FairbloomError
+            When there is no such model, it cannot be exported in this form, or what was written predicts something
+            else; nothing is left of the export then.
+        """
+        from fairbloom.prediction.export.export import CARD_ALONE, export_card, export_model
+
+        folder = None if out is None else Path(out)
+        if to == CARD_ALONE:
+            return export_card(self.folder, self.card(client, model), client, model, folder)
+        return export_model(self.predictor(client, model), to, partial(write_card, self), folder)
+
+    def card(self, client: str = "", model: str = "last") -> str:
+        """Return the model card, in Markdown: whom the model serves how, and how it was made."""
+        from fairbloom.prediction.export.described import DescribedModel
+
+        task, preprocessing = str(self.settings.get("task", "model")), PREPROCESSING.read(self.folder)
+        described = DescribedModel(task=task, client=client, model=model, preprocessing=preprocessing)
+        return write_card(self, described)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the global model after the last round: arrays by the names of the module's state dict.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..results.comparison import Comparison
 from ..results.evaluation import Evaluation
-from ..results.presentation import draw, render_html, show
+from ..results.presentation import draw, render_html, show, write_card
 from ..results.recommendation import Recommendation
 from ..results.reproduction import Reproduction
 from ..results.run import Run
@@ -19,6 +19,8 @@ from .tables import show_comparison, show_reproduction, show_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from fairbloom.prediction.export.described import DescribedModel
 
 show.register(Run, show_run)
 show.register(Comparison, show_comparison)
@@ -33,6 +35,13 @@ def _draw_run(run: Run) -> "Figure":
     from .figures import draw_rounds
 
     return draw_rounds(run)
+
+
+@write_card.register(Run)
+def _write_card(run: Run, described: "DescribedModel") -> str:
+    from .card import ModelCard
+
+    return ModelCard(run, described).write()
 
 
 @draw.register(Comparison)

@@ -3,8 +3,9 @@
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,11 @@ def explained(form: str, others: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let nothing be logged or warned of: of PyTorch's own code, half of a graph, or of rows that are made up."""
+    """Let nothing be logged, warned of or printed: PyTorch prints half of a graph, and rows are made up."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()):
             yield
     finally:
         logging.disable(before)

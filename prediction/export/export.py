@@ -13,8 +13,8 @@ from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.server.run_folder.files import EXPORTS
 from fairbloom.system.files import whole_folder, write_whole
 
+from .described import DescribedModel
 from .errors import ExportError, quiet
-from .form import Form
 from .mlflow import MLFLOW
 from .onnx import ONNX
 from .safetensors import SAFETENSORS
@@ -24,6 +24,9 @@ from .trial import TOLERANCE, Trial
 
 FORMS = {form.name: form for form in (ONNX, TORCH, SAFETENSORS, MLFLOW)}
 """The forms by what the command line calls them."""
+
+CARD_ALONE = "card"
+"""What the command line calls the model card without a model."""
 
 CARD, RECORD = "README.md", "export.json"
 """The files of the model card, and of what was exported and how it was checked."""
@@ -43,8 +46,9 @@ class Exported:
         Whose preprocessing or personal model it is, and which model: last, best or personal.
     rows
         How many rows it was tried on.
-    largest_difference, tolerance
-        Of a probability, or of a quantity in units of its deviation in training.
+    largest_difference, probabilities, tolerance
+        The largest difference, whether it is of probabilities or of a quantity in units of its deviation in training,
+        and the largest that is accepted.
     fairbloom
         The version that has exported it.
     """
@@ -55,15 +59,22 @@ class Exported:
     model: str
     rows: int
     largest_difference: float
+    probabilities: bool
     tolerance: float = TOLERANCE
     fairbloom: str = __version__
 
+    @property
+    def checked(self) -> str:
+        """How it was checked, in a sentence."""
+        unit = "" if self.probabilities else " of the target's deviation"
+        what = "probability" if self.probabilities else "prediction"
+        return (
+            f"Its predictions were compared with the model's own on {self.rows} rows when it was exported: the largest "
+            f"difference of a {what} was {self.largest_difference:.1e}{unit}."
+        )
 
-Card = Callable[[Subject, Form, Exported], str]
-"""Returns the model card."""
 
-
-def export_model(predictor: Predictor, to: str, card: Card, out: Path | None = None) -> Path:
+def export_model(predictor: Predictor, to: str, card: Callable[[DescribedModel], str], out: Path | None = None) -> Path:
     """Return the folder that a model was exported to.
 
     Parameters
@@ -84,24 +95,46 @@ def export_model(predictor: Predictor, to: str, card: Card, out: Path | None = N
         exported predicts something else, or the folder holds other things. Nothing is changed then.
     """
     if to not in FORMS:
-        raise ExportError(f"--to {to}: {did_you_mean(to, FORMS)}a model is exported to {', '.join(FORMS)}")
-    form, folder = FORMS[to], out or default_folder(predictor, to)
+        raise ExportError(
+            f"--to {to}: {did_you_mean(to, (*FORMS, CARD_ALONE))}there are {', '.join((*FORMS, CARD_ALONE))}"
+        )
+    form, folder = FORMS[to], out or default_folder(predictor.run, to, predictor.client, predictor.model)
     check_free(folder)
     subject = Subject.of(predictor)
     with explain_write_errors("the export", folder), whole_folder(folder) as draft:
         with quiet():
             form.write(subject, draft)
             difference = Trial.of(subject).check(form.predict(subject, draft), to)
-        done = Exported(to, predictor.run.name, predictor.client, predictor.model, len(subject.raw), difference)
-        write_whole(draft / CARD, card(subject, form, done).encode())
+        of = subject.preprocessing.classes != ()
+        done = Exported(to, predictor.run.name, predictor.client, predictor.model, len(subject.raw), difference, of)
+        described = DescribedModel(
+            task=predictor.task_name,
+            client=predictor.client,
+            model=predictor.model,
+            preprocessing=subject.preprocessing,
+            library=form.library,
+            form=form.title,
+            listing=form.listing(subject),
+            checked=done.checked,
+        )
+        write_whole(draft / CARD, card(described).encode())
         write_whole(draft / RECORD, json.dumps(asdict(done), indent=2, ensure_ascii=False).encode())
     return folder
 
 
-def default_folder(predictor: Predictor, to: str) -> Path:
-    """Return where a model is exported to if nobody says it."""
-    client = [folder_name(predictor.client)] if predictor.client else []
-    return EXPORTS.path_in(predictor.run) / "-".join([to, predictor.model, *client])
+def export_card(run: Path, card: str, client: str, model: str, out: Path | None = None) -> Path:
+    """Return the folder that a model card was written to, alone; see `export_model`."""
+    folder = out or default_folder(run, CARD_ALONE, client, model)
+    check_free(folder)
+    with explain_write_errors("the model card", folder), whole_folder(folder) as draft:
+        write_whole(draft / CARD, card.encode())
+        write_whole(draft / RECORD, json.dumps({"to": CARD_ALONE, "run": run.name}).encode())
+    return folder
+
+
+def default_folder(run: Path, to: str, client: str, model: str) -> Path:
+    """Return where a model of a run is exported to if nobody says it."""
+    return EXPORTS.path_in(run) / "-".join([to, model, *([folder_name(client)] if client else [])])
 
 
 def check_free(folder: Path) -> None:

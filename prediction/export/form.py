@@ -26,7 +26,7 @@ class Form:
     predict
         Returns what the model in such a folder predicts for the subject's rows, by the library that it is written for.
     listing
-        Returns lines of Python that predict with the files in the working directory, without Fairbloom.
+        Returns lines of Python that predict with the files in the working directory.
     """
 
     name: str

@@ -40,7 +40,7 @@ def write_mlflow(subject: Subject, folder: Path) -> None:
     preprocessing = subject.preprocessing
     with tempfile.TemporaryDirectory() as place:
         parts = Path(place)
-        write_program(subject, parts)
+        write_program(subject, parts, MLFLOW.name)
         files = {"program": PROGRAM, "preprocessing": PREPROCESSING.name}
         with explained(MLFLOW.name, "onnx or safetensors"):
             mlflow.save_model(
@@ -110,18 +110,28 @@ def predict(subject: Subject, folder: Path) -> Predictions:
     return Predictions(values, np.stack(probabilities, axis=1) if probabilities else None)
 
 
+READ_TABLE = """\
+import mlflow
+import pandas
+
+model = mlflow.pyfunc.load_model(".")
+texts = [each.name for each in model.metadata.get_input_schema() if each.type.name == "string"]
+print(model.predict(pandas.read_csv("new.csv", dtype=dict.fromkeys(texts, str))))
+"""
+"""Lines of Python that predict for the rows of a file by MLflow."""
+
+
 def listing(subject: Subject) -> str:
-    """Return lines of Python that predict by MLflow, PyTorch and pandas alone."""
-    preprocessing = subject.preprocessing
-    shape = ", ".join(map(str, preprocessing.shape))
-    raw = 'pandas.read_csv("new.csv")' if preprocessing.form == TABLE else f"numpy.zeros((5, {shape}), numpy.float32)"
+    """Return lines of Python that predict by MLflow, PyTorch and pandas."""
+    if subject.preprocessing.form == TABLE:
+        return READ_TABLE
     return "\n".join(
         [
-            f"import {raw.partition('.')[0]}",
             "import mlflow",
+            "import numpy",
             "",
             'model = mlflow.pyfunc.load_model(".")',
-            f"print(model.predict({raw}))",
+            f"print(model.predict(numpy.zeros({(5, *subject.shape)}, numpy.float32)))",
         ]
     )
 

@@ -288,9 +288,34 @@ def _feed(subject: Subject) -> dict[str, Any]:
     }
 
 
+READ_TABLE = f"""\
+import onnxruntime
+import pandas
+
+session = onnxruntime.InferenceSession("{MODEL}")
+names = [each.name for each in session.get_inputs()]
+texts = [each.name for each in session.get_inputs() if each.type == "tensor(string)"]
+frame = pandas.read_csv("new.csv", dtype=dict.fromkeys(texts, str))
+frame[texts] = frame[texts].fillna("")
+feed = {{name: frame[[name]].to_numpy(object if name in texts else float) for name in names}}
+print(session.run(None, feed))
+"""
+"""Lines of Python that predict for the rows of a file by ONNX Runtime and pandas."""
+
+
 def listing(subject: Subject) -> str:
-    """Return lines of Python that predict by ONNX Runtime alone."""
-    return ""
+    """Return lines of Python that predict by ONNX Runtime."""
+    if subject.preprocessing.form == TABLE:
+        return READ_TABLE
+    return "\n".join(
+        [
+            "import numpy",
+            "import onnxruntime",
+            "",
+            f'session = onnxruntime.InferenceSession("{MODEL}")',
+            f'print(session.run(None, {{"{ARRAY}": numpy.zeros({(5, *subject.shape)}, numpy.float32)}}))',
+        ]
+    )
 
 
 ONNX = Form(

@@ -55,8 +55,7 @@ def predict(subject: Subject, folder: Path) -> Predictions:
 
 
 def listing(subject: Subject) -> str:
-    """Return lines of Python that load the weights into a module."""
-    shape = subject.shape
+    """Return lines of Python that load the weights into a module, which Fairbloom builds."""
     return "\n".join(
         [
             "import json",
@@ -65,10 +64,11 @@ def listing(subject: Subject) -> str:
             "from fairbloom.tasks.models import build",
             "from safetensors.torch import load_model",
             "",
-            f'about = json.load(open("{ABOUT}"))',
+            f'with open("{ABOUT}") as file:',
+            "    about = json.load(file)",
             'module = build(about["network"], tuple(about["input_shape"]), about["outputs"], seed=0).eval()',
             f'load_model(module, "{WEIGHTS}")',
-            f"print(module(torch.zeros(5, {', '.join(map(str, shape))})))  # inputs as {PREPROCESSING.name} says",
+            f"print(module(torch.zeros({(5, *subject.shape)})))  # inputs as {PREPROCESSING.name} says",
         ]
     )
 

@@ -12,12 +12,12 @@ import mlflow
 import numpy as np
 import pandas as pd
 import torch
-from mlflow.pyfunc import PythonModel
+from mlflow.pyfunc.model import PythonModel
 
 WHOLE = re.compile(r"[+-]?[0-9]+\.0*")
 
 
-class ServedModel(PythonModel):  # type: ignore[misc,unused-ignore]  # of Any, where mlflow has no types
+class ServedModel(PythonModel):
     """A program of torch.export with its preprocessing."""
 
     def load_context(self, context: Any) -> None:
@@ -76,7 +76,8 @@ class ServedModel(PythonModel):  # type: ignore[misc,unused-ignore]  # of Any, w
         rest = places[self._other] if column["other"] else -1
         short = (cell.partition(".")[0] if WHOLE.fullmatch(cell) else cell for cell in cells)
         found = np.where(gone, -1, np.array([places.get(cell, rest) for cell in short], np.int64))
-        return (found[:, None] == np.arange(len(places))).astype(np.float32)
+        inputs: np.ndarray[Any, Any] = (found[:, None] == np.arange(len(places))).astype(np.float32)
+        return inputs
 
 
 mlflow.models.set_model(ServedModel())

@@ -53,9 +53,9 @@ def export_program(subject: Subject, form: str) -> torch.export.ExportedProgram:
         return torch.export.export(predicting, examples, dynamic_shapes=({0: torch.export.Dim("batch")},))
 
 
-def write_program(subject: Subject, folder: Path) -> None:
+def write_program(subject: Subject, folder: Path, form: str = "torch") -> None:
     """Write the program and the preprocessing; raise ExportError when PyTorch cannot follow the module."""
-    program = export_program(subject, TORCH.name)
+    program = export_program(subject, form)
     torch.export.save(program, folder / PROGRAM)
     PREPROCESSING.write(folder, subject.preprocessing)
 
@@ -76,16 +76,14 @@ def named(found: Tensor, preprocessing: Preprocessing) -> Predictions:
 
 
 def listing(subject: Subject) -> str:
-    """Return lines of Python that run the program by PyTorch alone."""
-    preprocessing = subject.preprocessing
-    shape = subject.shape
-    what = "probabilities of the classes" if preprocessing.classes else "the quantity in its own unit"
+    """Return lines of Python that run the program by PyTorch."""
+    what = "probabilities of the classes" if subject.preprocessing.classes else "the quantity in its own unit"
     return "\n".join(
         [
             "import torch",
             "",
             f'program = torch.export.load("{PROGRAM}").module()',
-            f"inputs = torch.zeros(5, {', '.join(map(str, shape))})  # as {PREPROCESSING.name} says",
+            f"inputs = torch.zeros({(5, *subject.shape)})  # as {PREPROCESSING.name} says",
             f"print(program(inputs))  # {what}",
         ]
     )

@@ -1,0 +1,34 @@
+"""The command `fairbloom export`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.markup import escape
+
+from ..results.run import load
+from ..views.tables import console
+from .predict import ClientOption, ModelChoice
+
+
+def export(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The run folder; on a device, the folder that its client keeps of the run."),
+    ],
+    to: Annotated[
+        Literal["onnx", "torch", "safetensors", "mlflow", "card"],
+        typer.Option(help="The form of the model; card writes the model card alone."),
+    ],
+    client: ClientOption = "",
+    model: ModelChoice = "last",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The folder to write; by default one in exports/ in the run folder."),
+    ] = None,
+) -> None:
+    """Write the trained model with its preprocessing for other programs, and a model card beside it.
+
+    What was written is tried on a few hundred rows: where it predicts something else than the model, nothing is left.
+    """
+    console.print(f"exported: {escape(str(load(run).export(to, client=client, model=model, out=out)))}", soft_wrap=True)
