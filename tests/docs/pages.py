@@ -55,6 +55,9 @@ ELSEWHERE = {
         "tests/docker/test_compose.py::test_a_run_outlives_the_superlink_and_neither_clients_nor_the_host_get_in"
     ),
     "docs/docker.md#GPU": "tests/docker/test_files.py::test_the_gpu_twins_reserve_devices",
+    "docs/device-tutorial.md": (
+        "tests/deploy/test_device_tutorial.py::test_the_tutorial_ends_at_a_prediction_on_a_device"
+    ),
     "docs/few-clients.md": "tests/docs/test_few_clients.py::test_the_commands_of_the_page_work",
     "docs/gallery.md": "tests/docs/test_gallery.py::test_every_command_draws_its_figure",
     "docs/hospitals.md": HOSPITALS,

@@ -166,6 +166,16 @@ def test_data_that_do_not_fit_are_refused_by_name_with_the_reason(
     assert words in str(refused.value)
 
 
+def test_a_category_that_no_client_had_counts_as_none_of_them(there: Path, tmp_path: Path) -> None:
+    text = (there / "new" / "newtown.csv").read_text()
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "newtown.csv").write_text(text.replace(",m,", ",unknown,"))
+    task, _ = data_of(there / "run", tmp_path / "others")
+    inputs, _ = task.splits("newtown").test[:]
+    assert set(map(tuple, inputs[:, 2:].tolist())) == {(1.0, 0.0), (0.0, 0.0)}  # f, m
+    assert fairbloom.evaluate(there / "run", data_dir=tmp_path / "others").test_examples == len(inputs)
+
+
 def test_what_cannot_be_evaluated_is_refused_with_a_remedy(there: Path, tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match="holds no run: name a run folder"):
         fairbloom.evaluate(tmp_path, data_dir=there / "new")

@@ -1,0 +1,56 @@
+"""The tutorial that ends at a prediction on a device, followed to the letter: its commands are read from the page."""
+
+import csv
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.flower import SCRIPTS, flower, listens, wait_for_port
+from tests.docs.pages import ROOT, blocks
+
+pytestmark = pytest.mark.federation
+
+HOSPITALS = ("north", "south", "west")
+COMMANDS = [line for block in blocks("docs/device-tutorial.md") for line in block.commands]
+AT_EACH = ("tar", "mkdir", "cp", "fairbloom client north/")
+PORTS = (8000, 9092)
+
+
+def test_the_tutorial_ends_at_a_prediction_on_a_device(tmp_path: Path) -> None:
+    for port in PORTS:
+        if listens(port):
+            pytest.skip(f"port {port} is in use")
+    with flower(tmp_path / "home") as runtime:
+        shutil.copytree(ROOT / "tests" / "docs" / "given" / "joining" / "hospitals", runtime.home / "hospitals")
+        for line in COMMANDS:
+            each = [line.replace("north", name) for name in HOSPITALS] if line.startswith(AT_EACH) else [line]
+            for words in map(shlex.split, each):
+                if words[:2] == ["fairbloom", "server"] or line.startswith("fairbloom client north/"):
+                    runtime.start(*words)
+                    for port in PORTS if words[1] == "server" else ():
+                        wait_for_port(port)
+                    continue
+                program = SCRIPTS / words[0] if words[0] == "fairbloom" else words[0]
+                done = subprocess.run(
+                    [program, *words[1:]],
+                    env=runtime.environment,
+                    cwd=runtime.home,
+                    capture_output=True,
+                    text=True,
+                    timeout=300,
+                )
+                assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+                if line.startswith("fairbloom deploy status"):
+                    assert "ditto" in done.stdout
+                if line.startswith("fairbloom client models"):
+                    assert "final model of round 10, personal model of round 10" in done.stdout
+        patients = (runtime.home / "hospitals" / "north.csv").read_text().splitlines()
+        for name in ("by-all.csv", "by-own.csv"):
+            with (runtime.home / name).open(newline="") as file:
+                rows = list(csv.DictReader(file))
+            assert len(rows) == len(patients) - 1
+            assert set(rows[0]) >= {"age", "target", "predicted_target", "probability_ill", "probability_well"}
+            assert sum(row["predicted_target"] == row["target"] for row in rows) > 0.8 * len(rows)
