@@ -88,6 +88,11 @@ def train(
     def by_autograd(inputs: Inputs, targets: Tensor) -> None:
         losses = losses_of(model, task, inputs, targets, work.precision)
         loss = work.transform(mean_loss(losses, targets, table))
+        if not loss.requires_grad:
+            raise ReportableError(
+                f"the loss of the model, {_type(model)}, depends on none of its parameters, so there is nothing to "
+                "learn: leave out what cuts it off from them, .detach(), torch.no_grad() or a conversion to NumPy"
+            )
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
             now = work.at_step(next(done), steps)
