@@ -5,13 +5,14 @@ from torch import Tensor
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.assignments import BALANCED, weights_by_class
-from fairbloom.tasks import Examples, Task
+from fairbloom.tasks import Task
+from fairbloom.tasks.task import AnyExamples
 
 MOST_CLASSES = 100_000
 """A class of a task that does not say how many it has is numbered below this."""
 
 
-def class_table(wanted: str, task: Task, examples: Examples) -> Tensor | None:
+def class_table(wanted: str, task: Task, examples: AnyExamples) -> Tensor | None:
     """Return the weight of each class at a client, by the class's place; None where no weights are wanted.
 
     Parameters
@@ -30,7 +31,7 @@ def class_table(wanted: str, task: Task, examples: Examples) -> Tensor | None:
     """
     if not wanted:
         return None
-    targets = examples.targets if examples.rows is None else examples.targets.index_select(0, examples.rows)
+    targets = examples.all_targets
     if targets.is_floating_point() or targets.dim() != 1 or task.classes == 0:
         raise ReportableError(
             f"class-weights = {wanted!r}: the targets of this task are no classes, one of each example: leave "

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fairbloom.errors import FairbloomError, ReportableError
+from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
@@ -268,5 +268,5 @@ def _load_for_device(task: Task, name: str) -> tuple[Task, torch.nn.Module]:
     there, model = task.to(device), task.model().to(device)
     try:
         return there, with_channels_last(model, there.splits(there.clients[0]).train)
-    except FairbloomError:  # that client's data cannot be used, which its own reply says
+    except Exception:  # that client's data cannot be used, which its own reply says
         return there, model

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Task
-from fairbloom.tasks.collated import CollatedExamples
+from fairbloom.tasks.collated import BATCH, CollatedExamples
 from fairbloom.tasks.inputs import Inputs, arguments_of, count_bytes, device_of, map_inputs, split_inputs
 from fairbloom.tasks.model_loss import is_of_model
 from fairbloom.tasks.task import AnyExamples
@@ -29,9 +29,6 @@ StateDict = dict[str, Tensor]
 
 EVALUATION_BATCH = 4096
 """Examples that are measured at once; bounds memory, not the result."""
-
-COLLATED_BATCH = 256
-"""Examples of a Dataset that are measured at once."""
 
 GATHERED = 2**19
 """Bytes of examples that are gathered at once for several steps, where these are small."""
@@ -88,6 +85,11 @@ def train(
     def by_autograd(inputs: Inputs, targets: Tensor) -> None:
         losses = losses_of(model, task, inputs, targets, work.precision)
         loss = work.transform(mean_loss(losses, targets, table))
+        if not loss.requires_grad:
+            raise ReportableError(
+                f"the loss of the model, {_type(model)}, depends on none of its parameters, so there is nothing to "
+                "learn: leave out what cuts it off from them, .detach(), torch.no_grad() or a conversion to NumPy"
+            )
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
             now = work.at_step(next(done), steps)
@@ -329,7 +331,7 @@ def measure(model: nn.Module, task: Task, examples: AnyExamples, smallest_group:
     `measure_groups` returns is there too, where the examples have groups.
     """
     model.eval()
-    size = COLLATED_BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
+    size = BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
     batches = (examples[start : start + size] for start in range(0, len(examples), size))
     with drawing_from(0, examples.device):  # a model may draw in evaluation too, and then always the same
         answers = Answers.of(model, task, batches)

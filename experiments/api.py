@@ -77,6 +77,7 @@ def run(
     settings: Mapping[str, Value] | None = None,
     on_round: OnRound = ignore,
     progress: bool = True,
+    debug: bool = False,
 ) -> Run:
     """Train with one method, all clients on this machine.
 
@@ -122,6 +123,9 @@ def run(
         client's score, the coefficients. What it raises ends the run; the same call continues after that round.
     progress
         Whether to show a progress bar, in a terminal or notebook.
+    debug
+        Whether the first error of a client ends the run with its traceback. Clients are computed one after the other in
+        this process, whatever the engine, and no progress is shown, so that a debugger works.
 
     Returns
     -------
@@ -148,7 +152,7 @@ def run(
     check_used(config, [chosen.method], chosen.task)
     folder = choose_run_folder(chosen)
     forget_user_defined_tasks()  # a notebook's earlier run may have loaded them from files that have changed
-    with progress_bar(shown=progress) as bar:
+    with progress_bar(shown=progress and not debug) as bar:
         shown = RunBar(bar, title(chosen.method), chosen.num_rounds)
 
         @cache
@@ -159,7 +163,7 @@ def run(
             shown.count(recorded, run_score())
             on_round(recorded)
 
-        simulate(chosen, show_round, on_trained=None if bar.disable else shown.show_within)
+        simulate(chosen, show_round, on_trained=None if bar.disable else shown.show_within, debug=debug)
         shown.end()
     return load(folder)
 

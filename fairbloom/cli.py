@@ -4,7 +4,9 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -109,6 +111,18 @@ def common(
     """Federated learning that leaves no client behind: run a fair method, compare several, see who gains."""
 
 
+@contextmanager
+def uncaught(debug: bool) -> Iterator[None]:
+    """Where a command debugs, print the traceback of an error that a user can correct, too."""
+    try:
+        yield
+    except FairbloomError:
+        if not debug:
+            raise
+        traceback.print_exc()
+        raise typer.Exit(CORRECTABLE) from None
+
+
 @app.command(epilog="Example: fairbloom run --method fedfv --set fedfv.alpha=0.2 --rounds 50 --out runs/a")
 def run(
     task: TaskOption = None,
@@ -127,29 +141,39 @@ def run(
         str | None, typer.Option(help="The run folder; by default one under runs/ that the settings name.")
     ] = None,
     from_round: FromRoundOption = None,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            help="Compute one client after the other in this process, and end with the traceback of the first error: "
+            "breakpoint() works in a model, loss or task.",
+        ),
+    ] = False,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Train with one method, all clients on this machine.
 
     The same command continues a run that was interrupted; a finished run is shown, or extended by higher --rounds.
     """
-    api.run(
-        task,
-        data_dir=data_dir,
-        method=method,
-        model=model,
-        clients=clients,
-        partition=partition,
-        rounds=rounds,
-        fraction=fraction,
-        seed=seed,
-        engine=engine,
-        device=device,
-        memory=memory,
-        out=out,
-        from_round=from_round,
-        settings=settings_of(settings),
-    ).show()
+    with uncaught(debug):
+        api.run(
+            task,
+            data_dir=data_dir,
+            method=method,
+            model=model,
+            clients=clients,
+            partition=partition,
+            rounds=rounds,
+            fraction=fraction,
+            seed=seed,
+            engine=engine,
+            device=device,
+            memory=memory,
+            out=out,
+            from_round=from_round,
+            settings=settings_of(settings),
+            debug=debug,
+        ).show()
 
 
 @app.command(epilog="Example: fairbloom compare --methods 'fedavg,qfedavg(q=1),fedfv' --seeds 3 --out runs/cmp")

@@ -1,9 +1,14 @@
 """The base of all errors that a user can correct, and what they suggest."""
 
 import difflib
+import inspect
+import os
+import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import PurePath
+from types import CodeType
 
 
 class FairbloomError(ValueError):
@@ -40,9 +45,50 @@ def reportable(error: BaseException) -> str:
     words = getattr(error, "reportable", None)  # asked of any class: a bundle may bring another copy of this module
     if isinstance(words, str):
         return words
+    place = place_of(error) or innermost_place(error)
+    return f"{type(error).__name__}{f' in {place}' if place else ''}: what it says stays in this client's own log"
+
+
+INSTALLED = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+"""The folders of Python itself and of what is installed."""
+
+
+def place_of(error: BaseException) -> str:
+    """Return file and line of the innermost call in a user's own code, "" where no such code has a part in an error."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        place = _own_place(str(frame.f_globals.get("__name__", "")), frame.f_code, line) or place
+    return place
+
+
+def place_of_function(function: Callable[..., object]) -> str:
+    """Return file and line of a user's own function, "" for any other."""
+    found = inspect.unwrap(function)
+    found = found.func if isinstance(found, partial) else found
+    code = getattr(found, "__code__", None)
+    return "" if code is None else _own_place(found.__module__, code, code.co_firstlineno)
+
+
+def _own_place(module: str, code: CodeType, line: int) -> str:
+    """Return file and line of code that is neither ours, nor Python's or an installed package's; else ""."""
+    ours = module.partition(".")[0] == __name__.partition(".")[0]
+    if ours or code.co_filename.startswith(("<frozen", *INSTALLED)):
+        return ""
+    return f"{PurePath(code.co_filename).name}, line {line}"
+
+
+def innermost_place(error: BaseException) -> str:
+    """Return file and line of the innermost call of an error, whoever wrote it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    place = f" in {PurePath(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{place}: what it says stays in this client's own log"
+    return f"{PurePath(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+
+
+def failure_reason(error: Exception) -> str:
+    """Return why something failed, in a line: what it says, and of what nobody has foreseen its kind and place too."""
+    place = place_of(error)
+    if is_expected(error) or (isinstance(error, ValueError) and not place):
+        return str(error)
+    return f"{type(error).__name__}: {error} ({place or innermost_place(error)})"
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

@@ -448,7 +448,10 @@ def _why_none_is_usable(asked: int, trained: Trained, training: Sequence[str]) -
     parts = [f"{len(trained.missing)} of {asked} clients did not answer in time"] if trained.missing else []
     if reasons:
         name, reason = next(iter(reasons.items()))
-        parts.append(f"{len(reasons)} of {asked} replies were refused, that of {name} since {reason}")
+        if 1 < len(reasons) == asked and set(reasons.values()) == {reason}:
+            parts.append(f"{reason} (so replied all {asked} clients)")
+        else:
+            parts.append(f"{len(reasons)} of {asked} replies were refused, that of {name} since {reason}")
     return " and ".join(parts)
 
 

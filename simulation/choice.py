@@ -6,6 +6,7 @@ the run folder, and a run that continues keeps it.
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from fairbloom.client.linear import linear_step
 from fairbloom.client.local import load_task_and_model
 from fairbloom.client.training import batch_of, outputs_of
 from fairbloom.client.work import global_work, personal_work
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
@@ -33,6 +34,7 @@ from .dispatch.workers import WorkerClients
 from .loop import LoopClients
 from .stacked.clients import StackedClients, find_unmet
 from .stacked.programs import UnstackableError, make_program
+from .trial import check_first_step, evenly_spaced
 
 if TYPE_CHECKING:
     from .dispatch.ray import RayClients
@@ -63,9 +65,6 @@ HAND_OVER = 2e-4
 
 BLOCK_BYTES = 2**26
 """What stacked clients may take of memory on the processor, beside the round's updates."""
-
-LOOKED_AT = 20
-"""So many clients, evenly spaced, stand for the sizes of all."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,7 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
     Raises
     ------
     FairbloomError
-        When the data cannot be used, or the engine that the settings ask for cannot be had here.
+        When the data cannot be used, no client can take a step, or this machine has no such engine as is asked for.
     """
     settings = RunSettings.of(settings)
     if settings.engine == "ray":  # whose workers have devices that this machine may lack
@@ -222,6 +221,7 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
     device = choose_device(settings.device)
     training = len(split_names(settings.training_clients)) or len(task.clients)
     cohort = 1 if settings.pooled else share(settings.fraction, training, 1)
+    check_first_step(settings, task, model)
     match settings.engine:
         case "loop":
             return Choice("loop", "it was asked for")
@@ -231,8 +231,8 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
         effort = Effort.of(settings, task, model, cohort)
     except FairbloomError:
         raise
-    except Exception as error:  # whatever a user's model raises; the clients will tell
-        why = f"the model {type(model).__name__} could not be tried ({type(error).__name__}: {error})"
+    except Exception as error:  # whatever a user's model raises on a single example; a batch of them it can take
+        why = f"the model {type(model).__name__} cannot take one example ({failure_reason(error)})"
         return Choice("ray", why, workers=0) if settings.engine == "ray" else Choice("loop", why)
     if settings.engine == "ray":
         why_not = why_slow_side_by_side(model) or why_unstackable(settings, task, model)
@@ -296,14 +296,10 @@ def sample_examples(task: Task) -> list[AnyExamples]:
         When nobody's can be used.
     """
     found = []
-    step = max(1, len(task.clients) // LOOKED_AT)
-    for name in task.clients[::step]:
-        try:
+    for name in evenly_spaced(task):
+        with suppress(Exception):  # whatever a user's task raises: the client's reply says it
             examples = task.splits(name).train
-        except FairbloomError:
-            continue
-        if len(examples):
-            found.append(examples)
+            found += [examples] if len(examples) else []
     if not found:
         raise FairbloomError("no client has an example to train on, so no engine can be chosen: look at the data")
     return found

@@ -1,6 +1,5 @@
 """What the engines have in common: all clients of a run in this process, where nothing travels."""
 
-import traceback
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +14,7 @@ from fairbloom.client.device import choose_device
 from fairbloom.client.local import LocalClient, Metrics, Update, describe_data, load_task_and_model
 from fairbloom.client.personal import PersonalModels, StateDict, folder_name, state_folder
 from fairbloom.client.preprocessing import keep_preprocessing
-from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.errors import FairbloomError, did_you_mean, failure_reason
 from fairbloom.protocol.names import AGREED
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
@@ -120,10 +119,11 @@ class LocalClients(ABC):
         reasons: dict[str, str] = {}
         places = {name: place for place, name in enumerate(load_task(self.settings).clients)}
         for name in names:
-            try:
-                _, described[name] = describe_data(self.settings, places[name])
-            except FairbloomError as error:
-                reasons[name] = str(error)
+            said = self._answer(describe_data, self.settings, places[name])
+            if isinstance(said, str):
+                reasons[name] = said
+            else:
+                _, described[name] = said
         return described, reasons
 
     def keep(self, since: int) -> None:
@@ -223,7 +223,7 @@ class LocalClients(ABC):
             update = self.local(name).train(received, terms)
             return store_reply(trained.updates, trained.snapshots, row, update)
 
-        answers = {name: answer_of(train, row, name) for row, name in enumerate(names)}
+        answers = {name: self._answer(train, row, name) for row, name in enumerate(names)}
         self.hand_over(trained, refuse_failed(answers, trained.refused))
         return trained
 
@@ -236,7 +236,7 @@ class LocalClients(ABC):
         def evaluate(name: str) -> Metrics:
             return self.local(name).evaluate(received, terms if name in asked else of_others)
 
-        return self.evaluated(refuse_failed({name: answer_of(evaluate, name) for name in names}, refused), refused)
+        return self.evaluated(refuse_failed({name: self._answer(evaluate, name) for name in names}, refused), refused)
 
     def evaluated(self, reports: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
         """Return what clients measured, in the order of names, as far as it can be used; the others are refused."""
@@ -244,6 +244,10 @@ class LocalClients(ABC):
         for name, reason in reasons.items():
             refused.add(name, reason)
         return Replies(metrics=usable, refused=refused)
+
+    def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
+        """Return what one client computes, or why it cannot."""
+        return answer_of(compute, *args, **kwargs)
 
     def on_device(self, model: Model) -> StateDict:
         """Return a copy of a model as tensors on the device."""
@@ -276,14 +280,6 @@ def refuse_failed(answers: Mapping[str, T | str], refused: Refusals) -> dict[str
         if isinstance(answer, str):
             refused.add(name, answer)
     return {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
-
-
-def failure_reason(error: Exception) -> str:
-    """Return why a client failed, as its server reads it; of what nobody has foreseen, the file and line too."""
-    if isinstance(error, ValueError):
-        return str(error)
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
 
 
 def store_reply(updates: Updates, snapshots: Updates | None, row: int, update: Update) -> Reply:

@@ -1,12 +1,16 @@
 """The engine `loop`: one client after the other, as each would compute by itself."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import ParamSpec, TypeVar
 
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.updates import Model
 
 from .clients import LocalClients
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class LoopClients(LocalClients):
@@ -19,3 +23,10 @@ class LoopClients(LocalClients):
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
         return self.evaluate_each(names, model, terms, participants)
+
+
+class DebuggedClients(LoopClients):
+    """The same, where the first error of a client ends the run with its traceback, and a debugger works."""
+
+    def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
+        return compute(*args, **kwargs)

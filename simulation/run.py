@@ -21,7 +21,7 @@ from fairbloom.tasks import check_data
 from .choice import Choice, choose, ray_clients
 from .clients import OnTrained
 from .dispatch.processes import processors_here
-from .loop import LoopClients
+from .loop import DebuggedClients, LoopClients
 
 
 def simulate(
@@ -30,6 +30,7 @@ def simulate(
     *,
     processors: int | None = None,
     on_trained: OnTrained | None = None,
+    debug: bool = False,
 ) -> Path:
     """Run, or continue, what `settings` say with all clients on this machine; return the run folder.
 
@@ -46,6 +47,9 @@ def simulate(
         How many processor cores the run may use; None: those that this process may.
     on_trained
         Called in the midst of a round with how many of its clients have trained, and how many are to.
+    debug
+        Whether clients are computed one after the other in this process, whatever the engine, and the first error of
+        one ends the run with its traceback.
 
     Raises
     ------
@@ -53,7 +57,7 @@ def simulate(
         When this machine has no such device, lacks the folder that the task reads or cannot have the engine, and as
         `federate` does.
     """
-    if settings.engine == "ray":
+    if settings.engine == "ray" and not debug:
         ray_clients()  # an error, where it is not installed, before data are read
     else:
         choose_device(settings.device)
@@ -66,6 +70,8 @@ def simulate(
         def engine(method: Method, agreed: str) -> tuple[Clients, Mapping[str, object]]:
             agreed_config = {**config, AGREED: agreed, "fraction": method.fraction_train}
             recorded = ENGINE.read(folder)
+            if debug:
+                return DebuggedClients(method, agreed_config), recorded or {}
             choice = Choice(**recorded) if recorded else choose(agreed_config, processors_here())
             usable = choice if processors is None else choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, agreed_config)))
@@ -74,7 +80,8 @@ def simulate(
             # A cluster's places are known now; when the run continues, the shards are to be the same.
             return clients, asdict(choice if choice.workers else replace(choice, workers=clients.processes))
 
-        return federate(settings, lambda method: LoopClients(method, config), on_round, engine=engine)
+        first = DebuggedClients if debug else LoopClients
+        return federate(settings, lambda method: first(method, config), on_round, engine=engine)
 
 
 @contextmanager

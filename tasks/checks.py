@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fairbloom.errors import FairbloomError, ReportableError
+from fairbloom.errors import FairbloomError, ReportableError, place_of_function
 
 from .collated import CollatedExamples
 from .inputs import names_of, tensors_of
@@ -70,13 +70,18 @@ def guard_loss(name: str, loss: Loss) -> Loss:
         losses = loss(outputs, targets)
         if losses.shape != targets.shape[:1]:
             raise FairbloomError(
-                f"task = {name!r}: its loss must return one number for each of {len(targets)} examples, shape "
-                f"({len(targets)},), got shape {tuple(losses.shape)}: outputs have shape {tuple(outputs.shape)} and "
-                f"targets {tuple(targets.shape)}; a loss of PyTorch takes reduction='none'"
+                f"task = {name!r}: its loss{_at(loss)} must return one number for each of {len(targets)} examples, "
+                f"shape ({len(targets)},), got shape {tuple(losses.shape)}: outputs have shape "
+                f"{tuple(outputs.shape)} and targets {tuple(targets.shape)}; a loss of PyTorch takes reduction='none'"
             )
         return losses
 
     return of_each
+
+
+def _at(function: Callable[..., object]) -> str:
+    place = place_of_function(function)
+    return f" ({place})" if place else ""
 
 
 def check_examples(source: str, examples: AnyExamples, task: Task) -> None:

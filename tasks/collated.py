@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from torch.utils.data import ConcatDataset, Subset, default_collate
 from fairbloom.errors import ReportableError
 
 from .inputs import Inputs, map_inputs
+
+BATCH = 256
+"""So many examples are made at once where a run does not say how many."""
 
 CPU = torch.device("cpu")
 
@@ -60,6 +64,25 @@ class CollatedExamples:
         batch = self.collate_fn(several(rows) if several else [self.dataset[row] for row in rows])
         inputs, targets = self._inputs_and_targets(batch, len(rows))
         return map_inputs(inputs, lambda tensor: tensor.to(self.device)), targets.to(self.device)
+
+    @cached_property
+    def all_targets(self) -> Tensor:
+        """The targets of the examples of this split, for which all of them are made once, a batch at a time.
+
+        Raises
+        ------
+        ReportableError
+            When the targets of batches have several lengths.
+        """
+        with torch.random.fork_rng(devices=[]):  # a Dataset may draw
+            starts = range(0, len(self), BATCH)
+            parts = [self[start : start + BATCH][1] for start in starts]
+        if len({each.shape[1:] for each in parts}) > 1:
+            raise ReportableError(
+                "the targets of batches have several lengths, so they are no classes of an example: fill all batches "
+                "up to one length in collate_fn, or leave out what asks for classes, class-weights say"
+            )
+        return torch.cat(parts)
 
     def group_places(self) -> Tensor | None:
         """Return `groups` of the examples of this split, None where they have none."""

@@ -103,7 +103,7 @@ def _rows_and_labels(task: "Task", client: str) -> list[tuple[NDArray[np.int64],
     for examples in (splits.train, splits.test, splits.validation):
         if examples is None:
             continue
-        labels = examples[slice(0, len(examples))][1].numpy()
+        labels = examples.all_targets.numpy()
         if labels.dtype.kind != "i" or labels.ndim != 1 or labels.min(initial=0) < 0:
             raise FairbloomError(f"the targets of client {client} are no classes, of which a picture could be drawn")
         found.append((np.arange(start, start + len(labels)), labels))

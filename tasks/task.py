@@ -372,6 +372,11 @@ class Examples:
         return map_inputs(self.inputs, lambda tensor: _of(tensor, rows)), _of(self.targets, rows)
 
     @property
+    def all_targets(self) -> Tensor:
+        """The targets of the examples of this split."""
+        return self.targets if self.rows is None else self.targets.index_select(0, self.rows)
+
+    @property
     def device(self) -> torch.device:
         """Where the examples are."""
         return self.targets.device

@@ -31,6 +31,7 @@ from fairbloom.client.metrics import (
 from fairbloom.client.personal import StateDict
 from fairbloom.client.training import measure
 from fairbloom.client.work import LocalWork, batch_order, epochs_in_time, global_work, personal_work
+from fairbloom.errors import failure_reason
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
@@ -41,7 +42,7 @@ from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import Examples, Task
 
-from ..clients import LocalClients, Reply, answer_of, failure_reason, refuse_failed, store_reply
+from ..clients import LocalClients, Reply, answer_of, refuse_failed, store_reply
 from .blocks import Member, Step, divide_into_blocks, full_batch, minibatches, repeat_step, takes_all
 from .optimizers import RowOptimizer
 from .programs import Program, StepArrays, UnstackableError, in_tensors, make_program

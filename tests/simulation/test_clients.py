@@ -44,7 +44,7 @@ def test_a_client_that_raises_is_refused_with_its_reason_and_the_run_goes_on(tmp
     assert {row["participants"] for row in (first, second, third)} == {"5"}
     for row in (first, second, third):
         assert ("client-2" in row["refused"]) == (row is second)
-        assert "client-3: evaluation: no test data" in row["refused"]
+        assert "client-3: evaluation: ValueError: no test data (test_clients.py, line" in row["refused"]
     assert "client-2: RuntimeError: the disk of clinic 2 is gone" in second["refused"]
     assert {row["client"] for row in table(folder / "clients.csv")} == {f"client-{k}" for k in (0, 1, 2, 4)}
     assert (folder / "model.safetensors").exists()

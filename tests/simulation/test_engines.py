@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from fairbloom.errors import FairbloomError
 from fairbloom.simulation import run as running
 from fairbloom.simulation.choice import Choice, Effort, choose, choose_fastest
 from fairbloom.strategies import METHODS
@@ -145,6 +146,7 @@ def test_the_choice_is_the_same_again_and_knows_no_clock(monkeypatch: pytest.Mon
     def clock() -> float:
         raise AssertionError("the choice looks at the clock")
 
+    monkeypatch.setattr("fairbloom.simulation.choice.check_first_step", lambda *_: None)  # which trains
     for name in ("time", "perf_counter", "monotonic", "process_time"):
         monkeypatch.setattr(f"time.{name}", clock)
     assert choose(config, 2) == first
@@ -158,6 +160,6 @@ def test_a_run_with_one_core_to_itself_has_no_workers_and_the_same_numbers() -> 
     assert stacked.within(1) is stacked
 
 
-def test_a_model_that_raises_is_left_to_the_clients_to_tell(tmp_path: Path) -> None:
-    choice = choose(small("", model="tests.client.nets:Auxiliary").run_config(), 2)
-    assert choice.engine in ("loop", "workers")
+def test_no_engine_is_chosen_for_a_model_that_no_client_can_train() -> None:
+    with pytest.raises(FairbloomError, match="the model, Auxiliary, returns a tuple in training"):
+        choose(small("", model="tests.client.nets:Auxiliary").run_config(), 2)

@@ -1,0 +1,190 @@
+"""An error in a user's model, loss, score or task is said once, before the first round, with the line that it is in."""
+
+import os
+import re
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fairbloom
+from fairbloom.errors import FairbloomError, failure_reason, place_of, reportable
+from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.simulation.trial import check_first_step
+from fairbloom.tasks import load_task
+from tests.commands import fairbloom as in_a_process
+
+from .failing import SECRET, Net, line_of
+from .helpers import run, small, table
+
+ROOT = Path(__file__).parents[2]
+
+PLAIN: dict[str, Any] = {"task": "tests.simulation.failing:task", "clients": 0, "num_rounds": 2, "fraction": 1.0}
+
+CAUSES = {
+    "model": f"KeyError: '{SECRET}' ({line_of('model')})",
+    "model, a ValueError": f"ValueError: {SECRET} ({line_of('model, a ValueError')})",
+    "shape": f"cannot be multiplied (10x3 and 4x3) ({line_of('shape')})",
+    "detached": "the loss of the model, Net, depends on none of its parameters",
+    "a tuple": "the model, Net, returns a tuple in training: it must return one tensor",
+    "scalar loss": f"its loss ({line_of('scalar loss')}) must return one number for each of 10 examples",
+    "loss": f"has no attribute 'nothing' ({line_of('loss')})",
+    "score": f"KeyError: 'a score' ({line_of('score')})",
+    "data": f"OSError: a.npz is gone ({line_of('data')})",
+    "lengths": "each input needs one target, got 20 inputs and 19 targets",
+}
+
+
+def changes_of(fails: str, **more: Any) -> dict[str, Any]:
+    return {**PLAIN, "method": "fedavg", "task.fails": fails, **more}
+
+
+@pytest.mark.parametrize(
+    ("fails", "engine"),
+    [*((fails, "auto") for fails in CAUSES), *(("model", each) for each in ("loop", "stacked", "workers"))],
+)
+def test_what_all_clients_fail_for_ends_a_run_before_the_first_round_whatever_the_engine(
+    fails: str, engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(FairbloomError) as raised:
+        run(tmp_path / "run", engine=engine, **changes_of(fails))
+    said = str(raised.value)
+    assert CAUSES[fails] in said
+    assert said.index(CAUSES[fails]) < said.index("a trial step of client a failed before the first round")
+    assert "those of 2 others" in said
+    assert not (tmp_path / "run").exists()
+    assert "refused" not in caplog.text
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
+@pytest.mark.parametrize("fails", ["one client", "data of one"])
+def test_what_one_client_fails_for_is_in_its_reply_alone(fails: str, engine: str, tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", engine=engine, **changes_of(fails))
+    refused = {row["refused"] for row in table(folder / "rounds.csv")}
+    reason = f"KeyError: 'one client' ({line_of('one client')})" if fails == "one client" else "OSError: a.npz is gone"
+    assert len(refused) == 1
+    assert reason in refused.pop()
+    assert {row["client"] for row in table(folder / "clients.csv")} >= {"b", "c"}
+
+
+def test_a_reason_that_all_clients_have_comes_first_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = run(tmp_path / "run", engine="loop", **changes_of("later"))
+    Path("later").touch()
+    with pytest.raises(NothingLearnedError) as raised:
+        run(folder, engine="loop", **changes_of("later", num_rounds=4, unused_rounds=1))
+    reason = f"KeyError: 'later' ({line_of('later')})"
+    assert f"{reason} (so replied all 3 clients)" in str(raised.value)
+    assert str(raised.value).count(reason) == 1
+
+
+def test_shapes_are_said_where_no_line_of_the_user_has_a_part_in_an_error(tmp_path: Path) -> None:
+    """Targets that are no classes of the model, in the loss of PyTorch itself."""
+    settings = small("", **changes_of(""))
+    task = load_task(settings.run_config())
+    narrow = torch.nn.Linear(3, 3)
+    with pytest.raises(
+        FairbloomError, match=r"multiplied.*; of two examples, shapes are inputs \(2, 4\), targets \(2,\)"
+    ):
+        check_first_step(settings, task, narrow)
+
+
+def test_a_trial_leaves_nothing_behind() -> None:
+    settings = small("", **changes_of(""))
+    task = load_task(settings.run_config())
+    model, state = task.model(), torch.get_rng_state()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    check_first_step(settings, task, model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_model_that_ends_its_process_is_left_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = small("", **changes_of(""))
+    monkeypatch.setattr(Net, "forward", lambda self, x: os._exit(3))
+    check_first_step(settings, load_task(settings.run_config()), Net(""))
+
+
+def test_where_no_process_is_forked_a_copy_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairbloom.simulation.trial.can_fork", lambda: False)
+    test_a_trial_leaves_nothing_behind()
+    settings = small("", **changes_of("model"))
+    with pytest.raises(FairbloomError, match=re.escape(CAUSES["model"])):
+        check_first_step(settings, load_task(settings.run_config()), Net("model"))
+
+
+# Words ----------------------------------------------------------------------------------------------------------------
+
+
+def raised_by(fails: str) -> Exception:
+    try:
+        Net(fails)(torch.zeros(2, 4))
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_the_place_of_an_error_is_the_innermost_line_of_the_user() -> None:
+    error = raised_by("shape")
+    assert "linear.py" in "".join(traceback.format_exception(error))
+    assert place_of(error) == line_of("shape")
+    assert failure_reason(error).endswith(f"({line_of('shape')})")
+
+
+def test_a_server_gets_to_know_the_line_and_nothing_of_what_is_said() -> None:
+    told = reportable(raised_by("model"))
+    assert line_of("model") in told
+    assert SECRET not in told
+
+
+def test_an_error_of_ours_keeps_its_words() -> None:
+    assert failure_reason(FairbloomError("clients = 0: too few")) == "clients = 0: too few"
+
+
+# Debugging ------------------------------------------------------------------------------------------------------------
+
+
+def words_of(fails: str, out: Path) -> list[str]:
+    plain = ["--task", PLAIN["task"], "--rounds", "1", "--device", "cpu", "--out", str(out)]
+    return ["run", "--debug", "--set", f"task.fails={fails}", *plain]
+
+
+def test_a_debugger_works_in_a_model_under_debug(tmp_path: Path) -> None:
+    started = [sys.executable, "-c", "from fairbloom.cli import main; main()"]
+    words = [*words_of("debugged", tmp_path / "run"), "--engine", "workers"]
+    script = "p 'seen', seen\nwhere\nq\n"
+    ended = subprocess.run([*started, *words], input=script, text=True, capture_output=True, cwd=ROOT, timeout=120)
+    assert "('seen', 42)" in ended.stdout
+    assert "failing.py" in ended.stdout
+    assert ended.returncode == 1
+
+
+@pytest.mark.parametrize(("fails", "code"), [("model", 1), ("scalar loss", 2)])
+def test_the_first_error_keeps_its_traceback_under_debug(fails: str, code: int, tmp_path: Path) -> None:
+    ended = in_a_process(ROOT, *words_of(fails, tmp_path / "run"))
+    assert ended.returncode == code
+    assert "Traceback (most recent call last)" in ended.stderr
+    assert "client/training.py" in ended.stderr
+    assert "refused" not in ended.stderr
+
+
+def test_in_python_the_error_itself_is_raised_and_the_run_then_chooses_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("later").touch()
+    out, settings = tmp_path / "run", {"task.fails": "later"}
+    with pytest.raises(KeyError, match="later") as raised:
+        fairbloom.run(PLAIN["task"], rounds=2, engine="stacked", out=out, settings=settings, debug=True)
+    assert traceback.extract_tb(raised.value.__traceback__)[-1].name == "forward"
+    Path("later").unlink()
+    debugged = fairbloom.run(PLAIN["task"], rounds=1, out=tmp_path / "same", settings=settings, debug=True)
+    plain = fairbloom.run(PLAIN["task"], rounds=1, engine="loop", out=tmp_path / "plain", settings=settings)
+    assert (debugged.folder / "model.safetensors").read_bytes() == (plain.folder / "model.safetensors").read_bytes()
+    assert not (debugged.folder / "engine.json").exists()
+    assert fairbloom.run(PLAIN["task"], rounds=2, engine="stacked", out=out, settings=settings).folder == out
+    assert (out / "engine.json").exists()
