@@ -12,7 +12,7 @@ from fairbloom.protocol.settings import Mark, SettingsError, marked
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
-from tests.simulation.helpers import Outcome, run, small, table
+from tests.simulation.helpers import Outcome, checkpoints_every, run, small, table
 
 PLAIN_SGD_ALONE = {name for name, method in METHODS.items() if method.needs_plain_sgd}
 
@@ -101,7 +101,7 @@ def test_a_run_that_is_continued_in_its_midst_has_the_same_bits(engine: str, pre
         if recorded.row["round"] == 3:
             raise Killed
 
-    with pytest.raises(Killed):
+    with pytest.raises(Killed), checkpoints_every(1):
         simulate(small(tmp_path / "resumed", **chosen), on_round=kill)
     assert 0 < len(table(tmp_path / "resumed" / "rounds.csv")) < 6
     assert Outcome.of(run(tmp_path / "resumed", **chosen)) == Outcome.of(whole)
