@@ -30,6 +30,7 @@ from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import digests, find_task, load_task
 from fairbloom.tasks.models import arrays_of, check_arrays, float_buffers, frozen_parameters, shared_parameters
+from fairbloom.tasks.optimizers import usual_learning_rate
 
 from .arrival import drop_revoked, wait_for_clients
 from .delivery import deliver_model
@@ -223,6 +224,13 @@ def _run_rounds(
     if settings.log_format == "json":
         log_as_json(recorder.path.name)
     method.summary()
+    if (usual := usual_learning_rate(settings)) is not None:
+        log.warning(
+            "learning-rate = %g is the default for SGD, and %s mostly needs less: set it, to %g say",
+            settings.learning_rate,
+            settings.optimizer,
+            usual,
+        )
 
     def measure(number: int) -> list[str]:
         # Needed for the share of improved participants; costs a pass over the data, so only in evaluated rounds.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.assignments import Argument, arguments
-from fairbloom.protocol.settings import RunSettings, SettingsError
+from fairbloom.protocol.settings import SETTINGS, RunSettings, SettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,6 +149,16 @@ def check_optimizer(settings: RunSettings) -> None:
     choice = OptimizerChoice.of(settings)
     if not choice.is_plain_sgd:
         _check(choice, settings.learning_rate, settings.momentum, settings.weight_decay)
+
+
+def usual_learning_rate(settings: RunSettings) -> float | None:
+    """Return the optimizer's own default where the run has SGD's, and that is ten times as high or more; else None."""
+    choice, rate = OptimizerChoice.of(settings), settings.learning_rate
+    if choice.name == PLAIN_SGD.name or rate != SETTINGS["learning-rate"].default:
+        return None
+    lr = _signature(choice.maker).get("lr")
+    usual = None if lr is None else lr.default
+    return float(usual) if isinstance(usual, int | float) and 10.0 * usual <= rate else None
 
 
 @lru_cache(maxsize=64)

@@ -39,6 +39,10 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "losses of batches, in full batches": {"method": "qfedavg", "reported_loss": "batches", "batch_size": 0},
     "losses of batches, after the work": {"method": "fedfa", "reported_loss": "batches"},
+    "adamw, clipping, a schedule and class weights": {
+        **{"optimizer": "adamw", "learning_rate": 0.01, "weight_decay": 0.01, "gradient_clip": 0.5, "model": "mlp"},
+        **{"schedule": "cosine", "warmup": 1, "num_rounds": 4, "class_weights": "balanced", "personal_lambda": 0.5},
+    },
     "validation examples": {"validation_share": 0.2, "method": "ditto"},
     "pooled data": {"pooled": True, "method": "fedavg"},
     "frozen parameters": {"model": "tests.rounds.adapted:Plain", "method": "fedmgdaplus"},
@@ -103,6 +107,22 @@ def test_work_that_cannot_be_stacked_falls_back_and_the_record_names_the_setting
     about = recorded(run(tmp_path / "run", engine="stacked", time_budget=60.0, num_rounds=1))
     assert about["engine"] == "loop"
     assert "time-budget = 60.0" in about["reason"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"optimizer": "adafactor", "learning_rate": 0.01}, "optimizer = adafactor"),
+        ({"schedule": "cosine", "schedule_over": "steps"}, "schedule = cosine"),
+    ],
+    ids=str,
+)
+def test_steps_that_are_not_stacked_fall_back_and_the_record_names_them(
+    changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    about = recorded(run(tmp_path / "run", engine="stacked", num_rounds=1, **changes))
+    assert about["engine"] == "loop"
+    assert f"stacked was asked for, but stacked clients do not honour {named}" in about["reason"]
 
 
 def test_a_run_that_continues_keeps_the_engine_that_it_was_begun_with(

@@ -1,0 +1,140 @@
+"""How clients are to train, checked before any of them works; and what becomes of it over a whole run."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairbloom.client.settings import fingerprint
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import Mark, SettingsError, marked
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from fairbloom.strategies import METHODS
+from tests.simulation.helpers import Outcome, checkpoints_every, run, small, table
+
+PLAIN_SGD_ALONE = {name for name, method in METHODS.items() if method.needs_plain_sgd}
+
+OTHER_STEPS: dict[str, Any] = {
+    "optimizer": "adamw",
+    "optimizer-parameters": "dampening=0.1",
+    "momentum": 0.9,
+    "gradient-clip": 1.0,
+    "class-weights": "balanced",
+    "precision": "bfloat16",
+    "schedule-over": "steps",
+}
+
+
+@pytest.mark.parametrize("key", OTHER_STEPS)
+def test_methods_that_read_gradients_off_distances_refuse_other_steps_by_name(key: str) -> None:
+    """The remedies are to leave it out, or to take another method."""
+    assert {"qfedsgd"} == PLAIN_SGD_ALONE
+    given = {key: OTHER_STEPS[key]} | ({"schedule": "cosine"} if key == "schedule-over" else {})
+    with pytest.raises(SettingsError, match=rf"{key} = .*: QFedSGD reads each client's gradient .*: leave .* out, or"):
+        Settings.of({"method": "qfedsgd", **given})
+    Settings.of({"method": "qfedavg", **given})
+    Settings.of({"method": "qfedsgd", "learning-rate-decay": 0.9, "schedule": "cosine", "weight-decay": 0.001})
+
+
+def test_every_setting_that_changes_a_step_is_refused_so() -> None:
+    assert set(marked(Mark.STEP)) == set(OTHER_STEPS)
+
+
+def test_a_method_that_sets_momentum_needs_an_optimizer_with_one() -> None:
+    with pytest.raises(SettingsError, match=r"optimizer = 'adam' has no momentum, .* one of 0\.9"):
+        Settings.of({"method": "fedfa", "optimizer": "adam"})
+    for remedy in ({"optimizer": "rmsprop"}, {"optimizer": "adam", "fedfa.client-momentum": 0.0}):
+        Settings.of({"method": "fedfa", **remedy})
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"optimizer": "adamm"}, "optimizer = 'adamm': did you mean adam"),
+        ({"optimizer-parameters": "what is that"}, "optimizer-parameters = 'what is that': allowed is .*betas="),
+        ({"schedule": "step"}, "schedule = 'step': .*allowed is constant, linear or cosine"),
+        ({"schedule-over": "steps"}, "schedule-over = 'steps' has no effect: set schedule"),
+        ({"warmup": 9, "num-rounds": 9}, "warmup = 9 must be less than num-rounds = 9: lower it, or count steps"),
+        ({"class-weights": "0=0,1=2"}, "class-weights = '0=0,1=2': '0' is no weight of class 0: .* above 0"),
+        ({"class-weights": "0=1,0=2"}, "class-weights = .*: class 0 has two weights: give it one"),
+        ({"class-weights": "equal"}, "class-weights = 'equal': allowed is .*balanced"),
+        ({"precision": "float16"}, "precision = 'float16': .*allowed is float32 or bfloat16"),
+    ],
+    ids=str,
+)
+def test_training_is_checked_before_the_first_round(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        Settings.of(config)
+
+
+def test_a_long_warm_up_may_count_steps() -> None:
+    Settings.of({"warmup": 9, "num-rounds": 9, "schedule-over": "steps"})
+
+
+# Over a whole run -----------------------------------------------------------------------------------------------------
+
+MODERN: dict[str, Any] = {
+    "optimizer": "adamw",
+    "optimizer_parameters": "betas=(0.9,0.98)",
+    "learning_rate": 0.01,
+    "weight_decay": 0.01,
+    "gradient_clip": 1.0,
+    "class_weights": "balanced",
+    "schedule": "cosine",
+    "warmup": 1,
+    "personal_lambda": 0.5,
+    "model": "mlp",
+}
+
+
+@pytest.mark.parametrize(("engine", "precision"), [("loop", "bfloat16"), ("stacked", "float32")])
+def test_a_run_that_is_continued_in_its_midst_has_the_same_bits(engine: str, precision: str, tmp_path: Path) -> None:
+    chosen = {**MODERN, "engine": engine, "precision": precision}
+    whole = run(tmp_path / "whole", **chosen)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(recorded: Any) -> None:
+        if recorded.row["round"] == 3:
+            raise Killed
+
+    with pytest.raises(Killed), checkpoints_every(1):
+        simulate(small(tmp_path / "resumed", **chosen), on_round=kill)
+    assert 0 < len(table(tmp_path / "resumed" / "rounds.csv")) < 6
+    assert Outcome.of(run(tmp_path / "resumed", **chosen)) == Outcome.of(whole)
+
+
+def test_a_run_whose_schedule_goes_by_its_rounds_cannot_be_extended(tmp_path: Path) -> None:
+    chosen = {**MODERN, "num_rounds": 2}
+    run(tmp_path / "run", **chosen)
+    with pytest.raises(FairbloomError, match="decay over 2 rounds, so it cannot be extended to 4: choose another"):
+        run(tmp_path / "run", **chosen | {"num_rounds": 4})
+    over_steps = {"num_rounds": 2, "schedule": "linear", "schedule_over": "steps"}
+    run(tmp_path / "steps", **over_steps)
+    run(tmp_path / "steps", **over_steps | {"num_rounds": 3})
+
+
+def test_runs_that_use_none_of_it_have_the_names_that_they_had() -> None:
+    plain = Settings.of({"clients": 4}).run_config()
+    new = {"optimizer", "optimizer-parameters", "schedule", "schedule-over", "warmup", "class-weights", "precision"}
+    before = {key: value for key, value in plain.items() if key not in new}
+    assert fingerprint(plain) == fingerprint(before)
+    assert fingerprint({**plain, "optimizer": "adamw"}) != fingerprint(plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [({"optimizer": "adam"}, True), ({"optimizer": "adam", "learning_rate": 0.01}, False), ({}, False)],
+    ids=str,
+)
+def test_a_rate_that_is_sgds_default_is_remarked_with_adam(
+    changes: dict[str, Any], warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run(tmp_path / "run", num_rounds=1, **changes)
+    assert (
+        "learning-rate = 0.1 is the default for SGD, and adam mostly needs less: set it, to 0.001" in caplog.text
+    ) is warned
