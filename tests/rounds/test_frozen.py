@@ -17,6 +17,7 @@ from fairbloom.client.local import load_task_and_model
 from fairbloom.protocol.names import CLIENT, FROZEN
 from fairbloom.rounds.flower import FlowerClients, model_of, unpacked_content
 from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.method import MethodError
 from fairbloom.rounds.round import Round, size_on_the_wire
 from fairbloom.rounds.updates import Layout, Updates
 from fairbloom.server.app import federate
@@ -225,6 +226,17 @@ def test_a_run_that_goes_on_goes_on_to_the_bit_and_its_files_hold_the_whole_mode
     module = load_task(Settings.of(SETTINGS).run_config()).model()
     module.load_state_dict({name: torch.from_numpy(array) for name, array in found.items()})
     assert (found["second.weight"] == method_and_model(Settings.of(SETTINGS))[1]["second.weight"]).all()
+
+
+def test_a_method_that_kept_other_updates_says_so_when_it_goes_on() -> None:
+    """FedFV's, of a run of a version that sent frozen parameters, too."""
+    settings = Settings.of(SETTINGS)
+    method, model = method_and_model(settings)
+    row = {"key": "client-9", "round": 1, "scale": 1.0, "values": np.zeros(sum(a.size for a in model.values()))}
+    method.load_state_dict({"method": "FedFV", "round": 1, "rows": [row], "memory": {}})
+    loop = Rounds(method, FlowerClients(method, Grid(settings), 60.0), 2)
+    with pytest.raises(MethodError, match=r"keeps an update of round 1 with 1\d+ numbers, and 1354 are trained"):
+        list(loop.run(model, measure=lambda number: [], measure_after=[]))
 
 
 def test_averaged_models_have_the_very_same_frozen_parameters() -> None:

@@ -354,3 +354,28 @@ def test_the_name_of_a_run_is_no_path_and_is_cut(delivered: Path) -> None:
     assert len(about.run) == 200
     assert {path for path in delivered.parent.rglob("*") if path.is_file()} == before
     assert AGREED.read(kept_folder(delivered, 0)) == ""
+
+
+def test_frozen_parameters_that_a_device_has_built_itself_are_not_sent_and_are_kept(tmp_path: Path) -> None:
+    """Of three devices one has others: it gets them, and all keep the same whole model."""
+    settings = settings_of(tmp_path / "run", model="tests.rounds.adapted:Plain")
+    brought: dict[int, set[str]] = {}
+
+    class Noting(Devices):
+        def _answer(self, message: Message) -> Message:
+            content = unpacked_content(message.content)
+            if message.metadata.message_type == MessageType.QUERY and content.array_records:
+                place = message.metadata.dst_node_id - 2
+                brought[place] = {*content.array_records, *content.array_records["arrays"]}
+            return super()._answer(message)
+
+    submit(settings, Noting(settings, tmp_path))
+    assert set(brought) == {0, 1, 2}
+    assert not any(names & {"second.weight", "frozen"} for names in brought.values())
+    expected = MODEL.read(tmp_path / "run")
+    assert "second.weight" in expected
+    for place in range(3):
+        found, _ = load_model(kept_folder(tmp_path, place) / "model.safetensors")
+        assert {name: array.tobytes() for name, array in found.items()} == {
+            name: array.tobytes() for name, array in expected.items()
+        }
