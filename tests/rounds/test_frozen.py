@@ -15,6 +15,7 @@ from fairbloom.client.app import app
 from fairbloom.client.frozen import frozen_of
 from fairbloom.client.local import load_task_and_model
 from fairbloom.protocol.names import CLIENT, FROZEN
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.flower import FlowerClients, model_of, unpacked_content
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import MethodError
@@ -98,8 +99,8 @@ def silent(message: Message, answer: Callable[[Message], Message]) -> Message:
 class Elsewhere:
     """A client on a machine of its own, which has built other frozen parameters of the same model."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._model = load_task_and_model(settings)[1]
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._model = load_task_and_model(RunSettings.of(config))[1]
         self.restart()
 
     def restart(self) -> None:
@@ -170,7 +171,7 @@ def test_a_client_that_knows_nothing_of_it_gets_and_sends_everything_to_the_same
 def test_a_client_with_others_is_sent_them_once_and_again_when_it_has_lost_them(
     plain: tuple[Grid, list[Round]],
 ) -> None:
-    elsewhere, seen = Elsewhere(Settings.of(SETTINGS)), {"trained": 0}
+    elsewhere, seen = Elsewhere(Settings.of(SETTINGS).run_config()), {"trained": 0}
 
     def restarting(message: Message, answer: Callable[[Message], Message]) -> Message:
         if message.metadata.message_type == MessageType.TRAIN:

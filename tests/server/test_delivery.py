@@ -14,13 +14,14 @@ from flwr.clientapp import ClientApp
 from fairbloom.client import app as client_app
 from fairbloom.client import kept
 from fairbloom.client.kept import MOST_RUNS, About, find_kept, forget_oldest, keep_model
-from fairbloom.protocol.names import CLIENT, KEPT, NAME
+from fairbloom.protocol.names import CLIENT, DEPLOYED, KEPT, NAME
 from fairbloom.rounds.flower import record_of, unpacked_content
 from fairbloom.server.app import main
 from fairbloom.server.run_folder.files import AGREED, DELIVERED, MODEL, read_delivered
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.system.sealed import load_model
+from tests.rounds.test_frozen import Elsewhere
 
 CLIENTS = ("client-0", "client-1", "client-2")
 
@@ -356,24 +357,27 @@ def test_the_name_of_a_run_is_no_path_and_is_cut(delivered: Path) -> None:
     assert AGREED.read(kept_folder(delivered, 0)) == ""
 
 
-def test_frozen_parameters_that_a_device_has_built_itself_are_not_sent_and_are_kept(tmp_path: Path) -> None:
-    """Of three devices one has others: it gets them, and all keep the same whole model."""
+def test_frozen_parameters_are_sent_to_the_one_device_that_has_others_and_all_keep_the_whole_model(
+    tmp_path: Path,
+) -> None:
+    """It is restarted before the model comes."""
     settings = settings_of(tmp_path / "run", model="tests.rounds.adapted:Plain")
-    brought: dict[int, set[str]] = {}
+    elsewhere, brought = Elsewhere({**settings.run_config(), DEPLOYED: True}), list[tuple[int, set[str]]]()
 
     class Noting(Devices):
         def _answer(self, message: Message) -> Message:
-            content = unpacked_content(message.content)
+            content, place = unpacked_content(message.content), message.metadata.dst_node_id - 2
             if message.metadata.message_type == MessageType.QUERY and content.array_records:
-                place = message.metadata.dst_node_id - 2
-                brought[place] = {*content.array_records, *content.array_records["arrays"]}
-            return super()._answer(message)
+                if not brought:
+                    elsewhere.restart()
+                brought.append((place, {*content.array_records, *content.array_records["arrays"]}))
+            return elsewhere(message, super()._answer) if place == 1 else super()._answer(message)
 
     submit(settings, Noting(settings, tmp_path))
-    assert set(brought) == {0, 1, 2}
-    assert not any(names & {"second.weight", "frozen"} for names in brought.values())
+    assert sorted(place for place, _ in brought) == [0, 1, 1, 2]
+    assert [place for place, names in brought if "frozen" in names] == [1]
+    assert not any("second.weight" in names for _, names in brought)
     expected = MODEL.read(tmp_path / "run")
-    assert "second.weight" in expected
     for place in range(3):
         found, _ = load_model(kept_folder(tmp_path, place) / "model.safetensors")
         assert {name: array.tobytes() for name, array in found.items()} == {
