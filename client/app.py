@@ -166,6 +166,8 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
     FairbloomError
         When the model does not fit the one that this client trains, or the disk does not take it.
     """
+    from fairbloom.tasks.models import arrays_of
+
     from .kept import About, check_fits, find_kept, forget_oldest, keep_model
     from .personal import folder_name, state_folder
 
@@ -181,7 +183,7 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
         received = _received(message, client)
         if received is None:
             return _lacking(client)
-        arrays = {name: tensor.cpu().numpy() for name, tensor in received.items()}
+        arrays = arrays_of(received)
         check_fits(arrays, client.model)
         try:
             keep_model(folder, settings, terms.agreed, arrays, about)

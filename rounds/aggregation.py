@@ -40,6 +40,13 @@ def cohort_of(
     updates, counts = trained.updates, trained.column(method.weighted_by_key)
     size = len(counts)
     kept = {key: row for key, row in method.progress.kept.items() if method.recalls(key, trained.names)}
+    for key, row in kept.items():
+        if row.size != updates.layout.size:
+            raise MethodError(
+                f"{type(method).__name__} keeps an update of round {key.round} with {row.size} numbers, and "
+                f"{updates.layout.size} are trained: other parameters are frozen now, or an earlier version kept those "
+                "that are. Begin a new run, or go on with the model and the version of before"
+            )
     vectors = Vectors.below([updates.vectors, *kept.values()])
 
     def gram_of(exact: bool) -> FloatArray:

@@ -15,7 +15,7 @@ from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError, reportable
 from fairbloom.flower import ErrorCode
 from fairbloom.logs import errors_alone
-from fairbloom.protocol.names import ABOUT, CLIENT
+from fairbloom.protocol.names import ABOUT, CLIENT, CONFIG, FROZEN
 from fairbloom.rounds.flower import FlowerClients, unpacked_content
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
@@ -104,7 +104,8 @@ class RecordingGrid(InProcessGrid):
         node_id = message.metadata.dst_node_id
         reply = _answer_message(message, self.contexts[node_id])
         asked = message.metadata.message_type
-        if asked == "query" and message.content.config_records:
+        config = message.content.config_records.get(CONFIG, {})
+        if asked == "query" and config and FROZEN not in config:
             asked = ABOUT
         content = {"error": reply.error.reason} if reply.has_error() else plain_values(unpacked_content(reply.content))
         self.sent.append(Sent(self._names[node_id], asked, content))

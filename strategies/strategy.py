@@ -255,6 +255,7 @@ class FairStrategy(Method, Strategy):
     def _summarized(self) -> dict[str, Any]:
         """Return what makes this strategy what it is, beside the options that Flower's strategies have."""
         others = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        others["frozen"] = f"{len(self.frozen)} arrays"  # a large model has hundreds
         return {name: value for name, value in others.items() if name not in ("memory", "progress", *AS_FLOWERS)}
 
     # One round, as Flower's hooks -----------------------------------------------------------------------------------

@@ -15,8 +15,10 @@ from fairbloom.client.app import app
 from fairbloom.client.frozen import frozen_of
 from fairbloom.client.local import load_task_and_model
 from fairbloom.protocol.names import CLIENT, FROZEN
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.flower import FlowerClients, model_of, unpacked_content
 from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.method import MethodError
 from fairbloom.rounds.round import Round, size_on_the_wire
 from fairbloom.rounds.updates import Layout, Updates
 from fairbloom.server.app import federate
@@ -97,8 +99,8 @@ def silent(message: Message, answer: Callable[[Message], Message]) -> Message:
 class Elsewhere:
     """A client on a machine of its own, which has built other frozen parameters of the same model."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._model = load_task_and_model(settings)[1]
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._model = load_task_and_model(RunSettings.of(config))[1]
         self.restart()
 
     def restart(self) -> None:
@@ -169,7 +171,7 @@ def test_a_client_that_knows_nothing_of_it_gets_and_sends_everything_to_the_same
 def test_a_client_with_others_is_sent_them_once_and_again_when_it_has_lost_them(
     plain: tuple[Grid, list[Round]],
 ) -> None:
-    elsewhere, seen = Elsewhere(Settings.of(SETTINGS)), {"trained": 0}
+    elsewhere, seen = Elsewhere(Settings.of(SETTINGS).run_config()), {"trained": 0}
 
     def restarting(message: Message, answer: Callable[[Message], Message]) -> Message:
         if message.metadata.message_type == MessageType.TRAIN:
@@ -225,6 +227,17 @@ def test_a_run_that_goes_on_goes_on_to_the_bit_and_its_files_hold_the_whole_mode
     module = load_task(Settings.of(SETTINGS).run_config()).model()
     module.load_state_dict({name: torch.from_numpy(array) for name, array in found.items()})
     assert (found["second.weight"] == method_and_model(Settings.of(SETTINGS))[1]["second.weight"]).all()
+
+
+def test_a_method_that_kept_other_updates_says_so_when_it_goes_on() -> None:
+    """FedFV's, of a run of a version that sent frozen parameters, too."""
+    settings = Settings.of(SETTINGS)
+    method, model = method_and_model(settings)
+    row = {"key": "client-9", "round": 1, "scale": 1.0, "values": np.zeros(sum(a.size for a in model.values()))}
+    method.load_state_dict({"method": "FedFV", "round": 1, "rows": [row], "memory": {}})
+    loop = Rounds(method, FlowerClients(method, Grid(settings), 60.0), 2)
+    with pytest.raises(MethodError, match=r"keeps an update of round 1 with 1\d+ numbers, and 1354 are trained"):
+        list(loop.run(model, measure=lambda number: [], measure_after=[]))
 
 
 def test_averaged_models_have_the_very_same_frozen_parameters() -> None:

@@ -14,13 +14,14 @@ from flwr.clientapp import ClientApp
 from fairbloom.client import app as client_app
 from fairbloom.client import kept
 from fairbloom.client.kept import MOST_RUNS, About, find_kept, forget_oldest, keep_model
-from fairbloom.protocol.names import CLIENT, KEPT, NAME
+from fairbloom.protocol.names import CLIENT, DEPLOYED, KEPT, NAME
 from fairbloom.rounds.flower import record_of, unpacked_content
 from fairbloom.server.app import main
 from fairbloom.server.run_folder.files import AGREED, DELIVERED, MODEL, read_delivered
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.system.sealed import load_model
+from tests.rounds.test_frozen import Elsewhere
 
 CLIENTS = ("client-0", "client-1", "client-2")
 
@@ -354,3 +355,31 @@ def test_the_name_of_a_run_is_no_path_and_is_cut(delivered: Path) -> None:
     assert len(about.run) == 200
     assert {path for path in delivered.parent.rglob("*") if path.is_file()} == before
     assert AGREED.read(kept_folder(delivered, 0)) == ""
+
+
+def test_frozen_parameters_are_sent_to_the_one_device_that_has_others_and_all_keep_the_whole_model(
+    tmp_path: Path,
+) -> None:
+    """It is restarted before the model comes."""
+    settings = settings_of(tmp_path / "run", model="tests.rounds.adapted:Plain")
+    elsewhere, brought = Elsewhere({**settings.run_config(), DEPLOYED: True}), list[tuple[int, set[str]]]()
+
+    class Noting(Devices):
+        def _answer(self, message: Message) -> Message:
+            content, place = unpacked_content(message.content), message.metadata.dst_node_id - 2
+            if message.metadata.message_type == MessageType.QUERY and content.array_records:
+                if not brought:
+                    elsewhere.restart()
+                brought.append((place, {*content.array_records, *content.array_records["arrays"]}))
+            return elsewhere(message, super()._answer) if place == 1 else super()._answer(message)
+
+    submit(settings, Noting(settings, tmp_path))
+    assert sorted(place for place, _ in brought) == [0, 1, 1, 2]
+    assert [place for place, names in brought if "frozen" in names] == [1]
+    assert not any("second.weight" in names for _, names in brought)
+    expected = MODEL.read(tmp_path / "run")
+    for place in range(3):
+        found, _ = load_model(kept_folder(tmp_path, place) / "model.safetensors")
+        assert {name: array.tobytes() for name, array in found.items()} == {
+            name: array.tobytes() for name, array in expected.items()
+        }
