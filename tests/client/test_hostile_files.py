@@ -136,10 +136,22 @@ CASES: dict[str, Case] = {
     "columns of fixed width": case("\n".join(f"{who:<30}{k:>4}" for k, who in enumerate(PEOPLE)), "one column only"),
     # Encodings and separators
     "UTF-8 with a mark and no header": case(b"\xef\xbb\xbf" + HEADLESS.encode(), DOUBTFUL),
-    "UTF-16": case(table(*rows()).encode("utf-16"), "in UTF-16"),
-    "UTF-16, big end first": case(b"\xfe\xff" + table(*rows()).encode("utf-16-be"), "in UTF-16"),
+    "UTF-16": case(table(*rows()).encode("utf-16"), may_leave=GOOD),
+    "UTF-16, big end first": case(b"\xfe\xff" + table(*rows()).encode("utf-16-be"), may_leave=GOOD),
+    "UTF-16 without header": case(HEADLESS.encode("utf-16"), DOUBTFUL),
+    "UTF-16 that ends too early": case(table(*rows()).encode("utf-16")[:-1], "line 31 of its file is neither"),
     "UTF-16 without a mark": case(table(*rows()).encode("utf-16-le"), "in UTF-16"),
-    "UTF-32": case(table(*rows()).encode("utf-32"), "in UTF-16"),
+    "UTF-32": case(table(*rows()).encode("utf-32"), may_leave=GOOD),
+    "a line that states the separator, and no header": case("sep=,\n" + HEADLESS, DOUBTFUL),
+    "latin 1 that is asked for, and no header": case(
+        HEADLESS.replace("Astrid", "Håkan").encode("latin-1"), DOUBTFUL, ask={"encoding": "latin-1"}
+    ),
+    "decimal points where commas are asked for": case(
+        table(*rows(age="36.{n}")),
+        "line 2, column 'age' holds a number with a point",
+        ask={"decimal": ","},
+        may_leave={"age"},
+    ),
     "latin 1": case(table(*rows(patient="Håkan Lindqvist")).encode("latin-1"), "line 2 of its file is not in UTF-8"),
     "old Windows": case(table(*rows(diagnosis="“asthma” of {who}")).encode("cp1252"), "not in UTF-8"),
     "tabs without header": case(HEADLESS.replace(",", "\t"), DOUBTFUL),
