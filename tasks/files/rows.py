@@ -166,6 +166,7 @@ class ClientRows:
             "together": self._settings.together,
             "target": self.target_summary.to_json(),
             **({"groups": self._group_values()} if self._grouped else {}),
+            **({"lacks": lacking} if (lacking := self._find_lacking()) else {}),
         }
 
     def describe(self) -> Mapping[str, str | int]:
@@ -246,6 +247,11 @@ class ClientRows:
         order = {name: place for place, name in enumerate(groups)}
         values, places = _values_in(column, self.rows)
         return np.array([*(order.get(value, len(groups) - 1) for value in values), len(groups) - 1])[places]
+
+    def _find_lacking(self) -> list[str]:
+        """Return the names in csv.ignore that the file has no column of, in any case of letters."""
+        there = self._table.ignored.union(map(str.lower, self._table.columns))
+        return [name for name in dict.fromkeys(self._settings.ignore) if name.lower() not in there]
 
     def _frequent(self, column: Column) -> list[str]:
         """Return those categories of training rows that the server may know: of a device, those of enough rows."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks import check_data, find_task, load_task
+from fairbloom.tasks import check_data, describe_data, find_task, load_task
 
 from .tables import Folder, config, csv_of, told_by
 
@@ -324,3 +324,15 @@ def test_a_file_that_has_changed_is_read_again(folder: Folder) -> None:
     assert told_by(chosen)["a"]["examples"] == 40
     folder(c=GOOD)
     assert list(told_by(chosen)) == ["a", "b", "c"]
+
+
+def test_a_column_to_ignore_that_no_file_has_is_an_error_and_one_that_some_have_is_none(folder: Folder) -> None:
+    there = folder(a=csv_of(20), b=csv_of(20, 1))
+    with pytest.raises(FairbloomError, match=r"csv.ignore names 'wrad', and no client's .*: did you mean ward\?"):
+        find_task("csv").agreement(told_by(config(there, ignore="wrad,dose")))
+    folder(b=csv_of(20, 1, "age,ward,target").replace("ward", "wrad"))
+    text, reasons = find_task("csv").agreement(told_by(config(there, ignore="WRAD,ward,dose")))
+    assert [each["name"] for each in json.loads(text)["inputs"]] == ["age"]
+    assert reasons == {}
+    with pytest.raises(FairbloomError, match=r"csv.ignore names 'wrad'"):
+        describe_data(config(folder(b=csv_of(20, 1)), ignore="wrad"))
