@@ -168,6 +168,9 @@ class RunSettings(BaseModel):
     training_clients: Annotated[str, Mark.NAMES, Mark.RECONSIDERED] = Field(
         "", description='Names, with commas between, of the clients that train; all clients evaluate; "": all train'
     )
+    sampling: Annotated[str, Mark.LATER] = Field(
+        "uniform", description="How a round's clients are drawn: uniform, or by your function, as my_module:draw"
+    )
     average_models: Annotated[bool, Mark.VARIANT] = Field(
         False, description="Whether the mean of all rounds' global models is evaluated and saved in place of the last"
     )

@@ -45,6 +45,7 @@ def check_runs(runs: Runs) -> None:
             "model": run.model,
             "method": run.method,
             "partition": run.partition,
+            "sampling": run.sampling,
         }.items():
             check_seen(key, name, "the processes of several runs")
         if run.from_round >= 0:
