@@ -46,7 +46,8 @@ class RunSettings(BaseModel):
         0, description="Number of clients that the data is split into; 0 takes the task's number, 20 for most tasks"
     )
     partition: Annotated[str, Mark.WORK] = Field(
-        "", description="How the data is split into clients: as fairbloom tasks lists, or flwr:NAME for flwr-datasets"
+        "",
+        description="Split of the data into clients: as fairbloom tasks lists, flwr:NAME, or yours as my_module:deal",
     )
     shards_per_client: Annotated[int, Range("[1, inf)"), Partitions("shards"), Mark.WORK] = Field(
         2, description="Number of pieces of the label-sorted data that each client gets, if partition = shards"
@@ -166,6 +167,9 @@ class RunSettings(BaseModel):
     )
     training_clients: Annotated[str, Mark.NAMES, Mark.RECONSIDERED] = Field(
         "", description='Names, with commas between, of the clients that train; all clients evaluate; "": all train'
+    )
+    sampling: Annotated[str, Mark.LATER] = Field(
+        "uniform", description="How a round's clients are drawn: uniform, or by your function, as my_module:draw"
     )
     average_models: Annotated[bool, Mark.VARIANT] = Field(
         False, description="Whether the mean of all rounds' global models is evaluated and saved in place of the last"

@@ -10,7 +10,7 @@ import numpy as np
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.helper import ADVICE
-from fairbloom.protocol.names import TRAIN_LOSS
+from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
 from .aggregation import NoStepError, cohort_of, decides, parts_of, share_along, weighed
@@ -161,7 +161,8 @@ class Rounds:
         self._offline = tuple(sorted(self._away))
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
         self._draws = Counter(sorted(method.choose(free, wanted, number)) if free else [])
-        measured = tuple(sorted(method.needs.union(measure)))
+        by_history = {LOSS_BEFORE} if method.draws_by_history else set()
+        measured = tuple(sorted(method.needs.union(measure, by_history)))
         terms = replace(method.terms(number), measure=measured, agreed=self._agreed, others=others or {})
         return list(self._draws), terms
 
@@ -328,6 +329,8 @@ class Rounds:
         first = method.progress.first_counts
         new = {name: report[method.weighted_by_key] for name, report in trained.metrics.items() if name not in first}
         method.progress.first_counts = {**first, **new} if new else first
+        if method.draws_by_history:
+            method.progress.history = method.progress.history.plus(trained.metrics)
         return usual
 
     def _take(self, number: int, trained: Trained, usual: Usual) -> tuple[Model, Metrics]:

@@ -16,6 +16,7 @@ from .average import Average
 from .lengths import Lengths
 from .ranges import names_in, one_of, whole
 from .roster import sample
+from .sampling import UNIFORM, Draw, History, Scheme
 from .updates import FloatArray as FloatArray
 from .updates import Layout, Model, Vectors
 
@@ -143,6 +144,8 @@ class Progress:
         Of the global models after each round, where the method averages them.
     lengths
         How long the updates of the last rounds were, and the longest step of all.
+    history
+        What a sampling scheme draws by, where it asks for it.
     """
 
     finished_rounds: int = 0
@@ -151,6 +154,7 @@ class Progress:
     first_counts: dict[str, float] = field(default_factory=dict)
     average: Average = field(default_factory=Average)
     lengths: Lengths = field(default_factory=Lengths)
+    history: History = field(default_factory=History)
 
 
 Probed = Mapping[str, float]
@@ -183,6 +187,7 @@ class CommonOptions(TypedDict, total=False):
     unused_rounds: int
     enrolled_sizes: Mapping[str, int]
     training_clients: Sequence[str]
+    sampling: str | Draw
     average_models: bool
     buffers: Sequence[str] | None
     shared: Mapping[str, str]
@@ -288,6 +293,11 @@ class Method:
     training_clients : names, default none
         Only these train: clients are drawn among them alone, and fractions are shares of them. All clients evaluate.
         A round in which none of them is online is skipped. None: all train.
+    sampling : str or function, default "uniform"
+        Draws the clients that train: "uniform", or a function, or an import string of one, that gets the round, the
+        names of the clients that can be asked in ascending order, how many of them are wanted and a random generator of
+        (seed, round), and returns names. With a parameter `history` it gets the clients' last losses, which are asked
+        for then, and participations. Methods that draw clients themselves refuse it.
     average_models
         Whether the mean of the global models after each round up to now, which a skipped round leaves as it is, is
         evaluated and saved in place of the last one. Training goes on from the last one.
@@ -363,6 +373,7 @@ class Method:
             for name, size in options.get("enrolled_sizes", {}).items()
         }
         self.training_clients = names_in(training_clients=options.get("training_clients", ()))
+        self.sampling = self._checked_sampling(options.get("sampling", UNIFORM))
         self.average_models: bool = plain["average_models"]
         buffers = options.get("buffers")
         self.buffers = None if buffers is None else tuple(buffers)
@@ -388,6 +399,17 @@ class Method:
         if self.default_weighting is None and weighting is not None:
             raise ValueError(f"{type(self).__name__} has no prior: leave weighting out, got {weighting!r}")
         return one_of(("examples", "uniform"), weighting=weighting or self.default_weighting or "uniform")
+
+    def _checked_sampling(self, sampling: str | Draw) -> Scheme | None:
+        scheme = Scheme.of(sampling)
+        if scheme is not None and type(self).choose is not Method.choose:
+            raise ValueError(f"{type(self).__name__} draws its clients itself: leave sampling out, got {sampling!r}")
+        return scheme
+
+    @property
+    def draws_by_history(self) -> bool:
+        """Whether its sampling scheme draws by the clients' last losses and participations."""
+        return self.sampling is not None and self.sampling.by_history
 
     @property
     def paced(self) -> bool:
@@ -438,6 +460,8 @@ class Method:
 
     def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
         """Draw the clients that train, of those that are free, in ascending order; a name may come more than once."""
+        if self.sampling is not None:
+            return self.sampling.choose(names, wanted, self.seed, server_round, self.progress.history)
         return sample(names, wanted, self.seed, "train", server_round)
 
     # State ----------------------------------------------------------------------------------------------------------
@@ -450,7 +474,8 @@ class Method:
         """Return the last finished round, how many took a step, the method's memory and each client's first count.
 
         The lengths of the last rounds' updates, and of the longest step, are there too. Where models are averaged, so
-        is their sum. All is made of str, numbers, None, arrays, lists and dicts.
+        is their sum, and where clients are drawn by their history, that. All is made of str, numbers, None, arrays,
+        lists and dicts.
         """
         rows = [
             {"key": kept.key, "round": kept.round, "scale": float(row.scales[0]), "values": row.blocks[0][0].copy()}
@@ -465,7 +490,8 @@ class Method:
             "first-counts": dict(self.progress.first_counts),
             "lengths": self.progress.lengths.state_dict(),
         }
-        return state | ({"average": self.progress.average.state_dict()} if self.average_models else {})
+        state |= {"average": self.progress.average.state_dict()} if self.average_models else {}
+        return state | ({"history": self.progress.history.state_dict()} if self.draws_by_history else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned; one of an older version lacks steps, first counts or lengths.
@@ -488,5 +514,6 @@ class Method:
             first_counts=dict(state.get("first-counts", {})),
             lengths=Lengths.of_state(state["lengths"]) if "lengths" in state else Lengths(),
             average=Average.of_state(state["average"]) if self.average_models and "average" in state else Average(),
+            history=History.of_state(state["history"]) if "history" in state else History(),
         )
         self.memory = copy.deepcopy(state["memory"])

@@ -75,6 +75,7 @@ def rehearse(settings: Settings, *, name: str = "", allow: Collection[str] = ())
         suppress(FairbloomError),
     ):  # which stands in the replies
         changed = {"num_rounds": 1, "fraction": 1.0, "out": str(Path(folder, "run")), "training_clients": ""}
+        changed["sampling"] = "uniform"  # it is the server's alone
         if has_clients:
             changed["data_dir"] = ""  # a server has none
         one_round = settings.model_copy(update=changed)

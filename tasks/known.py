@@ -132,7 +132,7 @@ KNOWN = (
     ),
     TaskInfo(
         "csv",
-        summary="your CSV files: one for each client, or one with a column that names the client",
+        summary="your tables (CSV, Parquet, Excel): a file for each client, or one with a column that names the client",
         source="the folder, or file, that --data-dir names",
         loader="fairbloom.tasks.files.tables:load",
         models=("logistic", "mlp"),
@@ -177,6 +177,29 @@ KNOWN = (
                 "",
                 "Positive one of two classes, of which groups have selection and true positive rates; by default the "
                 "second",
+                marks=frozenset({Mark.LATER}),
+            ),
+            Parameter(
+                "decimal",
+                str,
+                ".",
+                "Decimal mark of the numbers in texts, a point or a comma; in other formats numbers are no texts",
+                Choices(".", ","),
+                frozenset({Mark.LATER}),
+            ),
+            Parameter(
+                "encoding",
+                str,
+                "utf-8",
+                "Encoding of CSV files that are not in UTF-8, as in cp1252, latin-1 or utf-16",
+                marks=frozenset({Mark.LATER}),
+            ),
+            Parameter(
+                "sheet",
+                str,
+                "",
+                "Sheet of a workbook, or names with commas of which each workbook has one; by default the only one "
+                "that holds values",
                 marks=frozenset({Mark.LATER}),
             ),
         ),

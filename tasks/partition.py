@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.imports import imported
 from fairbloom.protocol.streams import generator
 
 from .task import FLWR, Examples, Setup, Splits
@@ -46,7 +47,8 @@ def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dea
     Raises
     ------
     FairbloomError
-        When there are too few examples for so many clients, shards or classes.
+        When there are too few examples for so many clients, shards or classes, or a user's function deals what cannot
+        be dealt.
     """
     clients, seed = setup.clients, setup.seed
     if setup.partition != "shards":  # the number of shards is checked first
@@ -65,8 +67,10 @@ def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dea
             parts = sizes(both, clients, setup.dirichlet_alpha, seed, setup.smallest_client)
         case "iid":
             parts = iid(both, clients, seed)
-        case _:
+        case name if name.startswith(FLWR):
             parts = from_flwr_datasets(setup, labels, tested)
+        case _:
+            parts = from_function(setup, both)
     check_enough(min(map(len, parts[0])), clients, len(labels))
     return [Dealt(*each) for each in zip(*parts, strict=True)]
 
@@ -254,6 +258,86 @@ def from_flwr_datasets(setup: Setup, labels: Labels, tested: Labels | None) -> l
     except (ValueError, TypeError) as error:
         raise FairbloomError(f"partition = {setup.partition!r}: {' '.join(str(error).split())}") from error
     return parts
+
+
+def from_function(setup: Setup, sets: Sequence[Labels]) -> list[list[Indices]]:
+    """Deal the examples of each set by a user's function, as in my_module:deal; it is called once for each.
+
+    The calls get streams that begin alike, so that a client's shares are the same in each set.
+
+    Raises
+    ------
+    FairbloomError
+        When the function fails, or deals other clients than are asked for, places that there are not, or one twice.
+    """
+    name, function = setup.partition, imported_partition(setup.partition)
+    parts = []
+    for labels in sets:
+        if not len(labels):
+            parts.append([np.empty(0, np.intp)] * setup.clients)
+            continue
+        try:
+            dealt = function(labels.copy(), setup.clients, generator(setup.seed, "partition", name))
+            there = [np.asarray(each) for each in dealt]
+        except Exception as error:
+            raise FairbloomError(
+                f"partition = {name!r}: it failed with {type(error).__name__}: {' '.join(str(error).split())}"
+            ) from error
+        parts.append(check_dealt(name, there, setup.clients, len(labels)))
+    for client, each in enumerate(parts[0]):
+        if len(each) < FEWEST:
+            raise FairbloomError(
+                f"partition = {name!r}: it deals client {client} of {setup.clients} {len(each)} examples, and at least "
+                f"{FEWEST} are needed, four fifths for training and one for testing"
+            )
+    return parts
+
+
+def imported_partition(name: str) -> Callable[[Labels, int, np.random.Generator], Iterable[Any]]:
+    """Return a user's function that deals examples; raise FairbloomError where an import string names none."""
+    function = imported("partition", name)
+    if not callable(function):
+        raise FairbloomError(
+            f"partition = {name!r}: it must be a function of labels, clients and random, got {type(function).__name__}"
+        )
+    found: Callable[[Labels, int, np.random.Generator], Iterable[Any]] = function
+    return found
+
+
+def check_dealt(name: str, dealt: Sequence[NDArray[Any]], clients: int, examples: int) -> list[Indices]:
+    """Return what a user's function has dealt, as indices; raise FairbloomError where it cannot be dealt."""
+    if len(dealt) != clients:
+        raise FairbloomError(
+            f"partition = {name!r}: it deals {len(dealt)} clients, and clients = {clients}: return an array of places "
+            "for each client"
+        )
+    owner = np.full(examples, -1)
+    for client, each in enumerate(dealt):
+        if each.ndim != 1 or (len(each) and each.dtype.kind not in "iu"):
+            raise FairbloomError(
+                f"partition = {name!r}: it must deal client {client} whole numbers, the places of its examples, in one "
+                f"dimension; got {each.dtype} of shape {each.shape}"
+            )
+        places = each.astype(np.int64)
+        beyond = places[(places < 0) | (places >= examples)]
+        if len(beyond):
+            raise FairbloomError(
+                f"partition = {name!r}: it deals client {client} the place {beyond[0]}, and places are from 0 to "
+                f"{examples - 1}"
+            )
+        twice = places[owner[places] >= 0]
+        if not len(twice):
+            different, counts = np.unique(places, return_counts=True)
+            twice = different[counts > 1]
+        if len(twice):
+            other = int(owner[twice[0]])
+            before = f"and client {other}" if other >= 0 else "twice"
+            raise FairbloomError(
+                f"partition = {name!r}: it deals client {client} the place {twice[0]} {before}: an example belongs to "
+                "one client"
+            )
+        owner[places] = client
+    return [each.astype(np.intp) for each in dealt]
 
 
 def _parse_call(words: str) -> tuple[str, dict[str, Any]]:

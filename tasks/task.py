@@ -42,6 +42,9 @@ DEFAULT_PARTITION = "shards"
 FLWR = "flwr:"
 """What the names of flwr-datasets' partitioners begin with."""
 
+OTHER_PARTITIONS = (f"those of flwr-datasets as {FLWR}NAME", "yours as my_module:deal")
+"""In words, the partitions that every task has which deals its examples."""
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -230,12 +233,21 @@ class TaskInfo:
                 "client may have it in its client.toml)"
             )
 
+    @property
+    def deals(self) -> bool:
+        """Whether its examples can be dealt to any number of clients, by whatever partition."""
+        return any(each not in self.natural for each in self.partitions)
+
     def _check_partition(self, name: str) -> None:
-        deals = any(each not in self.natural for each in self.partitions)
-        if self.partitions and name not in self.partitions and not (deals and name.startswith(FLWR)):
-            there = ", ".join([*self.partitions, *([f"those of flwr-datasets as {FLWR}NAME"] if deals else [])])
+        if not self.partitions or name in self.partitions or (self.deals and name.startswith(FLWR)):
+            return
+        if not (self.deals and is_import_string(name)):
+            there = ", ".join([*self.partitions, *(OTHER_PARTITIONS if self.deals else ())])
             hint = did_you_mean(name, self.partitions)
             raise FairbloomError(f"partition = {name!r}: {hint}task {self.name} has {there}")
+        from .partition import imported_partition  # imported late, as PyTorch is with it
+
+        imported_partition(name)
 
     def check_readable(self, data_dir: str) -> None:
         """Raise FairbloomError when this machine lacks the folder that the task reads."""

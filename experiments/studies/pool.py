@@ -40,7 +40,13 @@ def check_runs(runs: Runs) -> None:
     read: dict[tuple[str, str], Mapping[str, str]] = {}
     for run in runs.values():
         check_tracker(run.track)
-        for key, name in (("task", run.task), ("model", run.model), ("method", run.method)):
+        for key, name in {
+            "task": run.task,
+            "model": run.model,
+            "method": run.method,
+            "partition": run.partition,
+            "sampling": run.sampling,
+        }.items():
             check_seen(key, name, "the processes of several runs")
         if run.from_round >= 0:
             raise SettingsError(

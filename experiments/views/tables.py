@@ -24,7 +24,7 @@ from fairbloom.server.run_folder.files import CLIENTS
 from fairbloom.server.run_folder.groups import GROUP_KEYS
 from fairbloom.server.settings import parameters
 from fairbloom.tasks import TaskInfo
-from fairbloom.tasks.task import Described
+from fairbloom.tasks.task import OTHER_PARTITIONS, Described
 
 from ..recipes.recipe import CLIENT
 from ..results.caveats import caveats_of_run
@@ -683,7 +683,8 @@ def show_tasks(tasks: Iterable[TaskInfo]) -> None:
     """Print each task with its models, partitions, settings and source."""
     for task in tasks:
         console.print(f"[b]{escape(task.name)}[/]  {escape(task.summary)}")
-        for what, choices in (("models", task.models), ("partitions", task.partitions)):
+        partitions = (*task.partitions, *(OTHER_PARTITIONS if task.deals else ()))
+        for what, choices in (("models", task.models), ("partitions", partitions)):
             if choices:
                 _indented(f"{what}: {escape(', '.join(choices))}")
         if task.reads_folder:

@@ -1,26 +1,24 @@
 """CSV files as pyarrow reads them: only plain ones, of which it makes to the bit what Python makes of them."""
 
 import csv
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import product
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .cells import MAX_NUMBER, Cells, CellsBuilder, Numbers, build_table
-from .formats import find_delimiter
-from .numbers import MISSING, is_missing, parse_number
+from .cells import MAX_NUMBER, Cells, CellsBuilder, CellsOfFile, Numbers
+from .formats import UTF_8, Dialect, find_dialect, marked_encoding
+from .numbers import MISSING, Decimal, is_missing, parse_number
 from .reasons import DataError
-from .table import ColumnHints, Table
+from .table import ColumnHints, Source
 from .text import check_names
 
 MAX_LINE = csv.field_size_limit()
 """A longer line may hold a value that is too long for Python's reader."""
-
-MARK = b"\xef\xbb\xbf"
-"""What a file in UTF-8 may begin with."""
 
 CHECKED, PARSED = 16 * 2**20, 4 * 2**20
 """So many bytes are checked, and parsed, at a time."""
@@ -35,8 +33,8 @@ class SurpriseError(Exception):
     """Something in a file that pyarrow might read in another way than Python does."""
 
 
-def read_by_arrow(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> Table | None:
-    """Return the columns of a CSV file; None where pyarrow is not installed, or the file is not a plain one.
+def read_by_arrow(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> CellsOfFile | None:
+    """Return the cells of a CSV file; None where pyarrow is not installed, or the file is not a plain one.
 
     Python's reader then reads it, and says what is wrong with it.
 
@@ -48,47 +46,65 @@ def read_by_arrow(path: Path, hints: ColumnHints, show: Callable[[float], None])
         What the settings of the run say about its columns.
     show
         Called with the share of the file that has been read.
-
-    Raises
-    ------
-    DataError
-        When one of the columns is neither of numbers nor of texts.
     """
     try:
         import pyarrow.csv  # noqa: F401 (imported late: it is an extra)
     except ImportError:
         return None
     try:
-        delimiter = find_delimiter(path)
-        rows = check_plain(path, delimiter) - 1
-        header = read_header(path, delimiter)
-        check_names(path, header)
-        columns = read_columns(path, delimiter, header, rows, hints.as_texts, show)
-    except (SurpriseError, DataError, OSError, UnicodeDecodeError):
+        dialect, rows = check_plain(path, hints.encoding)
+        first = dialect.skipped + 2
+        source = Source(path, np.arange(first, rows + first), header=first - 1)
+        header = read_header(path, dialect)
+        check_names(source, header)
+        return CellsOfFile(source, header, read_columns(path, dialect, header, rows, hints, show))
+    except (SurpriseError, DataError, OSError, UnicodeError):
         return None
-    return build_table(path, header, columns, np.arange(2, rows + 2), hints)
 
 
 # What a plain file is -------------------------------------------------------------------------------------------------
 
 
-def check_plain(path: Path, delimiter: str) -> int:
-    """Return the number of a file's lines; raise SurpriseError where pyarrow might read one otherwise than Python.
+def check_plain(path: Path, given: str) -> tuple[Dialect, int]:
+    """Return how a file holds its table, and its number of rows; `given` is its encoding where it is not in UTF-8.
 
-    A plain file is in UTF-8, its lines end in the usual ways, none of them is blank or very long, and quotation marks
-    stand around whole values that hold neither marks nor line ends.
+    A plain file is in a known encoding, its lines end in the usual ways, none of them is blank or very long, and
+    quotation marks stand around whole values that hold neither marks nor line ends.
+
+    Raises
+    ------
+    SurpriseError, UnicodeError
+        When pyarrow might read a line otherwise than Python.
     """
-    lines = 0
+    with path.open("rb") as file:
+        marked = marked_encoding(file.read(4))
+    try:
+        dialect = find_dialect(path, marked or UTF_8)
+        lines = sum(check_chunk(chunk, dialect.delimiter) for chunk in chunks_of(path, dialect.encoding))
+    except UnicodeDecodeError:
+        if marked or given == "utf-8":
+            raise
+        dialect = find_dialect(path, given)
+        lines = sum(check_chunk(chunk, dialect.delimiter) for chunk in chunks_of(path, given))
+    return dialect, lines - 1 - dialect.skipped
+
+
+def chunks_of(path: Path, encoding: str) -> Iterator[bytes]:
+    """Yield some whole lines of a text at a time, in UTF-8 without a mark."""
+    if encoding != UTF_8:
+        with path.open(encoding=encoding, newline="\n") as text:
+            while some := text.read(CHECKED):
+                yield (some + text.readline()).encode()
+        return
     with path.open("rb") as file:
         first = True
         while chunk := file.read(CHECKED):
             chunk += file.readline()
-            lines += check_chunk(chunk.removeprefix(MARK) if first else chunk, ord(delimiter))
+            yield chunk.removeprefix(BOM_UTF8) if first else chunk
             first = False
-    return lines
 
 
-def check_chunk(chunk: bytes, delimiter: int) -> int:
+def check_chunk(chunk: bytes, delimiter: str) -> int:
     """Return the number of lines in some whole lines of a file; raise SurpriseError where they are not plain."""
     if not chunk.isascii():
         chunk.decode()
@@ -104,7 +120,7 @@ def check_chunk(chunk: bytes, delimiter: int) -> int:
     if chunk.startswith(b"\r\n") or b"\n\r\n" in chunk:
         raise SurpriseError("a line is blank")
     if b'"' in chunk:
-        check_quotes(text, ends, delimiter)
+        check_quotes(text, ends, ord(delimiter))
     return len(ends)
 
 
@@ -124,18 +140,19 @@ def check_quotes(text: NDArray[np.uint8], ends: NDArray[np.intp], delimiter: int
 # Its columns ----------------------------------------------------------------------------------------------------------
 
 
-def read_header(path: Path, delimiter: str) -> list[str]:
+def read_header(path: Path, dialect: Dialect) -> list[str]:
     """Return the names of the columns of a plain file."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return [name.strip() for name in next(csv.reader(file, delimiter=delimiter, strict=True))]
+    with path.open(encoding=dialect.encoding, newline="") as file:
+        lines = islice(file, dialect.skipped, None)
+        return [name.strip() for name in next(csv.reader(lines, delimiter=dialect.delimiter, strict=True))]
 
 
 def read_columns(
     path: Path,
-    delimiter: str,
+    dialect: Dialect,
     header: Sequence[str],
     rows: int,
-    as_texts: Collection[str],
+    hints: ColumnHints,
     show: Callable[[float], None],
 ) -> list[Cells | Numbers]:
     """Return the columns of a plain file: `Numbers` where that is certain, else `Cells`.
@@ -145,20 +162,22 @@ def read_columns(
 
     Parameters
     ----------
-    path, delimiter, header, rows
-        The file, what separates its values, the names of its columns, and the number of its rows.
-    as_texts
-        The columns that hold texts whatever their values look like, in small letters.
+    path, dialect, header, rows
+        The file, how it holds its table, the names of its columns, and the number of its rows.
+    hints
+        What the settings of the run say about the columns.
     show
         Called with the share of the rows that has been read.
     """
     names = list(map(str, range(len(header))))
     found: dict[str, NumbersBuilder | CellsBuilder] = {
-        place: CellsBuilder() if name.lower() in as_texts or _may_be_number(name) else NumbersBuilder(rows)
+        place: CellsBuilder()
+        if name.lower() in hints.as_texts or may_be_number(name)
+        else NumbersBuilder(rows, hints.decimal)
         for place, name in zip(names, header, strict=True)
     }
     read, again = 0, []
-    for block in read_blocks(path, delimiter, names, names):
+    for block in read_blocks(path, dialect, names, names):
         is_first, read = not read, read + block.num_rows
         if read > rows:
             raise SurpriseError("it has changed meanwhile")
@@ -174,7 +193,7 @@ def read_columns(
             add_cells(column, block[place])
         show(read / rows)
     if again:
-        for block in read_blocks(path, delimiter, names, again):
+        for block in read_blocks(path, dialect, names, again):
             for place in again:
                 column = found[place]
                 assert isinstance(column, CellsBuilder)  # noqa: S101 (as it was made above)
@@ -185,20 +204,25 @@ def read_columns(
     return columns
 
 
-def _may_be_number(name: str) -> bool:
+def may_be_number(name: str) -> bool:
     """Return whether a column of numbers might hold its own name, which must not be overlooked."""
     return is_missing(name) or parse_number(name) is not None
 
 
-def read_blocks(path: Path, delimiter: str, names: list[str], wanted: list[str]) -> Iterator[Any]:
+def read_blocks(path: Path, dialect: Dialect, names: list[str], wanted: list[str]) -> Iterator[Any]:
     """Yield the rows of a plain file as record batches of texts; raise SurpriseError where rows differ in length."""
     from pyarrow import ArrowException, csv, string  # imported late: it is an extra
 
     try:
         yield from csv.open_csv(
             path,
-            read_options=csv.ReadOptions(column_names=names, skip_rows=1, block_size=PARSED),
-            parse_options=csv.ParseOptions(delimiter=delimiter),
+            read_options=csv.ReadOptions(
+                column_names=names,
+                skip_rows=dialect.skipped + 1,
+                block_size=PARSED,
+                encoding="utf8" if dialect.encoding == UTF_8 else dialect.encoding,
+            ),
+            parse_options=csv.ParseOptions(delimiter=dialect.delimiter),
             convert_options=csv.ConvertOptions(
                 column_types=dict.fromkeys(names, string()),
                 include_columns=wanted,
@@ -220,8 +244,9 @@ def add_cells(column: CellsBuilder, texts: Any) -> None:
 class NumbersBuilder:
     """The numbers of a column, which are added block by block."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, decimal: Decimal) -> None:
         self._numbers = np.empty(rows, np.float64)
+        self._decimal: Decimal = decimal
         self._missing = np.zeros(rows, np.int8)
         self._blanks: dict[str, int] = {}
         self._filled = 0
@@ -234,8 +259,14 @@ class NumbersBuilder:
         import pyarrow as pa  # imported late: it is an extra
 
         cell = texts[0].as_py().strip()
-        if parse_number(cell) is None and not is_missing(cell):
+        if parse_number(cell, self._decimal) is None and not is_missing(cell):
             return False  # without a search for blanks
+        if self._decimal == ",":
+            import pyarrow.compute as pc
+
+            if pc.any(pc.match_substring(texts, ".")).as_py():
+                return False
+            texts = pc.replace_substring(texts, ",", ".")
         block = slice(self._filled, self._filled + len(texts))
         numbers = self._numbers[block]
         try:

@@ -3,23 +3,24 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .formats import how_to_write_points
 from .headers import Label, doubtful_place, labels_of
-from .numbers import DECIMAL_COMMA, WHOLE, is_missing, parse_number
+from .numbers import DECIMAL_COMMA, DECIMAL_POINT, Decimal, canonical, is_missing, parse_number
 from .reasons import DataError
-from .table import NO_CODES, Column, ColumnHints, Table
+from .table import NO_CODES, Column, ColumnHints, Source, Table
 
 MAX_TEXT = 200
 """Longer texts are no names of columns, categories or classes."""
 
 MAX_NUMBER = 1e100
 """Numbers beyond cannot be squared and summed."""
+
+OTHER_MARK = {".": DECIMAL_COMMA, ",": DECIMAL_POINT}
+"""How numbers look whose decimal mark is not the run's, by the run's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,21 +84,32 @@ class Numbers:
         return len(self.numbers)
 
 
-def build_table(
-    path: Path, header: Sequence[str], cells: Sequence[Cells | Numbers], lines: NDArray[np.int64], hints: ColumnHints
-) -> Table:
-    """Return the table of a file's cells, those of each of its columns.
+@dataclass(frozen=True, eq=False)
+class CellsOfFile:
+    """What a file holds before its columns are of numbers or of texts.
 
-    Parameters
+    Attributes
     ----------
-    path
-        The file.
+    source
+        The file, and where its rows are in it.
     header
         The names of the columns.
     cells
         Of each column; `Numbers` where its name is no number, so that it cannot be among them.
-    lines
-        In which line of the file each row ends.
+    """
+
+    source: Source
+    header: Sequence[str]
+    cells: Sequence[Cells | Numbers]
+
+
+def build_table(found: CellsOfFile, hints: ColumnHints) -> Table:
+    """Return the table of a file's cells.
+
+    Parameters
+    ----------
+    found
+        The cells.
     hints
         What the settings of the run say about the columns.
 
@@ -106,6 +118,7 @@ def build_table(
     DataError
         When a column is neither of numbers nor of texts.
     """
+    header, cells = found.header, found.cells
     different = [of.different if isinstance(of, Cells) else () for of in cells]
     doubtful = doubtful_place(header, different, hints.names)
     labels = labels_of(header, doubtful, hints.names)
@@ -116,44 +129,56 @@ def build_table(
         if isinstance(of, Numbers):
             columns[name] = Column(name, labels[name], of.numbers, (), NO_CODES, of.blanks, of.missing)
         else:
-            place = ColumnPlace(path, name, labels[name], lines)
-            columns[name] = build_column(place, of, as_text=name.lower() in hints.as_texts)
-    return Table(path, columns, lines, doubtful)
+            place = ColumnPlace(found.source, name, labels[name])
+            columns[name] = build_column(place, of, name.lower(), hints)
+    return Table(found.source, columns, doubtful, hints.ignored.intersection(name.lower() for name in header))
 
 
 @dataclass(frozen=True, eq=False)
 class ColumnPlace:
-    """What errors about a column say of it: its file, its name, what the server may know, and the lines of its rows."""
+    """What errors about a column say of it: where its rows are, its name, and what the server may know."""
 
-    path: Path
+    source: Source
     name: str
     label: Label
-    lines: NDArray[np.int64]
 
     def error(self, row: int, wrong: str, why: str, **values: int) -> DataError:
         """Return the error of a cell: what is wrong with it, and the key of its reason."""
-        line = int(self.lines[row])
-        said = f"{self.path}, line {line}, column {self.name!r} {wrong}"
-        return DataError(said, why, line=line, column=self.label, **values)
+        said = f"{self.source.place(row, self.name)} {wrong}"
+        return DataError(said, why, position=self.source.position(row), column=self.label, **values)
 
 
-def build_column(place: ColumnPlace, cells: Cells, *, as_text: bool) -> Column:
+def build_column(place: ColumnPlace, cells: Cells, name: str, hints: ColumnHints) -> Column:
     """Return a column of numbers where all its values are numbers, else one of texts.
+
+    Parameters
+    ----------
+    place
+        What errors say of it.
+    cells
+        What it holds.
+    name
+        Its name in small letters, by which it is found in the hints.
+    hints
+        What the settings of the run say about the columns.
 
     Raises
     ------
     DataError
-        When most values are numbers and some are not, or have a decimal comma, or one is too large or too long.
+        When most values are numbers and some are not, or have another decimal mark, or one is too large or too long.
     """
+    decimal = hints.decimal
     blanks, missing = find_blanks(cells)
-    if not as_text:
-        numbers = parse_numbers(cells)
-        check_numbers(place, cells, numbers)
+    if name not in hints.as_texts:
+        numbers = parse_numbers(cells, decimal)
+        check_numbers(place, cells, numbers, decimal)
         if None not in numbers:
             values = cells.expand(numbers, np.float64)
             return Column(place.name, place.label, values, (), NO_CODES, blanks, missing)
     check_length(place, cells)
-    texts, codes = encode_texts(cells)
+    if name in hints.targets and decimal == ",":
+        check_target(place, cells)
+    texts, codes = encode_texts(cells, decimal)
     return Column(place.name, place.label, None, texts, codes, blanks, missing)
 
 
@@ -164,35 +189,29 @@ def find_blanks(cells: Cells) -> tuple[tuple[str, ...], NDArray[np.int8]]:
     return blanks, cells.expand([of_blanks.get(cell, 0) for cell in cells.different], np.int8)
 
 
-def parse_numbers(cells: Cells) -> list[float | None]:
+def parse_numbers(cells: Cells, decimal: Decimal = ".") -> list[float | None]:
     """Return the number that each of the different cells is: NaN where a value is missing, None where it is none."""
-    return [math.nan if is_missing(cell) else parse_number(cell) for cell in cells.different]
+    return [math.nan if is_missing(cell) else parse_number(cell, decimal) for cell in cells.different]
 
 
-def encode_texts(cells: Cells) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+def encode_texts(cells: Cells, decimal: Decimal = ".") -> tuple[tuple[str, ...], NDArray[np.int32]]:
     """Return the different texts, and which of them each row has, -1 where a value is missing."""
     texts: dict[str, int] = {}
-    # 4.0 in one file and 4 in another one are the same category.
-    short = (cell.partition(".")[0] if WHOLE.fullmatch(cell) else cell for cell in cells.different)
+    short = (canonical(cell, decimal) for cell in cells.different)
     codes = [-1 if is_missing(text) else texts.setdefault(text, len(texts)) for text in short]
     return tuple(texts), cells.expand(codes, np.int32)
 
 
-def check_numbers(place: ColumnPlace, cells: Cells, numbers: Sequence[float | None]) -> None:
+def check_numbers(place: ColumnPlace, cells: Cells, numbers: Sequence[float | None], decimal: Decimal) -> None:
     """Raise DataError when a column is of numbers for the most part, and something in it is none."""
     wrong = [cell for cell, value in zip(cells.different, numbers, strict=True) if value is None]
     if not wrong:
         check_sizes(place, cells, numbers)
         return
     present = cells.count({cell for cell in cells.different if not is_missing(cell)})
-    with_comma = [cell for cell in wrong if DECIMAL_COMMA.fullmatch(cell)]
-    if with_comma and 2 * cells.count(set(with_comma)) >= present:
-        raise place.error(
-            cells.first(with_comma[0]),
-            f"holds {with_comma[0]!r}, a number with a comma: write decimal points, and no thousands separators, as "
-            f"{how_to_write_points(place.path)} does",
-            "decimal-comma",
-        )
+    others = [cell for cell in wrong if OTHER_MARK[decimal].fullmatch(cell)]
+    if others and 2 * cells.count(set(others)) >= present:
+        raise other_mark_error(place, cells, others[0], decimal)
     if 2 * cells.count(set(wrong)) < present:
         raise place.error(
             cells.first(wrong[0]),
@@ -201,6 +220,29 @@ def check_numbers(place: ColumnPlace, cells: Cells, numbers: Sequence[float | No
             f"csv.categories={place.name}",
             "no-number",
         )
+
+
+def check_target(place: ColumnPlace, cells: Cells) -> None:
+    """Raise DataError when a target of numbers has decimal points, and commas are the run's decimal marks."""
+    others = [cell for cell in cells.different if DECIMAL_POINT.fullmatch(cell)]
+    rest = {*cells.different}.difference(others)
+    if others and all(is_missing(cell) or parse_number(cell, ",") is not None for cell in rest):
+        raise other_mark_error(place, cells, others[0], ",")
+
+
+def other_mark_error(place: ColumnPlace, cells: Cells, cell: str, decimal: Decimal) -> DataError:
+    """Return the error of a column of numbers whose decimal mark is not the run's."""
+    if decimal == ".":
+        wrong = (
+            f"holds {cell!r}, a number with a comma: say csv.decimal=, if that is the decimal mark of all files; "
+            "otherwise write decimal points; thousands have no separator"
+        )
+        return place.error(cells.first(cell), wrong, "decimal-comma")
+    wrong = (
+        f"holds {cell!r}, a number with a point, and csv.decimal is a comma: write decimal commas, and no thousands "
+        f"separators, or leave csv.decimal out; if it is no number, say csv.categories={place.name}"
+    )
+    return place.error(cells.first(cell), wrong, "decimal-point")
 
 
 def check_sizes(place: ColumnPlace, cells: Cells, numbers: Sequence[float | None]) -> None:

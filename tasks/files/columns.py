@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairbloom.errors import FairbloomError, did_you_mean
+
 from ..groups import MOST_GROUPINGS, MOST_GROUPS, OTHER, GroupBy
 from ..preprocessing import CATEGORY, NUMBER, TABLE, InputColumn, Preprocessing
 from .agreement import (
@@ -35,7 +37,13 @@ REMEDIES = {
 
 
 def agree(sent: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
-    """Return the columns, categories and classes that clients agree on, and why some cannot take part."""
+    """Return the columns, categories and classes that clients agree on, and why some cannot take part.
+
+    Raises
+    ------
+    FairbloomError
+        When nobody can, or csv.ignore names a column that nobody has.
+    """
     reasons: dict[str, str] = {}
     fit = read_summaries(sent, ClientSummary.from_json, reasons)
 
@@ -44,6 +52,7 @@ def agree(sent: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
             fit.pop(name, None)
 
     if fit:
+        check_ignored(fit)
         names = majority({name: summary.names for name, summary in fit.items()})
         for name, summary in fit.items():
             if summary.names != names:
@@ -67,6 +76,18 @@ def agree(sent: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
         inputs = tuple(_input(column, kinds[column], list(fit.values()), unions) for column in order)
         return write_agreement(AgreedColumns(inputs, target, groups).to_json(), sent, reasons)
     return write_agreement({}, sent, reasons)
+
+
+def check_ignored(fit: "Mapping[str, ClientSummary]") -> None:
+    """Raise FairbloomError where csv.ignore names a column that no client has; it is fine where only some have it."""
+    nowhere = frozenset.intersection(*(summary.lacking for summary in fit.values()))
+    if nowhere:
+        name = min(nowhere)
+        columns = list(dict.fromkeys(column for summary in fit.values() for column in summary.columns))
+        raise FairbloomError(
+            f"csv.ignore names {shorten(name)}, and no client's file has such a column: {did_you_mean(name, columns)}"
+            f"the columns are {join_names(columns)}"
+        )
 
 
 def _kind(kinds: list[str]) -> str:
@@ -250,6 +271,8 @@ class ClientSummary:
         The columns of which some categories are not sent, and "other" stands for them.
     groups
         Of each grouping by values, those of its training rows.
+    lacking
+        The names in csv.ignore that are none of its columns.
     """
 
     columns: Mapping[str, str]
@@ -259,6 +282,7 @@ class ClientSummary:
     together: bool
     others: frozenset[str] = frozenset()
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lacking: frozenset[str] = frozenset()
 
     @property
     def names(self) -> frozenset[str]:
@@ -302,6 +326,7 @@ class ClientSummary:
             sent.get("together") is True,
             others,
             {name: tuple(check_texts(f"grouping {name!r}", each, MOST_GROUPS)) for name, each in groups.items()},
+            frozenset(check_texts("lacks", sent.get("lacks", []), MOST_COLUMNS)),
         )
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from .formats import how_to_convert
 from .reasons import DataError
 
 
 def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
     """Return the files of a folder by the names of their clients, in the order of names; or the one file that is named.
 
-    A client is called as its file without the ending. Hidden files are passed over.
+    A client is called as its file without the ending. Hidden files are passed over, and those that Excel writes beside
+    a workbook that is open.
 
     Parameters
     ----------
@@ -40,11 +40,8 @@ def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
                 )
             found[file.stem] = file
     if not found:
-        kinds, there = " or ".join(endings), _shown(path)
-        ways = {file.name: how_to_convert(file, file.suffix.lower()) for file in there if ".csv" in endings}
-        first = next((f"; {name}: {way}" for name, way in ways.items() if way), "")
         raise DataError(
-            f"data-dir = {place!r}: there is no {kinds} file in it, but {_contents(path)}{first}", "no-file"
+            f"data-dir = {place!r}: there is no {one_of(endings)} file in it, but {_contents(path)}", "no-file"
         )
     return found
 
@@ -66,6 +63,12 @@ def folders_in(place: str) -> dict[str, Path]:
     return found
 
 
+def one_of(endings: Collection[str]) -> str:
+    """Return endings as in .csv, .tsv or .ods."""
+    *first, last = endings
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 def _there(place: str) -> Path:
     path = Path(place).expanduser()
     if not path.exists():
@@ -74,7 +77,7 @@ def _there(place: str) -> Path:
 
 
 def _shown(folder: Path) -> Iterable[Path]:
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in folder.iterdir() if not path.name.startswith((".", "~$")))
 
 
 def _contents(path: Path) -> str:

@@ -1,22 +1,61 @@
-"""What separates the values of a CSV file, and how a table in another format is made such a file."""
+"""The formats of tables, by the endings of their names; the encoding of a text, and what separates its values."""
 
-import json
+import codecs
 import re
-import shlex
+from dataclasses import dataclass
 from pathlib import Path
+
+from fairbloom.errors import ReportableError
 
 from .reasons import DataError
 
-DELIMITERS = (",", ";", "\t", "|")
+TEXTS = (".csv", ".tsv")
+"""The endings of tables in texts."""
 
-BY_PANDAS = {".parquet": "read_parquet", ".feather": "read_feather"}
-"""The endings of tables that programs write, and what pandas reads them by."""
+COLUMNAR = (".parquet", ".feather")
+"""The endings of tables that pyarrow reads."""
 
 SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods")
 """The endings of tables that spreadsheet programs write."""
 
+ENDINGS = (*TEXTS, *COLUMNAR, *SPREADSHEETS)
+"""The endings of all tables."""
+
+DELIMITERS = (",", ";", "\t", "|")
+
 STARTS = {b"PAR1": ".parquet", b"ARROW1": ".feather", b"PK\x03\x04": ".xlsx", b"\xd0\xcf\x11\xe0": ".xls"}
 """What files of these formats begin with, whatever their names end with."""
+
+MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""What texts in these encodings may begin with; the mark of UTF-32 begins like one of UTF-16."""
+
+UTF_8 = "utf-8-sig"
+"""UTF-8, with a mark or without."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a text holds a table.
+
+    Attributes
+    ----------
+    encoding
+        As Python calls it.
+    delimiter
+        What separates the values of a line.
+    skipped
+        How many lines stand above the one that names the columns: those up to one that states the separator.
+    """
+
+    encoding: str
+    delimiter: str
+    skipped: int = 0
 
 
 def format_of(content: bytes) -> str:
@@ -24,33 +63,40 @@ def format_of(content: bytes) -> str:
     return next((ending for start, ending in STARTS.items() if content.startswith(start)), "")
 
 
-def how_to_convert(path: Path, ending: str) -> str:
-    """Return how files of the format with this ending are made CSV files, "" for an ending that we do not know."""
-    if ending in BY_PANDAS:
-        return f"convert it, for example by {_pandas_command(path, path.with_suffix('.csv'), BY_PANDAS[ending])}"
-    if ending in SPREADSHEETS:
-        return "open it in a spreadsheet program, and save its sheet as CSV UTF-8 (comma delimited)"
-    return ""
+def marked_encoding(content: bytes) -> str:
+    """Return the encoding that a text's first bytes state, "" where they state none."""
+    return next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
 
 
-def how_to_write_points(path: Path) -> str:
-    """Return a command that replaces a CSV file by one with decimal points, and commas between values."""
-    return _pandas_command(path, path, "read_csv", sep=find_delimiter(path), decimal=",")
+def encoding_named(encoding: str) -> str:
+    """Return what Python calls an encoding, and "utf-8" for UTF-8 with or without a mark.
 
-
-def find_delimiter(path: Path) -> str:
-    """Return what separates the names in the first line; raise DataError when nothing does, or when it names nothing.
-
-    Excel writes, and it alone reads, a first line that states the separator: sep=;
+    Raises
+    ------
+    ReportableError
+        When it is no encoding of texts.
     """
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
-        first = next((line for line in file if line.strip()), "")
-    if re.fullmatch(r'"?sep=.?"?[,;]*', first.strip(), re.IGNORECASE):
-        raise DataError(
-            f"{path}, line 1 is {first.strip()!r}, which Excel alone reads: remove this line, so that the first line "
-            "names the columns; their separator is found without it",
-            "separator-line",
-        )
+    try:
+        "a".encode(encoding)
+        name = codecs.lookup(encoding).name
+    except LookupError as error:
+        raise ReportableError(
+            f"csv.encoding = {encoding!r}: Python knows no such encoding of texts: write cp1252 for a file of Windows "
+            "in Western Europe, latin-1, utf-16, or another name of Python's"
+        ) from error
+    return "utf-8" if name == UTF_8 else name
+
+
+def find_dialect(path: Path, encoding: str) -> Dialect:
+    """Return how a text holds a table; raise DataError when nothing separates the names, or one column is named only.
+
+    Excel writes a first line that states the separator: sep=;
+    """
+    with path.open(encoding=encoding, newline="\n") as file:
+        lines = enumerate(file, start=1)
+        number, first = next(((number, line) for number, line in lines if line.strip()), (0, ""))
+    if stated := re.fullmatch(r'"?sep=(.)"?[,;]*', first.rstrip("\r\n"), re.IGNORECASE):
+        return Dialect(encoding, stated[1], number)
     outside = re.sub(r'"[^"]*"', "", first)
     best = max(DELIMITERS, key=outside.count)
     if first and not outside.count(best):
@@ -59,11 +105,4 @@ def find_delimiter(path: Path) -> str:
             "tab or |",
             "one-column",
         )
-    return best
-
-
-def _pandas_command(path: Path, csv: Path, reader: str, **options: str) -> str:
-    """Return a command line that reads a table by pandas, and writes it as a CSV file."""
-    given = "".join(f", {name}={json.dumps(value)}" for name, value in options.items())
-    source, target = (json.dumps(str(each), ensure_ascii=False) for each in (path, csv))
-    return f"python -c {shlex.quote(f'import pandas; pandas.{reader}({source}{given}).to_csv({target}, index=False)')}"
+    return Dialect(encoding, best)

@@ -1,11 +1,15 @@
-"""One CSV file, read into columns: by pyarrow where it is installed and the file is plain, else by Python."""
+"""One file, read into columns: a text by pyarrow where that is installed and the file is plain, else by Python."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from .arrow import read_by_arrow
+from .cells import CellsOfFile, build_table
+from .columnar import read_columnar
+from .formats import COLUMNAR, SPREADSHEETS
 from .progress import show_progress
 from .reasons import DataError
+from .sheets import read_sheet
 from .table import ColumnHints, Table
 from .text import read_by_python
 
@@ -22,12 +26,12 @@ _tables: dict[FileStamp, Table] = {}
 
 
 def read(path: Path, hints: ColumnHints) -> Table:
-    """Return the columns of a CSV file; it is read again only where it has changed.
+    """Return the columns of a file of any format, by its ending; it is read again only where it has changed.
 
     Raises
     ------
     DataError
-        When it is no table with a line of names.
+        When it is no table with names of columns, or its format needs a package that is not installed.
     """
     try:
         status = path.stat()
@@ -36,15 +40,27 @@ def read(path: Path, hints: ColumnHints) -> Table:
     stamp = (path, status.st_mtime_ns, status.st_size, hints)
     table = _tables.pop(stamp, None)
     if table is None:
-        table = _read(path, status.st_size, hints)
+        table = build_table(read_cells(path, status.st_size, hints), hints)
     keep_tables({stamp: table})
     return table
 
 
-def _read(path: Path, size: int, hints: ColumnHints) -> Table:
+def read_cells(path: Path, size: int, hints: ColumnHints) -> CellsOfFile:
+    """Return the cells of a file of any format and so many bytes.
+
+    Raises
+    ------
+    DataError
+        When it is no table with names of columns, or its format needs a package that is not installed.
+    """
+    ending = path.suffix.lower()
     with show_progress(path, size) as show:
-        table = read_by_arrow(path, hints, show) if size >= LARGE else None
-        return read_by_python(path, hints, show) if table is None else table
+        if ending in COLUMNAR:
+            return read_columnar(path, hints, show)
+        if ending in SPREADSHEETS:
+            return read_sheet(path, hints, show)
+        found = read_by_arrow(path, hints, show) if size >= LARGE else None
+        return read_by_python(path, hints, show) if found is None else found
 
 
 def kept_tables() -> Mapping[FileStamp, Table]:

@@ -4,6 +4,8 @@ An error about files quotes them, so that their owner finds the place. None of t
 gets one of the sentences below, with numbers of lines, rows and columns, and with names that the run itself uses.
 """
 
+from typing import Literal, Self
+
 from fairbloom.errors import ReportableError
 
 REASONS = {
@@ -13,12 +15,21 @@ REASONS = {
     "same-name": "two of its files have the same name but for the ending: rename one of them",
     "unreadable": "one of its files cannot be read: its own log names it",
     "several-files": "csv.client is for a single file, and its data-dir holds {files}: leave csv.client out",
-    "not-utf-8": "line {line} of its file is not in UTF-8: save the file in UTF-8",
-    "utf-16": "its file is in UTF-16, or no text: save it in UTF-8",
-    "no-csv": "its file is no CSV file, but of another format: its own log says how to convert it",
-    "separator-line": "line 1 of its file states the separator, as Excel writes it: remove this line",
+    "not-utf-8": "line {line} of its file is not in UTF-8: save the file in UTF-8, or name its encoding by "
+    "csv.encoding",
+    "other-encoding": "line {line} of its file is neither in UTF-8 nor in the encoding that it states, or "
+    "csv.encoding: save the file in UTF-8",
+    "utf-16": "its file is in UTF-16 without a mark, or no text: save it in UTF-8",
+    "no-csv": "its file is no CSV file, but of another format: its own log says which one",
+    "no-table": "its file cannot be read as a table of the kind that its ending names: its own log says why",
+    "no-extra": "its file needs a package that is not installed on the device: its own log says which one",
+    "too-large": "its file is too large to be read: its own log says what the limit is",
+    "no-sheet": "its workbook has no sheet with values, or none of the name that csv.sheet says",
+    "several-sheets": "its workbook has {sheets} sheets that hold values: name one by csv.sheet, or remove the others",
+    "strange-column": "column {column} holds lists, bytes or other values that are neither numbers nor texts: leave it "
+    "out by csv.ignore",
     "empty": "its file is empty: the first line must name the columns",
-    "row-length": "line {line} has {cells} values, and line 1 names {columns} columns",
+    "row-length": "line {line} has {cells} values, and line {header} names {columns} columns",
     "quotes": "line {line} cannot be read: look for a quotation mark that is not closed, or one too many",
     "one-column": "line 1 names one column only: columns are separated by comma, semicolon, tab or |",
     "no-header": "line 1 holds values: the first line must name the columns",
@@ -27,12 +38,14 @@ REASONS = {
     "unnamed-column": "column {column} has no name: give it one",
     "long-name": "the name of column {column} has {characters} characters: shorten it",
     "same-column": "columns {column} and {other} have the same name: rename or remove one",
-    "decimal-comma": "line {line}, column {column} holds a number with a comma: write decimal points, and no "
-    "thousands separators",
-    "no-number": "line {line}, column {column} is not a number, while most of the column is: correct it, leave the "
+    "decimal-comma": "{position}, column {column} holds a number with a comma: say csv.decimal=, or write decimal "
+    "points, and no thousands separators",
+    "decimal-point": "{position}, column {column} holds a number with a point, and csv.decimal is a comma: write "
+    "decimal commas, and no thousands separators",
+    "no-number": "{position}, column {column} is not a number, while most of the column is: correct it, leave the "
     "cell empty if the value is missing, or read the column as categories by csv.categories",
-    "large-number": "line {line}, column {column} is too large a number: correct it, or leave the cell empty",
-    "long-text": "line {line}, column {column} holds a text of {characters} characters: leave the column out by "
+    "large-number": "{position}, column {column} is too large a number: correct it, or leave the cell empty",
+    "long-text": "{position}, column {column} holds a text of {characters} characters: leave the column out by "
     "csv.ignore",
     "no-target": "it has no column called target, label or y: name the target by csv.target",
     "two-targets": "it has several of the columns target, label and y: name one by csv.target, and leave the others "
@@ -45,7 +58,7 @@ REASONS = {
     "nameless-rows": "column {column} names no client in {rows} rows",
     "no-inputs": "it has no columns but the target: nothing to learn from",
     "few-rows": "it has {rows} rows, {kept} of them without a missing value: at least {fewest} are needed",
-    "missing": "line {line}, column {column} has no value, nor have {cells} cells in all: csv.missing=drop leaves such "
+    "missing": "{position}, column {column} has no value, nor have {cells} cells in all: csv.missing=drop leaves such "
     "rows out, csv.missing=fill fills them in, csv.ignore leaves columns out",
     "many-categories": "column {column} holds {different} different texts, and {most} categories are the most: leave "
     "it out by csv.ignore",
@@ -57,16 +70,16 @@ REASONS = {
     "about: leave it out by csv.ignore, or allow it by csv.categories",
     "different-targets": "the target has {different} different values in {rows} rows, texts among them, which may say "
     "who a row is about: choose another target, or state all classes",
-    "mixed-target": "line {line}, column {column} is not a number, while most of the target is: correct it, or set "
+    "mixed-target": "{position}, column {column} is not a number, while most of the target is: correct it, or set "
     "csv.kind=classification",
     "many-classes": "the target, column {column}, has {different} different values, and {most} classes are the most: "
     "name the right column by csv.target, or state all classes by csv.classes",
     "class-count": "its target has {different} different values: one class needs all of them stated, {most} are the "
     "most, and a quantity is of floats",
     "one-class": "all rows have the same class: state all classes, or leave this client out",
-    "strange-class": "line {line}, column {column} holds none of the stated classes: correct it, or state all classes "
+    "strange-class": "{position}, column {column} holds none of the stated classes: correct it, or state all classes "
     "by csv.classes",
-    "no-quantity": "line {line}, column {column} is not a number to predict: correct it, name another column by "
+    "no-quantity": "{position}, column {column} is not a number to predict: correct it, name another column by "
     "csv.target, or set csv.kind=classification",
     "other-columns": "its columns are not those that the clients agreed on: it lacks {lacking}, and has {added} "
     "besides: csv.ignore leaves columns out",
@@ -91,6 +104,24 @@ class Heading(str):
     __slots__ = ()
 
 
+class Position(str):
+    """Where a row is, as the server may know it: "line 7" of a text, "row 7" of a spreadsheet.
+
+    Parameters
+    ----------
+    unit
+        What is counted.
+    number
+        The row's, from 1.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, unit: Literal["line", "row"], number: int) -> Self:
+        """Return the words."""
+        return super().__new__(cls, f"{unit} {number}")
+
+
 class DataError(ReportableError):
     """What is wrong with a client's files: the message is for their owner, and the server gets one of REASONS.
 
@@ -106,12 +137,12 @@ class DataError(ReportableError):
     Raises
     ------
     TypeError
-        When a value is neither a number nor a Heading.
+        When a value is neither a number nor a Heading or Position.
     """
 
-    def __init__(self, message: str, why: str = "unusable", **values: int | Heading) -> None:
+    def __init__(self, message: str, why: str = "unusable", **values: int | Heading | Position) -> None:
         for key, value in values.items():
-            if type(value) is not int and not isinstance(value, Heading):
+            if type(value) is not int and not isinstance(value, Heading | Position):
                 raise TypeError(f"{key} of {why} is a {type(value).__name__}, which may quote a client's files")
         quoted = {key: repr(str(value)) if isinstance(value, Heading) else value for key, value in values.items()}
         super().__init__(message, REASONS[why].format(**quoted))

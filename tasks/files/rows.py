@@ -19,7 +19,7 @@ from .agreement import MOST_CATEGORIES, MOST_NUMBERED_CLASSES, Moments, TargetSu
 from .cells import MAX_NUMBER
 from .columns import AgreedColumns, Input, describe_difference
 from .identities import look_like_dates, look_like_identifiers, nearly_all_differ
-from .numbers import MISSING_WORDS, parse_number
+from .numbers import MISSING_WORDS, Decimal, parse_number
 from .reasons import DataError, Heading
 from .table import CATEGORIES, EMPTY, NUMBERS, Column, ColumnHints, Rows, Table
 from .targets import as_targets, join_names, sort_classes
@@ -43,13 +43,25 @@ class CsvSettings:
     together: bool
     smallest_category: int
     groupings: tuple[GroupBy, ...] = ()
+    decimal: Decimal = "."
+    encoding: str = "utf-8"
+    sheets: tuple[str, ...] = ()
 
     @property
     def hints(self) -> ColumnHints:
         """What they say about columns before a file is read."""
-        as_texts = (*([self.target] if self.target else TARGETS), self.client, *self.categories)
+        targets = frozenset([self.target.lower()] if self.target else TARGETS)
+        as_texts = frozenset(each.lower() for each in (self.client, *self.categories) if each)
         grouped = frozenset(each.column.lower() for each in self.groupings)
-        return ColumnHints(frozenset(each.lower() for each in as_texts if each), self.ignored - grouped, grouped)
+        return ColumnHints(
+            as_texts=targets | as_texts,
+            ignored=self.ignored - grouped,
+            grouped=grouped,
+            targets=targets - as_texts,
+            sheets=self.sheets,
+            decimal=self.decimal,
+            encoding=self.encoding,
+        )
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -84,7 +96,7 @@ class ClientRows:
             if column is not self.target and column.name.lower() not in {settings.client.lower(), *settings.ignored}
         ]
         self._grouped = [(by, self._find_grouped(by)) for by in settings.groupings]
-        self._source = f"{table.path}: client {client}" if settings.client else str(table.path)
+        self._source = f"{table.path}: client {client}" if settings.client else table.source.where
         if not self.inputs:
             raise DataError(
                 f"{table.path} has no columns but the target {self.target.name!r}: nothing to learn from", "no-inputs"
@@ -128,7 +140,7 @@ class ClientRows:
             f"({MISSING_WORDS}): csv.missing=drop leaves such rows out, csv.missing=fill takes a column's mean or no "
             f"category in their place, csv.ignore={','.join(worst[:3])} leaves columns out",
             "missing",
-            line=self._table.line(row),
+            position=self._table.position(row),
             column=gone[name].label,
             cells=cells,
         )
@@ -154,6 +166,7 @@ class ClientRows:
             "together": self._settings.together,
             "target": self.target_summary.to_json(),
             **({"groups": self._group_values()} if self._grouped else {}),
+            **({"lacks": lacking} if (lacking := self._find_lacking()) else {}),
         }
 
     def describe(self) -> Mapping[str, str | int]:
@@ -234,6 +247,11 @@ class ClientRows:
         order = {name: place for place, name in enumerate(groups)}
         values, places = _values_in(column, self.rows)
         return np.array([*(order.get(value, len(groups) - 1) for value in values), len(groups) - 1])[places]
+
+    def _find_lacking(self) -> list[str]:
+        """Return the names in csv.ignore that the file has no column of, in any case of letters."""
+        there = self._table.ignored.union(map(str.lower, self._table.columns))
+        return [name for name in dict.fromkeys(self._settings.ignore) if name.lower() not in there]
 
     def _frequent(self, column: Column) -> list[str]:
         """Return those categories of training rows that the server may know: of a device, those of enough rows."""
@@ -333,7 +351,7 @@ class ClientRows:
                 "which is no number, and most of the target is numbers: correct it, or say csv.kind=classification if "
                 "it is a class",
                 "mixed-target",
-                line=self._table.line(row),
+                position=self._table.position(row),
                 column=label,
             )
 
@@ -406,7 +424,7 @@ class ClientRows:
                 f"{self._table.place(row, self.target.name)} holds {found!r}, which is none of the classes "
                 f"{join_names(classes)}: {did_you_mean(found, classes)}correct it, or state all classes by csv.classes",
                 "strange-class",
-                line=self._table.line(row),
+                position=self._table.position(row),
                 column=self.target.label,
             )
         return indices
@@ -421,7 +439,7 @@ class ClientRows:
                 "number to predict: correct it, name another column by csv.target, or predict classes by "
                 "csv.kind=classification",
                 "no-quantity",
-                line=self._table.line(row),
+                position=self._table.position(row),
                 column=self.target.label,
             )
         return values[self.target.codes[self.rows]]
@@ -491,9 +509,9 @@ def find_column(table: Table, name: str, setting: str) -> Column:
 def _doubtful_header_error(table: Table, place: int) -> DataError:
     """Return the error of a file whose first line may hold values; their owner is shown the first one."""
     return DataError(
-        f"{table.path}, line 1: the name of column {place} looks like a value, so the line may be a row, whose values "
-        "would be sent as names: the first line must name the columns, and no name may be a number, a date, an e-mail "
-        "address, or a value of its own column: rename it, or add a line of names",
+        f"{table.source.names_at}: the name of column {place} looks like a value, so the line may be a row, whose "
+        "values would be sent as names: the first line must name the columns, and no name may be a number, a date, an "
+        "e-mail address, or a value of its own column: rename it, or add a line of names",
         "doubtful-header",
         column=place,
     )
@@ -501,4 +519,4 @@ def _doubtful_header_error(table: Table, place: int) -> DataError:
 
 def _check_header(table: Table) -> None:
     if looks_like_data([*table.columns]):
-        raise no_header_error(table.path, [*table.columns])
+        raise no_header_error(table.source, [*table.columns])

@@ -1,15 +1,17 @@
-"""A table that has been read from a CSV file: its columns, and the places of its values."""
+"""A table that has been read from a file: its columns, and the places of its values."""
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .headers import Label
-from .numbers import parse_number
+from .numbers import Decimal, parse_number
+from .reasons import Position
 
 Rows = NDArray[np.intp]
 
@@ -77,37 +79,91 @@ class Column:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """A file of columns.
+class Source:
+    """Where the rows of a table come from.
 
     Attributes
     ----------
     path
         The file.
-    columns
-        By name, in the order of the file.
     lines
-        In which line of the file each row ends.
-    doubtful
-        The place, from 1, of a name that looks like a value, so that the first line may be a row; None for none.
+        In which line of a text each row ends, or which row of a spreadsheet it is, counted from 1 as the program that
+        shows the file does; of formats that no program shows, the number of the record.
+    unit
+        What `lines` counts.
+    sheet
+        The sheet of a workbook; "" where the format has none.
+    header
+        In which line, or row, the columns are named; 0 where the names are no row.
     """
 
     path: Path
-    columns: dict[str, Column]
     lines: NDArray[np.int64]
-    doubtful: int | None = None
+    unit: Literal["line", "row"] = "line"
+    sheet: str = ""
+    header: int = 1
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.lines)
+    @property
+    def where(self) -> str:
+        """The file, and the sheet of a workbook."""
+        return where(self.path, self.sheet)
+
+    @property
+    def names_at(self) -> str:
+        """Where the columns are named."""
+        return f"{self.where}, {Position(self.unit, self.header)}" if self.header else self.where
+
+    def position(self, row: int) -> Position:
+        """Return in which line or row of the file a row is, as the server may know it."""
+        return Position(self.unit, int(self.lines[row]))
 
     def place(self, row: int, column: str) -> str:
         """Return where a value is, as an error for the file's owner names it."""
-        return f"{self.path}, line {self.line(row)}, column {column!r}"
+        return f"{self.where}, {self.position(row)}, column {column!r}"
 
-    def line(self, row: int) -> int:
-        """Return in which line of the file a row ends."""
-        return int(self.lines[row])
+
+def where(path: Path, sheet: str) -> str:
+    """Return a file, and the sheet of a workbook, as errors name them."""
+    return f"{path}, sheet {sheet!r}" if sheet else str(path)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A file of columns.
+
+    Attributes
+    ----------
+    source
+        Where its rows come from.
+    columns
+        By name, in the order of the file.
+    doubtful
+        The place, from 1, of a name that looks like a value, so that the first line may be a row; None for none.
+    ignored
+        The names of columns that were left out, in small letters.
+    """
+
+    source: Source
+    columns: dict[str, Column]
+    doubtful: int | None = None
+    ignored: frozenset[str] = frozenset()
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.source.lines)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.source.path
+
+    def place(self, row: int, column: str) -> str:
+        """Return where a value is, as an error for the file's owner names it."""
+        return self.source.place(row, column)
+
+    def position(self, row: int) -> Position:
+        """Return in which line or row of the file a row is, as the server may know it."""
+        return self.source.position(row)
 
 
 @dataclass(frozen=True)
@@ -122,11 +178,23 @@ class ColumnHints:
         The columns that are left out.
     grouped
         The columns by which rows are grouped, which are read though they are left out.
+    targets
+        Those of `as_texts` that may be predicted as numbers.
+    sheets
+        The sheet that is read of a workbook: the one of these names; () for the only one that holds values.
+    decimal
+        The decimal mark of numbers in texts.
+    encoding
+        The encoding of texts that are not in UTF-8; "utf-8" for none.
     """
 
     as_texts: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
     grouped: frozenset[str] = frozenset()
+    targets: frozenset[str] = frozenset()
+    sheets: tuple[str, ...] = ()
+    decimal: Decimal = "."
+    encoding: str = "utf-8"
 
     @property
     def names(self) -> frozenset[str]:

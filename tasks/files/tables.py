@@ -1,4 +1,4 @@
-"""CSV files of a user's own: a file for each client, or one file with a column that names the client."""
+"""Tables of a user's own, CSV files say: a file for each client, or one file with a column that names the client."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, lru_cache
@@ -18,13 +18,13 @@ from ..preprocessing import Preprocessing
 from ..task import Described, Setup, Task
 from .columns import AgreedColumns
 from .folders import files_in
+from .formats import ENDINGS, encoding_named
+from .numbers import Decimal
 from .reading import KEPT, read
 from .reasons import DataError
 from .rows import ClientRows, CsvSettings, find_column
 from .table import EMPTY, Column, Rows, Table
 from .targets import Target, join_names, sort_classes
-
-ENDINGS = (".csv", ".tsv")
 
 
 def load(
@@ -41,8 +41,11 @@ def load(
     smallest_category: int,
     group: str,
     positive: str,
+    decimal: Decimal,
+    encoding: str,
+    sheet: str,
 ) -> Task:
-    """Return the clients of a folder of CSV files, or of one file.
+    """Return the clients of a folder of tables, or of one file.
 
     Columns of numbers are standardised and those of texts are one-hot encoded, by what training rows hold.
     """
@@ -57,6 +60,9 @@ def load(
         together=standardise == "together",
         smallest_category=smallest_category,
         groupings=parse_groups("csv.group", group),
+        decimal=decimal,
+        encoding=encoding_named(encoding),
+        sheets=split_names(sheet),
     )
     files = CsvFiles(setup, settings)
 

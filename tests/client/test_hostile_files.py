@@ -25,6 +25,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.files.reasons import REASONS
+from tests.tasks.workbooks import write_workbook
 
 HEADER = "patient,age,sexus,diagnosis,outcome"
 PEOPLE = [
@@ -136,10 +137,22 @@ CASES: dict[str, Case] = {
     "columns of fixed width": case("\n".join(f"{who:<30}{k:>4}" for k, who in enumerate(PEOPLE)), "one column only"),
     # Encodings and separators
     "UTF-8 with a mark and no header": case(b"\xef\xbb\xbf" + HEADLESS.encode(), DOUBTFUL),
-    "UTF-16": case(table(*rows()).encode("utf-16"), "in UTF-16"),
-    "UTF-16, big end first": case(b"\xfe\xff" + table(*rows()).encode("utf-16-be"), "in UTF-16"),
+    "UTF-16": case(table(*rows()).encode("utf-16"), may_leave=GOOD),
+    "UTF-16, big end first": case(b"\xfe\xff" + table(*rows()).encode("utf-16-be"), may_leave=GOOD),
+    "UTF-16 without header": case(HEADLESS.encode("utf-16"), DOUBTFUL),
+    "UTF-16 that ends too early": case(table(*rows()).encode("utf-16")[:-1], "line 31 of its file is neither"),
     "UTF-16 without a mark": case(table(*rows()).encode("utf-16-le"), "in UTF-16"),
-    "UTF-32": case(table(*rows()).encode("utf-32"), "in UTF-16"),
+    "UTF-32": case(table(*rows()).encode("utf-32"), may_leave=GOOD),
+    "a line that states the separator, and no header": case("sep=,\n" + HEADLESS, DOUBTFUL),
+    "latin 1 that is asked for, and no header": case(
+        HEADLESS.replace("Astrid", "Håkan").encode("latin-1"), DOUBTFUL, ask={"encoding": "latin-1"}
+    ),
+    "decimal points where commas are asked for": case(
+        table(*rows(age="36.{n}")),
+        "line 2, column 'age' holds a number with a point",
+        ask={"decimal": ","},
+        may_leave={"age"},
+    ),
     "latin 1": case(table(*rows(patient="Håkan Lindqvist")).encode("latin-1"), "line 2 of its file is not in UTF-8"),
     "old Windows": case(table(*rows(diagnosis="“asthma” of {who}")).encode("cp1252"), "not in UTF-8"),
     "tabs without header": case(HEADLESS.replace(",", "\t"), DOUBTFUL),
@@ -352,6 +365,64 @@ def test_no_cell_of_a_file_is_in_what_its_device_sends(
             assert not re.search(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])", message.lower()), (word, message[:500])
     assert chosen.told in messages[1]
     assert usable or chosen.told or len(messages[1]) < 400
+
+
+def in_another_format(path: Path, names: str, *lines: str) -> None:
+    """Write a table as the format that a file's ending names, with texts alone."""
+    cells = [line.split(",") for line in (names, *lines)]
+    if path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = pytest.importorskip("pyarrow").table(
+            dict(zip(cells[0], map(list, zip(*cells[1:], strict=True)), strict=True))
+        )
+        parquet.write_table(table, path)
+    else:
+        pytest.importorskip("python_calamine")
+        write_workbook(path, {"Haraldsen's ward": cells})
+
+
+FIRST = rows()[0].replace("Astrid Lindqvist", "Astrid")
+OTHER_FORMATS: dict[str, tuple[Mapping[str, Any], tuple[str, ...], str, bool]] = {
+    "a good table": (ASKED, (HEADER, *rows()), "", True),
+    "no header": (ASKED, (FIRST, *rows()), "may hold values", False),
+    "a text among numbers": (ASKED, (HEADER, *rows(), "Petrovic,old,male,asthma,recovered"), "row 3", False),
+    "names as categories": ({**ASKED, "csv.ignore": ""}, (HEADER, *rows()), "30 different texts", False),
+    "a typo": ({**ASKED, "csv.target": "outcom"}, (HEADER, *rows()), "no column 'outcom'", False),
+    "no such sheet": ({**ASKED, "csv.sheet": "Data"}, (HEADER, *rows()), "csv.sheet", False),
+}
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".xlsx"])
+@pytest.mark.parametrize("which", OTHER_FORMATS)
+def test_no_cell_of_a_table_in_another_format_is_in_what_its_device_sends(
+    tmp_path: Path, which: str, ending: str, good: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, lines, told, fits = OTHER_FORMATS[which]
+    if ending == ".parquet" and which == "no such sheet":
+        pytest.skip("the format has no sheets")
+    (tmp_path / "Kungsgatan").mkdir()
+    in_another_format(tmp_path / "Kungsgatan" / f"site{ending}", *lines)
+    with caplog.at_level(logging.CRITICAL, "flwr"):
+        messages, usable = everything_sent(context_of(tmp_path / "Kungsgatan", settings, name="site"), good)
+    assert usable == fits
+    assert told in messages[1]
+    may_leave = words_of(GOOD) if fits else set()
+    words = words_of([*lines, "Haraldsen's ward", "Kungsgatan"]) - words_of(HEADER.split(",")) - SENTENCES - may_leave
+    for message in messages:
+        assert not words & words_of([message]), message[:500]
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".xlsx", ".xls", ".ods", ".feather"])
+def test_the_server_is_told_nothing_of_noise_in_another_format_but_that_it_is_no_table(
+    tmp_path: Path, ending: str, good: str
+) -> None:
+    for package in ("pyarrow", "python_calamine"):
+        pytest.importorskip(package)
+    (tmp_path / f"site{ending}").write_bytes(packed() if ending == ".xlsx" else noise(900) + PEOPLE[0].encode())
+    messages, usable = everything_sent(context_of(tmp_path, ASKED, name="site"), good)
+    assert not usable
+    assert messages[1] == REASONS["no-table"]
+    assert not words_of(messages) & words_of([*PEOPLE, tmp_path.parent.name])
 
 
 def test_the_files_that_should_be_refused_are(tmp_path: Path) -> None:

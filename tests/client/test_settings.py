@@ -16,7 +16,7 @@ from fairbloom.client.settings import (
     work_settings,
 )
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.server.settings import default_config, may_differ, may_grow
+from fairbloom.server.settings import Settings, default_config, may_differ, may_grow
 from fairbloom.tasks import Setup, Task
 
 from .helpers import ask, context, run_config
@@ -92,6 +92,17 @@ def test_paths_and_import_strings_are_refused_by_the_settings_name(key: str, val
     with pytest.raises(SettingRefusedError, match=f"the run sets {key} = ") as error:
         accepted_settings({**run_config(), key: value})
     assert len(str(error.value)) < 300
+
+
+def test_a_device_takes_how_its_files_are_written_as_plain_words() -> None:
+    given = {"csv.decimal": ",", "csv.encoding": "cp1252", "csv.sheet": "Sheet1,Ward 7"}
+    config = Settings.of({"task": "csv", "data-dir": "/srv/data", **given}).run_config()
+    assert given.items() <= accepted_settings(config).items()
+    with pytest.raises(SettingRefusedError, match=r"the run sets csv\.decimal = ';': allowed is \. or ,"):
+        accepted_settings({**config, "csv.decimal": ";"})
+    for key in ("csv.encoding", "csv.sheet"):
+        with pytest.raises(SettingRefusedError, match=f"the run sets {key} = "):
+            accepted_settings({**config, key: "../../etc/passwd"})
 
 
 def test_a_run_may_leave_the_model_to_the_task() -> None:

@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 
 from fairbloom.tasks.files import arrow, progress, reading
 from fairbloom.tasks.files.arrow import read_by_arrow
+from fairbloom.tasks.files.cells import CellsOfFile, build_table
 from fairbloom.tasks.files.formats import DELIMITERS
 from fairbloom.tasks.files.reasons import DataError
 from fairbloom.tasks.files.table import ColumnHints, Table
 from fairbloom.tasks.files.text import read_by_python
 
-Reader = Callable[[Path, ColumnHints, Callable[[float], None]], Table | None]
+Reader = Callable[[Path, ColumnHints, Callable[[float], None]], CellsOfFile | None]
 
 NUMBERS = ["1", "0", "-0", "007", "2.5", "-.5", "5.", "+1", "1e5", "1E-7", "1e-320", "9007199254740993", "4.0", "0.1"]
+WITH_COMMAS = ["1,5", "-0,25", "+,5", "7,", "1,5e3", "1,234", "1,2,3", "4,0", "3"]
 ODD_NUMBERS = ["1e100", "1e101", "-1e400", "1e-400", "inf", "-Infinity", "1_000", "0x10", "1,5", "٣", "½", "1f", "--1"]
 BLANKS = ["", "NA", "na", "?", "NaN", "-nan", "N/A", "null", "NULL", " ", " NA ", "\xa0", "nan(1)", "none"]
 WORDS = ["a", "A", "north", "nörth", "K", "\u212a", "k", "ward x", " a", "a\t", "\x1c", "\u2028", "true", "2024-03-17"]
@@ -32,6 +34,8 @@ NAMES = ["age", "ward", "target", "K", "a", "1", "NaN", "1e5", "north", "2024-03
 columns_of_cells = st.one_of(
     st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=3),
     st.lists(st.sampled_from(NUMBERS + BLANKS), min_size=1, max_size=6),
+    st.lists(st.sampled_from(WITH_COMMAS + BLANKS), min_size=1, max_size=6),
+    st.lists(st.sampled_from(WITH_COMMAS + NUMBERS), min_size=1, max_size=6),
     st.lists(st.sampled_from(WORDS), min_size=1, max_size=4),
     st.lists(st.sampled_from(CELLS), min_size=1, max_size=8),
     st.lists(st.floats(width=64).map(repr), min_size=1, max_size=6),
@@ -60,7 +64,9 @@ def files(draw: st.DrawFn) -> bytes:
         )
     if draw(st.booleans()):
         content = content.removesuffix(end)
-    encoding = draw(st.sampled_from(["utf-8", "utf-8", "utf-8-sig", "latin-1", "utf-16"]))
+    if draw(st.integers(0, 4)) == 0:
+        content = f"sep={draw(st.sampled_from([delimiter, delimiter, ';', '^', '']))}{end}{content}"
+    encoding = draw(st.sampled_from(["utf-8", "utf-8", "utf-8-sig", "latin-1", "utf-16", "utf-16-le", "utf-32"]))
     return content.encode(encoding, errors="replace")
 
 
@@ -68,6 +74,9 @@ hints = st.builds(
     ColumnHints,
     st.frozensets(st.sampled_from(["target", "ward", "1"])),
     st.frozensets(st.sampled_from(["age", "k", "a"])),
+    targets=st.frozensets(st.sampled_from(["target", "1"])),
+    decimal=st.sampled_from([".", ","]),
+    encoding=st.sampled_from(["utf-8", "iso8859-1", "utf-16-le"]),
 )
 
 
@@ -81,16 +90,23 @@ def content_of(table: Table) -> list[object]:
         )
         for column in table.columns.values()
     ]
-    return [table.path, table.doubtful, table.lines.dtype, table.lines.tobytes(), *columns]
+    return [
+        table.path,
+        table.doubtful,
+        table.source.header,
+        table.source.lines.dtype,
+        table.source.lines.tobytes(),
+        *columns,
+    ]
 
 
 def outcome(reader: Reader, path: Path, known: ColumnHints) -> object:
     """Return what a reader makes of a file, or says of it; None where it leaves it."""
     try:
-        table = reader(path, known, lambda share: None)
+        found = reader(path, known, lambda share: None)
+        return None if found is None else content_of(build_table(found, known))
     except DataError as error:
         return str(error), error.reportable
-    return None if table is None else content_of(table)
 
 
 @pytest.fixture(params=[(2**20, 2**20), (64, 200)], ids=["at once", "in blocks"])
@@ -126,6 +142,7 @@ PLAIN = {
     "a text after many numbers": "id,x\n" + lines("1", rows=50) + "50,north\n",
     "a number of Python alone after many others": "id,x\n" + lines("1", rows=50) + "50,٣\n",
     "a number that is too large": "id,x\n" + lines("1", rows=50) + "50,1e101\n",
+    "a line that states the separator": "sep=;\nid;x\n" + lines("1", "2").replace(",", ";"),
     "quotation marks around all": '"id","x"\n' + lines('"north"', '""', '"a,b"'),
     "lines as on Windows": "id,x\r\n" + lines("1", "2").replace("\n", "\r\n"),
     "a mark of UTF-8": "\ufeffid,x\n" + lines("1", "2"),

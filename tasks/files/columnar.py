@@ -1,0 +1,213 @@
+"""Parquet and Feather files as pyarrow reads them: columns that have types, and records that have numbers."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .arrow import add_cells, may_be_number
+from .cells import MAX_NUMBER, Cells, CellsBuilder, CellsOfFile, Numbers
+from .numbers import Decimal, format_number
+from .reasons import DataError
+from .table import ColumnHints, Source
+from .text import check_names
+
+MOST_CELLS = 2**31
+"""Larger tables are refused: a few bytes of a hostile file may stand for any number of rows."""
+
+BATCH = 65_536
+"""So many rows are read at a time."""
+
+INDEX = "__index_level_"
+"""How the names of columns begin in which pandas keeps the index of a table."""
+
+
+def read_columnar(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> CellsOfFile:
+    """Return the cells of a Parquet or Feather file.
+
+    Numbers stay what they are; booleans, dates and categories become the texts that a CSV file would have.
+
+    Parameters
+    ----------
+    path
+        The file.
+    hints
+        What the settings of the run say about its columns.
+    show
+        Called with the share of the rows that has been read.
+
+    Raises
+    ------
+    DataError
+        When it cannot be read, is too large, or one of its columns holds neither numbers nor texts.
+    """
+    import_arrow(path)
+    with explained(path), opened(path) as (schema, rows, batches):
+        names = [name for name in schema.names if not name.startswith(INDEX)]
+        if rows * len(names) > MOST_CELLS:
+            raise DataError(
+                f"{path} has {rows:,} rows of {len(names):,} columns, and {MOST_CELLS:,} values are the most: take a "
+                "part of it",
+                "too-large",
+            )
+        source = Source(path, np.arange(1, rows + 1), unit="row", header=0)
+        check_names(source, [name.strip() for name in names])
+        wanted = [name for name in names if name.strip().lower() not in hints.ignored]
+        for name in wanted:
+            check_type(path, name, names.index(name) + 1, schema.field(name).type)
+        found = {name: TypedColumn(schema.field(name), rows, hints) for name in wanted}
+        read = 0
+        for batch in batches(wanted):
+            for name in wanted:
+                found[name].add(batch.column(batch.schema.get_field_index(name)))
+            read += len(batch)
+            show(read / max(rows, 1))
+    if read != rows and wanted:
+        raise DataError(f"{path} has {read:,} rows, and says that it has {rows:,}: write it again", "unreadable")
+    nothing = CellsBuilder().build()
+    columns = [found[name].build() if name in found else nothing for name in names]
+    return CellsOfFile(source, [name.strip() for name in names], columns)
+
+
+def import_arrow(path: Path) -> None:
+    """Raise DataError where pyarrow, which is an extra, is not installed."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise DataError(
+            f"{path}: a {path.suffix.lower()} file is read by pyarrow, which is not installed here: pip install "
+            "'fairbloom[csv]'",
+            "no-extra",
+        ) from error
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what pyarrow raises about a damaged file into a DataError."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
+        why = " ".join(str(error).split())[:200] or "it needs more memory than there is"
+        raise DataError(
+            f"{path} cannot be read as a {path.suffix.lower()} file ({why}): write it again", "no-table"
+        ) from error
+
+
+Batches = Callable[[Sequence[str]], Iterator[Any]]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Any, int, Batches]]:
+    """Yield the schema of a file, its number of rows, and a function that yields record batches of some columns."""
+    if path.suffix.lower() == ".parquet":
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(path) as file:
+            yield (
+                file.schema_arrow,
+                file.metadata.num_rows,
+                lambda names: file.iter_batches(BATCH, columns=list(names), use_threads=False),
+            )
+        return
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as mapped, pa.ipc.open_file(mapped) as reader:
+        batches = [reader.get_batch(k) for k in range(reader.num_record_batches)]
+        for batch in batches:
+            batch.validate(full=True)  # a damaged file could end the process otherwise
+        yield reader.schema, sum(map(len, batches)), lambda names: (batch.select(list(names)) for batch in batches)
+
+
+def check_type(path: Path, name: str, place: int, kind: Any) -> None:
+    """Raise DataError where a column holds lists, structures or bytes."""
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    simple = (
+        *(types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_decimal),
+        *(types.is_string, types.is_large_string, types.is_string_view),
+        *(types.is_date, types.is_timestamp, types.is_time),
+    )
+    if not any(is_kind(kind) for is_kind in simple):
+        raise DataError(
+            f"{path}, column {name!r} holds values of the type {kind}, which are neither numbers nor texts: leave it "
+            f"out by csv.ignore={name}, or write numbers or texts",
+            "strange-column",
+            column=place,
+        )
+
+
+class TypedColumn:
+    """A column that has a type, to which batches are added: numbers as they are, and all else as texts.
+
+    Parameters
+    ----------
+    field
+        Its name and type.
+    rows
+        How many it has.
+    hints
+        What the settings of the run say about the columns.
+    """
+
+    def __init__(self, field: Any, rows: int, hints: ColumnHints) -> None:
+        from pyarrow import types
+
+        name = field.name.strip()
+        self._decimal: Decimal = hints.decimal
+        numeric = types.is_integer(field.type) or types.is_floating(field.type)
+        as_text = name.lower() in hints.as_texts or may_be_number(name)
+        self._numbers = np.full(rows, np.nan) if numeric and not as_text else None
+        self._filled = 0
+        self._cells = CellsBuilder()
+
+    def add(self, values: Any) -> None:
+        """Add the values of a batch."""
+        if self._numbers is None:
+            add_cells(self._cells, to_texts(values, self._decimal))
+            return
+        import pyarrow as pa
+
+        numbers = values.cast(pa.float64(), safe=False).fill_null(np.nan)
+        block = self._numbers[self._filled : self._filled + len(values)]
+        block[:] = np.from_dlpack(numbers)[: len(block)]
+        self._filled += len(values)
+
+    def build(self) -> Cells | Numbers:
+        """Return all values: as `Cells`, whose errors name the row, where a number is infinite or beyond all reason."""
+        numbers = self._numbers
+        if numbers is None:
+            return self._cells.build()
+        missing = np.isnan(numbers)
+        if not np.all(np.abs(numbers[~missing]) <= MAX_NUMBER):
+            self._cells.add([format_number(number, self._decimal) for number in numbers.tolist()])
+            return self._cells.build()
+        return Numbers(numbers, ("",) if missing.any() else (), missing.astype(np.int8))
+
+
+def to_texts(values: Any, decimal: Decimal) -> Any:
+    """Return an array as one of texts, "" for what is missing: the texts that a CSV file would have."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    kind = values.type
+    if types.is_integer(kind) or types.is_floating(kind):
+        coded = values.dictionary_encode()
+        numbers = coded.dictionary.cast(pa.float64(), safe=False).to_pylist()
+        exact = coded.dictionary.to_pylist() if types.is_integer(kind) else numbers
+        texts = [str(each) if isinstance(each, int) else format_number(each, decimal) for each in exact]
+        values = pa.array(texts, pa.string()).take(coded.indices)
+    elif types.is_boolean(kind):
+        values = pa.array(["False", "True"]).take(values.cast(pa.int8()))
+    elif types.is_timestamp(kind):
+        values = pa.compute.replace_substring_regex(values.cast(pa.string()), r"\.0+(Z?)$", r"\1")
+    elif types.is_decimal(kind):
+        texts = values.cast(pa.string())
+        values = texts if decimal == "." else pa.compute.replace_substring(texts, ".", decimal)
+    return values.cast(pa.string()).fill_null("")

@@ -1,0 +1,168 @@
+"""Spreadsheets: the cells of a workbook's sheet, as another process reads them, which a damaged workbook may end."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairbloom.errors import did_you_mean
+
+from .cells import CellsBuilder, CellsOfFile
+from .numbers import Decimal, format_number
+from .reasons import DataError
+from .table import ColumnHints, Source, where
+from .targets import join_names
+from .text import BLOCK, check_names
+
+PROGRAM = Path(__file__).with_name("workbook.py")
+"""What reads workbooks."""
+
+LEAST_MEMORY, MEMORY_A_BYTE = 2**30, 200
+"""A workbook may take so much memory in bytes, and so much more for each byte of the file, before it is refused."""
+
+
+def read_sheet(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> CellsOfFile:
+    """Return the cells of a workbook's sheet: the one that csv.sheet names, or the only one that holds values.
+
+    The first row that holds something names the columns; rows and columns without any value are passed over.
+
+    Parameters
+    ----------
+    path
+        The file: .xlsx, .xlsm, .xls or .ods.
+    hints
+        What the settings of the run say about its columns.
+    show
+        Called with the share of the rows that has been read.
+
+    Raises
+    ------
+    DataError
+        When it cannot be read, several sheets hold values, or the first row does not name the columns.
+    """
+    if importlib.util.find_spec("python_calamine") is None:
+        raise DataError(
+            f"{path}: a {path.suffix.lower()} file is read by python-calamine, which is not installed here: pip "
+            "install 'fairbloom[excel]'",
+            "no-extra",
+        )
+    with rows_of(path, hints.sheets) as (sheet, rows, cells):
+        here = where(path, sheet)
+        at, names = next(((number, row) for number, row in cells if any(row)), (1, []))
+        header = [str(name).strip() for name in names]
+        width = max((place for place, name in enumerate(header, start=1) if name), default=0)
+        places = range(width)
+        columns, lines = [CellsBuilder() for _ in places], []
+        block: list[list[str]] = []
+
+        def flush() -> None:
+            for place in places:
+                columns[place].add([row[place] for row in block])
+            block.clear()
+
+        for number, row in cells:
+            texts = [to_text(cell, hints.decimal) for cell in row]
+            if not any(texts):
+                continue
+            unnamed = next((k for k, text in enumerate(texts) if text and (k >= width or not header[k])), None)
+            if unnamed is not None:
+                raise DataError(
+                    f"{here}, row {at}: column {letters(unnamed)} has no name, and row {number} has a value in it: the "
+                    "first row that holds something must name the columns: name this one, or remove what is no part "
+                    "of the table",
+                    "unnamed-column",
+                    column=unnamed + 1,
+                )
+            block.append(texts)
+            lines.append(number)
+            if len(block) == BLOCK:
+                flush()
+                show(number / max(rows, 1))
+        flush()
+    if not header:
+        raise DataError(f"{path} is empty: the first row of a sheet must name the columns", "empty")
+    source = Source(path, np.array(lines, np.int64), unit="row", sheet=sheet, header=at)
+    named = [place for place in places if header[place]]
+    check_names(source, [header[place] for place in named])
+    return CellsOfFile(source, [header[place] for place in named], [columns[place].build() for place in named])
+
+
+def to_text(cell: str | float | bool, decimal: Decimal) -> str:
+    """Return a cell as a CSV file would have it."""
+    if isinstance(cell, str):
+        return cell.strip()
+    return str(cell) if isinstance(cell, bool) else format_number(cell, decimal)
+
+
+def letters(place: int) -> str:
+    """Return what a spreadsheet calls the column of this place, counted from 0: A, Z, AA."""
+    name = ""
+    place += 1
+    while place:
+        place, letter = divmod(place - 1, 26)
+        name = chr(ord("A") + letter) + name
+    return name
+
+
+@contextmanager
+def rows_of(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, int, Iterator[tuple[int, list[Any]]]]]:
+    """Yield the name of the sheet that is read, its number of rows, and its rows with their numbers.
+
+    Raises
+    ------
+    DataError
+        When the workbook cannot be read, or it has no such sheet, or several hold values.
+    """
+    limit = LEAST_MEMORY + MEMORY_A_BYTE * path.stat().st_size
+    command = [sys.executable, "-P", str(PROGRAM), str(path.absolute()), str(limit), *wanted]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:  # noqa: S603
+        assert process.stdout is not None  # noqa: S101 (as it was asked for)
+        try:
+            found = json.loads(process.stdout.readline() or "{}")
+            if "sheet" not in found:
+                raise _refusal(path, found, wanted, limit)
+            yield found["sheet"], found["rows"], enumerate(map(json.loads, process.stdout), start=1)
+            if process.wait():
+                raise _refusal(path, {}, wanted, limit)
+        finally:
+            process.kill()
+
+
+def _refusal(path: Path, found: dict[str, Any], wanted: Sequence[str], limit: int) -> DataError:
+    """Return the error of a workbook of which no sheet can be read."""
+    if not found:
+        return DataError(
+            f"{path} cannot be read: it is damaged, or needs more than {limit / 2**30:.1f} GiB of memory, as a stray "
+            "value in the last row or column of a sheet does: delete the rows and columns around the table, or save it "
+            "as CSV UTF-8",
+            "too-large",
+        )
+    if "error" in found:
+        return DataError(
+            f"{path} cannot be read as a {path.suffix.lower()} file ({found['error']}): save it again, without a "
+            "password",
+            "no-table",
+        )
+    sheets = found["sheets"]
+    if found["filled"]:
+        names = join_names([repr(name) for name in sheets])
+        return DataError(
+            f"{path} has {len(sheets)} sheets that hold values, {names}: name the one to read by "
+            f"csv.sheet={sheets[0]}, or remove the others",
+            "several-sheets",
+            sheets=len(sheets),
+        )
+    if not wanted:
+        return DataError(f"{path} is empty: none of its sheets that are shown holds a value", "no-sheet")
+    hint = did_you_mean(wanted[0], sheets)
+    return DataError(
+        f"csv.sheet = {','.join(wanted)!r}: {path} has no such sheet that holds values; {hint}its sheets are "
+        f"{join_names(sheets)}",
+        "no-sheet",
+    )

@@ -1,0 +1,162 @@
+"""A user's function that deals examples to clients, named by an import string."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fairbloom.errors import FairbloomError
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import Task, load_task
+from fairbloom.tasks.split import Split
+
+MINE = """
+import numpy as np
+
+
+def halves(labels, clients, random):
+    shuffled = random.permutation(len(labels))
+    return np.array_split(shuffled[: len(labels) // 2], clients)
+
+
+def by_label(labels, clients, random):
+    return [np.flatnonzero(labels % clients == client) for client in range(clients)]
+
+
+def too_many(labels, clients, random):
+    return np.array_split(np.arange(len(labels)), clients + 1)
+
+
+def too_few(labels, clients, random):
+    return [np.arange(4), *np.array_split(np.arange(4, len(labels)), clients - 1)]
+
+
+def twice(labels, clients, random):
+    return [np.arange(9)] * clients
+
+
+def twice_alone(labels, clients, random):
+    return [[7] * 9, *np.array_split(np.arange(8, len(labels)), clients - 1)]
+
+
+def beyond(labels, clients, random):
+    return [np.arange(len(labels) + 1), *np.array_split(np.arange(9), clients - 1)]
+
+
+def below(labels, clients, random):
+    return np.array_split(np.arange(len(labels)) - 1, clients)
+
+
+def floats(labels, clients, random):
+    return [np.arange(9) / 2] * clients
+
+
+def masks(labels, clients, random):
+    return [labels == client for client in range(clients)]
+
+
+def fails(labels, clients, random):
+    raise KeyError("share")
+
+
+def nothing(labels, clients, random):
+    return None
+
+
+def changes(labels, clients, random):
+    labels[:] = 0
+    return np.array_split(random.permutation(len(labels)), clients)
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    name = f"dealing_{abs(hash(request.node.nodeid))}"
+    (tmp_path / f"{name}.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def dealt(partition: str, clients: int = 4, **others: Any) -> Task:
+    return load_task(Settings.of({"task": "digits", "partition": partition, "clients": clients, **others}).run_config())
+
+
+def rows_of(task: Task) -> list[NDArray[np.int64]]:
+    split = Split.of(task)
+    return [np.sort(split.row[split.client == client]) for client in range(len(split.clients))]
+
+
+def test_each_client_has_what_the_function_deals_and_nothing_else(mine: str) -> None:
+    whole = Split.of(dealt("iid"))
+    labels = np.empty(len(whole.row), np.int64)
+    labels[whole.row] = whole.label
+    found = rows_of(dealt(f"{mine}:by_label"))
+    for client, rows in enumerate(found):
+        np.testing.assert_array_equal(rows, np.flatnonzero(labels % 4 == client))
+
+
+def test_the_seed_decides_what_is_dealt(mine: str) -> None:
+    first, again, other = (rows_of(dealt(f"{mine}:halves", seed=seed)) for seed in (1, 1, 2))
+    assert all(map(np.array_equal, first, again))
+    assert not any(map(np.array_equal, first, other))
+    assert len(np.concatenate(first)) == 1797 // 2
+
+
+def test_a_function_cannot_change_the_labels(mine: str) -> None:
+    assert set(Split.of(dealt(f"{mine}:changes")).label.tolist()) == set(range(10))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("too_many", "it deals 5 clients, and clients = 4"),
+        ("too_few", "it deals client 0 of 4 4 examples, and at least 5 are needed"),
+        ("twice", "it deals client 1 the place 0 and client 0: an example belongs to one client"),
+        ("twice_alone", "it deals client 0 the place 7 twice"),
+        ("beyond", "it deals client 0 the place 1797, and places are from 0 to 1796"),
+        ("below", "it deals client 0 the place -1, and places are from 0"),
+        ("floats", "it must deal client 0 whole numbers, .* got float64"),
+        ("masks", "it must deal client 0 whole numbers, .* got bool"),
+        ("fails", "it failed with KeyError: 'share'"),
+        ("nothing", "it failed with TypeError: .*NoneType"),
+        ("number", "it must be a function of labels, clients and random, got int"),
+        ("shards", "has no shards; it has"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused_with_function_and_client(mine: str, function: str, said: str) -> None:
+    with pytest.raises(FairbloomError, match=rf"partition = '{mine}:{function}': .*{said}"):
+        dealt(f"{mine}:{function}")
+
+
+def test_a_data_set_with_tests_apart_has_both_dealt_alike(mine: str) -> None:
+    from fairbloom.tasks.partition import deal
+    from fairbloom.tasks.task import Setup
+
+    labels, tested = np.arange(400) % 8, np.arange(80) % 8
+    setup = Setup.of({"partition": f"{mine}:by_label", "clients": 4})
+    for client, (examples, tests) in enumerate(deal(labels, setup, tested)):
+        assert set(labels[examples] % 4) == set(tested[tests] % 4) == {client}
+
+
+def test_a_task_whose_clients_come_with_the_data_takes_no_function(mine: str) -> None:
+    with pytest.raises(FairbloomError, match=r"partition = .*task heart-disease has hospital$"):
+        load_task(Settings.of({"task": "heart-disease", "partition": f"{mine}:halves"}).run_config())
+
+
+@pytest.mark.parametrize("taken", [lambda name: f"{name}:halves", lambda name: "os:system"])
+def test_a_device_refuses_a_partition_by_import_string_that_its_owner_has_not_allowed(
+    mine: str, taken: Callable[[str], str]
+) -> None:
+    from fairbloom.client.settings import SettingRefusedError, accepted_settings
+
+    config = Settings.of({"task": "digits", "partition": f"{mine}:halves"}).run_config() | {"partition": taken(mine)}
+    with pytest.raises(SettingRefusedError, match="the run sets partition = "):
+        accepted_settings(config)
+    assert accepted_settings(config, allow=[taken(mine)])["partition"] == taken(mine)
