@@ -357,6 +357,6 @@ def _personal(folder: Path, client: str, place: Path | None) -> StateDict:
 def _load(module: nn.Module, arrays: Mapping[str, Any]) -> None:
     """Load arrays into a model; raise FairbloomError where it is another one than they were of."""
     try:
-        module.load_state_dict({name: torch.as_tensor(np.asarray(array)) for name, array in arrays.items()})
+        module.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
     except RuntimeError as error:
         raise PredictionError(f"the run's arrays do not fit its model: {error}") from error

@@ -210,6 +210,15 @@ def model():
 class Flat(torch.nn.Sequential):
     def __init__(self, inputs, outputs):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(inputs, outputs))
+
+
+class Half(Flat):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.bfloat16()
+
+    def forward(self, x):
+        return super().forward(x.bfloat16())
 """
 
 
@@ -231,6 +240,18 @@ def test_a_task_without_preprocessing_gives_its_model_and_outputs(mine: Path, tm
     torch.testing.assert_close(predictor.outputs(inputs), run.model()(inputs))
     with pytest.raises(FairbloomError, match=r"does not say how files become inputs \(Task\.preprocessing\)"):
         predictor.predict_file(mine, tmp_path / "out.csv")
+
+
+@pytest.mark.parametrize("model", ["last", "best", "personal"])
+def test_a_model_in_bfloat16_predicts(mine: Path, model: str, arrays: fairbloom.Run, tmp_path: Path) -> None:
+    data = arrays.folder.parent / "data"
+    settings = {"personal-lambda": 0.1}
+    run = fairbloom.run("npz", data_dir=data, out="run", model="points_of_mine:Half", settings=settings, **SMALL)
+    predictor = run.predictor("a", model)
+    assert {each.dtype for each in predictor.module.parameters()} == {torch.bfloat16}
+    assert predictor.predict_file(data / "a.npz", tmp_path / "out.csv") == 20
+    right = [row["predicted_y"] for row in read(tmp_path / "out.csv")]
+    assert {*right} <= {"cat", "dog"}
 
 
 @pytest.mark.parametrize("by", ["task", "model"])
