@@ -35,7 +35,6 @@ from fairbloom.server.run_folder.files import (
     is_run_folder,
     read_model,
 )
-from fairbloom.strategies import served_model
 from fairbloom.system.files import whole_file
 from fairbloom.tasks import Task, find_task, load_task
 from fairbloom.tasks.files.targets import join_names
@@ -315,6 +314,8 @@ def _arrays(
                 "flatter it"
             )
         return BEST.read(folder)
+    from fairbloom.strategies import served_model  # imported late: a device, which has no such folder, lacks its solver
+
     if served_model(str(settings.get("method", ""))) == PERSONAL_MODEL:
         log.warning(
             "method %s trains no global model, so that model last predicts by the one that the run began with: take "

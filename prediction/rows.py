@@ -130,7 +130,7 @@ class NewRows:
         read = Column(column.name, 0, None, (), np.zeros(0, np.int32), blanks, missing)
         wrong: dict[str, str] = {}
         if not column.fill:
-            wrong |= dict.fromkeys(blanks, f"there is no value ({MISSING_WORDS}), and training had none without")
+            wrong |= dict.fromkeys(blanks, f"there is no value ({MISSING_WORDS}), and training filled none in")
         if column.kind == NUMBER:
             numbers = parse_numbers(cells)
             for cell, number in zip(cells.different, numbers, strict=True):
@@ -161,7 +161,8 @@ class NewRows:
 
     def _warn_of_unknown(self, column: InputColumn, read: Column) -> None:
         """Log that some texts are none of a column's categories, and what becomes of them."""
-        unknown = [code for code, text in enumerate(read.texts) if not column.knows(text)]
+        known = frozenset(column.categories)
+        unknown = [code for code, text in enumerate(read.texts) if text not in known]
         if not unknown:
             return
         rows = np.flatnonzero(np.isin(read.codes, unknown))

@@ -13,6 +13,7 @@ from fairbloom.errors import FairbloomError, ReportableError, place_of_function
 from .collated import CollatedExamples
 from .inputs import names_of, tensors_of
 from .model_loss import is_of_model
+from .preprocessing import Preprocessing
 from .task import AnyExamples, Examples, Splits, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -57,7 +58,18 @@ def guard_task(name: str, task: Task) -> Task:
                 check_examples(f"task = {name!r}: the {which} examples of client {client}", examples, task)
         return made
 
-    return replace(task, splits=splits, loss=guard_loss(name, task.loss))
+    def preprocessing(client: str) -> Preprocessing:
+        assert task.preprocessing is not None  # noqa: S101 (it is asked for below alone)
+        made: object = task.preprocessing(client)
+        if not isinstance(made, Preprocessing):
+            raise FairbloomError(
+                f"task = {name!r}: preprocessing({client!r}) must return a Preprocessing, got {type(made).__name__}; "
+                "of no client, '', it is what is common to all"
+            )
+        return made
+
+    guarded = preprocessing if task.preprocessing else None
+    return replace(task, splits=splits, loss=guard_loss(name, task.loss), preprocessing=guarded)
 
 
 def guard_loss(name: str, loss: Loss) -> Loss:

@@ -70,10 +70,6 @@ class InputColumn:
         """How many inputs the column becomes."""
         return len(self.categories) if self.kind == CATEGORY else 1
 
-    def knows(self, text: str) -> bool:
-        """Return whether a category is known by its name."""
-        return text in self.categories
-
     def encode(self, inputs: NDArray[np.float32], table: Table, rows: Rows) -> None:
         """Write the column's inputs of these rows, shape (rows, width), into an array of zeros."""
         column = table.columns[self.name]

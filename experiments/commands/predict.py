@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 from rich.markup import escape
 
+from ..results.run import load
 from ..views.tables import console
 
 ClientOption = Annotated[
@@ -39,8 +40,8 @@ def predict(
 
     The columns may be in any order, and the target may be there or not.
     """
-    from fairbloom.prediction.predictor import check_new, load_predictor  # imported late, as PyTorch is with it
+    from fairbloom.prediction.predictor import check_new  # imported late, as PyTorch is with it
 
     check_new(out)
-    count = load_predictor(run, client=client, model=model).predict_file(file, out)
+    count = load(run).predictor(client, model).predict_file(file, out)
     console.print(f"{count:,} predictions: {escape(str(out))}", soft_wrap=True)

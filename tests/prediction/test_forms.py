@@ -242,6 +242,52 @@ def test_a_task_without_preprocessing_gives_its_model_and_outputs(mine: Path, tm
         predictor.predict_file(mine, tmp_path / "out.csv")
 
 
+PREPARED = """
+import torch
+from fairbloom.tasks import Examples, Splits, Task
+from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
+
+MEANS = {"a": 10.0, "b": 20.0}
+
+
+def task(setup):
+    def splits(client):
+        x = torch.randn(40, 1, generator=torch.Generator().manual_seed(ord(client)))
+        y = (x[:, 0] > 0).long()
+        return Splits(Examples(x[10:], y[10:]), Examples(x[:10], y[:10]))
+
+    def preprocessing(client):
+        columns = (InputColumn("height", "number", center=MEANS.get(client, 0.0), scale=float(client != "")),)
+        return Preprocessing(
+            form="table", columns=columns, target="tall", classes=("no", "yes"), client=client, per_client=not client
+        )
+
+    model = lambda: torch.nn.Linear(1, 2)
+    return Task(("a", "b"), model, torch.nn.CrossEntropyLoss(reduction="none"), splits, preprocessing=preprocessing)
+
+
+def wrong(setup):
+    from dataclasses import replace
+    return replace(task(setup), preprocessing=lambda client: {})
+"""
+
+
+def test_a_users_task_predicts_by_its_own_preprocessing(mine: Path) -> None:
+    mine.write_text(PREPARED)
+    run = fairbloom.run("points_of_mine:task", out="run", settings={"learning-rate": 1.0}, **SMALL | {"rounds": 10})
+    for client, mean in (("a", 10.0), ("b", 20.0)):
+        heights = pandas.DataFrame({"height": [mean - 2.0, mean + 2.0]})
+        assert list(run.predict(heights, client=client)["predicted_tall"]) == ["no", "yes"]
+    with pytest.raises(FairbloomError, match="--client with one of a, b"):
+        run.predict(heights)
+
+
+def test_a_users_task_with_another_preprocessing_is_refused(mine: Path) -> None:
+    mine.write_text(PREPARED)
+    with pytest.raises(FairbloomError, match=r"preprocessing\(''\) must return a Preprocessing, got dict"):
+        fairbloom.run("points_of_mine:wrong", out="run", **SMALL)
+
+
 @pytest.mark.parametrize("model", ["last", "best", "personal"])
 def test_a_model_in_bfloat16_predicts(mine: Path, model: str, arrays: fairbloom.Run, tmp_path: Path) -> None:
     data = arrays.folder.parent / "data"
