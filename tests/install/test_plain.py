@@ -69,7 +69,11 @@ def test_a_device_predicts_with_what_is_installed_there(tmp_path: Path) -> None:
         "Path('new.csv'), Path(f'{model}.csv'))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     for model in ("last", "personal"):
