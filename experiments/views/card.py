@@ -113,9 +113,10 @@ class ModelCard:
     def _introduction(self) -> list[str]:
         run, described = self.run, self.described
         clients = f"{len(self._tested)} clients" if self._tested else "Clients"
+        rounds = run.rounds_done if self._tested else run.num_rounds
         sentences = [
             f"{clients} have trained this model together by federated learning: {escaped(run.label)}, "
-            f"{run.rounds_done or run.num_rounds} rounds, with [Fairbloom](https://github.com/fairbloom/fairbloom)."
+            f"{rounds} rounds, with [Fairbloom](https://github.com/fairbloom/fairbloom)."
         ]
         if not run.finished:
             sentences.append(f"The run was {run.state} after round {run.rounds_done} of {run.num_rounds}.")
@@ -304,7 +305,7 @@ class ModelCard:
             base = place / plan.runs[plan.baseline][seeds[0]]
             if base == self.run.folder or not (found := load(base)).finished:
                 return "", {}
-            return found.label, found.final(self.run.score)
+            return plan.baseline, found.final(self.run.score)
         except (FairbloomError, IndexError):  # it is part of no comparison, or of one whose baseline cannot be read
             return "", {}
 

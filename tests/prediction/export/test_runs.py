@@ -147,7 +147,9 @@ def test_an_unknown_form_is_refused_with_those_there_are(run: fairbloom.Run, tmp
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
     out = tmp_path_factory.mktemp("digits") / "run"
-    return fairbloom.run("digits", model="cnn", clients=3, rounds=2, device="cpu", out=out, progress=False)
+    return fairbloom.run(
+        "digits", model="cnn", clients=3, rounds=2, engine="loop", device="cpu", out=out, progress=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +162,14 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
         x = random.integers(0, 256, (40, 8, 8), dtype=np.uint8)
         np.savez(folder / "data" / f"{name}.npz", x=x, y=np.where(x[:, :, :4].mean(axis=(1, 2)) > 127, "left", "right"))
     return fairbloom.run(
-        "npz", data_dir=folder / "data", model="cnn", rounds=2, device="cpu", out=folder / "run", progress=False
+        "npz",
+        data_dir=folder / "data",
+        model="cnn",
+        rounds=2,
+        engine="loop",
+        device="cpu",
+        out=folder / "run",
+        progress=False,
     )
 
 
