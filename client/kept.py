@@ -104,8 +104,8 @@ def list_kept(state_dir: Path) -> list[Kept]:
     )
     if not folders:
         raise FairbloomError(
-            f"{state_dir} keeps no models: name a client's state-dir, or the folder of a run in it. A run's model comes "
-            "when the run is over, and when the finished run is submitted again"
+            f"{state_dir} keeps no models: name a client's state-dir, or the folder of a run in it. The model of a run "
+            "comes when the run is over, and when the finished run is submitted again"
         )
     return [
         Kept(folder, find_kept(folder), tuple(sorted(int(path.stem) for path in list_models(folder))))
