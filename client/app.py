@@ -62,7 +62,7 @@ def query(message: Message, context: Context) -> Message:
     check_protocol(config)
     if wire.KEEP in config:
         with redact_data_errors(context):
-            return Message(RecordDict({wire.CLIENT: ConfigRecord(keep_final(message, context))}), reply_to=message)
+            return Message(RecordDict({wire.CLIENT: ConfigRecord({**keep_final(message, context)})}), reply_to=message)
     with redact_data_errors(context):
         name, about = describe_data(*_who(context))
     answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(about["examples"]), wire.HONOURS: HONOURED.keys})
@@ -84,7 +84,7 @@ def train(message: Message, context: Context) -> Message:
         local = client_of(context, terms.agreed)
         received = _received(message, local)
         if received is None:
-            return Message(RecordDict({wire.CLIENT: ConfigRecord(_lacking(local))}), reply_to=message)
+            return Message(RecordDict({wire.CLIENT: ConfigRecord({**_lacking(local)})}), reply_to=message)
         update = local.train(received, terms)
         keep_personal(context, local.personal.last)
     content = RecordDict({wire.ARRAYS: _reply(update.arrays, message), wire.METRICS: MetricRecord({**update.metrics})})
@@ -103,7 +103,7 @@ def evaluate(message: Message, context: Context) -> Message:
         local = client_of(context, terms.agreed)
         received = _received(message, local)
         if received is None:
-            return Message(RecordDict({wire.CLIENT: ConfigRecord(_lacking(local))}), reply_to=message)
+            return Message(RecordDict({wire.CLIENT: ConfigRecord({**_lacking(local)})}), reply_to=message)
         metrics = local.evaluate(received, terms)
     return Message(RecordDict({wire.METRICS: MetricRecord({**metrics})}), reply_to=message)
 

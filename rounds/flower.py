@@ -449,12 +449,9 @@ class FlowerClients:
         A node that has lost them since, as a device that was restarted may, says so in place of a reply. It gets them
         with the same message once more.
         """
+        whole = {name: message.content for name, message in asked.messages.items()}
         contents = {name: self._fitting(message, sent) for name, message in asked.messages.items()}
-        shortened = {
-            name
-            for name, content in contents.items()
-            if content is not asked.messages[name].content and FROZEN not in content
-        }
+        shortened = {name for name in contents if contents[name] is not whole[name] and FROZEN not in contents[name]}
         asked.more_sent = sum(map(size_of_arrays, contents.values())) - len(contents) * sent.changing_bytes
         replies = self._send(asked, contents)
         sender, again, others = asked.senders(), dict[str, RecordDict](), list[Message]()
@@ -479,8 +476,10 @@ class FlowerClients:
         for name, content in contents.items():
             asked.messages[name].content = content
         replies = self.deliver(self._packed([asked.messages[name] for name in contents]))
+        sender = asked.senders()
         for reply in replies:
-            if (name := asked.senders()(reply)) in contents and FROZEN in contents[name] and reply.has_content():
+            name = sender(reply)
+            if name in contents and FROZEN in contents[name] and reply.has_content():
                 self._have_frozen[asked.messages[name].metadata.dst_node_id] = True
         return replies
 
@@ -597,9 +596,9 @@ class Sent:
     def of(cls, model: Model, frozen: Collection[str]) -> "Sent":
         """Return a model, of which these parameters are frozen, as it is sent."""
         named, whole = frozenset(frozen), record_of(model)
-        parts = [ArrayRecord({name: whole[name] for name in model if (name in named) == are}) for are in (False, True)]
+        changing = ArrayRecord({name: array for name, array in whole.items() if name not in named})
         digest = digest_arrays({name: model[name] for name in named}) if named else ""
-        return cls(model, whole, *parts, digest)
+        return cls(model, whole, changing, ArrayRecord({name: whole[name] for name in model if name in named}), digest)
 
     @property
     def changing_bytes(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict, UserConfig
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict, UserConfig
 
 from fairbloom.client.app import app
 from fairbloom.client.settings import accepted_settings
@@ -105,7 +105,7 @@ class RecordingGrid(InProcessGrid):
         node_id = message.metadata.dst_node_id
         reply = _answer_message(message, self.contexts[node_id])
         asked = message.metadata.message_type
-        config = message.content.config_records.get(CONFIG, {})
+        config = message.content.config_records.get(CONFIG, ConfigRecord())
         if asked == "query" and config and FROZEN not in config:
             asked = ABOUT
         content = {"error": reply.error.reason} if reply.has_error() else plain_values(unpacked_content(reply.content))
