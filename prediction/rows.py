@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.logs import log
 from fairbloom.tasks.files.cells import MAX_NUMBER, Cells, CellsBuilder, encode_texts, find_blanks, parse_numbers
-from fairbloom.tasks.files.numbers import MISSING_WORDS
-from fairbloom.tasks.files.table import Column, Table
+from fairbloom.tasks.files.numbers import MISSING_WORDS, Decimal
+from fairbloom.tasks.files.reading import read_cells
+from fairbloom.tasks.files.table import Column, ColumnHints, Source, Table
 from fairbloom.tasks.files.targets import join_names
-from fairbloom.tasks.files.text import read_cells
 from fairbloom.tasks.preprocessing import NUMBER, InputColumn, Preprocessing
 
 if TYPE_CHECKING:
@@ -45,22 +45,33 @@ class NewRows:
         The number of each row, as errors name it.
     unit
         What that number counts: "line" or "row".
+    decimal
+        The decimal mark of their numbers.
     """
 
     source: str
     cells: Mapping[str, Cells]
     lines: NDArray[np.int64]
     unit: str = "line"
+    decimal: Decimal = "."
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.lines)
 
     @classmethod
-    def of_file(cls, path: Path) -> "NewRows":
-        """Return those of a file; raise DataError when it is no table with a line of names."""
-        found = read_cells(path, lambda share: None)
-        return cls(str(path), dict(zip(found.header, found.cells, strict=True)), found.lines)
+    def of_file(cls, path: Path, preprocessing: Preprocessing) -> "NewRows":
+        """Return those of a file, written as those of the run; raise DataError when it is no table with names."""
+        hints = ColumnHints(
+            sheets=preprocessing.sheets,
+            decimal=preprocessing.decimal,
+            encoding=preprocessing.encoding,
+            all_texts=True,
+        )
+        found = read_cells(path, hints)
+        cells = [each for each in found.cells if isinstance(each, Cells)]
+        columns = dict(zip(found.header, cells, strict=True))
+        return cls(found.source.where, columns, found.source.lines, found.source.unit, hints.decimal)
 
     @classmethod
     def of_frame(cls, frame: "pandas.DataFrame") -> "NewRows":
@@ -100,7 +111,7 @@ class NewRows:
         columns = {each.name: self._column(each, problems) for each in preprocessing.columns}
         if problems:
             raise UnreadableRowsError(list_problems(self.source, problems, len(self), "rows"))
-        return Table(Path(self.source), columns, self.lines)
+        return Table(Source(Path(self.source), self.lines), columns)
 
     def _check_columns(self, preprocessing: Preprocessing) -> None:
         """Raise UnreadableRowsError where a column is missing, or is none that the model or the run knows."""
@@ -131,7 +142,7 @@ class NewRows:
         if not column.fill:
             wrong |= dict.fromkeys(blanks, f"there is no value ({MISSING_WORDS}), and training had none without")
         if column.kind == NUMBER:
-            numbers = parse_numbers(cells)
+            numbers = parse_numbers(cells, self.decimal)
             for cell, number in zip(cells.different, numbers, strict=True):
                 if number is None:
                     wrong[cell] = "it is not a number, as the column is"
@@ -140,7 +151,7 @@ class NewRows:
             values = cells.expand([math.nan if each is None else each for each in numbers], np.float64)
             read = replace(read, numbers=values)
         else:
-            texts, codes = encode_texts(cells)
+            texts, codes = encode_texts(cells, self.decimal)
             read = replace(read, texts=texts, codes=codes)
             self._warn_of_unknown(column, read)
         problems += self._find(column.name, cells, wrong)

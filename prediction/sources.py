@@ -44,7 +44,7 @@ def read_source(path: Path, preprocessing: Preprocessing) -> Source:
         When something is not as the model takes it; the message names each line, example or image.
     """
     if preprocessing.form == TABLE:
-        return rows_source(NewRows.of_file(path), preprocessing)
+        return rows_source(NewRows.of_file(path, preprocessing), preprocessing)
     return _read_arrays(path, preprocessing) if preprocessing.form == ARRAYS else _read_images(path, preprocessing)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 
+from .files.numbers import Decimal
 from .files.table import EMPTY, Rows, Table
 from .groups import OTHER
 
@@ -140,6 +141,8 @@ class Preprocessing:
         The client whose data it is for; "" where it is for all.
     per_client
         Whether each client standardises numbers by those of its own, and these here are none yet.
+    decimal, encoding, sheets
+        How the run's files of tables are written: csv.decimal, csv.encoding and csv.sheet.
     """
 
     form: str
@@ -154,6 +157,9 @@ class Preprocessing:
     resized: bool = False
     client: str = ""
     per_client: bool = False
+    decimal: Decimal = "."
+    encoding: str = "utf-8"
+    sheets: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:
@@ -211,7 +217,7 @@ class Preprocessing:
             raise ValueError(f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: update it")
         given = {each.name: written[each.name] for each in fields(cls)}
         columns = tuple(InputColumn(**{**each, "categories": tuple(each["categories"])}) for each in given["columns"])
-        lists = {name: tuple(given[name]) for name in ("ignored", "classes", "shape")}
+        lists = {name: tuple(given[name]) for name in ("ignored", "classes", "shape", "sheets")}
         return cls(**{**given, **lists, "columns": columns})
 
     def encode(self) -> bytes:

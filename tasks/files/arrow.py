@@ -171,9 +171,7 @@ def read_columns(
     """
     names = list(map(str, range(len(header))))
     found: dict[str, NumbersBuilder | CellsBuilder] = {
-        place: CellsBuilder()
-        if name.lower() in hints.as_texts or may_be_number(name)
-        else NumbersBuilder(rows, hints.decimal)
+        place: CellsBuilder() if hints.keep_texts(name) or may_be_number(name) else NumbersBuilder(rows, hints.decimal)
         for place, name in zip(names, header, strict=True)
     }
     read, again = 0, []

@@ -160,7 +160,7 @@ class TypedColumn:
         name = field.name.strip()
         self._decimal: Decimal = hints.decimal
         numeric = types.is_integer(field.type) or types.is_floating(field.type)
-        as_text = name.lower() in hints.as_texts or may_be_number(name)
+        as_text = hints.keep_texts(name) or may_be_number(name)
         self._numbers = np.full(rows, np.nan) if numeric and not as_text else None
         self._filled = 0
         self._cells = CellsBuilder()

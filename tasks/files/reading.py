@@ -40,13 +40,13 @@ def read(path: Path, hints: ColumnHints) -> Table:
     stamp = (path, status.st_mtime_ns, status.st_size, hints)
     table = _tables.pop(stamp, None)
     if table is None:
-        table = build_table(read_cells(path, status.st_size, hints), hints)
+        table = build_table(read_cells(path, hints), hints)
     keep_tables({stamp: table})
     return table
 
 
-def read_cells(path: Path, size: int, hints: ColumnHints) -> CellsOfFile:
-    """Return the cells of a file of any format and so many bytes.
+def read_cells(path: Path, hints: ColumnHints) -> CellsOfFile:
+    """Return the cells of a file of any format, by its ending.
 
     Raises
     ------
@@ -54,6 +54,10 @@ def read_cells(path: Path, size: int, hints: ColumnHints) -> CellsOfFile:
         When it is no table with names of columns, or its format needs a package that is not installed.
     """
     ending = path.suffix.lower()
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
     with show_progress(path, size) as show:
         if ending in COLUMNAR:
             return read_columnar(path, hints, show)

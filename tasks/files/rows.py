@@ -1,7 +1,7 @@
 """The rows of one client: which are used, how they are summarised for the server, and what is learned from them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -67,6 +67,10 @@ class CsvSettings:
     def known(self) -> tuple[str, ...]:
         """The columns that a file may have although they are no inputs."""
         return (*self.ignore, *([self.client] if self.client else []))
+
+    def note_form(self, preprocessing: Preprocessing) -> Preprocessing:
+        """Return the same preprocessing, which says how the run's files are written."""
+        return replace(preprocessing, decimal=self.decimal, encoding=self.encoding, sheets=self.sheets)
 
     @property
     def ignored(self) -> frozenset[str]:
@@ -388,13 +392,14 @@ class ClientRows:
     def preprocessing(self, agreed: AgreedColumns) -> Preprocessing:
         """Return how this client's rows become inputs."""
         columns = {column.name: column for column in self.inputs}
-        return agreed.preprocessing(
+        found = agreed.preprocessing(
             self.target.name,
             self._settings.known,
             fill=self._settings.missing == "fill",
             client=self._client,
             measure=lambda name: self._measure(columns[name]),
         )
+        return self._settings.note_form(found)
 
     def _check_kind(self, column: Column, agreed: Input) -> None:
         """Raise DataError where a column is of another kind than the clients have agreed on."""

@@ -77,7 +77,8 @@ def load(
     def preprocessing(client: str) -> Preprocessing:
         if client:
             return files.rows_of(client).preprocessing(agreed())
-        return agreed().preprocessing(files.target_name, settings.known, fill=settings.missing == "fill")
+        common = agreed().preprocessing(files.target_name, settings.known, fill=settings.missing == "fill")
+        return settings.note_form(common)
 
     def model() -> torch.nn.Module:
         width = agreed().preprocessing("", (), fill=False).width
