@@ -57,7 +57,7 @@ class SamplingError(FairbloomError):
     """A sampling scheme that fails, or draws what cannot be participants; the message names it and the round."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scheme:
     """A user's sampling scheme.
 
@@ -74,6 +74,10 @@ class Scheme:
     name: str
     draw: Draw
     by_history: bool = False
+
+    def __repr__(self) -> str:
+        """Return what errors call it, as a strategy's summary shows it."""
+        return repr(self.name)
 
     @classmethod
     def named(cls, name: str, draw: Draw) -> "Scheme":

@@ -1,0 +1,85 @@
+"""New rows in any format, and written as the files of the run are: the same predictions."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+from fairbloom.errors import FairbloomError
+from fairbloom.prediction.predictor import load_predictor
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from tests.tasks.workbooks import write_workbook
+
+from .hospitals import write_hospital, write_hospitals
+
+
+def run(data: Path, out: Path, **settings: Any) -> Path:
+    plain = {"task": "csv", "data-dir": str(data), "num-rounds": 2, "fraction": 1.0, "device": "cpu"}
+    return simulate(Settings.of({**plain, **settings, "out": str(out)}))
+
+
+def predicted(folder: Path, file: Path) -> list[dict[str, str]]:
+    out = file.with_suffix(".out")
+    load_predictor(folder, client="h0").predict_file(file, out)
+    with out.open(newline="", encoding="utf-8") as found:
+        return list(csv.DictReader(found))
+
+
+def as_german(file: Path, to: Path) -> Path:
+    """Write a CSV file as a German Excel does."""
+    rows = [line.replace(",", ";").replace(".", ",") for line in file.read_text().splitlines()]
+    to.write_text("\r\n".join(["sep=;", *(row.replace("f;", "fé;") for row in rows)]) + "\r\n", encoding="cp1252")
+    return to
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of four hospitals, and a file of new rows."""
+    folder = tmp_path_factory.mktemp("there")
+    run(write_hospitals(folder / "hospitals"), folder / "run")
+    write_hospital(folder / "new.csv", 40, 9)
+    return folder
+
+
+@pytest.mark.parametrize("ending", [".xlsx", ".parquet", ".feather"])
+def test_predictions_are_those_of_the_same_rows_in_csv(there: Path, tmp_path: Path, ending: str) -> None:
+    pytest.importorskip("python_calamine" if ending == ".xlsx" else "pyarrow")
+    frame, file = pandas.read_csv(there / "new.csv"), tmp_path / f"new{ending}"
+    if ending == ".xlsx":
+        write_workbook(file, {"Patients": [list(frame.columns), *frame.astype(object).values.tolist()]})
+    elif ending == ".parquet":
+        frame.to_parquet(file)
+    else:
+        frame.to_feather(file)
+    expected = predicted(there / "run", there / "new.csv")
+    found = predicted(there / "run", file)
+    names = [name for name in expected[0] if name.startswith(("pred", "prob"))]
+    assert [[row[name] for name in names] for row in found] == [[row[name] for name in names] for row in expected]
+    assert [float(row["age"]) for row in found] == [float(row["age"]) for row in expected]
+
+
+def test_rows_of_a_sheet_that_cannot_be_read_are_named_as_the_program_shows_them(there: Path, tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    file = tmp_path / "new.xlsx"
+    write_workbook(file, {"Patients": [["age", "bp", "sex"], [60, 130, "f"], [], ["old", 120, "m"]]})
+    with pytest.raises(
+        FairbloomError, match=r"new.xlsx, sheet 'Patients': 1 of 2 rows(.|\n)*row 4, column 'age' holds 'old'"
+    ):
+        predicted(there / "run", file)
+
+
+def test_new_rows_are_read_with_the_decimal_mark_and_encoding_of_the_run(there: Path, tmp_path: Path) -> None:
+    (tmp_path / "german").mkdir()
+    for file in sorted((there / "hospitals").glob("*.csv")):
+        as_german(file, tmp_path / "german" / file.name)
+    german = run(tmp_path / "german", tmp_path / "run", **{"csv.decimal": ",", "csv.encoding": "cp1252"})
+    found = predicted(german, as_german(there / "new.csv", tmp_path / "new.csv"))
+    expected = predicted(there / "run", there / "new.csv")
+    assert [row["predicted_target"] for row in found] == [row["predicted_target"] for row in expected]
+    assert [row["probability_sick"] for row in found] == [row["probability_sick"] for row in expected]
+    assert {row["sex"] for row in found} == {"fé", "m"}
+    with pytest.raises(FairbloomError, match="it is not a number, as the column is"):
+        predicted(german, there / "new.csv")
