@@ -121,6 +121,7 @@ def run(
     on_round
         Called with each round once it is recorded: its number, its row of rounds.csv, the measures of fairness, each
         client's score, the coefficients. What it raises ends the run; the same call continues after that round.
+        StopRun ends it as finished.
     progress
         Whether to show a progress bar, in a terminal or notebook.
     debug

@@ -139,13 +139,20 @@ class RunFolder:
             arrays, state = (initial_arrays, None) if continued is None else (record_of(continued[0]), continued[1])
             writer = RoundWriter(recorder, self.scores, self.loss, on_round)
             central = None if evaluate_fn is None else writer.watch(evaluate_fn)
-            arguments = (PollingGrid(grid), arrays, num_rounds, timeout, train_config, evaluate_config, central)
+            arguments = {
+                "grid": PollingGrid(grid),
+                "initial_arrays": arrays,
+                "num_rounds": num_rounds,
+                "timeout": timeout,
+            }
+            optional = {"train_config": train_config, "evaluate_config": evaluate_config, "evaluate_fn": central}
+            arguments |= {name: value for name, value in optional.items() if value is not None}
             run = TrackedRun(self.path, config, self.score, recorder.saved)
             with tracked(self._track, run) as track:
                 recorder.listeners.append(track)
                 with recorder.suggest_taking_back():
                     if type(strategy).start in (FairStrategy.start, Strategy.start):
-                        result = FairStrategy.start(inner, *arguments, on_round=writer, resume=state, wrapper=strategy)
+                        result = FairStrategy.start(inner, **arguments, on_round=writer, resume=state, wrapper=strategy)
                     else:
                         result = _start_overridden(strategy, inner, arguments, writer, state)
                 recorder.finish({name: array.numpy() for name, array in result.arrays.items()})
@@ -153,14 +160,14 @@ class RunFolder:
 
 
 def _start_overridden(
-    strategy: Strategy, inner: FairStrategy, arguments: tuple[Any, ...], writer: "RoundWriter", state: Any
+    strategy: Strategy, inner: FairStrategy, arguments: dict[str, Any], writer: "RoundWriter", state: Any
 ) -> Result:
     """Call a `start` that is not ours, whose rounds the hooks report; return its result, with the last arrays."""
-    grid, arrays, num_rounds, timeout, *_ = arguments
+    arrays = arguments["initial_arrays"]
     following = Following(strategy, writer, None if state is None else arrays, state)
     result: object = None
-    with inner.followed(following, grid, num_rounds, timeout):
-        result = strategy.start(*arguments)
+    with inner.followed(following, arguments["grid"], arguments["num_rounds"], arguments["timeout"]):
+        result = strategy.start(**arguments)
     found = result if isinstance(result, Result) else Result()
     found.arrays = arrays if following.arrays is None else following.arrays
     return found

@@ -52,7 +52,7 @@ from .files import (
     is_run_folder,
 )
 from .groups import Grouped, format_groups
-from .metrics import METRIC_COLUMNS, format_initial, format_metrics
+from .metrics import METRIC_COLUMNS, format_initial, format_metrics, metrics_together
 from .recorded import OnRound, RecordedRound
 from .rows import Row, client_columns, format_clients, format_round, mean_column, round_columns
 from .stopping import EarlyStopping
@@ -249,7 +249,8 @@ class RunRecorder:
         self._unsaved = _Unsaved(finished.number, finished.arrays, method, score)
         if not shares:
             self.write()
-        recorded = RecordedRound.of(finished, row, self._score, self.method.serves)
+        reported = {} if self._metrics is None else metrics_together(finished)
+        recorded = RecordedRound.of(finished, row, self._score, self.method.serves, reported)
         for listener in self.listeners:
             listener(recorded)
         return row

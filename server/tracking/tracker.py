@@ -75,10 +75,12 @@ def metrics_of(recorded: RecordedRound, score: Score) -> dict[str, float]:
     """Return the numbers of a round that trackers show, in groups: `GROUP/NAME`.
 
     The groups are the score under each kind of model, with its measures of fairness; `round` for the other numbers of
-    rounds.csv; and, where clients are few, the score of each client and its coefficient.
+    rounds.csv; `train`, `evaluate` and `server` for what a user's app reports; and, where clients are few, the score of
+    each client and its coefficient.
     """
     found = {_grouped(column, score): value for column, value in recorded.row.items() if column != "round"}
     found |= {"round/refused": len(recorded.refused), "round/missing": len(recorded.missing)}
+    found |= recorded.app_metrics
     if len(recorded.scores) <= FEW_CLIENTS:
         found |= {f"{score.column()}_by_client/{name}": value for name, value in recorded.scores.items()}
     if len(recorded.coefficients) <= FEW_CLIENTS:

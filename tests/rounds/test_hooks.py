@@ -328,3 +328,20 @@ def test_failures_are_counted_in_the_log_and_a_resumed_run_logs_the_rounds_that_
     assert "[ROUND 1/2]" not in caplog.messages
     assert "[ROUND 2/2]" in caplog.messages
     assert "aggregate_train: Received 2 results and 1 failures" in caplog.messages
+
+
+def test_the_summary_has_the_lines_of_flowers_strategies_and_then_the_method(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "flwr"):
+        FlowersFedAvg(fraction_train=0.5, min_train_nodes=3, min_evaluate_nodes=1, min_available_nodes=1).summary()
+        flowers = list(caplog.messages)
+        caplog.clear()
+        FedFV(fraction_train=0.5, min_train_nodes=3, alpha=0.2).summary()
+    ours = caplog.messages
+
+    def text(line: str) -> str:
+        return line.lstrip("\t│├└─> ")
+
+    assert [text(line) for line in ours[: len(flowers)]] == [text(line) for line in flowers]
+    assert ours[len(flowers)] == "\t└──> FedFV:"
+    assert "\t\t├── alpha = 0.2" in ours
+    assert ours[-1].startswith("\t\t└── ")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
+import fairbloom
 from fairbloom.client.app import app
 from fairbloom.rounds.quorum import QuorumError
 from fairbloom.server import polling
@@ -18,6 +19,7 @@ from fairbloom.server.run_folder.files import KNOWN
 from fairbloom.server.run_folder.values import Known
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.simulation.run import simulate
 
 
 @pytest.mark.parametrize(
@@ -122,3 +124,15 @@ def test_a_damaged_record_of_who_was_there_is_refused_with_a_remedy(tmp_path: Pa
     assert KNOWN.read(tmp_path) == Known(("a",), ("a", "b"))
     (tmp_path / "known.json").unlink()
     assert KNOWN.read(tmp_path) == Known()
+
+
+def test_deployed_clients_stop_early_as_those_in_process_do(tmp_path: Path) -> None:
+    early = {"validation-share": 0.3, "learning-rate": 1.0, "early-stopping": 2, "num-rounds": 30}
+    rows = deployed(tmp_path / "run", {0: 4}, **early)
+    assert len(rows) < 30
+    settings = Settings.of({"clients": 4, "fraction": 1.0, "device": "cpu", **early, "out": str(tmp_path / "here")})
+    here = fairbloom.load(simulate(settings))
+    found = fairbloom.load(tmp_path / "run")
+    assert (found.state, found.rounds_done, found.stopped) == ("finished", here.rounds_done, here.stopped)
+    assert "early-stopping = 2" in found.stopped
+    assert len(deployed(tmp_path / "run", {0: 4}, **early)) == len(rows)

@@ -313,6 +313,28 @@ def test_a_loop_that_ends_early_leaves_a_finished_run_with_its_model(tmp_path: P
     assert model(tmp_path / "run") == result.arrays["w"].numpy().tobytes()
 
 
+class Bare(FedAvg):
+    """Trains alone, moves the model itself after each round, and takes what Flower's arguments it likes."""
+
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, **others: Any) -> Result:  # type: ignore[override]
+        result, arrays = Result(), initial_arrays
+        for number in range(1, num_rounds + 1):
+            sent = self.configure_train(number, arrays, ConfigRecord(), grid)
+            after, _ = self.aggregate_train(number, grid.send_and_receive(sent))
+            result.arrays = arrays = ArrayRecord({"w": Array((after or arrays)["w"].numpy() + np.float32(1.0))})
+        return result
+
+
+def test_a_loop_that_moves_the_model_itself_has_its_own_models_recorded(tmp_path: Path) -> None:
+    seen: list[Round] = []
+    result = start(tmp_path / "run", Bare(), rounds=2, on_round=seen.append)
+    step = np.float32(0.5) * (np.array([0.5, 0.25, 0.25], np.float32))  # half the way to the clients' mean, from zero
+    np.testing.assert_allclose(seen[0].arrays["w"].numpy(), step + 1.0)
+    assert not seen[0].evaluations
+    assert fairbloom.load(tmp_path / "run").finished
+    assert result.arrays["w"].numpy().shape == (3,)
+
+
 def test_a_strategy_can_be_started_again_without_a_folder(tmp_path: Path) -> None:
     """Nobody follows its rounds any more."""
     strategy = WithLoop()

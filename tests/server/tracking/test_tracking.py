@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, MetricRecord
 
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.settings import SettingsError
@@ -123,6 +123,22 @@ def test_mlflow_has_settings_curves_files_and_the_end_of_a_run(tmp_path: Path) -
         attached = {each.path for each in client.list_artifacts(shown.info.run_id)}
     assert attached == {"config.toml", "env.json", "scores.json", "rounds.csv", "clients.csv"}
     assert list((tmp_path / "study" / "runs" / "mlflow" / "artifacts").rglob("clients.csv"))
+
+
+def test_what_a_users_app_reports_is_shown(tmp_path: Path) -> None:
+    folder, arrays = RunFolder(tmp_path / "run", score="eval_acc", track="tensorboard"), ArrayRecord()
+    arrays["w"] = Array(np.zeros(3, np.float32))
+    folder.start(
+        FedAvg(),
+        InProcessGrid(app, {}, 2),
+        arrays,
+        3,
+        evaluate_fn=lambda number, _: MetricRecord({"accuracy": number / 10, "by_class": [1.0, 2.0]}),
+    )
+    found = events(tmp_path / "run")
+    assert [round(each.value, 3) for each in found.Scalars("server/accuracy")] == [0.1, 0.2, 0.3]
+    assert [each.value for each in found.Scalars("server/by_class[1]")] == [2.0, 2.0, 2.0]
+    assert len(found.Scalars("train/train_loss")) == 3
 
 
 def test_an_interrupted_run_goes_on_in_the_same_run_of_mlflow(tmp_path: Path) -> None:

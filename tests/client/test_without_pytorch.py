@@ -1,0 +1,134 @@
+"""The clients without PyTorch of docs/flower.md: what methods work with them, and what an error tells the others."""
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+
+import fairbloom
+from fairbloom import RunFolder, Score
+from fairbloom.errors import FairbloomError
+from fairbloom.rounds.round import Round
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import AFL, DRFA, TERM, FairStrategy, FedAvg, FedFV, FedMGDAPlus, FedProx, QFedAvg, QFedSGD
+from tests.docs.pages import blocks
+
+CLIENTS = 5
+FILES = {block.file: block.text for block in blocks("docs/flower.md") if block.file.endswith("_client.py")}
+INITIAL = {
+    "sklearn_client": {"coef": np.zeros((10, 64)), "intercept": np.zeros(10)},
+    "numpy_client": {"w": np.zeros(3)},
+}
+SCORES = {"sklearn_client": "accuracy", "numpy_client": Score("mae", higher_is_better=False)}
+
+
+@pytest.fixture(params=sorted(INITIAL))
+def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The file of the page, imported."""
+    name: str = request.param
+    (tmp_path / f"{name}.py").write_text(FILES[f"{name}.py"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module(name)
+    del sys.modules[name]
+
+
+def start(module: ModuleType, folder: Path, strategy: FairStrategy, rounds: int = 4, **given: Any) -> fairbloom.Run:
+    arrays = ArrayRecord({name: Array(values) for name, values in INITIAL[module.__name__].items()})
+    grid = InProcessGrid(module.app, {}, CLIENTS)
+    RunFolder(folder, score=SCORES[module.__name__]).start(strategy, grid, arrays, rounds, **given)
+    return fairbloom.load(folder)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [FedAvg(), FedMGDAPlus(), FedFV(), QFedAvg(q=1.0, lipschitz=1.0), AFL(gamma=0.01), TERM(tilt=1.0)],
+    ids=lambda each: type(each).__name__,
+)
+def test_methods_that_need_updates_or_a_loss_take_them_as_they_are(
+    module: ModuleType, strategy: FairStrategy, tmp_path: Path
+) -> None:
+    run = start(module, tmp_path / "run", strategy)
+    assert sorted(run.final()) == [f"site-{i}" for i in range(CLIENTS)]
+    assert set(run.rounds["replies_used"]) == {CLIENTS}
+    losses = run.clients.groupby("round")["test_loss_of_global_model"].mean()
+    assert losses.iloc[-1] < losses.iloc[0]
+
+
+def test_the_loss_is_that_of_the_received_model_before_the_fit(module: ModuleType, tmp_path: Path) -> None:
+    """So in the first round that of the initial one, which is zero."""
+    seen: list[Round] = []
+    start(module, tmp_path / "run", FedFV(), rounds=2, on_round=seen.append)
+    losses = [[report["loss-before"] for report in each.train_metrics.values()] for each in seen]
+    if module.__name__ == "sklearn_client":
+        np.testing.assert_allclose(losses[0], np.log(10))
+    else:
+        sites = [module.examples(context) for context in InProcessGrid(module.app, {}, CLIENTS).contexts.values()]
+        np.testing.assert_allclose(losses[0], [np.mean(y[:50] ** 2) for _, y in sites])
+    assert max(losses[1]) < max(losses[0])
+
+
+def test_a_term_is_taken_by_the_client_that_honours_it_and_acts_on_it(module: ModuleType, tmp_path: Path) -> None:
+    strategy = FedProx(mu=1.0, unused_rounds=1)
+    if module.__name__ == "sklearn_client":
+        words = r"proximal-mu = 1\.0.*without PyTorch as docs/flower\.md shows.*lists 'proximal-mu' under 'honours'"
+        with pytest.raises(FairbloomError, match=words):
+            start(module, tmp_path / "run", strategy)
+        return
+    lengths = []
+    for mu in (0.1, 10.0):
+        run = start(module, tmp_path / f"{mu}", FedProx(mu=mu), rounds=1)
+        lengths.append(float(np.linalg.norm(run.arrays()["w"])))
+    assert lengths[1] < lengths[0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "lacks"),
+    [(QFedSGD(q=1.0), "'full-batch-step'"), (DRFA(gamma=0.1), "the ArrayRecord 'snapshot'")],
+    ids=["QFedSGD", "DRFA"],
+)
+def test_what_they_cannot_do_is_said_at_once_with_what_to_do_without_pytorch(
+    module: ModuleType, strategy: FairStrategy, lacks: str, tmp_path: Path
+) -> None:
+    seen: list[Round] = []
+    strategy.unused_rounds = 1 if isinstance(strategy, QFedSGD) else 3
+    with pytest.raises(FairbloomError, match=f"{lacks}.*") as error:
+        start(module, tmp_path / "run", strategy, on_round=seen.append)
+    assert "without PyTorch as docs/flower.md shows" in str(error.value)
+    assert not seen
+
+
+def test_the_remedy_without_pytorch_is_followed_by_adding_what_is_named(
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that lacks `loss-before` is told so; once it replies that, as the page does, the run goes on."""
+    source = FILES[f"{module.__name__}.py"]
+    lacking = source.replace('"num-examples": len(y), "loss-before"', '"num-examples": len(y), "other"')
+    assert lacking != source
+    names: dict[str, Any] = {}
+    exec(lacking, names)  # noqa: S102 (our own page)
+    broken = ModuleType(module.__name__)
+    broken.__dict__.update(names)
+    with pytest.raises(FairbloomError, match=r"lack the metric 'loss-before', which FedFV needs: .*docs/flower\.md"):
+        start(broken, tmp_path / "run", FedFV())
+    assert start(module, tmp_path / "run", FedFV()).finished
+
+
+def test_they_import_neither_pytorch_nor_fairbloom(module: ModuleType, tmp_path: Path) -> None:
+    code = (
+        f"import sys; import {module.__name__}; print([name for name in ('torch', 'fairbloom') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_listings_are_short() -> None:
+    for text in FILES.values():
+        assert sum(bool(line.strip()) for line in text.splitlines()) < 50
