@@ -7,7 +7,7 @@ from torch import nn
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.frozen import digest_arrays
-from fairbloom.tasks.models import frozen_parameters
+from fairbloom.tasks.models import arrays_of, frozen_parameters
 
 from .personal import StateDict
 
@@ -42,7 +42,7 @@ def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
 
 def digest_frozen(model: nn.Module) -> str:
     """Return the digest of the frozen parameters of a model, as it holds them now."""
-    return digest_arrays({name: tensor.cpu().numpy() for name, tensor in frozen_of(model).items()})
+    return digest_arrays(arrays_of(frozen_of(model)))
 
 
 def complete(arrays: StateDict, model: nn.Module, digest: str, sent: StateDict | None) -> StateDict | None:
