@@ -177,6 +177,14 @@ class BFloat(Net):
         return super().forward(images.bfloat16()).float()
 
 
+class FrozenBFloat(BFloat):
+    """Weights in bfloat16, of which those of the first layer are frozen."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__(outputs)
+        self.first.requires_grad_(False)
+
+
 class Complex(Net):
     """Weights that no message can hold."""
 
@@ -220,5 +228,6 @@ USABLE = (
     Half,
     Autocast,
     BFloat,
+    FrozenBFloat,
 )
 """Those that a run can train."""

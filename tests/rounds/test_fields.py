@@ -159,7 +159,16 @@ BOTH: Mapping[str, Case] = {
             {"task": f"tests.simulation.several:{name}", "batch-size": 3},
             replace(PERSONAL, proximal_mu=0.2, measure=("loss-before", "loss-after", "update-norm", "train-loss")),
         )
-        for name in ("masked", "paired", "collated", "tokens", "of_itself", "in_bfloat16", "in_several_dtypes")
+        for name in (
+            "masked",
+            "paired",
+            "collated",
+            "tokens",
+            "of_itself",
+            "in_bfloat16",
+            "in_several_dtypes",
+            "frozen_in_bfloat16",
+        )
     },
 }
 

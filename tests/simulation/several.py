@@ -214,3 +214,14 @@ def in_several_dtypes(setup: Setup) -> Task:
         return model
 
     return task_of(setup, made, pairs_in_float32)
+
+
+def frozen_in_bfloat16(setup: Setup) -> Task:
+    """Two tensors, and weights in bfloat16, those of one layer frozen."""
+
+    def made() -> nn.Module:
+        model = Converting().bfloat16()
+        model.first.requires_grad_(False)
+        return model
+
+    return task_of(setup, made, pairs_in_float32)
