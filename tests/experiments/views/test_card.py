@@ -147,7 +147,7 @@ def test_any_text_stays_one_line_that_is_shown_as_it_is(name: str) -> None:
 
 
 def test_a_fence_is_longer_than_what_is_in_the_code() -> None:
-    (code,) = [each for each in MarkdownIt("commonmark").parse(fenced("a = '````'\n```", "python"))]
+    (code,) = MarkdownIt("commonmark").parse(fenced("a = '````'\n```", "python"))
     assert code.type == "fence"
     assert code.content == "a = '````'\n```\n"
 
