@@ -229,8 +229,14 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "points_of_mine.py").write_text(MODULE)
     yield tmp_path / "points_of_mine.py"
+    forget_module()
+
+
+def forget_module() -> None:
+    """Let the module be read again, as another process would."""
     sys.modules.pop("points_of_mine", None)
     forget_user_defined_tasks()
+    _read_user_defined.cache_clear()
 
 
 def test_a_task_without_preprocessing_gives_its_model_and_outputs(mine: Path, tmp_path: Path) -> None:
@@ -320,8 +326,6 @@ def test_a_module_that_has_changed_is_warned_of(
 def test_a_module_that_is_gone_is_named(mine: Path) -> None:
     run = fairbloom.run("points_of_mine:task", out="run", **SMALL)
     mine.unlink()
-    sys.modules.pop("points_of_mine")
-    forget_user_defined_tasks()
-    _read_user_defined.cache_clear()
+    forget_module()
     with pytest.raises(FairbloomError, match="there is no module points_of_mine"):
         run.model()

@@ -59,7 +59,7 @@ MALFORMED: dict[str, tuple[list[str] | bytes, tuple[str, ...]]] = {
     "one column": (b"age\n4\n", ("line 1 names one column only",)),
     "an open quotation mark": ([*GOOD[:3], '"' + GOOD[3], *GOOD[4:]], ("line", "quotation mark")),
     "another encoding": ("\n".join(GOOD).encode("cp1252"), ("is not UTF-8", "line")),
-    "UTF-16": ("\n".join(GOOD).encode("utf-16"), ("UTF-16",)),
+    "UTF-16 without a mark": ("\n".join(GOOD).encode("utf-16-le"), ("UTF-16",)),
     "a spreadsheet": (b"PK\x03\x04" + bytes(200), (".xlsx",)),
     "bytes": (bytes(range(256)) * 4, ("new.csv",)),
 }
