@@ -106,3 +106,17 @@ def test_what_needs_an_extra_says_in_one_line_which(
     assert "Traceback" not in done.stderr
     assert f"pip install 'fairbloom[{extra}]'" in " ".join(done.stderr.replace("│", " ").split())
     assert extra in PROJECT["optional-dependencies"]
+
+
+@pytest.mark.parametrize(("to", "extra"), [("onnx", "onnx"), ("mlflow", "mlflow")])
+def test_an_export_that_needs_an_extra_says_which_and_the_others_need_none(
+    plain: dict[str, str], to: str, extra: str, tmp_path: Path
+) -> None:
+    run = ("run", "--model", "logistic", "--clients", "2", "--rounds", "1", "--set", "engine=loop", "--out", "ran")
+    assert fairbloom(plain, tmp_path, *run).returncode == 0
+    done = fairbloom(plain, tmp_path, "export", "ran", "--to", to)
+    assert done.returncode == 2
+    assert f"pip install 'fairbloom[{extra}]'" in " ".join(done.stderr.split())
+    assert not list((tmp_path / "ran" / "exports").iterdir())
+    done = fairbloom(plain, tmp_path, "export", "ran", "--to", "safetensors")
+    assert done.returncode == 0, done.stderr
