@@ -48,9 +48,9 @@ def _deliver(folder: Path, settings: Settings, grid: Grid) -> None:
         said = clients.keep_final(there, MODEL.read(folder), terms)
         noted = Delivered(noted.model, last, dict(sorted({**noted.clients, **said}.items())))
         DELIVERED.write(folder, noted)
-        for name, reason in said.items():
-            if reason:
-                log.warning("client %s does not keep the final model: %s", name, reason, extra={"client": name})
+        for reason in sorted({*said.values()} - {""}):
+            names = [name for name in there if said.get(name) == reason]
+            log.warning("%s: the final model is not kept: %s", listed(names), reason)
     kept, silent = noted.keeping, [name for name in known if name not in noted.clients]
     log.info("%d of %d clients keep the final model: %s", len(kept), len(known), listed(kept) if kept else "none")
     if silent:

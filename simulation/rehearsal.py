@@ -15,9 +15,10 @@ from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError, reportable
 from fairbloom.flower import ErrorCode
 from fairbloom.logs import errors_alone
-from fairbloom.protocol.names import ABOUT, CLIENT, CONFIG, FROZEN
+from fairbloom.protocol.names import ABOUT, CLIENT, CONFIG, FROZEN, KEEP
 from fairbloom.rounds.flower import FlowerClients, unpacked_content
 from fairbloom.server.app import federate
+from fairbloom.server.delivery import deliver_model
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task, load_task
 
@@ -33,7 +34,7 @@ class Sent:
     client
         The client's name on this machine.
     asked
-        What it was asked: query, about, train or evaluate.
+        What it was asked: query, about, train, evaluate or keep.
     content
         All that it sends, in plain values; of arrays their names, types and shapes alone.
     """
@@ -79,7 +80,10 @@ def rehearse(settings: Settings, *, name: str = "", allow: Collection[str] = ())
         if has_clients:
             changed["data_dir"] = ""  # a server has none
         one_round = settings.model_copy(update=changed)
-        federate(one_round, lambda method: FlowerClients(method, grid, settings.round_timeout), deployed=True)
+        for number, context in enumerate(grid.contexts.values()):
+            context.node_config["state-dir"] = str(Path(folder, "state", str(number)))
+        run = federate(one_round, lambda method: FlowerClients(method, grid, settings.round_timeout), deployed=True)
+        deliver_model(run, one_round, grid)
     return grid.sent
 
 
@@ -105,11 +109,15 @@ class RecordingGrid(InProcessGrid):
         node_id = message.metadata.dst_node_id
         reply = _answer_message(message, self.contexts[node_id])
         asked = message.metadata.message_type
-        config = message.content.config_records.get(CONFIG, ConfigRecord())
-        if asked == "query" and config and FROZEN not in config:
+        config = unpacked_content(message.content).config_records.get(CONFIG, ConfigRecord())
+        if asked == "query" and KEEP in config:
+            asked = KEEP
+        elif asked == "query" and config and FROZEN not in config:
             asked = ABOUT
         content = {"error": reply.error.reason} if reply.has_error() else plain_values(unpacked_content(reply.content))
-        self.sent.append(Sent(self._names[node_id], asked, content))
+        sent = Sent(self._names[node_id], asked, content)
+        if sent not in self.sent:  # it is asked for its name once more when the run is over
+            self.sent.append(sent)
         return reply
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fairbloom.protocol.names import ABOUT, ARRAYS, CLIENT, METRICS, NAME, NUM_EXAMPLES, SNAPSHOT
+from fairbloom.protocol.names import ABOUT, ARRAYS, CLIENT, KEEP, KEPT, METRICS, NAME, NUM_EXAMPLES, SNAPSHOT
 from fairbloom.simulation.rehearsal import Sent
 
 WHEN = {
@@ -11,6 +11,7 @@ WHEN = {
     ABOUT: "Before the first round",
     "train": "In each round that it trains in",
     "evaluate": "In each round that it is tested in",
+    KEEP: "When the run is over",
 }
 
 INSTEAD = (
@@ -52,6 +53,8 @@ def _things(content: Mapping[str, Any], smallest_category: int) -> Iterator[str]
     about = content.get(CLIENT, {})
     if NAME in about and ABOUT not in about:
         yield f"its name, {about[NAME]}, and how many examples it trains on, {about[NUM_EXAMPLES]}"
+    if about.get(KEPT):
+        yield "the checksum of the final model, which it keeps"
     if ABOUT in about:
         yield from _of_data(about[ABOUT], smallest_category)
     for record, model in ((ARRAYS, "the trained model"), (SNAPSHOT, "the model in the midst of its training")):

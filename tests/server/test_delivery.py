@@ -248,8 +248,9 @@ def test_clients_without_a_state_dir_keep_nothing_and_that_is_said_once(
     submit(settings, grid)
     assert grid.given == []
     assert set(read_delivered(tmp_path / "run").clients.values()) == {"it has no state-dir, so it keeps no models"}
-    said = [each for each in caplog.messages if "client client-1 does not keep the final model" in each]
-    assert said == ["client client-1 does not keep the final model: it has no state-dir, so it keeps no models"]
+    said = [each for each in caplog.messages if "client-1" in each and "the final model is not kept" in each]
+    where = "client-0, client-1, client-2: the final model is not kept: it has no state-dir, so it keeps no models"
+    assert said == [where]
 
 
 def older(answer: Callable[[], RecordDict]) -> ClientApp:

@@ -16,6 +16,7 @@ from fairbloom.client.app import app
 from fairbloom.client.settings import accepted_settings
 from fairbloom.rounds.flower import unpacked_content
 from fairbloom.server.app import app as server
+from fairbloom.server.run_folder.files import MODEL
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.rehearsal import rehearse
@@ -41,6 +42,7 @@ class Wire(InProcessGrid):
         self._folders = list(folders)
         for context, (name, folder) in zip(self.contexts.values(), folders.items(), strict=True):
             context.node_config = {"partition-id": 0, "name": name, "data-dir": str(folder)}
+            context.node_config["state-dir"] = f"{folder}-state"
 
     def _answer(self, message: Message) -> Message:
         reply = super()._answer(message)
@@ -85,11 +87,14 @@ def test_all_that_a_client_sends_in_a_run_is_what_was_shown(tmp_path: Path, whic
     server(wire, Context(1, 1, {}, RecordDict(), run.run_config()))
     for name, folder in there.items():
         shown = {each.asked: listed(each.content) for each in rehearse(Settings.of({**asked, "data-dir": str(folder)}))}
-        assert set(shown) == {"query", "about", "train", "evaluate"}
+        assert set(shown) == {"query", "about", "train", "evaluate", "keep"}
         for asked_for, sent in wire.bytes[name]:
             content = unpacked_content(recorddict_from_proto(ProtoRecordDict.FromString(sent)))
             found = kinds(content)
-            what = "about" if "client/about" in found else asked_for
+            what = "about" if "client/about" in found else "keep" if "client/kept" in found else asked_for
+            if what == "keep":
+                assert found["client/kept"] in ("", MODEL.read_checksum(tmp_path / "run"))
+                continue
             of_model = [key for key in found if key.startswith(("arrays/", "snapshot/"))]
             assert set(found) - {"client/packs"} == set(shown[what]) - {"client/packs"}
             for key, value in found.items():
@@ -111,7 +116,8 @@ def test_a_single_clients_first_round_is_shown_to_the_number(tmp_path: Path) -> 
         for _, each in wire.bytes["lund"]
     ]
     shown = rehearse(Settings.of({**asked, "data-dir": str(there["lund"])}))
-    for real, found in zip(sent, shown, strict=True):
+    real_ones = [each for place, each in enumerate(sent) if each not in sent[:place]]  # its name is asked for twice
+    for real, found in zip(real_ones, shown, strict=True):
         assert {**real, "client/packs": True} == {**listed(found.content), "client/packs": True}
 
 
@@ -153,6 +159,7 @@ def test_it_is_read_in_sentences_and_as_json(tmp_path: Path, capsys: pytest.Capt
         "it sends the classes of its target: 0, 1.",
         "it sends the trained model: 1.weight (float32, 2×6), 1.bias (float32, 2).",
         "these numbers: num-examples = 48, loss-before = ",
+        "When the run is over, it sends the checksum of the final model, which it keeps.",
         "No row is sent.",
     ):
         assert sentence in said
@@ -160,7 +167,7 @@ def test_it_is_read_in_sentences_and_as_json(tmp_path: Path, capsys: pytest.Capt
     assert fairbloom("data", there, "--leaves", "--json", "--set", "csv.standardise=together") == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["client"] == "lund"
-    assert [each["asked"] for each in found["messages"]] == ["query", "about", "train", "evaluate"]
+    assert [each["asked"] for each in found["messages"]] == ["query", "about", "train", "evaluate", "keep", "keep"]
 
 
 def test_every_client_of_a_folder_is_shown_as_if_each_were_a_device(
@@ -171,7 +178,7 @@ def test_every_client_of_a_folder_is_shown_as_if_each_were_a_device(
     assert fairbloom("data", tmp_path, "--leaves", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["client"] for each in found] == ["lund", "oslo"]
-    assert [len(each["messages"]) for each in found] == [4, 4]
+    assert [len(each["messages"]) for each in found] == [6, 6]
 
 
 def test_on_a_device_its_client_toml_says_where_data_lie_and_what_it_is_called(
