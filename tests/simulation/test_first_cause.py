@@ -87,7 +87,7 @@ def test_a_reason_that_all_clients_have_comes_first_and_once(tmp_path: Path, mon
     with pytest.raises(NothingLearnedError) as raised:
         run(folder, engine="loop", **changes_of("later", num_rounds=4, unused_rounds=1))
     reason = f"KeyError: 'later' ({line_of('later')})"
-    assert f"{reason} (so replied all 3 clients)" in str(raised.value)
+    assert f"3 of 3 replies were refused, all since {reason}" in str(raised.value)
     assert str(raised.value).count(reason) == 1
 
 
