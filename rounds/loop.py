@@ -451,10 +451,9 @@ def _why_none_is_usable(asked: int, trained: Trained, training: Sequence[str]) -
     parts = [f"{len(trained.missing)} of {asked} clients did not answer in time"] if trained.missing else []
     if reasons:
         name, reason = next(iter(reasons.items()))
-        if 1 < len(reasons) == asked and set(reasons.values()) == {reason}:
-            parts.append(f"{reason} (so replied all {asked} clients)")
-        else:
-            parts.append(f"{len(reasons)} of {asked} replies were refused, that of {name} since {reason}")
+        of_all = len(reasons) > 1 and set(reasons.values()) == {reason}
+        which = "all" if of_all else f"that of {name}"
+        parts.append(f"{len(reasons)} of {asked} replies were refused, {which} since {reason}")
     return " and ".join(parts)
 
 

@@ -12,9 +12,10 @@ from torch import nn
 from fairbloom.client.training import measure, train
 from fairbloom.client.work import batch_order, global_work
 from fairbloom.errors import FairbloomError, failure_reason, place_of
+from fairbloom.imports import is_import_string
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.tasks import Splits, Task
+from fairbloom.tasks import Splits, Task, find_task
 from fairbloom.tasks.inputs import names_of, tensors_of
 
 from .dispatch.processes import Forked, can_fork
@@ -23,13 +24,17 @@ LOOKED_AT = 20
 """So many clients, evenly spaced, stand for all."""
 
 
+SECONDS = 120.0
+"""A step that takes longer in a process of its own is given up, and left to the clients."""
+
+
 def evenly_spaced(task: Task) -> tuple[str, ...]:
     """Return the names of about LOOKED_AT clients."""
     return task.clients[:: max(1, len(task.clients) // LOOKED_AT)]
 
 
 def check_first_step(settings: RunSettings, task: Task, model: nn.Module) -> None:
-    """Let one client after the other take a local step, and measure its model, until one can.
+    """Let one client after the other take a local step, and measure its model, until one can; where a user's code does.
 
     It does so in a process of its own, which the step may end, or else with a copy of the model.
 
@@ -38,6 +43,8 @@ def check_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Non
     FairbloomError
         When none can; the message begins with the reason of the first.
     """
+    if not find_task(settings.task).is_user_defined and not is_import_string(settings.model):
+        return
     forked = can_fork() and all(parameter.device.type == "cpu" for parameter in model.parameters())
     try:
         tried = model if forked else copy.deepcopy(model)
@@ -74,7 +81,7 @@ def _failure_of_step(settings: RunSettings, task: Task, model: nn.Module, name: 
 
 
 def _in_another_process(compute: Callable[[], str]) -> str:
-    """Return what a forked process computes, "" where it ends before: a worker would end so, too, and say how."""
+    """Return what a forked process computes; "" where it ends before, as a worker would, or takes too long."""
 
     def serve(pipe: Connection) -> None:
         torch.set_num_threads(1)
@@ -89,7 +96,7 @@ def _in_another_process(compute: Callable[[], str]) -> str:
     except FairbloomError:  # the system starts no more processes
         return ""
     try:
-        return str(process.pipe.recv())
+        return str(process.pipe.recv()) if process.pipe.poll(SECONDS) else ""
     except EOFError:
         return ""
     finally:

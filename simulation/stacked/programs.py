@@ -23,6 +23,7 @@ from fairbloom.client.training import (
     outputs_of,
 )
 from fairbloom.client.work import LocalWork, descend, step_fields
+from fairbloom.errors import place_of
 from fairbloom.tasks import Task
 from fairbloom.tasks.collated import CollatedExamples
 from fairbloom.tasks.inputs import Inputs, arguments_of, combine_inputs, device_of, map_inputs, tensors_of
@@ -266,7 +267,8 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
         raise
     except Exception as error:  # whatever PyTorch, or a user's model, raises on many clients
         words = " ".join(str(error).split())[:200]
-        raise UnstackableError(f"PyTorch cannot map it over clients ({type(error).__name__}: {words})") from error
+        at = f", {place}" if (place := place_of(error)) else ""
+        raise UnstackableError(f"PyTorch cannot map it over clients ({type(error).__name__}: {words}{at})") from error
     finally:
         changed = [buffer for buffer, before in buffers.items() if not torch.equal(buffer, before)]
         for buffer in changed:

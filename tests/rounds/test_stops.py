@@ -76,12 +76,12 @@ CAUSES: dict[str, tuple[Callable[[], FairStrategy], Callable[[], MemoryGrid], st
     "every client fails": (
         FedAvg,
         lambda: grid_of(error),
-        "4 of 4 replies were refused, that of site-0 since error 2: out of memory",
+        "4 of 4 replies were refused, all since error 2: out of memory",
     ),
     "every reply is broken": (
         FedAvg,
         lambda: grid_of(arrays(bias=np.float32([1, np.nan, 2]))),
-        "4 of 4 replies were refused, that of site-0 since array 'bias' is not finite",
+        "4 of 4 replies were refused, all since array 'bias' is not finite",
     ),
     "some fail and some are late": (
         FedAvg,

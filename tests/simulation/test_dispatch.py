@@ -154,6 +154,7 @@ def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(
     trained, evaluated = both_of(clients, FIVE, model, terms)
     assert [trained, evaluated] == both_of(loop, FIVE, model, terms)
     assert trained["refused"].keys() == {"client-1"}
+    assert ("OSError: its disk is gone (harmed.py, line" in trained["refused"]["client-1"]) == (harm == "no-data")
     (place / harm).unlink()
     assert list(clients.train(FIVE, model, replace(terms, server_round=2)).metrics) == FIVE
 

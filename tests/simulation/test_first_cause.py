@@ -1,9 +1,11 @@
 """An error in a user's model, loss, score or task is said once, before the first round, with the line that it is in."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,13 @@ def test_what_all_clients_fail_for_ends_a_run_before_the_first_round_whatever_th
     assert "refused" not in caplog.text
 
 
+def test_why_a_model_cannot_be_stacked_names_the_line(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", engine="stacked", **changes_of("stacked"))
+    about = json.loads((folder / "engine.json").read_text())
+    assert about["engine"] == "loop"
+    assert re.search(rf"PyTorch cannot map it over clients \(.*, {line_of('stacked')}\)", about["reason"])
+
+
 @pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
 @pytest.mark.parametrize("fails", ["one client", "data of one"])
 def test_what_one_client_fails_for_is_in_its_reply_alone(fails: str, engine: str, tmp_path: Path) -> None:
@@ -78,7 +87,7 @@ def test_a_reason_that_all_clients_have_comes_first_and_once(tmp_path: Path, mon
     with pytest.raises(NothingLearnedError) as raised:
         run(folder, engine="loop", **changes_of("later", num_rounds=4, unused_rounds=1))
     reason = f"KeyError: 'later' ({line_of('later')})"
-    assert f"{reason} (so replied all 3 clients)" in str(raised.value)
+    assert f"3 of 3 replies were refused, all since {reason}" in str(raised.value)
     assert str(raised.value).count(reason) == 1
 
 
@@ -107,6 +116,15 @@ def test_a_model_that_ends_its_process_is_left_to_the_workers(monkeypatch: pytes
     settings = small("", **changes_of(""))
     monkeypatch.setattr(Net, "forward", lambda self, x: os._exit(3))
     check_first_step(settings, load_task(settings.run_config()), Net(""))
+
+
+def test_a_trial_that_takes_too_long_is_left_to_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = small("", **changes_of(""))
+    monkeypatch.setattr("fairbloom.simulation.trial.SECONDS", 0.1)
+    monkeypatch.setattr(Net, "forward", lambda self, x: time.sleep(100.0))
+    begun = time.monotonic()
+    check_first_step(settings, load_task(settings.run_config()), Net(""))
+    assert time.monotonic() - begun < 50.0
 
 
 def test_where_no_process_is_forked_a_copy_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

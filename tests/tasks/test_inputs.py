@@ -1,0 +1,210 @@
+"""Inputs of several tensors, and examples of a Dataset: what they are, and what is wrong with them in words."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from fairbloom.client.training import choose_output, outputs_of
+from fairbloom.errors import FairbloomError
+from fairbloom.tasks import Examples, Splits, Task, model_loss
+from fairbloom.tasks.checks import guard_task
+from fairbloom.tasks.inputs import combine_inputs, count_bytes, map_inputs, names_of, split_inputs, tensors_of
+
+X, Y = torch.arange(12.0).view(6, 2), torch.arange(6) % 2
+
+KINDS: dict[str, Any] = {"a tensor": X, "by name": {"x": X, "mask": X > 3}, "in order": (X, X[:, :1])}
+
+
+# Inputs ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_are_taken_split_and_joined_as_a_tensor_is(kind: str) -> None:
+    examples = Examples(KINDS[kind], Y, torch.tensor([5, 3, 1, 0]))
+    inputs, targets = examples[torch.tensor([2, 0])]
+    assert targets.tolist() == [1, 1]
+    assert type(inputs) is type(KINDS[kind])
+    for taken, whole in zip(tensors_of(inputs), tensors_of(KINDS[kind]), strict=True):
+        assert torch.equal(taken, whole[[1, 5]])
+    parts = split_inputs(KINDS[kind], [2, 4])
+    again = combine_inputs(parts, torch.cat)
+    assert names_of(again) == names_of(KINDS[kind])
+    for taken, whole in zip(tensors_of(again), tensors_of(KINDS[kind]), strict=True):
+        assert torch.equal(taken, whole)
+    assert count_bytes(map_inputs(KINDS[kind], Tensor.double)) >= count_bytes(KINDS[kind])
+
+
+def test_inputs_with_other_names_are_not_joined() -> None:
+    with pytest.raises(FairbloomError, match=r"some have \('x',\), others \('y',\)"):
+        combine_inputs([{"x": X}, {"y": X}], torch.cat)
+
+
+class Answering(nn.Module):
+    def __init__(self, answer: object) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, *inputs: Tensor, **named: Tensor) -> object:
+        return self.answer(*inputs, **named) if callable(self.answer) else self.answer
+
+
+def test_a_model_is_called_as_its_inputs_ask_for() -> None:
+    seen = lambda *inputs, **named: torch.tensor([len(inputs), len(named)])  # noqa: E731
+    assert [outputs_of(Answering(seen), KINDS[kind]).tolist() for kind in KINDS] == [[1, 0], [0, 2], [2, 0]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "output", "chosen"),
+    [
+        ({"logits": X, "hidden": Y}, "", X),
+        ({"hidden": X, "count": 3}, "", X),
+        ({"logits": X, "scores": Y}, "scores", Y),
+        (X, "scores", X),
+    ],
+    ids=["logits", "the only tensor", "the one that is named", "a tensor"],
+)
+def test_of_several_outputs_one_is_chosen(answer: object, output: str, chosen: Tensor) -> None:
+    assert choose_output(Answering(answer), answer, output) is chosen
+
+
+@pytest.mark.parametrize(
+    ("answer", "output", "words"),
+    [
+        ({"a": X, "b": Y}, "", r"returns a, b in training, and the task does not say which .* Task\(output=...\)"),
+        ({"logits": X}, "scores", r"returns logits in training, and the task asks for 'scores'"),
+        ({"loss": 3.0}, "", "returns no tensor in training"),
+        ((X, Y), "", "returns a tuple in training: it must return one tensor, .*or tensors by name"),
+    ],
+)
+def test_outputs_of_which_none_can_be_chosen_are_said(answer: object, output: str, words: str) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        outputs_of(Answering(answer), X, output)
+
+
+def test_a_loss_of_the_model_cannot_be_called() -> None:
+    with pytest.raises(TypeError, match="the loss that a model returns"):
+        model_loss(X, Y)
+
+
+# Examples of a Dataset ------------------------------------------------------------------------------------------------
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, of: Callable[[int], Any]) -> None:
+        self.of = of
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, place: int) -> Any:
+        return self.of(place)
+
+
+BATCHES: dict[str, tuple[Any, Callable[[list[Any]], Any] | None, Any]] = {
+    "tensors": (TensorDataset(X, Y), None, X),
+    "several tensors": (TensorDataset(X, X[:, :1], Y), None, (X, X[:, :1])),
+    "tensors by name": (Rows(lambda k: {"x": X[k], "labels": Y[k]}), None, {"x": X}),
+    "named inputs and targets": (Rows(lambda k: ({"x": X[k]}, Y[k])), None, {"x": X}),
+    "several inputs and targets": (Rows(lambda k: ((X[k], X[k, :1]), Y[k])), None, (X, X[:, :1])),
+    "a function": (Rows(lambda k: k), lambda places: (X[places], Y[places]), X),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_a_batch_is_made_of_the_examples_that_are_chosen(case: str) -> None:
+    dataset, collate, whole = BATCHES[case]
+    examples = Examples.of(dataset, collate, torch.tensor([5, 3, 1, 0]))
+    assert len(examples) == 4
+    assert len(Examples.of(dataset, collate)) == 6
+    for chosen, rows in ((torch.tensor([2, 0]), [1, 5]), (slice(1, 3), [3, 1])):
+        inputs, targets = examples[chosen]
+        assert torch.equal(targets, Y[rows])
+        assert names_of(inputs) == names_of(whole)
+        for taken, tensor in zip(tensors_of(inputs), tensors_of(whole), strict=True):
+            assert torch.equal(taken, tensor[rows])
+
+
+def test_a_dataset_that_gives_several_examples_at_once_is_asked_once() -> None:
+    asked = []
+
+    class Together(Rows):
+        def __getitems__(self, places: list[int]) -> list[tuple[Tensor, Tensor]]:
+            asked.append(places)
+            return [(X[place], Y[place]) for place in places]
+
+    examples = Examples.of(Together(lambda k: None))
+    assert torch.equal(examples[torch.tensor([4, 2])][0], X[[4, 2]])
+    assert asked == [[4, 2]]
+
+
+def test_targets_have_the_name_that_is_given_and_batches_go_to_the_device() -> None:
+    dataset = Rows(lambda k: {"x": X[k], "y": Y[k]})
+    inputs, targets = Examples.of(dataset, target="y").to(torch.device("meta"))[slice(0, 2)]
+    assert (names_of(inputs), targets.device.type, tensors_of(inputs)[0].device.type) == (("x",), "meta", "meta")
+
+
+class Streamed(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield X[0], Y[0]
+
+
+def task_of(part: Any, **others: Any) -> Task:
+    loss = partial(cross_entropy, reduction="none")
+    made = Task(("site",), lambda: nn.Linear(2, 2), loss, lambda client: Splits(part, Examples(X, Y)), **others)
+    return guard_task("hers:task", made)
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "a stream": (Examples.of(Streamed()), "Streamed must have a length .* iterated over cannot be drawn from"),
+    "one thing": (
+        Examples.of(Rows(lambda k: X[k])),
+        r"must return \(inputs, targets\).*it returned a Tensor",
+    ),
+    "no labels": (
+        Examples.of(Rows(lambda k: {"x": X[k]})),
+        r"'labels' among them.*by name \(x\), and as targets none",
+    ),
+    "a single target": (
+        Examples.of(Rows(lambda k: k), lambda places: (X[places], torch.tensor(1.0))),
+        r"a row for each of 2 examples.*shape \(\)",
+    ),
+    "texts": (Examples.of(Rows(lambda k: ({"x": "a note"}, Y[k]))), "among the inputs of a batch is a list"),
+    "float64": (Examples.of(TensorDataset(X.double(), Y)), "inputs are torch.float64, but the model is not"),
+    "NaN": (Examples.of(TensorDataset(X / 0 - X / 0, Y)), "inputs hold NaN"),
+    "rows that are not there": (Examples.of(TensorDataset(X, Y), rows=torch.tensor([6])), "torch.int64 from 0 to 5"),
+    "no rows": (Examples.of(TensorDataset(X, Y), rows=torch.arange(0)), "there is none"),
+    "an empty dict": (Examples({}, Y), "inputs are an empty dict"),
+    "a list": (Examples([X, X], Y), "inputs must be a torch.Tensor, got list; several tensors are a tuple"),  # type: ignore[arg-type]
+    "one of several too short": (Examples({"x": X, "mask": X[:5]}, Y), r"5 inputs\[mask\] and 6 targets"),
+    "one of several with NaN": (Examples((X, X / 0), Y), r"inputs\[1\] hold NaN"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_inputs_is_said_with_client_and_name(case: str) -> None:
+    part, words = WRONG[case]
+    with pytest.raises(FairbloomError, match=rf"task = 'hers:task': the training examples of client site: .*{words}"):
+        task_of(part).splits("site")
+
+
+def test_groups_of_a_dataset_are_those_of_its_rows() -> None:
+    groups = torch.arange(6).remainder(2).unsqueeze(1)
+    examples = Examples.of(TensorDataset(X, Y), rows=torch.tensor([1, 2]), groups=groups)
+    places = examples.group_places()
+    assert places is not None
+    assert places.tolist() == [[1], [0]]
+    with pytest.raises(FairbloomError, match="groups must be"):
+        task_of(Examples.of(TensorDataset(X, Y)), groupings={"side": ("left", "right")}).splits("site")
+
+
+def test_all_targets_of_a_dataset_are_read_without_drawing() -> None:
+    dataset = Rows(lambda k: (X[k] + torch.rand(2), Y[k]))
+    before = torch.get_rng_state()
+    assert torch.equal(Examples.of(dataset, rows=torch.tensor([5, 0])).all_targets, Y[[5, 0]])
+    assert torch.equal(torch.get_rng_state(), before)
