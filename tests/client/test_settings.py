@@ -159,10 +159,18 @@ def test_a_value_that_the_devices_owner_allows_is_taken() -> None:
         ("class-weights", "balanced"),
         ("class-weights", "no disease=0.3,a disease (2 or more)=1.7"),
         ("num-rounds", 7),
+        ("schedule", "cosine"),
     ],
 )
 def test_how_clients_train_needs_no_permission(key: str, value: object) -> None:
     assert accepted_settings({**run_config(), key: value})[key] == value
+
+
+def test_one_of_the_words_that_a_setting_may_be_needs_no_permission() -> None:
+    config = {**run_config(task="csv"), "csv.decimal": "."}
+    assert accepted_settings(config)["csv.decimal"] == "."
+    with pytest.raises(SettingRefusedError, match=r"the run sets csv\.decimal = '/': allowed is "):
+        accepted_settings({**config, "csv.decimal": "/"})
 
 
 @pytest.mark.parametrize("value", ["eps=/etc/shadow", "eps=os:system", "eps=" + "1" * 501, "no/yes=1", "a:b=1"])

@@ -121,7 +121,8 @@ def test_four_nodes_train_with_adamw_a_schedule_and_class_weights_as_in_process(
         **{"schedule": "cosine", "warmup": 1},
     }
     assert there.submit({**chosen, "out": str(deployed)}) == 0, there.log(there.submitted)
-    simulate(Settings.of({**chosen, "data-dir": str(hospitals), "out": str(here)}))
+    # One by one: Adam divides by the size of gradients, so that a number whose gradients are rounding errors differs.
+    simulate(Settings.of({**chosen, "engine": "loop", "data-dir": str(hospitals), "out": str(here)}))
     assert_same_model(deployed, here)
     assert {row["refused"] for row in rounds(deployed)} == {""}
 
