@@ -11,7 +11,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import AGREED, DEPLOYED
-from fairbloom.protocol.parameters import Parameter, Pattern
+from fairbloom.protocol.parameters import Choices, Parameter, Pattern
 from fairbloom.protocol.settings import (
     OWN_SETTINGS,
     SETTINGS,
@@ -80,7 +80,8 @@ def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) ->
         except SettingsError as error:
             words = f"the run sets {key} = {shorten_value(value)}: allowed is {known[key].range}"
             raise SettingRefusedError(words) from error
-        _check_word(key, value, allow)
+        if not _is_listed(known[key]):
+            _check_word(key, value, allow)
     return chosen | {FINGERPRINT: fingerprint(config)}
 
 
@@ -94,7 +95,13 @@ def settings_to_allow(config: Mapping[str, Any]) -> dict[str, str]:
     """
     config = expand_own_settings(config)
     known = work_settings(config)
-    return {key: value for key, value in config.items() if key in known and not _is_harmless(key, value)}
+    unlisted = {key: value for key, value in config.items() if key in known and not _is_listed(known[key])}
+    return {key: value for key, value in unlisted.items() if not _is_harmless(key, value)}
+
+
+def _is_listed(parameter: Parameter) -> bool:
+    """Return whether the words that a setting may be are known beforehand: its check is enough then."""
+    return isinstance(parameter.allowed, Choices | Pattern)
 
 
 def _is_harmless(key: str, value: object) -> bool:
@@ -129,7 +136,6 @@ def _check_word(key: str, value: object, allow: Collection[str]) -> None:
         not isinstance(value, str)
         or value in allow
         or (not value and (key not in SETTINGS or SETTINGS[key].default == ""))
-        or (key in SETTINGS and isinstance(SETTINGS[key].allowed, Pattern))  # which is checked as a value
     ):
         return
     if key == "device":

@@ -76,11 +76,11 @@ def train(
     optimizer = work.make_optimizer(parameters)
     has_velocity = optimizer is None and work.momentum > 0.0
     velocity = [torch.zeros_like(parameter) for parameter in parameters] if has_velocity else []
-    table = class_table(work.class_weights, task, examples)
     snapshot: StateDict = {}
     ends = time.monotonic() + work.time_budget
     fewest = fewest_examples(model)
     steps, done = count_steps(len(examples), work, fewest), itertools.count()
+    table = class_table(work.class_weights, task, examples)
 
     def by_autograd(inputs: Inputs, targets: Tensor) -> None:
         losses = losses_of(model, task, inputs, targets, work.precision)

@@ -84,6 +84,7 @@ class Settings(RunSettings):
         info.check_parameters(given)
         clients = setup.clients or run.clients  # clients that come with the data may still be waited for
         resolved = {"method": method, "model": setup.model, "partition": setup.partition, "clients": clients}
+        resolved["optimizer"] = OptimizerChoice.of(run).name
         settings = cls.model_validate({**given, **resolved})
         settings.check_sizes()
         settings.check_reports()

@@ -151,6 +151,42 @@ def test_a_value_that_the_devices_owner_allows_is_taken() -> None:
         accepted_settings(config, allow=(task,))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("optimizer", "AdamW"),
+        ("optimizer-parameters", "betas=(0.9, 0.98) eps=1e-6, amsgrad=true"),
+        ("class-weights", "balanced"),
+        ("class-weights", "no disease=0.3,a disease (2 or more)=1.7"),
+        ("num-rounds", 7),
+        ("schedule", "cosine"),
+    ],
+)
+def test_how_clients_train_needs_no_permission(key: str, value: object) -> None:
+    assert accepted_settings({**run_config(), key: value})[key] == value
+
+
+def test_one_of_the_words_that_a_setting_may_be_needs_no_permission() -> None:
+    config = {**run_config(task="csv"), "csv.decimal": "."}
+    assert accepted_settings(config)["csv.decimal"] == "."
+    with pytest.raises(SettingRefusedError, match=r"the run sets csv\.decimal = '/': allowed is "):
+        accepted_settings({**config, "csv.decimal": "/"})
+
+
+@pytest.mark.parametrize("value", ["eps=/etc/shadow", "eps=os:system", "eps=" + "1" * 501, "no/yes=1", "a:b=1"])
+def test_words_that_might_be_paths_are_no_parameters_of_optimizers_and_no_classes(value: str) -> None:
+    for key in ("optimizer-parameters", "class-weights"):
+        with pytest.raises(SettingRefusedError, match=f"the run sets {key} = "):
+            accepted_settings({**run_config(), key: value})
+
+
+def test_an_optimizer_of_ones_own_needs_the_owners_permission() -> None:
+    config = {**run_config(), "optimizer": "trap:Optimizer"}  # no such module: nothing is imported
+    with pytest.raises(SettingRefusedError, match="the run sets optimizer = 'trap:Optimizer', .* allow this value"):
+        accepted_settings(config)
+    assert accepted_settings(config, allow=("trap:Optimizer",))["optimizer"] == "trap:Optimizer"
+
+
 def hearts(setup: Setup, *, noise: float = 0.1) -> Task:
     """Stands for somebody's task."""
     raise NotImplementedError

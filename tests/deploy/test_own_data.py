@@ -111,6 +111,22 @@ def test_four_nodes_with_a_file_each_give_the_run_in_process(
     assert all(row["test_f1_of_global_model"] for row in table(deployed / "clients.csv"))
 
 
+def test_four_nodes_train_with_adamw_a_schedule_and_class_weights_as_in_process(
+    there: Deployment, hospitals: Path, tmp_path: Path
+) -> None:
+    deployed, here = tmp_path / "deployed", tmp_path / "in-process"
+    chosen: dict[str, Any] = {
+        **{**SETTINGS, "model": "mlp", "learning-rate": 0.01, "weight-decay": 0.01, "gradient-clip": 1.0},
+        **{"optimizer": "AdamW", "optimizer-parameters": "betas=(0.8,0.95) eps=1e-6", "class-weights": "0=1,1=2.5"},
+        **{"schedule": "cosine", "warmup": 1},
+    }
+    assert there.submit({**chosen, "out": str(deployed)}) == 0, there.log(there.submitted)
+    # One by one: Adam divides by the size of gradients, so that a number whose gradients are rounding errors differs.
+    simulate(Settings.of({**chosen, "engine": "loop", "data-dir": str(hospitals), "out": str(here)}))
+    assert_same_model(deployed, here)
+    assert {row["refused"] for row in rounds(deployed)} == {""}
+
+
 def test_four_nodes_keep_their_rare_categories_to_themselves(there: Deployment, tmp_path: Path) -> None:
     out = tmp_path / "rare"
     asked = {key: value for key, value in SETTINGS.items() if key != "csv.smallest-category"}

@@ -69,6 +69,14 @@ def test_training_is_checked_before_the_first_round(config: dict[str, Any], word
         Settings.of(config)
 
 
+def test_an_optimizer_in_capitals_is_the_same_run() -> None:
+    assert (
+        Settings.of({"optimizer": "SGD", "method": "qfedsgd"}).run_config()
+        == Settings.of({"method": "qfedsgd"}).run_config()
+    )
+    assert Settings.of({"optimizer": "AdamW"}).optimizer == "adamw"
+
+
 def test_a_long_warm_up_may_count_steps() -> None:
     Settings.of({"warmup": 9, "num-rounds": 9, "schedule-over": "steps"})
 
