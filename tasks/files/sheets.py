@@ -121,7 +121,8 @@ def rows_of(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, int, Itera
     """
     limit = LEAST_MEMORY + MEMORY_A_BYTE * path.stat().st_size
     command = [sys.executable, "-P", str(PROGRAM), str(path.absolute()), str(limit), *wanted]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:  # noqa: S603
+    silent = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=silent, stdout=subprocess.PIPE, stderr=silent, text=True) as process:  # noqa: S603
         assert process.stdout is not None  # noqa: S101 (as it was asked for)
         try:
             found = json.loads(process.stdout.readline() or "{}")

@@ -13,12 +13,15 @@ import json
 import resource
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 
 def main(path: str, limit: int, wanted: Sequence[str]) -> None:
     """Write what was found, and the rows of the sheet."""
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    with suppress(ValueError, OSError):  # not every system has such a limit
+        resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
     from python_calamine import CalamineError, SheetTypeEnum, SheetVisibleEnum, load_workbook
 
     try:
