@@ -34,7 +34,7 @@ class FairStrategy(Method, Strategy):
         self._flower = FlowerClients(self)
         self._loop = Rounds(self, self._flower)
         self._outer: Strategy = self
-        self._configs: Mapping[str, ConfigRecord] = {}
+        self._configs: Mapping[str, ChangingConfig] = {}
         self._following: Following | None = None
 
     def start(
@@ -91,8 +91,9 @@ class FairStrategy(Method, Strategy):
             on_round, resume, initial_arrays = following.on_round, following.resume, following.arrays or initial_arrays
         self._begin(grid, num_rounds, timeout, resume, following.outer if following is not None else wrapper)
         check_model(model_of(initial_arrays), self.progress.lengths.longest)
-        self._configs = {"train": train_config, "evaluate": evaluate_config}
-        restore_configs(self._configs, resume or {})
+        self._configs = {"train": ChangingConfig(train_config), "evaluate": ChangingConfig(evaluate_config)}
+        for name, changes in (resume or {}).get("configs", {}).items():
+            self._configs[name].load_state_dict(changes)
         outer = self._outer
 
         def train(number: int, arrays: ArrayRecord) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -193,8 +194,8 @@ class FairStrategy(Method, Strategy):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the method, of the configs that messages carry, and of wrappers around it."""
-        configs = {name: plain_config(config) for name, config in self._configs.items() if config}
+        """Return the state of the method, what hooks have changed in the configs of messages, and wrappers' numbers."""
+        configs = {name: changes for name, config in self._configs.items() if (changes := config.state_dict())}
         wrappers = [plain_values(each) for each in layers(self._outer)[:-1]]
         added = {"configs": configs, "wrappers": wrappers}
         return super().state_dict() | {name: value for name, value in added.items() if value}
@@ -419,28 +420,41 @@ def call_or_stop(on_round: Callable[[Round], None], finished: Round) -> StopRun 
     return None
 
 
-def plain_config(config: ConfigRecord) -> dict[str, Any]:
-    """Return a config as a checkpoint holds it: bytes, and lists of them, as texts in a mapping."""
+class ChangingConfig:
+    """A config that messages carry, and what has become of it since the run began: hooks may change it.
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, list):
-            return [plain(each) for each in value]
-        return {BYTES: value.hex()} if isinstance(value, bytes) else value
+    Parameters
+    ----------
+    config
+        The config, as the user gives it.
+    """
 
-    return {key: plain(value) for key, value in config.items()}
+    def __init__(self, config: ConfigRecord) -> None:
+        self._config, self._given = config, {**config}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is other than as given, {} where nothing is; bytes as texts in a mapping."""
+        changed = {key: _as_text(value) for key, value in self._config.items() if self._given.get(key) != value}
+        removed = [key for key in self._given if key not in self._config]
+        return {"changed": changed, "removed": removed} if changed or removed else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Change the config as it had been."""
+        self._config.update({key: _as_bytes(value) for key, value in state["changed"].items()})
+        for key in state["removed"]:
+            self._config.pop(key, None)
 
 
-def restore_configs(configs: Mapping[str, ConfigRecord], state: Mapping[str, Any]) -> None:
-    """Give configs what they held when a state was taken."""
+def _as_text(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_text(each) for each in value]
+    return {BYTES: value.hex()} if isinstance(value, bytes) else value
 
-    def restored(value: Any) -> Any:
-        if isinstance(value, list):
-            return [restored(each) for each in value]
-        return bytes.fromhex(value[BYTES]) if isinstance(value, Mapping) else value
 
-    for name, values in state.get("configs", {}).items():
-        configs[name].clear()
-        configs[name].update({key: restored(value) for key, value in values.items()})
+def _as_bytes(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_bytes(each) for each in value]
+    return bytes.fromhex(value[BYTES]) if isinstance(value, Mapping) else value
 
 
 AGGREGATED = "\t└──> Aggregated MetricRecord: %s"

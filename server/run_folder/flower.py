@@ -139,7 +139,7 @@ class RunFolder:
             arrays, state = (initial_arrays, None) if continued is None else (record_of(continued[0]), continued[1])
             writer = RoundWriter(recorder, self.scores, self.loss, on_round)
             central = None if evaluate_fn is None else writer.watch(evaluate_fn)
-            arguments = {
+            arguments: dict[str, Any] = {
                 "grid": PollingGrid(grid),
                 "initial_arrays": arrays,
                 "num_rounds": num_rounds,

@@ -281,6 +281,40 @@ def test_a_schedule_in_the_config_and_an_overridden_start_survive_a_stop_to_the_
     assert sent[-1][2] == [1, 2, 3, 4, 5]
 
 
+class Warming(FedAvg):
+    """Removes a key from the config once it is no longer needed."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        if server_round == 2:
+            del config["warm"]
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def test_what_hooks_leave_alone_in_a_config_is_taken_as_it_is_given_when_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[dict[str, Any]] = []
+    plain = InProcessGrid.push_messages
+
+    def watched(self: InProcessGrid, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        sent.extend({**message.content["config"]} for message in messages if "config" in message.content)  # type: ignore[dict-item]
+        return plain(self, messages)
+
+    monkeypatch.setattr(InProcessGrid, "push_messages", watched)
+    train_config = {"warm": True, "lr": 0.5}
+    with pytest.raises(StoppedError):
+        start(tmp_path / "run", Warming(), train_config=ConfigRecord({**train_config}), on_round=stop_after(3))
+    sent.clear()
+    given = {"train_config": ConfigRecord({**train_config}), "evaluate_config": ConfigRecord({"batch": 64})}
+    start(tmp_path / "run", Warming(), **given)
+    assert {config.get("batch") for config in sent} == {None, 64}
+    assert not any("warm" in config for config in sent)
+    assert {config["lr"] for config in sent if "lr" in config} == {0.5}
+
+
 def test_all_ways_to_start_give_the_same_run(tmp_path: Path) -> None:
     for strategy in CHANGED:
         changed(tmp_path / strategy.__name__, strategy(fraction_train=0.5))
