@@ -71,7 +71,7 @@ class Newcomer:
         self._arrays, self._about = _model_in(self._run, model)
         self.round = self._about.round
         find_task(str(settings["task"])).check_readable(data_dir)
-        clients = load_task(self._config).clients
+        clients = self._find_clients()
         self.name = _find_client(clients, client, data_dir)
         try:
             self._local = LocalClient.of(self._config, clients.index(self.name), self.name)
@@ -151,6 +151,16 @@ class Newcomer:
             keep_preprocessing(folder, self._local.task, self._local.key)
             if (last := self._local.personal.last) is not None:
                 PersonalModels(folder).keep(*last)
+
+    def _find_clients(self) -> Sequence[str]:
+        """Return the clients whose data are there; a file without the column that names each row's is of one site."""
+        try:
+            return load_task(self._config).clients
+        except FairbloomError:
+            if not self._config.get("csv.client"):
+                raise
+            self._config["csv.client"] = ""
+            return load_task(self._config).clients
 
     def _terms(self, epochs: int | None = None) -> Terms:
         return Terms(

@@ -24,7 +24,7 @@ from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
 from tests.experiments.helpers import fairbloom as command
 
-from .hospitals import write_hospital, write_hospitals
+from .hospitals import COLUMNS, write_hospital, write_hospitals
 
 ROUNDS = 4
 
@@ -92,6 +92,18 @@ def test_a_hospital_whose_patients_are_others_would_be_the_worst_served(there: P
 def test_a_single_file_will_do(there: Path) -> None:
     by_file = fairbloom.evaluate(there / "run", data_dir=there / "new" / "newtown.csv")
     assert by_file.before == fairbloom.evaluate(there / "run", data_dir=there / "new").before
+
+
+def test_a_file_needs_no_column_that_names_the_site_where_the_runs_had_one(there: Path, tmp_path: Path) -> None:
+    files = sorted((there / "hospitals").iterdir())
+    rows = [f"{file.stem},{row}" for file in files for row in file.read_text().splitlines()[1:]]
+    (tmp_path / "all.csv").write_text("\n".join([f"site,{COLUMNS}", *rows]) + "\n")
+    out = run(tmp_path / "all.csv", tmp_path / "run", **{"csv.client": "site"})
+    found = fairbloom.evaluate(out, data_dir=there / "new", personalise=True, epochs=1)
+    assert (found.client, found.test_examples) == ("newtown", 30)
+    assert set(found.others["accuracy"]) == {"h0", "h1", "h2", "h3"}
+    again = fairbloom.evaluate(out, data_dir=tmp_path / "all.csv", client="h1")
+    assert again.before["accuracy"] == pytest.approx(again.others["accuracy"]["h1"])
 
 
 def test_one_of_several_clients_is_named(there: Path) -> None:

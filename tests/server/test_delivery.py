@@ -299,6 +299,27 @@ def test_an_older_client_or_an_absurd_one_is_noted_and_breaks_nothing(
     assert len(noted.clients) == 3
 
 
+def test_a_client_whose_disk_takes_nothing_says_so_and_the_run_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server gets to know the reason, and no place on the device."""
+
+    def refuse(path: Path, *_: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(kept, "save_model", refuse)
+    settings = settings_of(tmp_path / "run", **{"num-rounds": 1})
+    submit(settings, Devices(settings, tmp_path / "devices"))
+    noted = read_delivered(tmp_path / "run")
+    assert set(noted.clients) == set(CLIENTS)
+    for reason in noted.clients.values():
+        assert "the final model cannot be written to its state-dir: No space left on device" in reason
+        assert "devices" not in reason
+    monkeypatch.undo()
+    submit(settings, Devices(settings, tmp_path / "devices"))
+    assert read_delivered(tmp_path / "run").keeping == CLIENTS
+
+
 def test_a_run_is_over_whatever_becomes_of_the_delivery(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = settings_of(tmp_path / "run", **{"num-rounds": 1})
     submit(settings, Devices(settings, tmp_path))
