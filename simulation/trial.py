@@ -23,7 +23,6 @@ from .dispatch.processes import Forked, can_fork
 LOOKED_AT = 20
 """So many clients, evenly spaced, stand for all."""
 
-
 SECONDS = 120.0
 """A step that takes longer in a process of its own is given up, and left to the clients."""
 
@@ -34,9 +33,10 @@ def evenly_spaced(task: Task) -> tuple[str, ...]:
 
 
 def check_first_step(settings: RunSettings, task: Task, model: nn.Module) -> None:
-    """Let one client after the other take a local step, and measure its model, until one can; where a user's code does.
+    """Let one client after the other take a local step and measure its model, until one can.
 
-    It does so in a process of its own, which the step may end, or else with a copy of the model.
+    They do so where the task or the model is a user's own, in a forked process, which a step may end, or else with a
+    copy of the model.
 
     Raises
     ------
@@ -107,7 +107,10 @@ def _shapes(error: Exception, splits: Splits) -> str:
     """Return the shapes of two examples where an error comes neither with words of ours nor with a user's own code."""
     if isinstance(error, FairbloomError) or place_of(error):
         return ""
-    inputs, targets = splits.train[slice(0, 2)]
+    try:
+        inputs, targets = splits.train[slice(0, 2)]
+    except Exception:  # the error is of the examples themselves
+        return ""
     shapes = [
         f"{f'inputs[{name}]' if name else 'inputs'} {tuple(tensor.shape)}"
         for name, tensor in zip(names_of(inputs), tensors_of(inputs), strict=True)

@@ -161,6 +161,7 @@ BOTH: Mapping[str, Case] = {
         )
         for name in (
             "masked",
+            "uneven",
             "paired",
             "collated",
             "tokens",

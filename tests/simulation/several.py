@@ -173,6 +173,19 @@ def masked(setup: Setup) -> Task:
     return task_of(setup, lambda: Sequences().double(), sentences)
 
 
+def uneven(setup: Setup) -> Task:
+    """Sequences that are filled up to the longest of each client, so that clients' tensors do not fit together."""
+
+    def cut(padded: Examples) -> Examples:
+        inputs: Any = padded.inputs
+        longest = int(inputs["mask"].sum(1).max())
+        longest += longest == LONGEST and padded.targets.shape[0] % 2  # some clients have one token more
+        wide = {name: torch.nn.functional.pad(each, (0, 1))[:, :longest] for name, each in inputs.items()}
+        return replace(padded, inputs=wide)
+
+    return task_of(setup, lambda: Sequences().double(), sentences, cut)
+
+
 def paired(setup: Setup) -> Task:
     """Two tensors in order."""
     return task_of(setup, lambda: Pairs().double(), pairs)
