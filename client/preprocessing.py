@@ -1,11 +1,13 @@
 """How a client's data become inputs is kept in its own folder, for predictions after the run."""
 
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 from fairbloom.logs import log
 from fairbloom.system.files import make_folder, write_private
 from fairbloom.tasks import Task
-from fairbloom.tasks.preprocessing import PREPROCESSING
+from fairbloom.tasks.preprocessing import PREPROCESSING, Preprocessing
 
 
 def keep_preprocessing(folder: Path | None, task: Task, client: str) -> None:
@@ -15,7 +17,7 @@ def keep_preprocessing(folder: Path | None, task: Task, client: str) -> None:
     """
     if folder is None or task.preprocessing is None:
         return
-    path, content = folder / PREPROCESSING, task.preprocessing(client).encode()
+    path, content = folder / PREPROCESSING, _encode(task.preprocessing, client)
     try:
         if path.exists() and path.read_bytes() == content:
             return
@@ -23,3 +25,8 @@ def keep_preprocessing(folder: Path | None, task: Task, client: str) -> None:
         write_private(path, content)
     except OSError as error:
         log.warning("%s cannot be written, so that nothing can be predicted by it: %s", path, error.strerror)
+
+
+@lru_cache(maxsize=1)  # a deployed client asks with every message
+def _encode(preprocessing: Callable[[str], Preprocessing], client: str) -> bytes:
+    return preprocessing(client).encode()
