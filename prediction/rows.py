@@ -14,6 +14,7 @@ from fairbloom.logs import log
 from fairbloom.tasks.files.cells import MAX_NUMBER, Cells, CellsBuilder, encode_texts, find_blanks, parse_numbers
 from fairbloom.tasks.files.numbers import MISSING_WORDS, Decimal
 from fairbloom.tasks.files.reading import read_cells
+from fairbloom.tasks.files.rows import TARGETS
 from fairbloom.tasks.files.table import Column, ColumnHints, Source, Table
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.preprocessing import NUMBER, InputColumn, Preprocessing
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 20
 """An error lists so many cells at most."""
-
-TARGETS = ("target", "label", "y")
 
 
 class UnreadableRowsError(FairbloomError):

@@ -87,6 +87,12 @@ def test_the_hospitals_files_are_not_needed(copied: Path, run: fairbloom.Run) ->
         pandas.testing.assert_frame_equal(found, run.predict(frame(), client="north", model=model))
 
 
+def test_a_folder_of_several_runs_names_them(tmp_path: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "comparison.json").write_text("{}")
+    assert command("predict", tmp_path, new, "--out", tmp_path / "out.csv") == 2
+    assert "holds a comparison: load it with fairbloom.load_comparison, or one of its runs/" in capsys.readouterr().err
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match=r"holds no run: name a run folder, which has a config\.toml"):
         load_predictor(tmp_path)
