@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, place_of
 from fairbloom.server.run_folder.files import PREPROCESSING
 from fairbloom.tasks.preprocessing import Preprocessing
 
@@ -71,8 +71,11 @@ def quiet() -> Iterator[None]:
 
 
 def _first_cause(error: BaseException) -> str:
-    """Return what an error has begun with, in a line."""
+    """Return what an error has begun with, in a line, and where in a user's module that is, if it is there."""
+    place = place_of(error)
     while (earlier := error.__cause__ or error.__context__) is not None:
         error = earlier
+        place = place_of(error) or place
     lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'without a word'}"
+    said = f"{type(error).__name__}: {lines[0] if lines else 'without a word'}"
+    return f"{said} ({place})" if place else said

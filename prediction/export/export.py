@@ -106,7 +106,7 @@ def export_model(predictor: Predictor, to: str, card: Callable[[DescribedModel],
             form.write(subject, draft)
             difference = Trial.of(subject).check(form.predict(subject, draft), to)
         of = subject.preprocessing.classes != ()
-        done = Exported(to, predictor.run.name, predictor.client, predictor.model, len(subject.raw), difference, of)
+        done = Exported(to, predictor.run.name, predictor.client, predictor.model, subject.count, difference, of)
         described = DescribedModel(
             task=predictor.task_name,
             client=predictor.client,

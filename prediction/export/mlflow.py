@@ -12,7 +12,7 @@ from fairbloom.server.run_folder.files import PREPROCESSING
 from fairbloom.tasks.files.cells import MAX_NUMBER
 from fairbloom.tasks.files.numbers import MISSING
 from fairbloom.tasks.groups import OTHER
-from fairbloom.tasks.preprocessing import CATEGORY, TABLE, Predictions, Preprocessing
+from fairbloom.tasks.preprocessing import CATEGORY, TABLE, Predictions
 
 from .errors import explained, needed
 from .form import Form
@@ -47,9 +47,12 @@ def write_mlflow(subject: Subject, folder: Path) -> None:
                 folder,
                 python_model=str(Path(__file__).with_name("served.py")),
                 artifacts={name: str(parts / file) for name, file in files.items()},
-                model_config={"missing": sorted(MISSING), "largest": MAX_NUMBER, "other": OTHER},
-                signature=ModelSignature(_asked(preprocessing), _answered(subject)),
-                input_example=example_of(preprocessing),
+                model_config={
+                    **{"missing": sorted(MISSING), "largest": MAX_NUMBER, "other": OTHER},
+                    "arrays": [] if preprocessing.form == TABLE else list(subject.raw),
+                },
+                signature=ModelSignature(_asked(subject), _answered(subject)),
+                input_example=example_of(subject),
                 pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in REQUIRED],
                 metadata=subject.about,
             )
@@ -62,12 +65,15 @@ def _pyfunc() -> Any:
     return needed("mlflow.pyfunc", MLFLOW.name, "mlflow")
 
 
-def _asked(preprocessing: Preprocessing) -> Any:
+def _asked(subject: Subject) -> Any:
     """Return the schema of raw data."""
     from mlflow.types import ColSpec, Schema, TensorSpec
 
+    preprocessing = subject.preprocessing
     if preprocessing.form != TABLE:
-        return Schema([TensorSpec(np.dtype(np.float32), (-1, *preprocessing.shape))])
+        names = list(subject.raw) if len(subject.raw) > 1 else [None]
+        arrays = zip(names, subject.raw.values(), strict=True)
+        return Schema([TensorSpec(each.dtype, (-1, *each.shape[1:]), name) for name, each in arrays])
     return Schema(
         [
             ColSpec("string" if column.kind == CATEGORY else "double", column.name, required=not column.fill)
@@ -87,10 +93,11 @@ def _answered(subject: Subject) -> Any:
     return Schema([ColSpec("string", subject.predicted), *probabilities])
 
 
-def example_of(preprocessing: Preprocessing) -> Raw:
+def example_of(subject: Subject) -> Raw:
     """Return a made-up row: the centre of each column of numbers, and the first of each column's categories."""
+    preprocessing = subject.preprocessing
     if preprocessing.form != TABLE:
-        return np.zeros((1, *preprocessing.shape), np.float32)
+        return _given({name: np.zeros_like(each[:1]) for name, each in subject.raw.items()})
     import pandas
 
     return pandas.DataFrame(
@@ -101,11 +108,17 @@ def example_of(preprocessing: Preprocessing) -> Raw:
     )
 
 
+def _given(arrays: dict[str, Any]) -> Raw:
+    """Return arrays as MLflow takes them: several by name, or a single one."""
+    return arrays if len(arrays) > 1 else next(iter(arrays.values()))
+
+
 def predict(subject: Subject, folder: Path) -> Predictions:
     """Return what MLflow predicts with the model in a folder."""
     mlflow = _pyfunc()
     with explained(MLFLOW.name, "onnx or safetensors"):
-        found = mlflow.load_model(str(folder)).predict(subject.raw)
+        raw = subject.raw if subject.preprocessing.form == TABLE else _given(subject.raw)
+        found = mlflow.load_model(str(folder)).predict(raw)
     values, *probabilities = (found[name].to_numpy() for name in found)
     return Predictions(values, np.stack(probabilities, axis=1) if probabilities else None)
 
@@ -125,13 +138,17 @@ def listing(subject: Subject) -> str:
     """Return lines of Python that predict by MLflow, PyTorch and pandas."""
     if subject.preprocessing.form == TABLE:
         return READ_TABLE
+    each = {name: f"numpy.zeros({(5, *array.shape[1:])}, numpy.{array.dtype})" for name, array in subject.raw.items()}
+    arrays = (
+        f"{{{', '.join(f'{name!r}: {zeros}' for name, zeros in each.items())}}}" if len(each) > 1 else each.popitem()[1]
+    )
     return "\n".join(
         [
             "import mlflow",
             "import numpy",
             "",
             'model = mlflow.pyfunc.load_model(".")',
-            f"print(model.predict(numpy.zeros({(5, *subject.shape)}, numpy.float32)))",
+            f"print(model.predict({arrays}))",
         ]
     )
 

@@ -30,9 +30,6 @@ from .torch_program import export_program
 MODEL = "model.onnx"
 """The file of the graph."""
 
-ARRAY = "inputs"
-"""The input of a graph for arrays or images."""
-
 OPSET, ML_OPSET, IR_VERSION = 20, 3, 10
 """Versions of ONNX's operators, of its operators for machine learning, and of the file: of 2024, for older runtimes."""
 
@@ -121,19 +118,21 @@ class _Graph:
         most = self.add("ReduceMax", reasons, self.constant(np.array([1])), keepdims=1)
         return self.add("Concat", *inputs, axis=1), self.add("Cast", most, to=_onnx_type("BOOL"))
 
-    def predictions(self, preprocessing: Preprocessing, found: str, refused: str) -> list[Any]:
+    def predictions(self, preprocessing: Preprocessing, names: Sequence[str], found: str, refused: str) -> list[Any]:
         """Add the outputs: classes as strings with probabilities, or a quantity; NaN and "" for a row without one."""
-        names = output_names(preprocessing)
         if not preprocessing.classes:
             rows = self.add("Reshape", refused, self.constant(np.array([-1]))) if refused else ""
             self._unless(rows, math.nan, found, names[0], np.float64)
-            return [_value(names[0], "DOUBLE")]
+            return [_value(names[0], _onnx_type("DOUBLE"))]
         best = self.add("ArgMax", found, axis=1, keepdims=0)
         label = self.add("Gather", self.constant(np.array(preprocessing.classes)), best)
         rows = self.add("Reshape", refused, self.constant(np.array([-1]))) if refused else ""
         self._unless(rows, "", label, names[0], np.str_)
         self._unless(refused, math.nan, found, names[1], np.float32)
-        return [_value(names[0], "STRING"), _value(names[1], "FLOAT", len(preprocessing.classes))]
+        return [
+            _value(names[0], _onnx_type("STRING")),
+            _value(names[1], _onnx_type("FLOAT"), len(preprocessing.classes)),
+        ]
 
     def _unless(self, refused: str, nothing: float | str, values: str, name: str, dtype: type) -> None:
         """Add an output that is `nothing` for the rows without a prediction, where there may be such rows."""
@@ -191,21 +190,24 @@ def _surrounded(core: Any, subject: Subject) -> Any:
     from onnx import compose, helper
 
     preprocessing = subject.preprocessing
-    names = input_names(preprocessing)
+    names = input_names(subject)
     prefix = _unused_prefix(names)
     model = compose.add_prefix(core, f"{prefix}model/")
     graph = model.graph
-    (asked,), (found,) = graph.input, graph.output
+    asked, (found,) = [*graph.input], graph.output
     before, after = _Graph(f"{prefix}in/"), _Graph(f"{prefix}out/")
+    refused = ""
     if preprocessing.form == TABLE:
         inputs, refused = before.table(preprocessing.columns)
+        before.add("Identity", inputs, name=asked[0].name)
         kinds = ["STRING" if column.kind == CATEGORY else "DOUBLE" for column in preprocessing.columns]
-        raw = [_value(name, kind, 1) for name, kind in zip(names, kinds, strict=True)]
+        raw = [_value(name, _onnx_type(kind), 1) for name, kind in zip(names, kinds, strict=True)]
     else:
-        inputs, refused = names[0], ""
-        raw = [_value(inputs, "FLOAT", *preprocessing.shape)]
-    before.add("Identity", inputs, name=asked.name)
-    outputs = after.predictions(preprocessing, found.name, refused)
+        raw = []
+        for name, inner, shape in zip(names, asked, subject.shapes, strict=True):
+            before.add("Identity", name, name=inner.name)
+            raw.append(_value(name, inner.type.tensor_type.elem_type, *shape))
+    outputs = after.predictions(preprocessing, output_names(subject), found.name, refused)
     _replace(graph.node, [*before.nodes, *graph.node, *after.nodes])
     _replace(graph.input, raw)
     _replace(graph.output, outputs)
@@ -217,11 +219,11 @@ def _surrounded(core: Any, subject: Subject) -> Any:
     return model
 
 
-def _value(name: str, kind: str, *shape: int) -> Any:
+def _value(name: str, kind: int, *shape: int) -> Any:
     """Return an input or output of a graph, for any number of examples."""
     from onnx import helper
 
-    return helper.make_tensor_value_info(name, _onnx_type(kind), ["batch", *shape])
+    return helper.make_tensor_value_info(name, kind, ["batch", *shape])
 
 
 def _replace(values: Any, others: Sequence[Any]) -> None:
@@ -239,19 +241,15 @@ def _unused_prefix(names: Sequence[str]) -> str:
     return prefix
 
 
-def input_names(preprocessing: Preprocessing) -> list[str]:
-    """Return the names of the graph's inputs: the columns, or one for arrays."""
-    return [column.name for column in preprocessing.columns] or [ARRAY]
+def input_names(subject: Subject) -> list[str]:
+    """Return the names of the graph's inputs: the columns, or the arrays."""
+    return list(subject.raw)
 
 
-def output_names(preprocessing: Preprocessing) -> list[str]:
+def output_names(subject: Subject) -> list[str]:
     """Return the names of the graph's outputs, none of which is that of an input."""
-    taken = set(input_names(preprocessing))
-    names = []
-    for name in (
-        f"predicted_{preprocessing.target or 'target'}",
-        *(["probabilities"] if preprocessing.classes else []),
-    ):
+    taken, names = set(input_names(subject)), []
+    for name in (subject.predicted, "probabilities") if subject.preprocessing.classes else (subject.predicted,):
         while name in taken:
             name += "_"
         names.append(name)
@@ -279,9 +277,9 @@ def predict(subject: Subject, folder: Path) -> Predictions:
 
 
 def _feed(subject: Subject) -> dict[str, Any]:
-    """Return what the inputs of the graph are given: a column of each, shape (n, 1), or the array."""
+    """Return what the inputs of the graph are given: a column of each, shape (n, 1), or an array."""
     if subject.preprocessing.form != TABLE:
-        return {ARRAY: subject.raw}
+        return dict(subject.raw)
     return {
         column.name: subject.raw[[column.name]].to_numpy(object if column.kind == CATEGORY else np.float64)
         for column in subject.preprocessing.columns
@@ -307,13 +305,16 @@ def listing(subject: Subject) -> str:
     """Return lines of Python that predict by ONNX Runtime."""
     if subject.preprocessing.form == TABLE:
         return READ_TABLE
+    arrays = [
+        f"{name!r}: numpy.zeros({(5, *each.shape[1:])}, numpy.{each.dtype})" for name, each in subject.raw.items()
+    ]
     return "\n".join(
         [
             "import numpy",
             "import onnxruntime",
             "",
             f'session = onnxruntime.InferenceSession("{MODEL}")',
-            f'print(session.run(None, {{"{ARRAY}": numpy.zeros({(5, *subject.shape)}, numpy.float32)}}))',
+            f"print(session.run(None, {{{', '.join(arrays)}}}))",
         ]
     )
 

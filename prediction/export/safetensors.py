@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_model, save_model
 
+from fairbloom.client.training import outputs_of
 from fairbloom.server.run_folder.files import CONFIG, PREPROCESSING
 from fairbloom.system.files import write_whole
 from fairbloom.tasks.preprocessing import Predictions
 
 from .errors import read_preprocessing
 from .form import Form
-from .subject import Subject, inputs_of
+from .subject import Subject
 
 WEIGHTS, ABOUT = "model.safetensors", "config.json"
 """The files of the weights and of what they belong to, under the names that the hub knows."""
@@ -37,7 +38,7 @@ def _about(subject: Subject) -> dict[str, Any]:
         "module": f"{module.__module__}:{module.__qualname__}",
         "network": settings.get("model", ""),
         **subject.about,
-        "input_shape": list(subject.shape),
+        "input_shape": list(subject.shapes[0]),
         "outputs": len(preprocessing.classes) or 1,
         "id2label": {str(place): name for place, name in enumerate(preprocessing.classes)},
     }
@@ -51,7 +52,7 @@ def predict(subject: Subject, folder: Path) -> Predictions:
         for tensor in module.state_dict().values():
             tensor.zero_()  # so that nothing is left of the weights that were written
         load_model(module, str(folder / WEIGHTS))
-        return preprocessing.decode(module(inputs_of(preprocessing, subject.raw)))
+        return preprocessing.decode(outputs_of(module, subject.inputs, subject.predictor.output))
 
 
 def listing(subject: Subject) -> str:
@@ -68,7 +69,7 @@ def listing(subject: Subject) -> str:
             "    about = json.load(file)",
             'module = build(about["network"], tuple(about["input_shape"]), about["outputs"], seed=0).eval()',
             f'load_model(module, "{WEIGHTS}")',
-            f"print(module(torch.zeros({(5, *subject.shape)})))  # inputs as {PREPROCESSING.name} says",
+            f"print(module(torch.zeros({(5, *subject.shapes[0])})))  # inputs as {PREPROCESSING.name} says",
         ]
     )
 

@@ -25,6 +25,7 @@ class ServedModel(PythonModel):
         self._how = json.loads(Path(context.artifacts["preprocessing"]).read_bytes())
         cells = context.model_config  # which have no value, the largest number, and what rare categories are called
         self._missing, self._largest, self._other = frozenset(cells["missing"]), cells["largest"], cells["other"]
+        self._arrays = cells["arrays"]
         self._program = torch.export.load(context.artifacts["program"]).module()
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
@@ -38,9 +39,16 @@ class ServedModel(PythonModel):
             When a column is missing, or a cell cannot be read; the message names it.
         """
         how = self._how
-        inputs = self._of_table(model_input) if how["form"] == "table" else np.asarray(model_input, np.float32)
+        if how["form"] == "table":
+            inputs = [self._of_table(model_input)]
+        else:
+            inputs = (
+                [np.asarray(model_input[name]) for name in self._arrays]
+                if len(self._arrays) > 1
+                else [np.asarray(model_input)]
+            )
         with torch.no_grad():
-            found = self._program(torch.from_numpy(inputs)).numpy()
+            found = self._program(*map(torch.from_numpy, inputs)).numpy()
         index = model_input.index if isinstance(model_input, pd.DataFrame) else None
         predicted = f"predicted_{how['target'] or 'target'}"
         if not how["classes"]:

@@ -1,5 +1,6 @@
 """What is exported: a model, how raw data become its inputs, and rows on which an export is tried."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ from fairbloom.prediction.rows import NewRows
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.server.run_folder.files import AGREED, CONFIG
 from fairbloom.tasks import load_task
+from fairbloom.tasks.inputs import Inputs, map_inputs, tensors_of
 from fairbloom.tasks.preprocessing import ARRAYS, CATEGORY, TABLE, InputColumn, Preprocessing
 
-from .errors import ExportError
+from .errors import ExportError, quiet
 
 ROWS = 256
 """The number of rows that an export of a table's model is tried on, and the largest of others."""
@@ -25,7 +27,7 @@ UNKNOWN = "no category of the training data"
 """A text that no column has as a category."""
 
 Raw = Any
-"""What is predicted for: a data frame of a table's columns, or an array of inputs, first dimension the examples."""
+"""What is predicted for: a data frame of a table's columns, or arrays by name, first dimension the examples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +42,14 @@ class Subject:
         How raw data become its inputs, and its outputs predictions.
     raw
         Rows on which an export is tried.
+    inputs
+        What the model takes of these rows.
     """
 
     predictor: Predictor
     preprocessing: Preprocessing
     raw: Raw
+    inputs: Inputs
 
     @classmethod
     def of(cls, predictor: Predictor) -> "Subject":
@@ -55,14 +60,27 @@ class Subject:
         ExportError
             When nothing says what its inputs are.
         """
-        if predictor.preprocessing is None:
-            return cls(predictor, *_of_task(predictor))
-        return cls(predictor, predictor.preprocessing, make_rows(predictor.preprocessing))
+        how = predictor.preprocessing
+        if how is not None and how.form == TABLE:
+            rows = make_rows(how)
+            with quiet():  # that categories which are made up are unknown
+                return cls(predictor, how, rows, how.inputs(NewRows.of_frame(rows).table(how)))
+        if how is None:
+            how, inputs = _of_task(predictor)
+        else:
+            inputs = torch.from_numpy(np.random.default_rng(0).random((ROWS, *how.shape), np.float32))
+        arrays = (tensor.numpy() for tensor in tensors_of(inputs))
+        return cls(predictor, how, dict(zip(array_names(inputs), arrays, strict=True)), inputs)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one example as the model takes it."""
-        return self.preprocessing.shape or (self.preprocessing.width,)
+    def count(self) -> int:
+        """The number of rows."""
+        return len(tensors_of(self.inputs)[0])
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of one example in each of the tensors that the model takes."""
+        return [tuple(tensor.shape[1:]) for tensor in tensors_of(self.inputs)]
 
     @property
     def about(self) -> dict[str, str]:
@@ -82,7 +100,7 @@ class Subject:
         return f"predicted_{self.preprocessing.target or 'target'}"
 
 
-def _of_task(predictor: Predictor) -> tuple[Preprocessing, Raw]:
+def _of_task(predictor: Predictor) -> tuple[Preprocessing, Inputs]:
     """Return how a task's examples are described that says nothing of its preprocessing, and some of them."""
     settings = CONFIG.read(predictor.run).settings
     needs = f"--to: what the model of task {predictor.task_name} takes is only seen in its data"
@@ -91,30 +109,27 @@ def _of_task(predictor: Predictor) -> tuple[Preprocessing, Raw]:
         inputs, _ = task.splits(predictor.client or task.clients[0]).test[slice(0, ROWS)]
     except FairbloomError as error:
         raise ExportError(f"{needs}, which cannot be had here: {error}") from error
-    if not isinstance(inputs, Tensor) or inputs.dtype != torch.float32:
-        raise ExportError(f"{needs}, and that is no tensor of torch.float32, the only input that can be exported")
-    classes = tuple(map(str, range(task.classes or predictor.outputs(inputs[:1]).shape[1])))
-    shape = tuple(inputs.shape[1:])
-    return Preprocessing(form=ARRAYS, classes=classes if len(classes) > 1 else (), shape=shape), inputs.numpy()
+    numbers = range(task.classes or predictor.outputs(map_inputs(inputs, lambda tensor: tensor[:1])).shape[1])
+    classes = task.class_names or tuple(map(str, numbers))
+    shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
+    return Preprocessing(form=ARRAYS, classes=classes if len(classes) > 1 else (), shape=shape), inputs
 
 
-def inputs_of(preprocessing: Preprocessing, raw: Raw) -> Tensor:
-    """Return a model's inputs of raw data."""
-    if preprocessing.form == TABLE:
-        return preprocessing.inputs(NewRows.of_frame(raw).table(preprocessing))
-    return torch.as_tensor(raw, dtype=torch.float32)
+def array_names(inputs: Inputs) -> list[str]:
+    """Return what the arrays of inputs are called: by their names, or in order."""
+    if isinstance(inputs, tuple):
+        return [f"input_{place}" for place in range(len(inputs))]
+    return list(inputs) if isinstance(inputs, Mapping) else ["inputs"]
 
 
 def make_rows(preprocessing: Preprocessing) -> Raw:
-    """Return rows as training had them, and a little beyond: unknown categories, and missing values where allowed.
+    """Return rows of a table as training had them and a little beyond, with unknown categories and missing values.
 
-    The generator's seed is fixed, so that an export that is repeated is tried on the same rows.
+    Values are missing where that is allowed. The generator's seed is fixed, so a repeated export has the same rows.
     """
-    random = np.random.default_rng(0)
-    if preprocessing.form != TABLE:
-        return random.random((ROWS, *preprocessing.shape), np.float32)
     import pandas  # imported late: it takes a second
 
+    random = np.random.default_rng(0)
     return pandas.DataFrame({column.name: _make_cells(column, random) for column in preprocessing.columns})
 
 

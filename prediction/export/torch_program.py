@@ -1,18 +1,21 @@
 """A model as a program of torch.export, which PyTorch runs without the module's source, and its preprocessing."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fairbloom.client.training import choose_output
 from fairbloom.prediction.adapters import merged
 from fairbloom.server.run_folder.files import PREPROCESSING
+from fairbloom.tasks.inputs import tensors_of
 from fairbloom.tasks.preprocessing import Predictions, Preprocessing
 
 from .errors import explained, read_preprocessing
 from .form import Form
-from .subject import Subject, inputs_of
+from .subject import Subject
 
 PROGRAM = "model.pt2"
 """The file of the program."""
@@ -24,15 +27,18 @@ TRACED = 3
 class Predicting(nn.Module):
     """A model with the meaning of its outputs: probabilities of classes, or a quantity in its own unit."""
 
-    def __init__(self, model: nn.Module, preprocessing: Preprocessing) -> None:
+    def __init__(self, subject: Subject) -> None:
         super().__init__()
-        self.model = model
+        self.model = merged(subject.predictor.module)
+        self._output, preprocessing = subject.predictor.output, subject.preprocessing
+        self._names = list(subject.inputs) if isinstance(subject.inputs, Mapping) else []
         self._of_classes = bool(preprocessing.classes)
         self._center, self._scale = preprocessing.target_center, preprocessing.target_scale
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, *tensors: Tensor) -> Tensor:
         """Return the probability of each class, shape (n, classes), or the quantity, shape (n,) and torch.float64."""
-        outputs: Tensor = self.model(inputs)
+        named = dict(zip(self._names, tensors, strict=True)) if self._names else {}
+        outputs = choose_output(self.model, self.model(**named) if named else self.model(*tensors), self._output)
         if self._of_classes:
             return outputs.float().softmax(dim=1)
         return outputs.reshape(-1).double() * self._scale + self._center
@@ -46,11 +52,10 @@ def export_program(subject: Subject, form: str) -> torch.export.ExportedProgram:
     ExportError
         When PyTorch cannot follow the module.
     """
-    shape, preprocessing = subject.shape, subject.preprocessing
+    examples = tuple(torch.zeros(TRACED, *each.shape[1:], dtype=each.dtype) for each in tensors_of(subject.inputs))
+    shapes = tuple({0: torch.export.Dim("batch")} for _ in examples)
     with explained(form, "safetensors, which holds the weights alone"):
-        predicting = Predicting(merged(subject.predictor.module), preprocessing).eval()
-        examples = (torch.zeros(TRACED, *shape),)
-        return torch.export.export(predicting, examples, dynamic_shapes=({0: torch.export.Dim("batch")},))
+        return torch.export.export(Predicting(subject).eval(), examples, dynamic_shapes=(shapes,))
 
 
 def write_program(subject: Subject, folder: Path, form: str = "torch") -> None:
@@ -62,10 +67,9 @@ def write_program(subject: Subject, folder: Path, form: str = "torch") -> None:
 
 def predict(subject: Subject, folder: Path) -> Predictions:
     """Return what the program in a folder predicts with the preprocessing beside it."""
-    preprocessing = read_preprocessing(folder)
     program = torch.export.load(folder / PROGRAM).module()
     with torch.no_grad():
-        return named(program(inputs_of(preprocessing, subject.raw)), preprocessing)
+        return named(program(*tensors_of(subject.inputs)), read_preprocessing(folder))
 
 
 def named(found: Tensor, preprocessing: Preprocessing) -> Predictions:
@@ -73,6 +77,11 @@ def named(found: Tensor, preprocessing: Preprocessing) -> Predictions:
     if not preprocessing.classes:
         return Predictions(found.numpy(), None)
     return Predictions(np.array(preprocessing.classes, object)[found.argmax(dim=1)], found.numpy())
+
+
+def zeros_of(subject: Subject) -> list[str]:
+    """Return expressions of tensors as the model takes them, of five examples."""
+    return [f"torch.zeros({(5, *each.shape[1:])}, dtype={each.dtype})" for each in tensors_of(subject.inputs)]
 
 
 def listing(subject: Subject) -> str:
@@ -83,8 +92,8 @@ def listing(subject: Subject) -> str:
             "import torch",
             "",
             f'program = torch.export.load("{PROGRAM}").module()',
-            f"inputs = torch.zeros({(5, *subject.shape)})  # as {PREPROCESSING.name} says",
-            f"print(program(inputs))  # {what}",
+            f"inputs = [{', '.join(zeros_of(subject))}]  # as {PREPROCESSING.name} says",
+            f"print(program(*inputs))  # {what}",
         ]
     )
 

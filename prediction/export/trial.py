@@ -7,7 +7,7 @@ import numpy as np
 from fairbloom.tasks.preprocessing import Predictions
 
 from .errors import ExportError
-from .subject import Subject, inputs_of
+from .subject import Subject
 
 TOLERANCE = 1e-4
 """Largest difference of a probability, or of a quantity in units of its deviation in training."""
@@ -32,7 +32,7 @@ class Trial:
     def of(cls, subject: Subject) -> "Trial":
         """Return a trial of a model."""
         preprocessing = subject.preprocessing
-        outputs = subject.predictor.outputs(inputs_of(preprocessing, subject.raw))
+        outputs = subject.predictor.outputs(subject.inputs)
         return cls(preprocessing.decode(outputs), 1.0 if preprocessing.classes else preprocessing.target_scale)
 
     def check(self, found: Predictions, form: str) -> float:

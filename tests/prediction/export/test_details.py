@@ -208,6 +208,7 @@ def test_a_module_that_pytorch_cannot_follow_is_named_with_its_cause_and_what_wo
     predictor = predictor_of(tmp_path, Branching(), AGE)
     with pytest.raises(FairbloomError, match=rf"exported to {form}: .*data-dependent.*safetensors") as caught:
         export(predictor, form, tmp_path / "out")
+    assert "test_details.py, line " in str(caught.value)  # where in the module
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""  # PyTorch prints half of a graph
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

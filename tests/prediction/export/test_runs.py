@@ -192,3 +192,32 @@ def test_a_network_of_images_gives_our_probabilities(made: str, request: pytest.
     for found in (probabilities, served.to_numpy()[:, 1:].astype(float), program(torch.from_numpy(images)).detach()):
         np.testing.assert_allclose(found, expected.probabilities, atol=1e-5)
     assert list(values) == list(served.iloc[:, 0]) == list(expected.values)
+
+
+@pytest.fixture(scope="module")
+def sequences(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
+    out = tmp_path_factory.mktemp("sequences") / "run"
+    task = "tests.prediction.export.sequences:sentences"
+    return fairbloom.run(task, rounds=2, engine="loop", device="cpu", out=out, progress=False)
+
+
+def test_a_model_of_several_tensors_keeps_their_names_and_types(sequences: fairbloom.Run, tmp_path: Path) -> None:
+    needs("onnxruntime", "onnxscript", "mlflow")
+    import mlflow
+    import onnxruntime
+    import torch
+
+    random = np.random.default_rng(3)
+    raw = {"input_ids": random.integers(0, 12, (17, 6)), "attention_mask": random.integers(0, 2, (17, 6))}
+    inputs = {name: torch.from_numpy(each) for name, each in raw.items()}
+    expected = sequences.predictor().outputs(inputs).softmax(dim=1).numpy()
+    assert np.ptp(expected[:, 0]) > 0.01
+    session = onnxruntime.InferenceSession(sequences.export("onnx", out=tmp_path / "onnx") / "model.onnx")
+    values, probabilities = session.run(None, raw)
+    served = mlflow.pyfunc.load_model(str(sequences.export("mlflow", out=tmp_path / "mlflow"))).predict(raw)
+    program = torch.export.load(sequences.export("torch", out=tmp_path / "torch") / "model.pt2").module()
+    sequences.export("safetensors", out=tmp_path / "safetensors")
+    for found in (probabilities, served.to_numpy()[:, 1:].astype(float), program(*inputs.values()).detach()):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    named = [("low", "high")[place] for place in expected.argmax(axis=1)]
+    assert list(values) == list(served["predicted_target"]) == named
