@@ -370,11 +370,12 @@ def test_the_name_of_a_run_is_no_path_and_is_cut(delivered: Path) -> None:
     context = next(iter(Devices(settings, delivered).contexts.values()))
     before = {path for path in delivered.parent.rglob("*") if path.is_file()}
     model = record_of(MODEL.read(delivered / "run"))
-    said = asking(context, {"keep": "x", "run": "../../../" * 100}, model)
+    said = asking(context, {"keep": "x", "run": "\x1b[2J" + "../../../" * 100}, model)
     assert said[KEPT] == "x"
     about = find_kept(kept_folder(delivered, 0))
     assert about is not None
     assert len(about.run) == 200
+    assert about.run.startswith("\ufffd[2J../")
     assert {path for path in delivered.parent.rglob("*") if path.is_file()} == before
     assert AGREED.read(kept_folder(delivered, 0)) == ""
 
