@@ -183,6 +183,16 @@ def test_who_was_offline_is_given_the_model_when_the_finished_run_is_submitted_a
     assert "is finished; nothing to run" in caplog.text
 
 
+def test_who_comes_after_the_run_is_not_given_its_model(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "run", patience=0.0, **{"min-clients": 2})
+    submit(settings, Devices(settings, tmp_path, there=(0, 1)))
+    grid = Devices(settings, tmp_path)
+    submit(settings, grid)
+    assert grid.given == []
+    assert read_delivered(tmp_path / "run").keeping == CLIENTS[:2]
+    assert not (tmp_path / "2").exists()
+
+
 def test_a_model_that_is_damaged_on_a_device_is_given_again(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "run")
     submit(settings, Devices(settings, tmp_path))
