@@ -56,7 +56,8 @@ class About:
         """Return what a server says of a model; raise ReportableError where that cannot be."""
         if not isinstance(checksum, str) or not isinstance(run, str) or not isinstance(round_, int):
             raise ReportableError("the server does not say of which run the final model is, or which one")
-        return cls(run[:LONGEST_NAME], round_, checksum)
+        name = "".join(each if each.isprintable() else "\ufffd" for each in run[:LONGEST_NAME])
+        return cls(name, round_, checksum)
 
 
 def find_kept(folder: Path) -> About | None:
@@ -68,7 +69,7 @@ def find_kept(folder: Path) -> About | None:
         _, about = load_model(path)
         return About(str(about["run"]), int(about["round"]), str(about["checksum"]))
     except (DamagedFileError, KeyError, TypeError, ValueError) as error:
-        log.warning("%s; the server is asked for it again", error)
+        log.warning("%s; the server gives it again when the finished run is submitted once more", error)
         return None
 
 

@@ -63,7 +63,6 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         if not settings:
             raise RunFolderError(f"{folder} holds no run yet: it waits for its clients, or the folder was moved away")
         state, rows = state_of(folder), ROUNDS.read(folder)
-        delivered = read_delivered(folder) if state == "finished" else Delivered()
         changed = ROUNDS.path_in(folder).stat().st_mtime if rows else None
     except OSError as error:
         raise RunFolderError(f"{folder} cannot be read: {error.strerror}") from error
@@ -74,7 +73,7 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         for row in reversed(latest)
         for name, reason in parse_refusals(row.get("refused", ""))
     ]
-    last = rows[-1] if rows else {}
+    last, delivered = rows[-1] if rows else {}, _find_delivered(folder) if state == "finished" else Delivered()
     return {
         "folder": str(folder),
         "task": settings.get("task", ""),
@@ -88,6 +87,14 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         "offline": last.get("offline", ""),
         "decided-by": last.get("decided_by", ""),
         "refused": refused[:MOST_REFUSALS],
-        "kept-by": list(delivered.keeping),
-        "not-kept-by": {name: reason for name, reason in delivered.clients.items() if reason},
+        "kept-by": None if delivered is None else list(delivered.keeping),
+        "not-kept-by": None if delivered is None else {name: why for name, why in delivered.clients.items() if why},
     }
+
+
+def _find_delivered(folder: Path) -> Delivered | None:
+    """Return which clients keep the final model; None where a damaged file leaves that unknown."""
+    try:
+        return read_delivered(folder)
+    except RunFolderError:
+        return None

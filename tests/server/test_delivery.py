@@ -183,6 +183,16 @@ def test_who_was_offline_is_given_the_model_when_the_finished_run_is_submitted_a
     assert "is finished; nothing to run" in caplog.text
 
 
+def test_who_comes_after_the_run_is_not_given_its_model(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "run", patience=0.0, **{"min-clients": 2})
+    submit(settings, Devices(settings, tmp_path, there=(0, 1)))
+    grid = Devices(settings, tmp_path)
+    submit(settings, grid)
+    assert grid.given == []
+    assert read_delivered(tmp_path / "run").keeping == CLIENTS[:2]
+    assert not (tmp_path / "2").exists()
+
+
 def test_a_model_that_is_damaged_on_a_device_is_given_again(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "run")
     submit(settings, Devices(settings, tmp_path))
@@ -370,11 +380,12 @@ def test_the_name_of_a_run_is_no_path_and_is_cut(delivered: Path) -> None:
     context = next(iter(Devices(settings, delivered).contexts.values()))
     before = {path for path in delivered.parent.rglob("*") if path.is_file()}
     model = record_of(MODEL.read(delivered / "run"))
-    said = asking(context, {"keep": "x", "run": "../../../" * 100}, model)
+    said = asking(context, {"keep": "x", "run": "\x1b[2J" + "../../../" * 100}, model)
     assert said[KEPT] == "x"
     about = find_kept(kept_folder(delivered, 0))
     assert about is not None
     assert len(about.run) == 200
+    assert about.run.startswith("\ufffd[2J../")
     assert {path for path in delivered.parent.rglob("*") if path.is_file()} == before
     assert AGREED.read(kept_folder(delivered, 0)) == ""
 
