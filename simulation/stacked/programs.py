@@ -296,7 +296,7 @@ def _check_parameters(model: nn.Module) -> None:
         raise UnstackableError("several of its names are one parameter")
     if len({parameter.dtype for parameter in parameters.values()}) > 1:
         raise UnstackableError("its parameters have several dtypes")
-    if torch.bfloat16 in {parameter.dtype for parameter in parameters.values()}:
+    if torch.bfloat16 in {tensor.dtype for tensor in model.state_dict().values()}:
         raise UnstackableError("its weights are in bfloat16, and those that clients receive in float32")
 
 

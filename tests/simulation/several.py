@@ -230,11 +230,11 @@ def in_several_dtypes(setup: Setup) -> Task:
 
 
 def frozen_in_bfloat16(setup: Setup) -> Task:
-    """Two tensors, and weights in bfloat16, those of one layer frozen."""
+    """Two tensors, and weights of one layer in bfloat16 and frozen."""
 
     def made() -> nn.Module:
-        model = Converting().bfloat16()
-        model.first.requires_grad_(False)
+        model = Converting()
+        model.first.bfloat16().requires_grad_(requires_grad=False)
         return model
 
     return task_of(setup, made, pairs_in_float32)

@@ -27,6 +27,7 @@ ALONE = {
     "of_itself": "the loss is its own",
     "in_bfloat16": "its weights are in bfloat16",
     "in_several_dtypes": "its parameters have several dtypes",
+    "frozen_in_bfloat16": "its weights are in bfloat16",
 }
 """Why clients of some tasks are computed one by one."""
 
