@@ -7,6 +7,7 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipes.variants import baseline_of, folder_names, variant_of, variants
+from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS
 
 OWN = """\
@@ -200,3 +201,16 @@ def test_a_baseline_that_is_not_compared_is_refused_with_those_that_are() -> Non
     expected = "baseline = 'qfedavg' is not among the methods: there are FedAvg, QFedAvg (q=1)"
     with pytest.raises(FairbloomError, match=re.escape(expected)):
         baseline_of("qfedavg", variants("fedavg,qfedavg(q=1)"))
+
+
+def test_methods_may_differ_in_optimizer_schedule_and_class_weights() -> None:
+    words = (
+        "fedavg(optimizer=adamw, learning-rate=0.01, optimizer-parameters=betas=(0.9,0.98) eps=1e-6),"
+        'fedavg(class-weights="0=1,1=2.5", precision=bfloat16),fedavg(schedule=cosine, warmup=2)'
+    )
+    adamw, weighted, cosine = variants(words)
+    assert adamw.config["optimizer-parameters"] == "betas=(0.9,0.98) eps=1e-6"
+    assert weighted.config["class-weights"] == "0=1,1=2.5"
+    assert (cosine.config["schedule"], cosine.config["warmup"]) == ("cosine", 2)
+    for variant in (adamw, weighted, cosine):
+        Settings.of(variant.config)
