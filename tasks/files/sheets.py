@@ -4,8 +4,9 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -52,45 +53,35 @@ def read_sheet(path: Path, hints: ColumnHints, show: Callable[[float], None]) ->
             "install 'fairbloom[excel]'",
             "no-extra",
         )
-    with rows_of(path, hints.sheets) as (sheet, rows, cells):
-        here = where(path, sheet)
-        at, names = next(((number, row) for number, row in cells if any(row)), (1, []))
-        header = [str(name).strip() for name in names]
-        width = max((place for place, name in enumerate(header, start=1) if name), default=0)
-        places = range(width)
-        columns, lines = [CellsBuilder() for _ in places], []
-        block: list[list[str]] = []
-
-        def flush() -> None:
-            for place in places:
-                columns[place].add([row[place] for row in block])
-            block.clear()
-
-        for number, row in cells:
-            texts = [to_text(cell, hints.decimal) for cell in row]
-            if not any(texts):
-                continue
-            unnamed = next((k for k, text in enumerate(texts) if text and (k >= width or not header[k])), None)
-            if unnamed is not None:
-                raise DataError(
-                    f"{here}, row {at}: column {letters(unnamed)} has no name, and row {number} has a value in it: the "
-                    "first row that holds something must name the columns: name this one, or remove what is no part "
-                    "of the table",
-                    "unnamed-column",
-                    column=unnamed + 1,
-                )
-            block.append(texts)
-            lines.append(number)
-            if len(block) == BLOCK:
-                flush()
-                show(number / max(rows, 1))
-        flush()
-    if not header:
-        raise DataError(f"{path} is empty: the first row of a sheet must name the columns", "empty")
+    lines: list[int] = []
+    with rows_of(path, hints.sheets) as (sheet, number_of_rows, cells):
+        texts = ((number, [to_text(cell, hints.decimal) for cell in row]) for number, row in cells)
+        filled = ((number, row) for number, row in texts if any(row))
+        at, first = next(filled, (1, []))
+        names = {place: name for place, name in enumerate(first) if name}
+        columns = {place: CellsBuilder() for place in names}
+        while block := list(islice(filled, BLOCK)):
+            check_named(f"{where(path, sheet)}, row {at}", names, block)
+            for place, column in columns.items():
+                column.add([row[place] for _, row in block])
+            lines += [number for number, _ in block]
+            show(lines[-1] / number_of_rows)
     source = Source(path, np.array(lines, np.int64), unit="row", sheet=sheet, header=at)
-    named = [place for place in places if header[place]]
-    check_names(source, [header[place] for place in named])
-    return CellsOfFile(source, [header[place] for place in named], [columns[place].build() for place in named])
+    check_names(source, [*names.values()])
+    return CellsOfFile(source, [*names.values()], [column.build() for column in columns.values()])
+
+
+def check_named(header: str, names: Collection[int], rows: Sequence[tuple[int, Sequence[str]]]) -> None:
+    """Raise DataError where one of the numbered rows has a value in a column that has no name."""
+    for number, row in rows:
+        place = next((place for place, text in enumerate(row) if text and place not in names), None)
+        if place is not None:
+            raise DataError(
+                f"{header}: column {letters(place)} has no name, and row {number} has a value in it: the first row "
+                "that holds something must name the columns: name this one, or remove what is no part of the table",
+                "unnamed-column",
+                column=place + 1,
+            )
 
 
 def to_text(cell: str | float | bool, decimal: Decimal) -> str:

@@ -312,6 +312,11 @@ def test_empty_rows_and_columns_around_and_in_a_table_are_passed_over(tmp_path: 
     assert table.columns["ward"].missing.tolist() == [0, 0, 1]
 
 
+def test_names_that_are_numbers_and_rows_of_blanks_above_them_are_as_in_csv(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "a.xlsx", [" ", None], [2024.0, 0, "y"], [1, 2, 0])
+    assert [*read(path).columns] == ["2024", "0", "y"]
+
+
 def test_a_value_in_a_column_without_a_name_is_refused_by_the_letters_of_the_column(tmp_path: Path) -> None:
     path = workbook(tmp_path / "a.xlsx", ["Patients of 2024"], ["age", "target"], [1, 0])
     with pytest.raises(DataError, match=r"sheet 'Patients', row 1: column B has no name, and row 2 has a value in it"):
