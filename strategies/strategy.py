@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fairbloom.flower import log_start
 from fairbloom.logs import log
 from fairbloom.rounds.clients import Replies
+from fairbloom.rounds.configs import ChangingConfig
 from fairbloom.rounds.flower import FlowerClients, model_of, record_of
 from fairbloom.rounds.limits import check_model
 from fairbloom.rounds.loop import Metrics, Rounds, iterate_rounds, means
@@ -171,7 +172,7 @@ class FairStrategy(Method, Strategy):
         if self.progress.finished_rounds < number:
             trained, by = self._flower.trained(replies), type(self._outer).__name__
             for name in trained.names:
-                trained.refuse(name, f"{by} has skipped the round: it passes replies on only if none is an error")
+                trained.refuse(name, f"{by} has passed no replies on, as wrappers do where one is an error")
             self._loop.step(number, trained)
 
     def _finished(
@@ -420,47 +421,7 @@ def call_or_stop(on_round: Callable[[Round], None], finished: Round) -> StopRun 
     return None
 
 
-class ChangingConfig:
-    """A config that messages carry, and what has become of it since the run began: hooks may change it.
-
-    Parameters
-    ----------
-    config
-        The config, as the user gives it.
-    """
-
-    def __init__(self, config: ConfigRecord) -> None:
-        self._config, self._given = config, {**config}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is other than as given, {} where nothing is; bytes as texts in a mapping."""
-        changed = {key: _as_text(value) for key, value in self._config.items() if self._given.get(key) != value}
-        removed = [key for key in self._given if key not in self._config]
-        return {"changed": changed, "removed": removed} if changed or removed else {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Change the config as it had been."""
-        self._config.update({key: _as_bytes(value) for key, value in state["changed"].items()})
-        for key in state["removed"]:
-            self._config.pop(key, None)
-
-
-def _as_text(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_as_text(each) for each in value]
-    return {BYTES: value.hex()} if isinstance(value, bytes) else value
-
-
-def _as_bytes(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_as_bytes(each) for each in value]
-    return bytes.fromhex(value[BYTES]) if isinstance(value, Mapping) else value
-
-
 AGGREGATED = "\t└──> Aggregated MetricRecord: %s"
-
-BYTES = "bytes"
-"""A value of bytes is, in a checkpoint, a mapping with this key."""
 
 AS_FLOWERS = (
     *("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes"),

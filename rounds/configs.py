@@ -1,0 +1,44 @@
+"""The configs that messages of a user's app carry, which her hooks may change from round to round."""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+BYTES = "bytes"
+"""A value of bytes is, in a checkpoint, a mapping with this key."""
+
+
+class ChangingConfig:
+    """A config that messages carry, and what has become of it since the run began: hooks may change it.
+
+    Parameters
+    ----------
+    config
+        The config, as the user gives it.
+    """
+
+    def __init__(self, config: MutableMapping[str, Any]) -> None:
+        self._config, self._given = config, {**config}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is other than as given, {} where nothing is; bytes as texts in a mapping."""
+        changed = {key: _as_text(value) for key, value in self._config.items() if self._given.get(key) != value}
+        removed = [key for key in self._given if key not in self._config]
+        return {"changed": changed, "removed": removed} if changed or removed else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Change the config as it had been."""
+        self._config.update({key: _as_bytes(value) for key, value in state["changed"].items()})
+        for key in state["removed"]:
+            self._config.pop(key, None)
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_text(each) for each in value]
+    return {BYTES: value.hex()} if isinstance(value, bytes) else value
+
+
+def _as_bytes(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_bytes(each) for each in value]
+    return bytes.fromhex(value[BYTES]) if isinstance(value, Mapping) else value
