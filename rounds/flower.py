@@ -477,8 +477,9 @@ class FlowerClients:
             asked.messages[name].content = content
         replies = self.deliver(self._packed([asked.messages[name] for name in contents]))
         sender = asked.senders()
-        for name, reply in ((sender(reply), reply) for reply in replies):
-            if name in contents and FROZEN in contents[name] and reply.has_content():
+        for reply in replies:
+            name = sender(reply)
+            if name is not None and name in contents and FROZEN in contents[name] and reply.has_content():
                 self._have_frozen[asked.messages[name].metadata.dst_node_id] = True
         return replies
 
