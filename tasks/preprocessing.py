@@ -183,7 +183,7 @@ class Preprocessing:
         return torch.from_numpy(inputs)
 
     def array_inputs(self, x: NDArray[Any]) -> Tensor:
-        """Return the inputs of an array of examples, the first dimension, as torch.float32 of shape (n, *shape).
+        """Return the inputs of an array, torch.float32: its first dimension is that of examples, each becomes `shape`.
 
         Raises
         ------
