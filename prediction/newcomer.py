@@ -19,10 +19,13 @@ from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.thresholds import shown_scores
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
-from fairbloom.server.run_folder.files import AGREED, BEST, CONFIG, MODEL, ROUNDS, is_finished, is_run_folder
+from fairbloom.server.run_folder.files import AGREED, BEST, MODEL, ROUNDS, is_finished
+from fairbloom.strategies import served_model
 from fairbloom.system.sealed import Arrays
 from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.files.targets import join_names
+
+from .predictor import settings_in
 
 EPOCHS, STRENGTH = 10, 1.0
 """Passes over a newcomer's training examples, and the strength of the pull to the global model if the run has none."""
@@ -65,9 +68,14 @@ class Newcomer:
 
     def __init__(self, run: Path, data_dir: str = "", client: str = "", model: str = "last") -> None:
         self._run = run.absolute()
-        self._agreed, settings = AGREED.read(self._run), _settings_in(self._run)
+        self._agreed, settings = AGREED.read(self._run), settings_in(self._run)
         here: dict[str, Value] = {"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False}
         self._config: dict[str, Any] = {**settings, **here, AGREEMENT: self._agreed}
+        if served_model(str(settings.get("method", ""))) == PERSONAL:
+            raise NewcomerError(
+                f"the run in {self._run} is of method {settings['method']}, which trains no global model, so it has none "
+                "for another site: evaluate a run of another method, ditto say"
+            )
         self._arrays, self._about = _model_in(self._run, model)
         self.round = self._about.round
         find_task(str(settings["task"])).check_readable(data_dir)
@@ -175,19 +183,6 @@ def check_free(folder: Path) -> None:
     """Raise FairbloomError where something lies in a folder that is to be written."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunFolderError(f"{folder} is there already: name another folder by --out, or remove it")
-
-
-def _settings_in(folder: Path) -> Mapping[str, Any]:
-    """Return the settings of the run in a folder."""
-    if not is_run_folder(folder):
-        raise RunFolderError(f"{folder} holds no run: name a run folder, which has a {CONFIG.name}")
-    settings = CONFIG.read(folder).settings
-    if "task" not in settings:
-        raise NewcomerError(
-            f"{folder} is of your own Flower app, which has no task, so that nothing says how data are read and the "
-            "model is built: measure fairbloom.load(run).arrays() by your app's own functions"
-        )
-    return settings
 
 
 def _model_in(folder: Path, model: str) -> tuple[Arrays, About]:

@@ -183,7 +183,7 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Pred
     folder = Path(folder).absolute()
     if model not in MODELS:
         raise PredictionError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
-    settings = _settings_in(folder)
+    settings = settings_in(folder)
     task = _load_task(folder, settings)
     preprocessing = PREPROCESSING.read(folder) or (task.preprocessing("") if task.preprocessing else None)
     if not is_kept(folder):
@@ -232,7 +232,7 @@ def _check_own(folder: Path, preprocessing: Preprocessing | None, client: str) -
     return own or client
 
 
-def _settings_in(folder: Path) -> Mapping[str, Any]:
+def settings_in(folder: Path) -> Mapping[str, Any]:
     """Return the settings of the run in a folder; raise FairbloomError where it is no run with a task."""
     if not is_run_folder(folder):
         raise RunFolderError(f"{folder} holds no run: name a run folder, which has a {CONFIG.name}")

@@ -203,6 +203,9 @@ def test_what_cannot_be_evaluated_is_refused_with_a_remedy(there: Path, tmp_path
         fairbloom.evaluate(there / "run", data_dir=there / "new", personalise=True, strength=float("nan"))
     with pytest.raises(FairbloomError, match="is there already: name another folder by --out"):
         fairbloom.evaluate(there / "run", data_dir=there / "new", out=there / "new")
+    alone = run(there / "hospitals", tmp_path / "alone", method="local")
+    with pytest.raises(FairbloomError, match=r"trains no global model.*: evaluate a run of another method, ditto say"):
+        fairbloom.evaluate(alone, data_dir=there / "new")
     unfinished = shutil.copytree(there / "run", tmp_path / "unfinished")
     (unfinished / "model.safetensors").unlink()
     with pytest.raises(FairbloomError, match="is not finished: evaluate it when it is over"):
