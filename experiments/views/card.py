@@ -31,6 +31,9 @@ from .tables import SHOWN, Digits
 LISTED = 50
 """Of more clients, so many have a row: those that are served worst."""
 
+STANDARDISE = "csv.standardise"
+"""The setting by which means and deviations may be common to all clients."""
+
 ONE_SEED = (
     "This is one model of one run with one seed. The numbers say how it serves these clients, and neither whether "
     "another method would serve them better nor how the model serves anybody else."
@@ -248,8 +251,10 @@ class ModelCard:
     def _limits(self) -> list[str]:
         described, preprocessing = self.described, self.described.preprocessing
         found = [*(map(escaped, caveats_of_run(self.run)) if self._tested else ()), ONE_SEED]
-        if not self._tested:
+        if not CLIENTS.exists_in(self.run.folder):
             found.append("How it serves clients is in the run folder on the server, and not here.")
+        elif not self._tested:
+            found.append("It has not been evaluated by any client.")
         if described.model == "best" and not self.run.settings.get("validation-share"):
             found.append(
                 "The best of all rounds was chosen by the test examples, as there were no others: the scores flatter "
@@ -257,7 +262,8 @@ class ModelCard:
             )
         if described.model == "personal":
             found.append("A personal model serves the client that it was made for; nothing is known of others.")
-        if described.client and preprocessing and preprocessing.client:
+        own = preprocessing is not None and preprocessing.client and self.run.settings.get(STANDARDISE) != "together"
+        if described.client and own:
             found.append(
                 f"Numbers are standardised by means and deviations of the training rows of "
                 f"{escaped(described.client)}, which are in the files: pass them on only if it agrees."

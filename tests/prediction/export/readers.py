@@ -1,6 +1,7 @@
 """What reads exports by the libraries that they are for, and knows nothing of how Fairbloom writes them."""
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,16 @@ def by_onnx(folder: Path, frame: pandas.DataFrame) -> tuple[list[Any], Numbers]:
     return list(values), probabilities[0] if probabilities else values
 
 
-def by_mlflow(folder: Path, frame: pandas.DataFrame) -> tuple[list[Any], Numbers]:
+def load_by_mlflow(folder: Path) -> Any:
+    """Return the model that MLflow loads; what MLflow warns of when it is imported is about its own code."""
     needs("mlflow")
-    import mlflow
+    with warnings.catch_warnings(action="ignore"):
+        from mlflow import pyfunc
+    return pyfunc.load_model(str(folder))
 
-    model = mlflow.pyfunc.load_model(str(folder))
+
+def by_mlflow(folder: Path, frame: pandas.DataFrame) -> tuple[list[Any], Numbers]:
+    model = load_by_mlflow(folder)
     texts = [each.name for each in model.metadata.get_input_schema() if each.type.name == "string"]
     numbers = [each.name for each in model.metadata.get_input_schema() if each.name not in texts]
     typed = frame.assign(**{name: pandas.to_numeric(frame[name]) for name in numbers})

@@ -20,7 +20,7 @@ from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.server.run_folder.values import Recorded
 from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
 
-from .readers import READERS, feed_of, needs
+from .readers import READERS, feed_of, load_by_mlflow, needs
 
 AGE = InputColumn("age", "number", center=50.0, scale=10.0, fill=True)
 WARD = InputColumn("ward", "category", ("1", "20", "other"), other=True, fill=True)
@@ -79,7 +79,6 @@ def test_what_was_constant_in_training_says_nothing(form: str, tmp_path: Path) -
 def test_a_row_that_we_refuse_has_no_prediction(age: float, ward: str, tmp_path: Path) -> None:
     """ONNX has no errors for rows: such a row gets NaN and an empty class, and never a prediction."""
     needs("onnxruntime", "mlflow")
-    import mlflow
     import onnxruntime
 
     strict = (InputColumn("age", "number", center=50.0, scale=10.0), InputColumn("ward", "category", ("1", "2")))
@@ -93,7 +92,7 @@ def test_a_row_that_we_refuse_has_no_prediction(age: float, ward: str, tmp_path:
     assert list(values) == [expected["predicted_y"].iloc[0], "", expected["predicted_y"].iloc[1]]
     assert np.isnan(probabilities[1]).all()
     np.testing.assert_allclose(probabilities[[0, 2]], expected[["probability_no", "probability_yes"]], atol=1e-6)
-    served = mlflow.pyfunc.load_model(str(export(predictor, "mlflow", tmp_path / "mlflow")))
+    served = load_by_mlflow(export(predictor, "mlflow", tmp_path / "mlflow"))
     with pytest.raises(Exception, match=r"age|ward"):  # as MLflow wraps it
         served.predict(frame)
     np.testing.assert_allclose(
@@ -145,16 +144,14 @@ def test_a_graph_says_what_it_is(tmp_path: Path) -> None:
 
 def test_mlflow_has_columns_with_types_an_example_and_its_requirements(tmp_path: Path) -> None:
     needs("mlflow")
-    import mlflow
-
-    predictor = predictor_of(tmp_path, linear(4), AGE, WARD)
-    folder = export(predictor, "mlflow", tmp_path / "out")
-    model = mlflow.models.Model.load(str(folder))
+    folder = export(predictor_of(tmp_path, linear(4), AGE, WARD), "mlflow", tmp_path / "out")
+    served = load_by_mlflow(folder)
+    model = served.metadata
     assert model.signature is not None
     assert {each.name: each.type.name for each in model.get_input_schema()} == {"age": "double", "ward": "string"}
     assert [each.name for each in model.get_output_schema()] == ["predicted_y", "probability_no", "probability_yes"]
     example = model.load_input_example(str(folder))
-    assert mlflow.pyfunc.load_model(str(folder)).predict(example)["predicted_y"][0] in BINARY
+    assert served.predict(example)["predicted_y"][0] in BINARY
     required = (folder / "requirements.txt").read_text().split()
     assert sorted(line.partition("==")[0] for line in required) == sorted(mlflow_form.REQUIRED)
     assert all("+" not in line and line.partition("==")[2] for line in required)

@@ -15,7 +15,7 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from tests.experiments.helpers import fairbloom as command
 
-from .readers import READERS, needs
+from .readers import READERS, load_by_mlflow, needs
 from .wards import CLASSES, COLUMNS, patients
 
 WITHOUT_FAIRBLOOM = """
@@ -141,6 +141,23 @@ def test_an_unknown_form_is_refused_with_those_there_are(run: fairbloom.Run, tmp
     assert not list(tmp_path.iterdir())
 
 
+def test_a_deployed_client_exports_what_it_keeps(run: fairbloom.Run, tmp_path: Path) -> None:
+    """Its folder has model, settings and its own preprocessing, and neither tables nor other clients."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (own,) = run.folder.glob("clients/*/south")
+    for file in (run.folder / "config.toml", run.folder / "agreed.json", run.folder / "model.safetensors"):
+        (kept / file.name).write_bytes(file.read_bytes())
+    for file in own.iterdir():
+        (kept / file.name).write_bytes(file.read_bytes())
+    for model in ("last", "personal"):
+        assert command("export", kept, "--to", "torch", "--model", model) == 0
+        folder = kept / "exports" / f"torch-{model}-south"
+        values, _ = READERS["torch"](folder, held_out())
+        assert values == run.predict(held_out(), client="south", model=model)["predicted_outcome"].tolist()
+        assert "in the run folder on the server" in (folder / "README.md").read_text(encoding="utf-8")
+
+
 # Inputs that are no tables --------------------------------------------------------------------------------------------
 
 
@@ -176,7 +193,6 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
 @pytest.mark.parametrize("made", ["digits", "arrays"])
 def test_a_network_of_images_gives_our_probabilities(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     needs("onnxruntime", "onnxscript", "mlflow")
-    import mlflow
     import onnxruntime
     import torch
 
@@ -186,7 +202,7 @@ def test_a_network_of_images_gives_our_probabilities(made: str, request: pytest.
     expected = predictor.preprocessing.decode(predictor.outputs(torch.from_numpy(images)))
     session = onnxruntime.InferenceSession(run.export("onnx", out=tmp_path / "onnx") / "model.onnx")
     values, probabilities = session.run(None, {"inputs": images})
-    served = mlflow.pyfunc.load_model(str(run.export("mlflow", out=tmp_path / "mlflow"))).predict(images)
+    served = load_by_mlflow(run.export("mlflow", out=tmp_path / "mlflow")).predict(images)
     program = torch.export.load(run.export("torch", out=tmp_path / "torch") / "model.pt2").module()
     run.export("safetensors", out=tmp_path / "safetensors")
     for found in (probabilities, served.to_numpy()[:, 1:].astype(float), program(torch.from_numpy(images)).detach()):
@@ -203,7 +219,6 @@ def sequences(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
 
 def test_a_model_of_several_tensors_keeps_their_names_and_types(sequences: fairbloom.Run, tmp_path: Path) -> None:
     needs("onnxruntime", "onnxscript", "mlflow")
-    import mlflow
     import onnxruntime
     import torch
 
@@ -214,7 +229,7 @@ def test_a_model_of_several_tensors_keeps_their_names_and_types(sequences: fairb
     assert np.ptp(expected[:, 0]) > 0.01
     session = onnxruntime.InferenceSession(sequences.export("onnx", out=tmp_path / "onnx") / "model.onnx")
     values, probabilities = session.run(None, raw)
-    served = mlflow.pyfunc.load_model(str(sequences.export("mlflow", out=tmp_path / "mlflow"))).predict(raw)
+    served = load_by_mlflow(sequences.export("mlflow", out=tmp_path / "mlflow")).predict(raw)
     program = torch.export.load(sequences.export("torch", out=tmp_path / "torch") / "model.pt2").module()
     sequences.export("safetensors", out=tmp_path / "safetensors")
     for found in (probabilities, served.to_numpy()[:, 1:].astype(float), program(*inputs.values()).detach()):
