@@ -477,9 +477,10 @@ class FlowerClients:
             asked.messages[name].content = content
         replies = self.deliver(self._packed([asked.messages[name] for name in contents]))
         sender = asked.senders()
-        for name, reply in ((sender(reply), reply) for reply in replies):
-            if name in contents and FROZEN in contents[name] and reply.has_content():
-                self._have_frozen[asked.messages[name].metadata.dst_node_id] = True
+        for reply in replies:
+            client = sender(reply)
+            if client in contents and FROZEN in contents[client] and reply.has_content():
+                self._have_frozen[asked.messages[client].metadata.dst_node_id] = True
         return replies
 
     def _fitting(self, message: Message, sent: "Sent") -> RecordDict:
