@@ -479,7 +479,7 @@ class FlowerClients:
         sender = asked.senders()
         for reply in replies:
             client = sender(reply)
-            if client in contents and FROZEN in contents[client] and reply.has_content():
+            if client is not None and FROZEN in contents.get(client, {}) and reply.has_content():
                 self._have_frozen[asked.messages[client].metadata.dst_node_id] = True
         return replies
 
