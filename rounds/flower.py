@@ -478,9 +478,9 @@ class FlowerClients:
         replies = self.deliver(self._packed([asked.messages[name] for name in contents]))
         sender = asked.senders()
         for reply in replies:
-            name = sender(reply)
-            if name is not None and name in contents and FROZEN in contents[name] and reply.has_content():
-                self._have_frozen[asked.messages[name].metadata.dst_node_id] = True
+            client = sender(reply)
+            if client is not None and FROZEN in contents.get(client, {}) and reply.has_content():
+                self._have_frozen[asked.messages[client].metadata.dst_node_id] = True
         return replies
 
     def _fitting(self, message: Message, sent: "Sent") -> RecordDict:
