@@ -85,12 +85,6 @@ def test_permissions_are_those_asked_for_and_never_wider_meanwhile(tmp_path: Pat
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("by-umask", "public")] == [0o640, 0o644]
 
 
-def write_half(folder: Path) -> None:
-    with whole_folder(folder) as draft:
-        (draft / "half").write_text("half")
-        raise OSError("the disk is full")
-
-
 def test_a_folder_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     with whole_folder(tmp_path / "new" / "export") as draft:
         (draft / "inner").mkdir()
