@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.flower import SCRIPTS, flower, listens, wait_for_port
+from fairbloom import load
+from fairbloom.tasks import load_task
 from tests.docs.pages import ROOT, blocks
 
 pytestmark = pytest.mark.federation
@@ -48,9 +50,16 @@ def test_the_tutorial_ends_at_a_prediction_on_a_device(tmp_path: Path) -> None:
                 if line.startswith("fairbloom client models"):
                     assert "final model of round 10, personal model of round 10" in done.stdout
         patients = (runtime.home / "hospitals" / "north.csv").read_text().splitlines()
-        for name in ("by-all.csv", "by-own.csv"):
+        (folder,) = (path.parent for path in runtime.home.rglob("runs/ditto/clients.csv"))
+        run = load(folder)
+        agreed = (folder / "agreed.json").read_text()
+        task = load_task({**run.settings, "agreed": agreed, "data-dir": str(runtime.home / "data-north")})
+        tested = task.splits("north").test.rows.tolist()
+        for name, model in (("by-all.csv", "global"), ("by-own.csv", "personal")):
             with (runtime.home / name).open(newline="") as file:
                 rows = list(csv.DictReader(file))
             assert len(rows) == len(patients) - 1
             assert set(rows[0]) >= {"age", "target", "predicted_target", "probability_ill", "probability_well"}
-            assert sum(row["predicted_target"] == row["target"] for row in rows) > 0.8 * len(rows)
+            right = [rows[place]["predicted_target"] == rows[place]["target"] for place in tested]
+            assert 100.0 * sum(right) / len(right) == pytest.approx(run.final(model=model)["north"], abs=1e-4)
+            assert sum(right) > 0.6 * len(right)
