@@ -73,8 +73,8 @@ class Newcomer:
         self._config: dict[str, Any] = {**settings, **here, AGREEMENT: self._agreed}
         if served_model(str(settings.get("method", ""))) == PERSONAL:
             raise NewcomerError(
-                f"the run in {self._run} is of method {settings['method']}, which trains no global model, so it has none "
-                "for another site: evaluate a run of another method, ditto say"
+                f"the run in {self._run} is of method {settings['method']}, which trains no global model, so it has "
+                "none for another site: evaluate a run of another method, ditto say"
             )
         self._arrays, self._about = _model_in(self._run, model)
         self.round = self._about.round
