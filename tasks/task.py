@@ -327,8 +327,8 @@ class Examples:
     Attributes
     ----------
     inputs
-        What the model is called with: one tensor, as model(x); tensors by name, as model(**x); or a tuple of them, as
-        model(*x). Their first dimension are the examples; clients may share them.
+        What the model is called with: one tensor, as `model(x)`; tensors by name, as `model(**x)`; or a tuple of them,
+        as `model(*x)`. Their first dimension are the examples; clients may share them.
     targets
         A tensor whose first dimension are the examples.
     rows
