@@ -167,6 +167,15 @@ WORKLOADS = {
     "mlp": Workload("MLP 784-200-200-10, 10 clients, 25 steps of 20", IMAGES, "mlp", 100, 10, 20),
     "mlp-all": Workload("MLP 784-200-200-10, 100 clients, 25 steps of 20", IMAGES, "mlp", 100, 100, 20),
     "mlp-full": Workload("MLP 784-200-200-10, 10 clients, one step of 500", IMAGES, "mlp", 100, 10, 0),
+    "mlp-adam": Workload(
+        "MLP 784-200-200-10 by Adam, 10 clients, 25 steps of 20",
+        IMAGES,
+        "mlp",
+        100,
+        10,
+        20,
+        {"optimizer": "adam", "learning-rate": 0.001},
+    ),
     "mlp-step": Workload(
         "MLP 784-200-200-10, 100 clients, one step of 64", IMAGES, "mlp", 100, 100, 0, {"images.examples": 64}
     ),

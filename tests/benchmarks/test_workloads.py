@@ -15,6 +15,7 @@ STEPS = {
     "logistic-long": 500,
     "mlp": 25,
     "mlp-all": 25,
+    "mlp-adam": 25,
     "mlp-full": 1,
     "lenet": 10,
     "cifar": 10,
