@@ -172,7 +172,8 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
     from .personal import folder_name, state_folder
 
     config = message.content.config_records[wire.CONFIG]
-    terms, about = _terms(message), About.of(config.get(wire.RUN), config.get("server-round"), config[wire.KEEP])
+    terms = _terms(message)
+    about = About.of(config.get(wire.RUN), terms.server_round, config[wire.KEEP], config.get(wire.SERVES))
     settings, _, _ = _who(context)
     if (runs := state_folder(settings)) is None:
         log.warning("no model of run %s is kept here: no state-dir is set", about.run)

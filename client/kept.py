@@ -16,7 +16,7 @@ from torch.nn import Module
 
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.logs import log
-from fairbloom.protocol.names import AGREED, DEPLOYED
+from fairbloom.protocol.names import AGREED, DEPLOYED, PERSONAL
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, write_private
@@ -45,19 +45,22 @@ class About:
         The last round of the run.
     checksum
         That of the model in the server's run folder.
+    serves
+        "personal" where the run trained no global model, so that this one is as it began; else "global".
     """
 
     run: str
     round: int
     checksum: str
+    serves: str = "global"
 
     @classmethod
-    def of(cls, run: object, round_: object, checksum: object) -> Self:
+    def of(cls, run: object, round_: object, checksum: object, serves: object) -> Self:
         """Return what a server says of a model; raise ReportableError where that cannot be."""
         if not isinstance(checksum, str) or not isinstance(run, str) or not isinstance(round_, int):
             raise ReportableError("the server does not say of which run the final model is, or which one")
         name = "".join(each if each.isprintable() else "\ufffd" for each in run[:LONGEST_NAME])
-        return cls(name, round_, checksum)
+        return cls(name, round_, checksum, PERSONAL if serves == PERSONAL else "global")
 
 
 def find_kept(folder: Path) -> About | None:
@@ -67,7 +70,7 @@ def find_kept(folder: Path) -> About | None:
         return None
     try:
         _, about = load_model(path)
-        return About(str(about["run"]), int(about["round"]), str(about["checksum"]))
+        return About(str(about["run"]), int(about["round"]), str(about["checksum"]), str(about["serves"]))
     except (DamagedFileError, KeyError, TypeError, ValueError) as error:
         log.warning("%s; the server gives it again when the finished run is submitted once more", error)
         return None

@@ -19,7 +19,7 @@ from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.thresholds import shown_scores
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
-from fairbloom.server.run_folder.files import AGREED, BEST, MODEL, ROUNDS, is_finished
+from fairbloom.server.run_folder.files import AGREED, BEST, CONFIG, MODEL, ROUNDS, is_finished
 from fairbloom.strategies import served_model
 from fairbloom.system.sealed import Arrays
 from fairbloom.tasks import find_task, load_task
@@ -71,11 +71,6 @@ class Newcomer:
         self._agreed, settings = AGREED.read(self._run), settings_in(self._run)
         here: dict[str, Value] = {"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False}
         self._config: dict[str, Any] = {**settings, **here, AGREEMENT: self._agreed}
-        if served_model(str(settings.get("method", ""))) == PERSONAL:
-            raise NewcomerError(
-                f"the run in {self._run} is of method {settings['method']}, which trains no global model, so it has "
-                "none for another site: evaluate a run of another method, ditto say"
-            )
         self._arrays, self._about = _model_in(self._run, model)
         self.round = self._about.round
         find_task(str(settings["task"])).check_readable(data_dir)
@@ -195,8 +190,14 @@ def _model_in(folder: Path, model: str) -> tuple[Arrays, About]:
     if not file.exists_in(folder):
         raise NewcomerError(f"{folder} has no {file.name}: no round was evaluated; take model last")
     written = MODEL.read_about(folder)
+    if PERSONAL in (written.get("serves"), served_model(str(CONFIG.read(folder).settings.get("method", "")))):
+        raise NewcomerError(
+            f"the run in {folder} trains no global model, so it has none for another site: evaluate a run of another "
+            "method, ditto say"
+        )
     last = written.get("round") or max((int(row["round"]) for row in ROUNDS.read(folder)), default=0)
-    return file.read(folder), About(str(written.get("run", folder.name)), int(last), file.read_checksum(folder))
+    about = About(str(written.get("run", folder.name)), int(last), file.read_checksum(folder))
+    return file.read(folder), about
 
 
 def _find_client(clients: Sequence[str], client: str, data_dir: str) -> str:

@@ -338,9 +338,12 @@ def _kept(folder: Path, model: str) -> Mapping[str, Any]:
     if not MODEL.exists_in(folder):
         raise PredictionError(f"{folder} has no {MODEL.name} (yet, or no longer): {again}")
     try:
-        return MODEL.read(folder)
+        arrays, about = MODEL.read(folder), MODEL.read_about(folder)
     except RunFolderError as error:
         raise PredictionError(f"{error}: delete it; {again}") from error
+    if about.get("serves") == PERSONAL_MODEL:
+        raise PredictionError(f"the run in {folder} trained no global model: take model personal")
+    return arrays
 
 
 def _personal(folder: Path, client: str, place: Path | None) -> StateDict:

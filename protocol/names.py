@@ -19,8 +19,8 @@ KEEP = "keep"
 """A QUERY with this in its config asks a client whether it keeps the final model of a run that is over, and brings the
 model where it has arrays, too; the value is that model's checksum. The next two go with it."""
 
-RUN, KEPT, KEEPS_NONE = "run", "kept", "keeps-none"
-"""The name of that run, in the config; the checksum of its model that the client keeps, "" for none, in the answer; and
+RUN, SERVES, KEPT, KEEPS_NONE = "run", "serves", "kept", "keeps-none"
+"""The name of that run, and which model serves its clients, "global" or "personal", in the config; the checksum of its model that the client keeps, "" for none, in the answer; and
 there, in words, why a client keeps no models at all. A client that knows nothing of this answers without KEPT."""
 
 AGREED = "agreed"

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED as AGREEMENT
-from fairbloom.protocol.names import KEEP, RUN
+from fairbloom.protocol.names import KEEP, RUN, SERVES
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.flower import FlowerClients
@@ -44,7 +44,9 @@ def _deliver(folder: Path, settings: Settings, grid: Grid) -> None:
         agreed = AGREED.read(folder)
         method.frozen = frozen_parameters(load_task({**settings.run_config(), AGREEMENT: agreed}).model())
         last = max((int(row["round"]) for row in ROUNDS.read(folder)), default=0)
-        terms = Terms(server_round=last, agreed=agreed, others={KEEP: noted.model, RUN: folder.name})
+        terms = Terms(
+            server_round=last, agreed=agreed, others={KEEP: noted.model, RUN: folder.name, SERVES: method.serves}
+        )
         said = clients.keep_final(there, MODEL.read(folder), terms)
         noted = Delivered(noted.model, last, dict(sorted({**noted.clients, **said}.items())))
         DELIVERED.write(folder, noted)

@@ -14,6 +14,8 @@ from flwr.clientapp import ClientApp
 from fairbloom.client import app as client_app
 from fairbloom.client import kept
 from fairbloom.client.kept import MOST_RUNS, About, find_kept, forget_oldest, keep_model
+from fairbloom.errors import FairbloomError
+from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.names import CLIENT, DEPLOYED, KEPT, NAME
 from fairbloom.rounds.flower import record_of, unpacked_content
 from fairbloom.server.app import main
@@ -99,7 +101,12 @@ def test_each_client_keeps_the_final_model_beside_its_personal_ones_for_its_owne
     for place in range(3):
         folder = kept_folder(delivered, place)
         found, about = load_model(folder / "model.safetensors")
-        assert about == {"run": "run", "round": 2, "checksum": MODEL.read_checksum(delivered / "run")}
+        assert about == {
+            "run": "run",
+            "round": 2,
+            "checksum": MODEL.read_checksum(delivered / "run"),
+            "serves": "global",
+        }
         assert found.keys() == expected.keys()
         assert all(found[name].tobytes() == array.tobytes() for name, array in expected.items())
         assert (folder / "2.safetensors").exists()
@@ -127,6 +134,15 @@ def test_with_average_models_the_mean_is_kept(tmp_path: Path) -> None:
     found, _ = load_model(kept_folder(tmp_path, 1) / "model.safetensors")
     for name, array in MODEL.read(tmp_path / "run").items():
         np.testing.assert_array_equal(found[name], array)
+
+
+def test_of_a_run_without_a_global_model_the_personal_one_predicts(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "run", method="local")
+    submit(settings, Devices(settings, tmp_path))
+    folder = kept_folder(tmp_path, 0)
+    with pytest.raises(FairbloomError, match="trained no global model: take model personal"):
+        load_predictor(folder)
+    assert load_predictor(folder, model="personal").model == "personal"
 
 
 def test_a_run_that_is_extended_replaces_the_model_and_what_was_noted(tmp_path: Path) -> None:
