@@ -8,7 +8,7 @@ from fairbloom.errors import ReportableError
 
 from .names import PROTOCOL as KEY
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The language that this version's server and clients speak; both must speak the same one.
 
 It is raised by 1 when a server and a client of which one is of the version before would misunderstand each other: a
