@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairbloom.errors import FairbloomError, did_you_mean
-from fairbloom.imports import imported
 from fairbloom.protocol.streams import generator
 
-from .task import FLWR, Examples, Setup, Splits
+from .task import FLWR, Examples, Setup, Splits, imported_partition
 
 Indices = NDArray[np.intp]
 Labels = NDArray[np.int64]
@@ -291,17 +290,6 @@ def from_function(setup: Setup, sets: Sequence[Labels]) -> list[list[Indices]]:
                 f"{FEWEST} are needed, four fifths for training and one for testing"
             )
     return parts
-
-
-def imported_partition(name: str) -> Callable[[Labels, int, np.random.Generator], Iterable[Any]]:
-    """Return a user's function that deals examples; raise FairbloomError where an import string names none."""
-    function = imported("partition", name)
-    if not callable(function):
-        raise FairbloomError(
-            f"partition = {name!r}: it must be a function of labels, clients and random, got {type(function).__name__}"
-        )
-    found: Callable[[Labels, int, np.random.Generator], Iterable[Any]] = function
-    return found
 
 
 def check_dealt(name: str, dealt: Sequence[NDArray[Any]], clients: int, examples: int) -> list[Indices]:

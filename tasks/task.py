@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -245,8 +245,6 @@ class TaskInfo:
             there = ", ".join([*self.partitions, *(OTHER_PARTITIONS if self.deals else ())])
             hint = did_you_mean(name, self.partitions)
             raise FairbloomError(f"partition = {name!r}: {hint}task {self.name} has {there}")
-        from .partition import imported_partition  # imported late, as PyTorch is with it
-
         imported_partition(name)
 
     def check_readable(self, data_dir: str) -> None:
@@ -306,6 +304,17 @@ class TaskInfo:
 REMEMBERED, TENSORS = 1024, 16
 """So many clients' examples are kept once they are made, and as many tensors each: inputs, several perhaps, targets,
 rows and groups, of each split."""
+
+
+def imported_partition(name: str) -> Callable[[NDArray[Any], int, np.random.Generator], Iterable[Any]]:
+    """Return a user's function that deals examples; raise FairbloomError where an import string names none."""
+    function = imported("partition", name)
+    if not callable(function):
+        raise FairbloomError(
+            f"partition = {name!r}: it must be a function of labels, clients and random, got {type(function).__name__}"
+        )
+    found: Callable[[NDArray[Any], int, np.random.Generator], Iterable[Any]] = function
+    return found
 
 
 def check_model(name: str, info: TaskInfo) -> None:
