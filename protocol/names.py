@@ -20,8 +20,9 @@ KEEP = "keep"
 model where it has arrays, too; the value is that model's checksum. The next two go with it."""
 
 RUN, SERVES, KEPT, KEEPS_NONE = "run", "serves", "kept", "keeps-none"
-"""The name of that run, and which model serves its clients, "global" or "personal", in the config; the checksum of its model that the client keeps, "" for none, in the answer; and
-there, in words, why a client keeps no models at all. A client that knows nothing of this answers without KEPT."""
+"""The name of that run, and which model serves its clients, "global" or "personal", in the config; the checksum of its
+model that the client keeps, "" for none, in the answer; and there, in words, why a client keeps no models at all. A
+client that knows nothing of this answers without KEPT."""
 
 AGREED = "agreed"
 """What clients have agreed on about their data has this key in the terms of their work."""
