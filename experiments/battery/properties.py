@@ -391,11 +391,12 @@ def check_memory(subject: Subject) -> Answer:
 
 
 def _check_weigh_changes_nothing(subject: Subject, method: FairStrategy, number: int) -> None:
-    cohort, _ = subject.make_cohort(method, ordinary_situation(5), number)
+    six = ordinary_situation(6)  # as in the rounds that the method may remember: a model keeps its size
+    cohort, _ = subject.make_cohort(method, six, number)
     arrays = {f"cohort.{name}": getattr(cohort, name) for name in ("counts", "prior", "draws", "gram", "squared_norms")}
     arrays |= {f"cohort.metrics[{metric!r}]": values for metric, values in cohort.metrics.items()}
     before, had = _snapshot(arrays), _snapshot(vars(method))
-    subject.weigh(method, cohort, "5 ordinary clients")
+    subject.weigh(method, cohort, six.description)
     now, has = _snapshot(arrays), _snapshot(vars(method))
     for name in now:
         if now[name] != before[name]:

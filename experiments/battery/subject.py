@@ -26,7 +26,7 @@ from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, MethodError, UnneededMetricError
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import Refusals
-from fairbloom.rounds.updates import Layout, Model, Vectors, combine
+from fairbloom.rounds.updates import Model, Vectors, combine
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy
@@ -172,7 +172,7 @@ class Subject:
         names = situation.names
         model = {"w": np.zeros(situation.updates.shape[1])}
         trained = Trained.empty(
-            Layout(model), len(names), refused=Refusals(number), missing=(), snapshots=method.snapshots
+            method.layout_of(model), len(names), refused=Refusals(number), missing=(), snapshots=method.snapshots
         )
         columns = {metric: situation.column(metric) for metric in method.needs}
         for k, name in enumerate(names):

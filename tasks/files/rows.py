@@ -372,6 +372,26 @@ class ClientRows:
         DataError
             When this client's data are of another kind, because they were not there when the clients agreed.
         """
+        inputs = self.preprocessing(agreed).inputs(self._table, self.rows)
+        target = agreed.target
+        values: NDArray[Any] = self._class_indices(target.classes) if target.classes else self._quantity()
+        groups = torch.from_numpy(self._groups(agreed)) if self._grouped else None
+        return splits_of(inputs, as_targets(values, target), self._parts, groups)
+
+    def preprocessing(self, agreed: AgreedColumns) -> Preprocessing:
+        """Return how this client's rows become inputs; raise DataError where they do not fit what was agreed on."""
+        columns = self._check_columns(agreed)
+        found = agreed.preprocessing(
+            self.target.name,
+            self._settings.known,
+            fill=self._settings.missing == "fill",
+            client=self._client,
+            measure=lambda name: self._measure(columns[name]),
+        )
+        return self._settings.note_form(found)
+
+    def _check_columns(self, agreed: AgreedColumns) -> Mapping[str, Column]:
+        """Return the columns of inputs by name; raise DataError unless they are those that clients have agreed on."""
         columns = {column.name: column for column in self.inputs}
         names = frozenset(each.name for each in agreed.inputs)
         if names != frozenset(columns):
@@ -383,23 +403,7 @@ class ClientRows:
             )
         for each in agreed.inputs:
             self._check_kind(columns[each.name], each)
-        inputs = self.preprocessing(agreed).inputs(self._table, self.rows)
-        target = agreed.target
-        values: NDArray[Any] = self._class_indices(target.classes) if target.classes else self._quantity()
-        groups = torch.from_numpy(self._groups(agreed)) if self._grouped else None
-        return splits_of(inputs, as_targets(values, target), self._parts, groups)
-
-    def preprocessing(self, agreed: AgreedColumns) -> Preprocessing:
-        """Return how this client's rows become inputs."""
-        columns = {column.name: column for column in self.inputs}
-        found = agreed.preprocessing(
-            self.target.name,
-            self._settings.known,
-            fill=self._settings.missing == "fill",
-            client=self._client,
-            measure=lambda name: self._measure(columns[name]),
-        )
-        return self._settings.note_form(found)
+        return columns
 
     def _check_kind(self, column: Column, agreed: Input) -> None:
         """Raise DataError where a column is of another kind than the clients have agreed on."""

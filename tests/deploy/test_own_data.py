@@ -168,4 +168,4 @@ def test_a_node_with_a_bad_file_is_left_out_by_name_with_the_reason(there: Deplo
     rows = rounds(out)
     assert [row["replies_used"] for row in rows] == ["3", "3"]
     told = "it lacks 'chol', and has 'cholesterol' besides"
-    assert all(row["refused"].startswith("va: ") and told in row["refused"] for row in rows)
+    assert all(row["refused"].startswith("va: ") and told in row["refused"] for row in rows), rows

@@ -52,6 +52,10 @@ def test_a_run_is_finite_and_repeats_and_resumes_to_the_same_bits(method: str, o
         with pytest.raises(SettingsError, match="by its own parameter"):
             Settings.of(config)
         return
+    if (method, "momentum" in objective) == ("qfedsgd", True):
+        with pytest.raises(SettingsError, match="QFedSGD reads each client's gradient"):
+            Settings.of(config)
+        return
     whole, resumed = (Settings.of({**config, "out": str(tmp_path / name)}) for name in "ab")
     expected = bits(simulate(whole))
     assert all(np.isfinite(array).all() for array in load_file(tmp_path / "a" / "model.safetensors").values())

@@ -83,6 +83,7 @@ def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> Non
         "checkpoint/earlier/best-6.safetensors",
         "model.safetensors",
         "model-best.safetensors",
+        "preprocessing.json",
     }
     assert not drafts(finished)
     assert {"python", "flwr", "torch", "numpy"} <= set(json.loads((finished / "env.json").read_text()))

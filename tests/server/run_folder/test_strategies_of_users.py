@@ -1,5 +1,6 @@
 """A run folder with strategies that users have changed or wrapped: Flower's wrappers, overridden hooks and starts."""
 
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -450,5 +451,6 @@ def test_a_continued_run_says_after_which_round(tmp_path: Path, caplog: pytest.L
     with pytest.raises(StoppedError):
         start(tmp_path / "run", FedAvg(), on_round=stop_after(3))
     assert not any("continues after" in line for line in caplog.messages)
-    start(tmp_path / "run", FedAvg())
+    with caplog.at_level(logging.INFO, "flwr"):
+        start(tmp_path / "run", FedAvg())
     assert "the run continues after round 3" in caplog.messages
