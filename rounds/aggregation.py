@@ -62,6 +62,7 @@ def cohort_of(
         draws=np.array([draws[name] for name in trained.names], np.float64),
         metrics=Needed(type(method).__name__, {metric: trained.column(metric) for metric in method.needs}),
         memory=tuple(kept),
+        roster=method.progress.roster,
         gram_of=lambda: _finite(gram_of(method.exact_gram)),
         squared_norms_of=lambda: _finite(updates.squared_norms),
     )

@@ -183,6 +183,9 @@ class Clients(Protocol):
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
         """Ask these clients what is to be agreed about their data; return what each reports, and why some cannot."""
 
+    def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
+        """Return how many training examples each of these clients has, of those where that is known or can be asked."""
+
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Let these clients train the model on the terms, each on its data."""
 

@@ -32,6 +32,7 @@ from fairbloom.protocol.names import (
     KEPT,
     METRICS,
     NAME,
+    NUM_EXAMPLES,
     PROTOCOL,
     SNAPSHOT,
     TRAIN_LOSS,
@@ -45,7 +46,7 @@ from .quorum import Quorum, listed
 from .reported import MOST_ELEMENTS, expand_lists
 from .roster import Roster
 from .round import size_on_the_wire
-from .screening import MissingSnapshotError, Refusals, one_line, usable_evaluation, usable_metrics
+from .screening import LARGEST_COUNT, MissingSnapshotError, Refusals, one_line, usable_evaluation, usable_metrics
 from .updates import Layout, Model
 
 FLOWER = logging.getLogger("flwr")
@@ -129,6 +130,7 @@ class FlowerClients:
         self._packing = set[int]()  # the nodes whose apps take packed messages
         self._have_frozen: dict[int, bool | None] = {}  # by node; None: its app takes whole models alone
         self._honours: dict[int, frozenset[str]] = {}  # by node, the terms that it says it honours when asked
+        self._sizes: dict[int, int] = {}  # by node, the examples that it says it trains on when asked; 0: none
 
     # Who is there ---------------------------------------------------------------------------------------------------
 
@@ -214,7 +216,20 @@ class FlowerClients:
         for node_id, reply in replies.items():
             if reply.has_content() or has_no_query(reply):
                 self._honours[node_id] = honoured(reply.content) if reply.has_content() else frozenset()
+            self._sizes[node_id] = examples_in(reply)
         return replies
+
+    def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
+        """Return how many training examples these clients say they have, of those that are online and say it when asked.
+
+        A node that an operator has named was not asked for its name, so it is asked now, once.
+        """
+        nodes = {name: self._roster.online[name] for name in names if name in self._roster.online}
+        free = set(self._roster.free)
+        silent = [node_id for name, node_id in nodes.items() if node_id not in self._sizes and name in free]
+        if silent and self._answers_query is not False:
+            self._query(silent)
+        return {name: float(size) for name, node_id in nodes.items() if (size := self._sizes.get(node_id))}
 
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
         """Ask these clients what is to be agreed about their data; return what each reports, and why some cannot."""
@@ -632,6 +647,13 @@ def name_in(reply: Message) -> str:
     """Return the name that a client gives itself in its answer to a QUERY, "" where there is none."""
     client = reply.content.config_records.get(CLIENT) if reply.has_content() else None
     return str(client[NAME]) if client and client.get(NAME) else ""
+
+
+def examples_in(reply: Message) -> int:
+    """Return how many training examples a client says it has in its answer to a QUERY, 0 where that is no number."""
+    client = reply.content.config_records.get(CLIENT, ConfigRecord()) if reply.has_content() else ConfigRecord()
+    said = client.get(NUM_EXAMPLES)
+    return said if type(said) is int and 1 <= said <= LARGEST_COUNT else 0
 
 
 def honoured(content: RecordDict) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """The limits that a method's options set to a round: which replies they refuse, and which step."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -39,6 +40,17 @@ def screen_reports(method: Method, trained: Trained) -> None:
         trained.refuse(name, reason)
     for name, why in out_of_proportion(trained.metrics, method.needs, method.loss_limit).items():
         trained.refuse(name, why)
+
+
+def usable_sizes(method: Method, sizes: Mapping[str, float]) -> dict[str, float]:
+    """Return which of the sizes that clients say they have can be the weights of their replies.
+
+    Where replies are weighted by another metric, none can; a client that was enrolled with fewer examples says in its
+    first usable reply how many it has.
+    """
+    if method.weighted_by_key != NUM_EXAMPLES:
+        return {}
+    return {name: size for name, size in sizes.items() if size <= method.enrolled_sizes.get(name, math.inf)}
 
 
 def screen_buffers(method: Method, trained: Trained) -> None:

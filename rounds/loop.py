@@ -25,6 +25,7 @@ from .limits import (
     screen_buffers,
     screen_lengths,
     screen_reports,
+    usable_sizes,
 )
 from .method import Cohort, Method, Probed
 from .roster import sample, share
@@ -158,6 +159,8 @@ class Rounds:
         method = self._method
         self._begin()
         free = self._training(self._free(method.min_train_nodes))
+        if method.uses_roster:
+            self._enter_new()
         self._offline = tuple(sorted(self._away))
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
         self._draws = Counter(sorted(method.choose(free, wanted, number)) if free else [])
@@ -315,6 +318,15 @@ class Rounds:
             self._away = self._away.union(before).difference(self.online)
         return self.clients.free() if len(self.online) >= fewest else ()
 
+    def _enter_new(self) -> None:
+        """Enter training clients that are new into the roster, each with its examples as far as these are known."""
+        method, roster = self._method, self._method.progress.roster
+        new = [name for name in self._training(sorted(self.known)) if not roster.get(name)]
+        if new:
+            sizes = usable_sizes(method, self.clients.sizes(new))
+            roster = {**roster, **{name: sizes.get(name, 0.0) for name in new}}
+            method.progress.roster = {name: roster[name] for name in sorted(roster)}
+
     def _training(self, names: Sequence[str]) -> Sequence[str]:
         """Return those of the clients that train, in the same order: all of them where the method names none."""
         chosen = set(self._method.training_clients)
@@ -331,6 +343,9 @@ class Rounds:
         method.progress.first_counts = {**first, **new} if new else first
         if method.draws_by_history:
             method.progress.history = method.progress.history.plus(trained.metrics)
+        if method.uses_roster:
+            known = method.progress.first_counts
+            method.progress.roster = {n: size or known.get(n, 0.0) for n, size in method.progress.roster.items()}
         return usual
 
     def _take(self, number: int, trained: Trained, usual: Usual) -> tuple[Model, Metrics]:

@@ -87,6 +87,9 @@ class Cohort:
         The metrics that the method needs, by their name on the wire, each of shape (m,).
     memory
         The rows that the method kept, r of them.
+    roster
+        n_k of every training client that the server has known up to now, absent ones too, by name in ascending order:
+        as first known, 0 where nothing is known yet. Filled where the method uses it (`Method.uses_roster`).
     gram_of
         Computes the Gram matrix of the m updates followed by the r kept rows.
     squared_norms_of
@@ -104,6 +107,7 @@ class Cohort:
     online: tuple[str, ...] = ()
     metrics: Mapping[str, FloatArray] = field(default_factory=dict)
     memory: tuple[Kept, ...] = ()
+    roster: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -146,6 +150,8 @@ class Progress:
         How long the updates of the last rounds were, and the longest step of all.
     history
         What a sampling scheme draws by, where it asks for it.
+    roster
+        The training clients known up to now, as in Cohort, where the method uses them.
     """
 
     finished_rounds: int = 0
@@ -155,6 +161,7 @@ class Progress:
     average: Average = field(default_factory=Average)
     lengths: Lengths = field(default_factory=Lengths)
     history: History = field(default_factory=History)
+    roster: dict[str, float] = field(default_factory=dict)
 
 
 Probed = Mapping[str, float]
@@ -329,6 +336,8 @@ class Method:
     """The model that serves the clients: "global", or "personal" where the global one is not trained."""
     reports: ClassVar[tuple[str, ...]] = ()
     """The names of the metrics that the method itself reports."""
+    uses_roster: bool = False
+    """Whether it goes by all training clients that the server has known up to now: `Cohort.roster` has them then."""
     uses_gram: ClassVar[bool] = False
     """Whether `weigh` takes inner products: a round then computes them in the pass that screens large replies."""
     exact_gram: ClassVar[bool] = False
@@ -474,8 +483,8 @@ class Method:
         """Return the last finished round, how many took a step, the method's memory and each client's first count.
 
         The lengths of the last rounds' updates, and of the longest step, are there too. Where models are averaged, so
-        is their sum, and where clients are drawn by their history, that. All is made of str, numbers, None, arrays,
-        lists and dicts.
+        is their sum; where clients are drawn by their history, that; and where the method uses it, the roster. All is
+        made of str, numbers, None, arrays, lists and dicts.
         """
         rows = [
             {"key": kept.key, "round": kept.round, "scale": float(row.scales[0]), "values": row.blocks[0][0].copy()}
@@ -491,6 +500,7 @@ class Method:
             "lengths": self.progress.lengths.state_dict(),
         }
         state |= {"average": self.progress.average.state_dict()} if self.average_models else {}
+        state |= {"roster": dict(self.progress.roster)} if self.uses_roster else {}
         return state | ({"history": self.progress.history.state_dict()} if self.draws_by_history else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -515,5 +525,6 @@ class Method:
             lengths=Lengths.of_state(state["lengths"]) if "lengths" in state else Lengths(),
             average=Average.of_state(state["average"]) if self.average_models and "average" in state else Average(),
             history=History.of_state(state["history"]) if "history" in state else History(),
+            roster=dict(state.get("roster", {})),
         )
         self.memory = copy.deepcopy(state["memory"])

@@ -126,6 +126,11 @@ class LocalClients(ABC):
                 _, described[name] = said
         return described, reasons
 
+    def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
+        """Return how many training examples each of these clients has, but for those whose data cannot be used."""
+        described, _ = self.about(names)
+        return {name: float(about["examples"]) for name, about in described.items()}
+
     def keep(self, since: int) -> None:
         """Store what is each client's own, before the run's checkpoint is written; it may go back to round `since`."""
         if not self._kept_preprocessing:

@@ -104,6 +104,9 @@ class Watched:
     def free(self) -> Collection[str]:
         return self._clients.free()
 
+    def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
+        return self._clients.sizes(names)
+
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         trained = self._clients.train(names, model, terms)
         self.seen.append(

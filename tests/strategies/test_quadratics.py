@@ -64,6 +64,9 @@ class Bowls:
     def free(self) -> Collection[str]:
         return self._clients.keys()
 
+    def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
+        return {name: float(self._clients[name].examples) for name in names}
+
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         layout, refused, snapshots = Layout(model), Refusals(terms.server_round), self._method.snapshots
         trained = Trained.empty(layout, len(names), refused=refused, missing=(), snapshots=snapshots)

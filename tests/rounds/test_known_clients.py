@@ -1,0 +1,197 @@
+"""The roster of a cohort: which training clients the server has known up to now, and how many examples each has."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.method import Cohort, FloatArray
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.loop import LoopClients
+from fairbloom.strategies import FairStrategy, FedAvg
+from fairbloom.tasks import load_task
+from fairbloom.tasks.models import arrays_of
+from tests.strategies.helpers import (
+    BUFFERS,
+    Answer,
+    MemoryGrid,
+    Quadratic,
+    error,
+    initial_model,
+    metrics,
+    no_reply,
+    quadratics,
+    record,
+)
+
+from .implementations import IMPLEMENTATIONS
+
+EXAMPLES = {name: client.examples for name, client in quadratics(5).items()}
+
+
+class Noting(FairStrategy):
+    """FedAvg that notes the roster of each cohort."""
+
+    uses_roster = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"buffers": BUFFERS, "fraction_evaluate": 0.0, **options})
+        self.rosters: list[dict[str, float]] = []
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        self.rosters.append(dict(cohort.roster))
+        return cohort.prior
+
+
+def run(method: Noting, clients: Mapping[str, Answer], rounds: int = 1, **grid: Any) -> list[dict[str, float]]:
+    method.start(MemoryGrid(clients, **grid), initial_arrays=record(initial_model()), num_rounds=rounds)
+    return method.rosters
+
+
+def saying(number: Any) -> Callable[[Quadratic], Answer]:
+    """Make a client say in its answer to QUERY that it has so many examples; None: it says nothing of them."""
+
+    def of(client: Quadratic) -> Answer:
+        def answer(message: Message) -> Message:
+            if message.metadata.message_type != MessageType.QUERY:
+                return client(message)
+            said = {} if number is None else {"num-examples": number}
+            return Message(RecordDict({"client": ConfigRecord({"name": client.name, **said})}), reply_to=message)
+
+        return answer
+
+    return of
+
+
+def without_query(client: Quadratic) -> Answer:
+    def answer(message: Message) -> Message:
+        query = message.metadata.message_type == MessageType.QUERY
+        return error(message, message)[0] if query else client(message)
+
+    return answer
+
+
+def test_all_who_are_online_are_on_it_in_the_order_of_names_with_what_they_answer() -> None:
+    clients = dict(reversed(quadratics(5).items()))
+    (roster,) = run(Noting(fraction_train=0.2), clients)
+    assert roster == EXAMPLES
+    assert list(roster) == sorted(EXAMPLES)
+
+
+def test_a_method_that_does_not_ask_for_it_gets_none_and_its_state_has_none() -> None:
+    class Plain(Noting):
+        uses_roster = False
+
+    method = Plain()
+    assert run(method, quadratics(3)) == [{}]
+    assert "roster" not in method.state_dict()
+    assert "roster" not in FedAvg().state_dict()
+
+
+def test_only_training_clients_are_on_it() -> None:
+    rosters = run(Noting(training_clients=("site-3", "site-1")), quadratics(5))
+    assert rosters == [{name: EXAMPLES[name] for name in ("site-1", "site-3")}]
+
+
+@pytest.mark.parametrize("number", [None, 0, -3, 2.5, 7.0, True, "many", 2**60])
+def test_where_the_answer_is_no_number_of_examples_the_first_usable_reply_says_it(number: Any) -> None:
+    clients = {name: saying(number)(client) for name, client in quadratics(3).items()}
+    refused = {("site-2", 1): metrics({"num-examples": 0})}
+    first, second = run(Noting(), clients, rounds=2, faults=refused)
+    assert first == {"site-0": EXAMPLES["site-0"], "site-1": EXAMPLES["site-1"], "site-2": 0.0}
+    assert second == {name: EXAMPLES[name] for name in clients}
+
+
+def test_clients_that_answer_no_query_are_on_it_by_their_node_ids() -> None:
+    clients = {name: without_query(client) for name, client in quadratics(3).items()}
+    grid, method = MemoryGrid(clients), Noting()
+    method.start(grid, initial_arrays=record(initial_model()), num_rounds=1)
+    assert method.rosters == [{str(node): float(EXAMPLES[name]) for node, name in sorted(grid.nodes.items(), key=str)}]
+
+
+def test_a_node_that_an_operator_named_is_asked_once() -> None:
+    asked: list[str] = []
+
+    def counting(client: Quadratic) -> Answer:
+        def answer(message: Message) -> Message:
+            asked.extend([client.name] if message.metadata.message_type == MessageType.QUERY else [])
+            return client(message)
+
+        return answer
+
+    clients = {name: counting(client) for name, client in quadratics(4).items()}
+    rosters = run(Noting(fraction_train=0.25), clients, rounds=3, registered=clients)
+    assert rosters == [{name: EXAMPLES[name] for name in clients}] * 3
+    assert sorted(asked) == sorted(clients)
+
+
+def test_the_number_stays_as_first_known_when_a_clients_data_grow() -> None:
+    growing = {("site-1", 2): metrics({"num-examples": EXAMPLES["site-1"] + 5})}
+    rosters = run(Noting(), quadratics(3), rounds=3, faults=growing)
+    assert rosters == [{name: EXAMPLES[name] for name in quadratics(3)}] * 3
+
+
+def test_an_answer_beyond_what_a_client_was_enrolled_with_is_not_believed() -> None:
+    clients: dict[str, Answer] = {**quadratics(3), "site-1": saying(10**9)(quadratics(3)["site-1"])}
+    enrolled = {"enrolled_sizes": {"site-1": 200}}
+    away = {("site-1", 1): no_reply}
+    assert run(Noting(**enrolled), clients, faults=away)[0]["site-1"] == 0.0
+    assert run(Noting(**enrolled), clients)[0]["site-1"] == EXAMPLES["site-1"]
+
+
+def test_where_another_metric_weighs_the_replies_these_alone_say_it() -> None:
+    weights = {(name, 1): metrics({"importance": 2.5}) for name in ("site-0", "site-1")}
+    (roster,) = run(Noting(weighted_by_key="importance"), quadratics(3), faults=weights)
+    assert roster == {"site-0": 2.5, "site-1": 2.5, "site-2": 0.0}
+
+
+def test_absent_clients_and_those_known_before_stay_on_it_and_who_joins_comes_on_it() -> None:
+    """The grid loses a client after the first round and gains another; a third was known before the run began."""
+    clients = quadratics(4)
+    grid, method = MemoryGrid({name: clients[name] for name in ("site-0", "site-1")}), Noting()
+    loop = Rounds(method, FlowerClients(method, grid, 60.0), 3, known=["site-9"])
+    rounds = loop.run(initial_model(), measure=lambda number: [], measure_after=[])
+    next(rounds)
+    gone = next(node for node, name in grid.nodes.items() if name == "site-0")
+    del grid.nodes[gone]
+    grid.nodes[77], grid.clients = "site-3", clients
+    next(rounds)
+    first = {"site-0": EXAMPLES["site-0"], "site-1": EXAMPLES["site-1"], "site-9": 0.0}
+    second = {**first, "site-3": EXAMPLES["site-3"]}
+    assert method.rosters == [first, second]
+    assert list(method.rosters[1]) == sorted(second)
+
+
+def test_it_survives_a_kill() -> None:
+    """What the killed server knew of a client that has gone since is known to the one that continues."""
+    method = Noting()
+    states: list[dict[str, Any]] = []
+    grid = MemoryGrid(quadratics(3))
+    arrays: list[Any] = [record(initial_model())]
+
+    def note(finished: Any) -> None:
+        states.append(json.loads(json.dumps({"roster": method.state_dict()["roster"]})))
+        arrays.append(finished.arrays)
+
+    method.start(grid, initial_arrays=arrays[0], num_rounds=1, on_round=note)
+    state = {**method.state_dict(), **states[0]}
+    left, continued = {name: client for name, client in quadratics(3).items() if name != "site-1"}, Noting()
+    continued.start(MemoryGrid(left), initial_arrays=arrays[1], num_rounds=2, resume=state)
+    assert continued.rosters == [{name: EXAMPLES[name] for name in quadratics(3)}]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_whoever_computes_the_roster_is_the_same(implementation: str) -> None:
+    config = dict(Settings.of({"clients": 4, "num-rounds": 1, "device": "cpu", "seed": 2}).run_config())
+    method = Noting(buffers=None, fraction_train=0.5)
+    clients = IMPLEMENTATIONS[implementation](method, config)
+    task = load_task(config)
+    loop = Rounds(method, clients, 1)
+    list(loop.run(arrays_of(task.model().state_dict()), measure=lambda number: [], measure_after=[]))
+    if isinstance(clients, LoopClients) or hasattr(clients, "close"):
+        clients.close()
+    assert method.rosters == [{name: len(task.splits(name).train) for name in sorted(task.clients)}]
