@@ -94,7 +94,7 @@ class HostileClient(LocalClient):
             name: self.attack(array, random) if array.is_floating_point() else update.arrays[name]
             for name, array in received.items()
         }
-        return Update(hostile, update.metrics, hostile if update.snapshot else {})
+        return Update(hostile, update.metrics, hostile if update.second else {})
 
 
 class HostileClients(LoopClients):

@@ -88,8 +88,8 @@ def train(message: Message, context: Context) -> Message:
         update = local.train(received, terms)
         keep_personal(context, local.personal.last)
     content = RecordDict({wire.ARRAYS: _reply(update.arrays, message), wire.METRICS: MetricRecord({**update.metrics})})
-    if update.snapshot:
-        content[wire.SNAPSHOT] = _reply(update.snapshot, message)
+    if update.second:
+        content[wire.ARRAYS_DISPARITY if terms.disparity else wire.SNAPSHOT] = _reply(update.second, message)
     if terms.work:
         content[wire.CLIENT] = ConfigRecord({wire.HONOURS: HONOURED.keys})
     return Message(content, reply_to=message)

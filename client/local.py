@@ -15,13 +15,16 @@ from fairbloom.protocol.thresholds import CLIENT, apply_own_threshold
 from fairbloom.tasks import Splits, Task, find_task, load_task
 
 from .device import choose_device
+from .disparity import count_hits, measure_disparity, step_down
 from .frozen import left_as_they_are
 from .honoured import Honoured
 from .metrics import (
     AFTER,
     BEFORE,
     BY_GROUP,
+    OF_DISPARITY,
     OF_EVALUATION,
+    OF_HITS,
     OF_TRAINING,
     OF_WORK,
     PERSONAL,
@@ -43,9 +46,10 @@ HONOURED = Honoured(
     terms=frozenset(
         {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
         | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
-        | {"propfair_epsilon", "agreed", "others"}
+        | {"propfair_epsilon", "disparity", "disparity_sharpness", "agreed", "others"}
     ),
-    metrics=frozenset(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)) | set(OF_WORK) | {BY_GROUP},
+    metrics=frozenset(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION))
+    | {*OF_WORK, *OF_DISPARITY, *OF_HITS, BY_GROUP},
 )
 """What a LocalClient honours, and by it all who let one client work after the other: it is what the fields mean."""
 
@@ -60,13 +64,14 @@ class Update:
         The trained model; its tensors are those of the client's model where that trains nothing else in the round.
     metrics
         The number of training examples, and what was asked for.
-    snapshot
-        The model in the midst of the work, where that was asked for; else empty.
+    second
+        A second model where the terms ask for one, that in the midst of the work or that one step down the disparity;
+        else empty.
     """
 
     arrays: StateDict
     metrics: Metrics
-    snapshot: StateDict
+    second: StateDict
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,13 @@ class LocalClient:
         work = client_work(global_work(self.settings, terms), self.settings, terms, self.key)
         self.model.load_state_dict(received)
         scores = self._measured(BEFORE, terms) if BEFORE.applies(terms, self.splits) else {}
+        scores |= self.count_hits(terms)
+        second: StateDict = {}
+        if terms.disparity:
+            disparity = measure_disparity(self.model, self.task, examples, terms, self.settings.smallest_group)
+            scores |= disparity.metrics
+            second = step_down(self.model, received, disparity.gradient, work.learning_rate)
+            self.model.load_state_dict(received)
         with left_as_they_are(self.model):
             snapshot = {} if terms.local_only else train(self.model, self.task, examples, work)
         if AFTER.applies(terms, self.splits):
@@ -151,7 +163,7 @@ class LocalClient:
         if terms.personal_lambda is not None:
             arrays = {name: tensor.clone() for name, tensor in arrays.items()}
             self.train_personal(received, terms)
-        return Update(arrays, {wire.NUM_EXAMPLES: len(examples), **metrics}, snapshot)
+        return Update(arrays, {wire.NUM_EXAMPLES: len(examples), **metrics}, second or snapshot)
 
     def evaluate(self, received: StateDict, terms: Terms) -> Metrics:
         """Measure the received model on the test set, and more where the terms ask for it."""
@@ -182,6 +194,12 @@ class LocalClient:
         smallest_group = self.settings.smallest_group if measurement.by_group else 0
         scores = measure(self.model, self.task, measurement.of(self.splits), smallest_group)
         return self.report(measurement, scores, terms)
+
+    def count_hits(self, terms: Terms) -> dict[str, int]:
+        """Return the counts of two groups that the terms ask for, with the model as it is now."""
+        if not set(OF_HITS).intersection(terms.measure):
+            return {}
+        return count_hits(self.model, self.task, self.splits.train, self.settings.smallest_group)
 
     def _work_done(self, work: LocalWork, received: StateDict) -> WorkDone:
         """Return the work that has made the model what it is now."""

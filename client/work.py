@@ -134,6 +134,16 @@ def global_work(settings: RunSettings, terms: Terms) -> LocalWork:
     whole = terms.full_batch_step
     if whole and settings.beyond_plain_sgd:
         raise ReportableError(f"full-batch-step = True is a step of plain SGD: leave out {settings.beyond_plain_sgd}")
+    if terms.disparity and settings.weight_decay:
+        raise ReportableError(
+            f"disparity = {terms.disparity!r} goes with the gradient of the plain loss: leave out weight-decay = "
+            f"{settings.weight_decay!r}"
+        )
+    if terms.disparity and terms.snapshot_step is not None:
+        raise ReportableError(
+            f"disparity = {terms.disparity!r} and snapshot-step = {terms.snapshot_step} ask for a second model each, "
+            "and a reply has one: leave out one of them"
+        )
     return LocalWork(
         epochs=1 if whole else settings.local_epochs,
         batch_size=0 if whole else settings.batch_size,

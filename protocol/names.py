@@ -6,6 +6,9 @@ ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 SNAPSHOT = "snapshot"
 """This record holds the model that a client had in the midst of its local work."""
 
+ARRAYS_DISPARITY = "arrays-disparity"
+"""This record holds the received model after one step down the disparity between two groups of a client's examples."""
+
 CLIENT, NAME = "client", "name"
 """In this record a client says who it is; its name has this key there."""
 
@@ -46,6 +49,13 @@ LOSS_AFTER, ACCURACY_AFTER = "loss-after", "accuracy-after"
 
 BEFORE, AFTER = "before", "after"
 """What follows the name of a number that is measured on training examples before local work, and after it."""
+
+DISPARITY, DISPARITY_HARD = "disparity", "disparity-hard"
+"""How differently the received model treats two groups of a client's training examples: the mean smoothed decision in the
+second group less that in the first, and the same of the decisions themselves."""
+
+POSITIVES, HITS = ("positives-0", "positives-1"), ("hits-0", "hits-1")
+"""These count the positive training examples of each of two groups, and those of them that the received model finds."""
 
 LEARNING_RATE = "learning-rate"
 """The client trained with this learning rate."""

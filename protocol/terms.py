@@ -8,6 +8,9 @@ from .names import FROZEN, PROTOCOL
 
 Value = bool | int | float | str | list[str]
 
+DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY = "demographic-parity", "equal-opportunity"
+"""The disparities between two groups that a client can step down: over all examples, and over the positive ones."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
@@ -41,6 +44,11 @@ class Terms:
         What becomes of the mean loss of a minibatch: "propfair", or "" for nothing.
     propfair_baseline, propfair_epsilon
         M and ε of that transform; sent with it.
+    disparity
+        Which disparity between two groups of its examples a client steps down from the received model, to reply that
+        model as well: DEMOGRAPHIC_PARITY or EQUAL_OPPORTUNITY; "": none.
+    disparity_sharpness
+        Factor of the logits in the smoothed decisions of that disparity; None: 10.
     agreed
         What the clients of the run have agreed on about their data; "" where nothing needs to be agreed.
     others
@@ -60,6 +68,8 @@ class Terms:
     loss_transform: str = ""
     propfair_baseline: float | None = None
     propfair_epsilon: float | None = None
+    disparity: str = ""
+    disparity_sharpness: float | None = None
     agreed: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
 

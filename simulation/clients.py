@@ -289,7 +289,7 @@ def refuse_failed(answers: Mapping[str, T | str], refused: Refusals) -> dict[str
 
 def store_reply(updates: Updates, snapshots: Updates | None, row: int, update: Update) -> Reply:
     """Write what a client has trained into a row of the matrices; return its reply, with copies of all else."""
-    snapshot = {} if snapshots is None else _write(snapshots, row, update.snapshot)
+    snapshot = {} if snapshots is None else _write(snapshots, row, update.second)
     return Reply(row, update.metrics, _write(updates, row, update.arrays), snapshot)
 
 

@@ -23,6 +23,7 @@ from fairbloom.client.metrics import (
     AFTER,
     BEFORE,
     OF_EVALUATION,
+    OF_HITS,
     PERSONAL,
     Measurement,
     WorkDone,
@@ -61,6 +62,7 @@ HONOURED = Honoured(
     metrics=frozenset(
         {"{}-before", "{}-after", "learning-rate", "update-norm", "{}", "train-{}", "{}-validation", "{}-personal"}
         | {"{}[{}:{}]", "{}-validation-personal"}
+        | {"disparity", "disparity-hard", "positives-0", "positives-1", "hits-0", "hits-1"}
     ),
 )
 """What is honoured side by side: no time budget and no schedule over steps, which are each client's, and nothing that a
@@ -353,6 +355,10 @@ class _Training:
             else:
                 model.load_state_dict(self._received)
                 self._note(scores, block, BEFORE, measure_clients(model, task, parts))
+        if set(OF_HITS).intersection(terms.measure):
+            model.load_state_dict(self._received)
+            for noted, member in zip(scores, block, strict=True):
+                noted.update(member.local.count_hits(terms))
         if AFTER.requests(terms.measure):
             self._note(scores, block, AFTER, measure_trained(program, task, rows, parts))
         places = [member.place for member in block]

@@ -32,6 +32,8 @@ terms = st.builds(
     loss_transform=st.sampled_from(("", "propfair", "cubed")),
     propfair_baseline=st.none() | strengths,
     propfair_epsilon=st.none() | strengths,
+    disparity=st.sampled_from(("", "demographic-parity", "equal-opportunity")),
+    disparity_sharpness=st.none() | strengths,
     others=st.dictionaries(
         words.filter(lambda word: word not in NAMES),
         st.booleans() | numbers | strengths | words | st.lists(words, max_size=2),

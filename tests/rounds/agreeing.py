@@ -59,6 +59,20 @@ def grouped(setup: Setup) -> Task:
     )
 
 
+def even(setup: Setup) -> Task:
+    """Return a task of two classes with two groups: whether a digit is even, by whether a pixel is dark."""
+    there = grouped(setup)
+
+    def model() -> nn.Module:
+        torch.manual_seed(setup.seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).double()
+
+    def of_two(part: Examples) -> Examples:
+        return replace(part, targets=1 - part.targets % 2)
+
+    return replace(there, model=model, splits=lambda client: there.splits(client).map(of_two), classes=2)
+
+
 class Dropping(nn.Module):
     """A linear layer after dropout."""
 

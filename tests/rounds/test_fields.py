@@ -16,7 +16,7 @@ import torch
 from fairbloom.client.fair.functions import HONOURED as BY_FAIR
 from fairbloom.client.honoured import Honoured, metric_row
 from fairbloom.client.local import HONOURED as BY_A_CLIENT
-from fairbloom.client.metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, OF_WORK
+from fairbloom.client.metrics import BY_GROUP, OF_DISPARITY, OF_EVALUATION, OF_HITS, OF_TRAINING, OF_WORK
 from fairbloom.client.work import LocalWork, client_work, global_work, set_fields
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK, Terms
@@ -37,6 +37,8 @@ NAMES = [f"client-{number}" for number in range(4)]
 
 PROPFAIR = Terms(server_round=1, loss_transform="propfair", propfair_baseline=3.0, propfair_epsilon=0.3)
 PERSONAL = Terms(server_round=1, personal_lambda=0.5, personal_epochs=1)
+PARITY = Terms(server_round=1, disparity="demographic-parity", measure=("disparity", "disparity-hard"))
+TWO_GROUPS: Config = {"task": "tests.rounds.agreeing:even", "smallest-group": 1}
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ OF_THE_TERMS: Mapping[str, Case] = {
     "loss_transform": Case(terms=PROPFAIR),
     "propfair_baseline": Case(terms=replace(PROPFAIR, propfair_baseline=2.5)),
     "propfair_epsilon": Case(terms=replace(PROPFAIR, propfair_epsilon=2.9)),
+    "disparity": Case(TWO_GROUPS, PARITY),
+    "disparity_sharpness": Case(TWO_GROUPS, replace(PARITY, disparity_sharpness=2.0)),
     "agreed": asked(agreed="1.5"),
     "others": asked(others={"somebody's": 1.0}),
 }
@@ -101,6 +105,11 @@ OF_THE_METRICS: Mapping[str, Case] = {
     **{
         name: asked(measure=(name,))
         for name in ("loss-before", "accuracy-before", "loss-after", "accuracy-after", "learning-rate", "update-norm")
+    },
+    **{name: Case(TWO_GROUPS, PARITY) for name in ("disparity", "disparity-hard")},
+    **{
+        name: Case(TWO_GROUPS, Terms(server_round=1, measure=("loss-before", name, "loss-after")))
+        for name in ("positives-0", "positives-1", "hits-0", "hits-1")
     },
     "train-loss": asked(measure=("train-loss",)),
     "loss": Case(),
@@ -114,6 +123,10 @@ BOTH: Mapping[str, Case] = {
     "gradient-clip of a pulled, decayed step with momentum": Case(
         {"gradient-clip": 0.1, "momentum": 0.9, "weight-decay": 0.1, "model": "mlp"},
         Terms(server_round=1, proximal_mu=0.5, measure=("update-norm", "loss-after")),
+    ),
+    "equal opportunity beside a full batch step and personal models": Case(
+        TWO_GROUPS,
+        replace(PERSONAL, disparity="equal-opportunity", full_batch_step=True, measure=("disparity", "hits-1")),
     ),
     "gradient-clip of personal models": Case({"gradient-clip": 0.1}, PERSONAL),
     "adam with all that can be set beside it": Case(
@@ -333,7 +346,8 @@ def test_on_a_ray_cluster_the_numbers_are_those_of_one_client_after_the_other(ca
 def test_every_field_and_every_metric_has_a_case() -> None:
     assert set(OF_THE_WORK) == {each.name for each in fields(LocalWork)}
     assert set(OF_THE_TERMS) == {each.name for each in fields(Terms)}
-    measured = {each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)} | set(OF_WORK) | {BY_GROUP}
+    measured = {each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)}
+    measured |= {*OF_WORK, *OF_DISPARITY, *OF_HITS, BY_GROUP}
     assert {row_of(name) for name in OF_THE_METRICS} == measured
     assert {each.replace("-", "_") for each in WORK} <= {each.name for each in fields(Terms)}
 
@@ -361,6 +375,10 @@ def test_a_case_changes_the_numbers(case: str, engines: Engines) -> None:
         plain = Case({key: value for key, value in chosen.config.items() if key != "precision"}, chosen.terms)
     elif case in ("terms: personal_epochs", "terms: local_only"):
         plain = Case(terms=PERSONAL)
+    elif case == "terms: disparity":
+        plain = Case(TWO_GROUPS, replace(PARITY, disparity="equal-opportunity"))
+    elif case == "terms: disparity_sharpness":
+        plain = Case(TWO_GROUPS, PARITY)
     if case == "terms: propfair_epsilon":
         assert 3.0 - 2.9 < 1.0  # losses are beyond the tangent's beginning
     ours = of_a_round(engines.of(EXPECTED, chosen), chosen)
@@ -391,13 +409,18 @@ def test_a_client_honours_everything_and_nobody_honours_what_there_is_not() -> N
         assert others.work <= BY_A_CLIENT.work
         assert others.terms <= BY_A_CLIENT.terms
         assert others.metrics <= BY_A_CLIENT.metrics
-    assert BY_A_CLIENT.keys == BY_FAIR.keys == list(WORK)
+    assert BY_A_CLIENT.keys == list(WORK)
+    assert BY_FAIR.keys == [key for key in WORK if key not in OF_TWO_GROUPS]
 
 
 def test_what_stacked_clients_do_not_honour_is_known() -> None:
     assert set(OF_THE_WORK) - stacked.HONOURED.work == set(ONE_BY_ONE)
-    assert set(OF_THE_TERMS) == stacked.HONOURED.terms
+    assert set(OF_THE_TERMS) - stacked.HONOURED.terms == {"disparity", "disparity_sharpness"}
     assert stacked.HONOURED.metrics == BY_A_CLIENT.metrics
+
+
+OF_TWO_GROUPS = ("disparity", "disparity-sharpness")
+"""What a user's own functions do not honour: they know no groups."""
 
 
 def without(honoured: Honoured, name: str) -> Honoured:
@@ -440,6 +463,8 @@ def test_optimizers_and_precision_are_honoured_side_by_side(
 
 ALWAYS = [*(each.pattern for each in OF_EVALUATION if not each.requested), BY_GROUP]
 SET_AGAIN = {f"work: {name}" for name in ("random", *ONE_BY_ONE)}
+SET_AGAIN |= {f"{kind}: {name}" for kind in ("terms", "metric") for name in ("disparity", "disparity_sharpness")}
+SET_AGAIN |= {"metric: disparity-hard"}  # whose terms are not honoured either
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name not in {*BOTH, *SET_AGAIN}])

@@ -1,0 +1,226 @@
+"""How differently a model treats two groups of a client's training examples, and the gradient of that.
+
+The groups are those of the task's first grouping, and an example of its group "other" belongs to neither. Where one of
+them has too few examples to be reported on, nothing is said of either: the disparity is 0, and so are its gradient and
+all counts.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fairbloom.errors import ReportableError
+from fairbloom.protocol import names as wire
+from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY, Terms
+from fairbloom.tasks import Task
+from fairbloom.tasks.collated import BATCH, CollatedExamples
+from fairbloom.tasks.groups import OTHER
+from fairbloom.tasks.task import AnyExamples
+
+from .training import EVALUATION_BATCH, StateDict, drawing_from, outputs_of
+from .work import LocalWork, descend
+
+SHARPNESS = 10.0
+"""Factor of the logits in smoothed decisions, where the terms name none."""
+
+
+class Disparity(NamedTuple):
+    """A disparity between two groups.
+
+    Attributes
+    ----------
+    smooth
+        Δ, the mean of σ(sharpness · z) in the second group less that in the first, z the logit of the positive class.
+    hard
+        The same of the decisions, 1 where z ≥ 0.
+    gradient
+        That of |Δ| by each trainable parameter, None where there is none; empty where Δ is 0.
+    """
+
+    smooth: float
+    hard: float
+    gradient: list[Tensor | None]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The two numbers by their names on the wire."""
+        return {wire.DISPARITY: self.smooth, wire.DISPARITY_HARD: self.hard}
+
+
+def measure_disparity(model: nn.Module, task: Task, examples: AnyExamples, terms: Terms, smallest: int) -> Disparity:
+    """Return the disparity that the terms ask for, of a model in eval mode.
+
+    Δ is a sum over examples, so it is taken batch by batch.
+
+    Parameters
+    ----------
+    model, task, examples
+        What is measured.
+    terms
+        Name the disparity and its sharpness.
+    smallest
+        Fewest examples that each group must have, positive ones with equal opportunity.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such disparity, or the task has no two groups or no two classes.
+    """
+    check_classes(task)
+    members = find_members(task, examples)
+    if terms.disparity == EQUAL_OPPORTUNITY:
+        members &= find_positive(task, examples)
+    elif terms.disparity != DEMOGRAPHIC_PARITY:
+        raise ReportableError(
+            f"disparity = {terms.disparity!r}: this client knows {DEMOGRAPHIC_PARITY} and {EQUAL_OPPORTUNITY}"
+        )
+    sharpness = SHARPNESS if terms.disparity_sharpness is None else terms.disparity_sharpness
+    if not 0.0 < sharpness < math.inf:
+        raise ReportableError(f"disparity-sharpness = {sharpness}: it must be finite and above 0")
+    counts = members.sum(dim=1)
+    if counts.min() < smallest:
+        return Disparity(0.0, 0.0, [])
+    first, second = members.double() / counts[:, None]
+    weights = second - first
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.grad = None
+    smooth = hard = 0.0
+    with drawing_from(0, examples.device):  # a model may draw in evaluation too, and then always the same
+        for place, logits in _logits_of(model, task, examples):
+            part = weights[place]
+            decisions = torch.sigmoid(sharpness * logits)
+            if decisions.requires_grad:
+                torch.autograd.backward((part.to(decisions) * decisions).sum())
+            smooth += float(part @ _in_double(decisions))
+            hard += float(part @ _in_double(logits >= 0.0))
+    gradient = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    if smooth < 0.0:
+        torch._foreach_neg_([each for each in gradient if each is not None])
+    return Disparity(smooth, hard, gradient if smooth else [])
+
+
+@torch.no_grad()
+def step_down(
+    model: nn.Module, received: StateDict, gradient: Sequence[Tensor | None], learning_rate: float
+) -> StateDict:
+    """Take one plain gradient step in place; return a copy of the model after it, the buffers as they were received."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad] if gradient else []
+    descend(parameters, gradient, [], [], LocalWork(epochs=1, batch_size=0, learning_rate=learning_rate))
+    state = model.state_dict(keep_vars=True).items()
+    return {name: tensor.detach().clone() if tensor.requires_grad else received[name] for name, tensor in state}
+
+
+@torch.no_grad()
+def count_hits(model: nn.Module, task: Task, examples: AnyExamples, smallest: int) -> dict[str, int]:
+    """Return the positive examples of each group, and those for which a model in eval mode predicts the positive class.
+
+    Parameters
+    ----------
+    model, task, examples
+        What is counted.
+    smallest
+        Fewest positive examples of each group with which they are counted.
+
+    Raises
+    ------
+    FairbloomError
+        When the task has no two groups or no two classes.
+    """
+    check_classes(task)
+    members = find_members(task, examples) & find_positive(task, examples)
+    if members.sum(dim=1).min() < smallest:
+        members = torch.zeros_like(members)
+    with drawing_from(0, examples.device):
+        found = torch.cat([(logits >= 0.0).cpu() for _, logits in _logits_of(model, task, examples)])
+    counts = {name: int(mine.sum()) for name, mine in zip(wire.POSITIVES, members, strict=True)}
+    return counts | {name: int((mine & found).sum()) for name, mine in zip(wire.HITS, members, strict=True)}
+
+
+def check_classes(task: Task) -> None:
+    """Raise FairbloomError when a task is known to predict something else than one of two classes."""
+    if task.classes not in (None, 2):
+        raise _no_two_classes(f"it predicts {f'{task.classes} classes' if task.classes else 'a quantity'}")
+
+
+def find_members(task: Task, examples: AnyExamples) -> Tensor:
+    """Return which examples belong to each of the two groups, shape (2, n), on the CPU.
+
+    Raises
+    ------
+    FairbloomError
+        When the task does not group its examples, or its first grouping has not two groups.
+    """
+    places = examples.group_places()
+    if places is None or not task.groupings:
+        raise ReportableError(
+            "the task does not group its examples, and fairness between groups is asked for: name a column of two "
+            "values by csv.group, adult.group or heart-disease.group, or give a task of your own groupings and its "
+            "Examples groups"
+        )
+    (grouping, names), *_ = task.groupings.items()
+    two = [place for place, name in enumerate(names) if name != OTHER]
+    if len(two) != 2:
+        there = ", ".join(names[place] for place in two) or "none"
+        raise ReportableError(
+            f"the groups by {grouping!r} are {there}, and fairness between groups is between two: name a column of two "
+            "values first, or divide the numbers of one, as in age>=60"
+        )
+    column = places[:, 0].cpu()
+    return torch.stack([column == place for place in two])
+
+
+def find_positive(task: Task, examples: AnyExamples) -> Tensor:
+    """Return which examples are of the positive class, shape (n,), on the CPU.
+
+    Raises
+    ------
+    FairbloomError
+        When the targets are not one class of each example.
+    """
+    targets = examples.all_targets
+    if targets.numel() != len(examples):
+        raise _no_two_classes(f"it has targets of shape {tuple(targets.shape)}")
+    return targets.reshape(-1).cpu() == task.positive
+
+
+def _logits_of(model: nn.Module, task: Task, examples: AnyExamples) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the places of each batch of examples, and their logits of the positive class."""
+    model.eval()
+    size = BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
+    for start in range(0, len(examples), size):
+        place = slice(start, start + size)
+        inputs, _ = examples[place]
+        yield place, logits_of(outputs_of(model, inputs, task.output), task.positive)
+
+
+def logits_of(outputs: Tensor, positive: int) -> Tensor:
+    """Return the logit z of the positive class, shape (n,): of two outputs z₁ − z₀, or the only one.
+
+    Raises
+    ------
+    FairbloomError
+        When each example has more outputs than two.
+    """
+    if outputs.dim() == 2 and outputs.shape[1] == 2:
+        return outputs[:, positive] - outputs[:, 1 - positive]
+    if outputs.numel() != len(outputs):
+        raise _no_two_classes(f"its model has outputs of shape {tuple(outputs.shape)}")
+    logits = outputs.reshape(-1)
+    return logits if positive == 1 else -logits
+
+
+def _in_double(values: Tensor) -> Tensor:
+    return values.detach().cpu().double()
+
+
+def _no_two_classes(instead: str) -> ReportableError:
+    return ReportableError(
+        f"fairness between groups needs a task of two classes, and {instead}: choose a method that does not compare "
+        "groups, or a task of two classes"
+    )
