@@ -15,8 +15,9 @@ from fairbloom.tasks.task import AnyExamples
 
 V = TypeVar("V")
 
-RECEIVED, TRAINED, PERSONAL = "received", "trained", "personal"
-"""The models of a client: as it came, after local work, and the client's personal one."""
+RECEIVED, TRAINED, PERSONAL, ALONE = "received", "trained", "personal", "alone"
+"""The models of a client: as it came, after local work, the client's personal one, and the best that it met when it
+trained alone."""
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 """The examples of a client, as `Splits` calls them."""
@@ -30,7 +31,7 @@ class Measurement(NamedTuple):
     pattern
         What they are called on the wire: {} stands for loss, accuracy or another score of the task.
     model
-        RECEIVED, TRAINED or PERSONAL.
+        RECEIVED, TRAINED, PERSONAL or ALONE.
     examples
         TRAIN, VALIDATION or TEST.
     requested
@@ -77,13 +78,14 @@ def _find_scores(pattern: str, measure: tuple[str, ...]) -> Mapping[str, str]:
 
 BEFORE = Measurement(f"{{}}-{wire.BEFORE}", RECEIVED, TRAIN)
 AFTER = Measurement(f"{{}}-{wire.AFTER}", TRAINED, TRAIN)
+OF_BASELINE = Measurement(f"{{}}-{wire.BASELINE}", ALONE, TRAIN)
 ON_TRAINING = Measurement(f"{wire.TRAIN}-{{}}", RECEIVED, TRAIN)
 OF_PERSONAL = Measurement(f"{{}}-{wire.PERSONAL}", PERSONAL, TEST, requested=False)
 OF_PERSONAL_ON_VALIDATION = Measurement(
     f"{{}}-{wire.VALIDATION}-{wire.PERSONAL}", PERSONAL, VALIDATION, requested=False
 )
 
-OF_TRAINING = (BEFORE, AFTER)
+OF_TRAINING = (BEFORE, AFTER, OF_BASELINE)
 """What is measured where a client trains."""
 
 OF_EVALUATION = (

@@ -185,6 +185,27 @@ def personal_work(settings: RunSettings, terms: Terms) -> LocalWork:
     )
 
 
+def lonely_work(settings: RunSettings, client: str, epoch: int) -> LocalWork:
+    """Return the work of an epoch in which a client trains alone: on the plain loss, at the run's first learning rate.
+
+    Nothing pulls it, neither time nor a straggler's share ends it early, and whatever the optimizer remembers starts
+    afresh, as it does in a round.
+    """
+    return LocalWork(
+        epochs=1,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        optimizer=OptimizerChoice.of(settings),
+        gradient_clip=settings.gradient_clip,
+        class_weights=settings.class_weights,
+        precision=settings.precision,
+        random=generator(settings.seed, "lonely batches", epoch, client),
+        draws=seed_of(settings.seed, "lonely dropout", epoch, client),
+    )
+
+
 def batch_order(settings: RunSettings, number: int, client: str, *, personal: bool = False) -> np.random.Generator:
     """Return the stream that draws the order of a client's examples in round `number`."""
     return generator(settings.seed, "personal batches" if personal else "batches", number, client)

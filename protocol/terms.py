@@ -49,6 +49,9 @@ class Terms:
         model as well: DEMOGRAPHIC_PARITY or EQUAL_OPPORTUNITY; "": none.
     disparity_sharpness
         Factor of the logits in the smoothed decisions of that disparity; None: 10.
+    baseline_patience, baseline_tolerance, baseline_epochs
+        Before its first reply, a client trains alone until its loss fell by less than this share of itself over so many
+        epochs, or so many were run, and keeps the least loss that it met; sent where that is asked for.
     agreed
         What the clients of the run have agreed on about their data; "" where nothing needs to be agreed.
     others
@@ -70,6 +73,9 @@ class Terms:
     propfair_epsilon: float | None = None
     disparity: str = ""
     disparity_sharpness: float | None = None
+    baseline_patience: int | None = None
+    baseline_tolerance: float | None = None
+    baseline_epochs: int | None = None
     agreed: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
 

@@ -12,6 +12,7 @@ from fairbloom.protocol.names import (
     ACCURACY,
     LEARNING_RATE,
     LOSS_AFTER,
+    LOSS_BASELINE,
     LOSS_BEFORE,
     NUM_EXAMPLES,
     PERSONAL,
@@ -34,7 +35,7 @@ LARGEST_COUNT = 2**53
 ACCURACIES = tuple(f"{ACCURACY}{of}" for of in ("", f"-{PERSONAL}", f"-{VALIDATION}", f"-{VALIDATION}-{PERSONAL}"))
 """What a client may tell of its test and validation splits as a share of the examples."""
 
-LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, TRAIN_LOSS})
+LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, LOSS_BASELINE, TRAIN_LOSS})
 
 USUAL_LOSS = 1.0
 """Where the median loss is smaller, losses are compared with this: one client may well be far from the others' zero."""

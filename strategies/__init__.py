@@ -5,11 +5,13 @@ from fairbloom.imports import imported, is_import_string
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options
 from fairbloom.rounds.round import Round
 
+from .aaggff import AAggFF
 from .adafed import AdaFed
 from .afl import AFL
 from .deltafl import DeltaFL
 from .ditto import Ditto, Local
 from .drfa import DRFA
+from .eagle import EAGLE
 from .fedavg import FedAvg
 from .fedavgn import FedAvgN
 from .fedfa import FedFa
@@ -19,21 +21,22 @@ from .fedprox import FedProx
 from .gifair import GiFair
 from .propfair import PropFair
 from .qffl import QFedAvg, QFedSGD
+from .scalarizers import FromScalarizer
 from .strategy import FairStrategy
 from .term import TERM
-from .torchjd import TORCHJD, FromTorchJD
+from .torchjd import TORCHJD, WRAPPERS, FromTorchJD, kind_of
 from .vred import SemiVRed, VRed
 
 METHODS: dict[str, type[FairStrategy]] = {
     method.__name__.lower(): method
     for method in (
         *(FedAvg, FedProx, FedAvgN),
-        *(QFedAvg, QFedSGD, TERM, AFL, DRFA, DeltaFL, PropFair, GiFair, VRed, SemiVRed, FedFa),
+        *(QFedAvg, QFedSGD, TERM, AFL, DRFA, DeltaFL, PropFair, GiFair, VRed, SemiVRed, EAGLE, FedFa, AAggFF),
         *(FedMGDA, FedMGDAPlus, MGDAProx, FedFV, AdaFed),
         *(Ditto, Local),
     )
 }
-"""Every method by its name on the command line; TorchJD's weightings come beside them, by FromTorchJD."""
+"""Every method by its name on the command line; FromTorchJD and FromScalarizer bring TorchJD's beside them."""
 
 
 def canonical(name: str) -> str:
@@ -65,8 +68,11 @@ def name_of(method: str | type[FairStrategy]) -> str:
             f"method = {method!r}: give a name or a class, FedFV in place of FedFV(alpha=0.2) say; its parameters are "
             "settings, as in {'fedfv.alpha': 0.2}"
         )
-    if method is FromTorchJD:
-        raise FairbloomError(f"method = {method.__name__}: name the weighting of TorchJD, as {TORCHJD}upgrad")
+    if method in WRAPPERS:
+        raise FairbloomError(
+            f"method = {method.__name__}: name the weighting of TorchJD, as {TORCHJD}upgrad, or "
+            f"the scalarizer, as {TORCHJD}stch"
+        )
     if method in METHODS.values():
         return canonical(method.__name__)
     name = f"{method.__module__}:{method.__qualname__}"
@@ -89,7 +95,7 @@ def find_method(name: str) -> type[FairStrategy]:
     if canonical(name) in METHODS:
         return METHODS[canonical(name)]
     if name.startswith(TORCHJD):
-        return FromTorchJD
+        return kind_of(name.removeprefix(TORCHJD))
     if not is_import_string(name):
         hint = did_you_mean(name, METHODS)
         raise FairbloomError(
@@ -105,8 +111,10 @@ def find_method(name: str) -> type[FairStrategy]:
 __all__ = [
     "AFL",
     "DRFA",
+    "EAGLE",
     "METHODS",
     "TERM",
+    "AAggFF",
     "AdaFed",
     "Cohort",
     "DeltaFL",
@@ -120,6 +128,7 @@ __all__ = [
     "FedMGDAPlus",
     "FedProx",
     "FloatArray",
+    "FromScalarizer",
     "FromTorchJD",
     "GiFair",
     "Kept",

@@ -7,13 +7,13 @@ from typing import Any, Unpack
 import numpy as np
 
 from fairbloom.logs import log
-from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import Cohort, CommonOptions, FloatArray
 
+from .scalarizers import FromScalarizer, of_scalarizer, scalarizer_classes, seeded, why_nameless
 from .strategy import FairStrategy
 
 TORCHJD = "torchjd:"
-"""The beginning of a method's name that means one of TorchJD's weightings, as in torchjd:upgrad."""
+"""The beginning of a method's name that means a weighting or scalarizer of TorchJD: torchjd:upgrad, torchjd:stch."""
 
 STARTING_POINTS: dict[str, dict[str, float]] = {
     "cagrad": {"c": 0.4},
@@ -63,8 +63,7 @@ class FromTorchJD(FairStrategy):
 
         if hasattr(self.weigh_gram, "reset"):
             self.weigh_gram.reset()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(generator(self.seed, "weighting", cohort.round).integers(2**63)))
+        with seeded(self.seed, "weighting", cohort.round):
             try:
                 weights = self.weigh_gram(torch.from_numpy(cohort.gram))
             except ValueError as error:
@@ -78,28 +77,43 @@ def takes_gram(weighting: type) -> bool:
     return any(base.__name__ == "_GramianWeighting" for base in weighting.__mro__) and not inspect.isabstract(weighting)
 
 
-def by_name(name: str, **options: Unpack[CommonOptions]) -> FromTorchJD:
-    """Return the strategy of one of TorchJD's weightings: "upgrad" is UPGradWeighting().
+def by_name(name: str, **options: Unpack[CommonOptions]) -> FairStrategy:
+    """Return the strategy of one of TorchJD's weightings or scalarizers: "upgrad" is UPGradWeighting(), "sum" is Sum().
 
     Raises
     ------
     ValueError
-        When TorchJD is not installed, or has no such weighting.
+        When TorchJD is not installed, or has none that is known by that name.
     """
     try:
         from torchjd import aggregation
     except ImportError as error:
         raise ValueError(f"torchjd:{name} needs TorchJD: pip install 'fairbloom[torchjd]'") from error
+    scalarizers = scalarizer_classes()
+    if name in scalarizers:
+        return of_scalarizer(name, scalarizers[name], **options)
     classes: dict[str, Callable[..., Any]] = {
         key.removesuffix("Weighting").lower(): value
         for key, value in vars(aggregation).items()
         if inspect.isclass(value) and not key.startswith("_") and takes_gram(value)
     }
     if name not in classes:
-        raise ValueError(
-            f"torchjd:{name} is unknown; there are {', '.join(f'torchjd:{key}' for key in sorted(classes))}"
-        )
+        named = [key for key, kind in scalarizers.items() if not why_nameless(key, kind)]
+        there = ", ".join(f"{TORCHJD}{key}" for key in (*sorted(classes), *sorted(named)))
+        raise ValueError(f"torchjd:{name} is unknown; there are {there}")
     try:
         return FromTorchJD(classes[name](**STARTING_POINTS.get(name, {})), **options)
     except ImportError as error:
         raise ValueError(f"torchjd:{name} needs more: pip install 'fairbloom[torchjd]' ({error})") from error
+
+
+def kind_of(name: str) -> type[FairStrategy]:
+    """Return the class of one of TorchJD's weightings or scalarizers; where TorchJD is missing, that of weightings."""
+    try:
+        return FromScalarizer if name in scalarizer_classes() else FromTorchJD
+    except ImportError:
+        return FromTorchJD
+
+
+WRAPPERS = (FromTorchJD, FromScalarizer)
+"""The methods that are made of an object of TorchJD's: no settings of a run are theirs."""

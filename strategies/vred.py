@@ -46,12 +46,17 @@ class VRed(FairStrategy):
         return cohort.prior * (1.0 + 2.0 * self.beta * self.deviation(cohort))
 
     def deviation(self, cohort: Cohort) -> FloatArray:
-        """Return F_k − f̄, shape (m,)."""
-        return cohort.losses - cohort.prior @ cohort.losses
+        """Return by how much each client's value is above the mean, F_k − f̄, shape (m,)."""
+        values = self.values(cohort)
+        return values - cohort.prior @ values
+
+    def values(self, cohort: Cohort) -> FloatArray:
+        """Return the values whose variance is the penalty: the losses F_k, shape (m,)."""
+        return cohort.losses
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
         """Return how many weights are negative."""
-        return {"negative-weights": float((coefficients < 0.0).sum())}
+        return count_negative(coefficients)
 
 
 class SemiVRed(VRed):
@@ -82,3 +87,8 @@ class SemiVRed(VRed):
         """Return (F_k − f̄)_+ less its mean, shape (m,)."""
         positive = np.maximum(super().deviation(cohort), 0.0)
         return positive - cohort.prior @ positive
+
+
+def count_negative(coefficients: FloatArray) -> dict[str, float]:
+    """Return how many weights are negative, by the name of that metric."""
+    return {"negative-weights": float((coefficients < 0.0).sum())}

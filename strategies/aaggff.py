@@ -1,0 +1,172 @@
+"""Weights as decisions of online convex optimisation: each round's losses move the next mixture."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Unpack
+
+import numpy as np
+
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.ranges import Choices
+
+from .simplex import min_norm_weights
+from .strategy import FairStrategy
+
+RIDGE = 4.0
+"""α = 4 K L with L = 1/K, the Lipschitz constant of the decision losses."""
+
+CDFS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
+    "weibull": lambda x: 1.0 - np.exp(-(x**2)),
+    "exponential": lambda x: 1.0 - np.exp(-x),
+    "frechet": lambda x: np.exp(-1.0 / x),
+    "normal": lambda x: np.array([0.5 * math.erfc((1.0 - each) / math.sqrt(2.0)) for each in x]),
+    "gumbel": lambda x: np.exp(-np.exp(1.0 - x)),
+    "logistic": lambda x: 1.0 / (1.0 + np.exp(1.0 - x)),
+}
+"""ρ of the losses over their mean: each rises from 0 to 1."""
+
+
+class AAggFF(FairStrategy):
+    r"""AAggFF: the weights are the decisions of an online learner that is to follow the clients with high losses.
+
+    With ρ a distribution function and x_k = F_k over the mean loss, a client's response is ρ(x_k). `rule="ons"`, for
+    few clients that all take part in every round, decides by an online Newton step over the K clients known:
+
+    .. math:: r_k = \frac{\rho(x_k)}{K}, \qquad g_t = \frac{-r}{1 + \langle q_t, r \rangle}, \qquad
+        c = \arg\min_{p \in \Delta} \sum_{\tau \le t} \langle g_\tau, p \rangle + 2 \lVert p \rVert^2
+        + \frac K8 \sum_{\tau \le t} \langle g_\tau, p - q_\tau \rangle^2
+
+    with q the decision before this round's losses. `rule="ftrl"`, for many clients of which m of N take part, follows
+    the regularised leader, by one score Z of each client:
+
+    .. math:: Z_k \leftarrow Z_k + \frac{\rho(x_k) - \bar\rho}{1 + C \bar\rho}, \qquad
+        c_k = \frac{e^{\kappa Z_k}}{\sum_{j \in S} e^{\kappa Z_j}}, \qquad C = \frac mN, \qquad
+        \kappa = \frac{\sqrt{\ln N}}{(2 + C) \sqrt{t + 1}}
+
+    Source: Hahn, Kim and Lee, Pursuing Overall Welfare in Federated Learning through Sequential Decision Making, ICML
+    2024, Algorithms 2 (ons) and 3 (ftrl), doi:10.48550/arXiv.2405.20821.
+
+    Parameters
+    ----------
+    rule
+        How the weights are decided: for few clients, or for many.
+    cdf
+        The distribution function ρ. The paper chooses it for each data set: normal, weibull, logistic, gumbel, frechet.
+
+    Reductions: equal losses in every round are FedAvg with uniform weights.
+
+    Departures: the poster and the authors' code were read, not the paper's main text. Their code's normal ρ falls with
+    the loss, its ons has another ridge and lacks a term, and its ftrl forgets the mean response; here all three are as
+    derived. Weights are those of the decision after the round's losses, restricted to its clients. A client that is
+    missing under ons counts with the mean response, and a newcomer gets the mean client's past. A negative loss counts
+    as 0, and where every loss is 0 all are alike.
+
+    Objective: the regret of Σ log(1 + ⟨p, r⟩) over all rounds
+    Good for: noisy losses, to which single rounds are no guide, and few rounds; ftrl for thousands of clients.
+    Hurts when: a client's loss cannot fall: its weight grows from round to round, though never as fast as a loss does.
+    Memory: K² + 2K numbers for K clients, or with ftrl one number a client
+    Cost: two QPs of K variables, or with ftrl a weighted sum
+    """
+
+    needs = frozenset({"loss-before"})
+    default_weighting = None
+    uses_roster = True
+
+    def __init__(
+        self,
+        *,
+        rule: Annotated[str, Choices("ons", "ftrl")] = "ons",
+        cdf: Annotated[str, Choices(*CDFS)] = "weibull",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**options)
+        self.rule = rule
+        self.cdf = cdf
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return the decision after this round's losses on the participants, renormalised."""
+        decide = newton_weights if self.rule == "ons" else leader_weights
+        return decide(self._after(cohort), cohort)
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        """Take the round's losses into the memory."""
+        self.memory = self._after(cohort)
+        return {}
+
+    def _after(self, cohort: Cohort) -> dict[str, Any]:
+        """Return the memory with this round's losses in it."""
+        learn = newton_memory if self.rule == "ons" else leader_memory
+        return learn(self.memory, cohort, responses(cohort.losses, self.cdf))
+
+
+def responses(losses: FloatArray, cdf: str) -> FloatArray:
+    """Return ρ of the losses over their mean, shape (m,), each in [0, 1]."""
+    F = np.maximum(losses, 0.0)
+    F = F / F.max() if F.any() else np.ones_like(F)  # so that no sum overflows
+    with np.errstate(divide="ignore", over="ignore"):
+        return CDFS[cdf](F / F.mean())
+
+
+# Few clients: an online Newton step -------------------------------------------------------------------------------
+
+
+def newton_memory(memory: Mapping[str, Any], cohort: Cohort, rho: FloatArray) -> dict[str, Any]:
+    """Return the memory after this round's responses: A = Σ g gᵀ, b₁ = Σ g and b₂ = Σ ⟨g, q⟩ g."""
+    names = sorted({*memory.get("names", ()), *cohort.names})
+    A, b1, b2 = with_newcomers(memory, names)
+    given = dict(zip(cohort.names, rho.tolist(), strict=True))
+    r = np.array([given.get(name, rho.mean()) for name in names]) / len(names)
+    q = decision(A, b1, b2)
+    g = -r / (1.0 + q @ r)
+    return {"names": names, "A": A + np.outer(g, g), "b1": b1 + g, "b2": b2 + (g @ q) * g}
+
+
+def with_newcomers(memory: Mapping[str, Any], names: list[str]) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return A, b₁ and b₂ of the clients `names`, of whom those without a past get the mean client's."""
+    K = len(memory.get("names", ()))
+    past = dict(zip(memory.get("names", ()), np.eye(K), strict=True))
+    M = np.array([past.get(name, np.full(K, 1.0 / max(K, 1))) for name in names])
+    A, b1, b2 = (memory.get(key, np.zeros(shape)) for key, shape in (("A", (K, K)), ("b1", K), ("b2", K)))
+    return M @ A @ M.T, M @ b1, M @ b2
+
+
+def decision(A: FloatArray, b1: FloatArray, b2: FloatArray) -> FloatArray:
+    """Return argmin (b₁ − βb₂)ᵀp + ½ pᵀ(αI + βA)p over p in the simplex, β = K/4, shape (K,).
+
+    On the simplex the linear term may be centred and written into the matrix, with a multiple of 11ᵀ that makes it
+    positive semidefinite: p is then the shortest combination of vectors with these inner products.
+    """
+    K = len(b1)
+    b = b1 - 0.25 * K * b2
+    b = b - b.mean()
+    H = RIDGE * np.eye(K) + 0.25 * K * A + b[:, None] + b[None, :] + 0.25 * (b @ b)
+    return min_norm_weights(H, np.full(K, 1.0 / K), epsilon=1.0)
+
+
+def newton_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
+    """Return the decision of all clients known, restricted to the participants."""
+    decided = dict(zip(memory["names"], decision(memory["A"], memory["b1"], memory["b2"]), strict=True))
+    c = np.array([decided[name] for name in cohort.names])
+    total = c.sum()
+    return c / total if total > 1e-14 else np.full(cohort.size, 1.0 / cohort.size)
+
+
+# Many clients: follow the regularised leader ------------------------------------------------------------------------
+
+
+def leader_memory(memory: Mapping[str, Any], cohort: Cohort, rho: FloatArray) -> dict[str, Any]:
+    """Return the clients' scores after this round's responses, and how many rounds there were."""
+    scores, mean = memory.get("scores", {}), float(rho.mean())
+    share = cohort.size / len(cohort.roster)
+    gains = dict(zip(cohort.names, ((rho - mean) / (1.0 + share * mean)).tolist(), strict=True))
+    risen = {name: scores.get(name, 0.0) + gain for name, gain in gains.items()}
+    return {"scores": {**scores, **risen}, "steps": memory.get("steps", 0) + 1}
+
+
+def leader_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
+    """Return the softmax of the participants' scores, sharper the more clients are known and the fewer rounds were."""
+    N, steps = len(cohort.roster), memory["steps"]
+    kappa = math.sqrt(math.log(N)) / ((2.0 + cohort.size / N) * math.sqrt(steps + 1.0))
+    Z = np.array([memory["scores"][name] for name in cohort.names])
+    c: FloatArray = np.exp(kappa * (Z - Z.max()))
+    return c / c.sum()
