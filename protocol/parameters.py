@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from numbers import Integral, Real
+from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
 
 from fairbloom.errors import FairbloomError, did_you_mean
@@ -253,6 +254,8 @@ class Parameter:
 def parameters_of(owner: str, declared: Callable[..., Any], *, skipped: int = 0) -> tuple[Parameter, ...]:
     """Return the parameters of a method or task: all but the meaning from its signature, that from its docstring.
 
+    What may be a text among other things, as `Mapping[str, float] | str | None`, is a text here; None is "".
+
     Parameters
     ----------
     owner
@@ -272,7 +275,10 @@ def parameters_of(owner: str, declared: Callable[..., Any], *, skipped: int = 0)
         if argument.kind is inspect.Parameter.VAR_KEYWORD:  # the options that all methods have
             continue
         default = None if argument.default is inspect.Parameter.empty else argument.default
-        parameter = annotated(argument.name, argument.annotation, default, meanings.get(argument.name, ""), owner)
+        annotation = argument.annotation
+        if isinstance(annotation, UnionType) and str in get_args(annotation):
+            annotation, default = str, default or ""
+        parameter = annotated(argument.name, annotation, default, meanings.get(argument.name, ""), owner)
         if parameter is None:
             raise SettingsError(
                 f"{declared.__name__}'s parameter {argument.name} must be annotated: int, float, bool or str"
@@ -327,6 +333,32 @@ def parsed(text: str) -> Value:
     except tomllib.TOMLDecodeError:
         return text
     return value if isinstance(value, Value) else text
+
+
+def pairs_in(text: str, example: str) -> dict[str, str]:
+    """Return what a text such as "site-a=1200 site-b=300" says of each name.
+
+    Parameters
+    ----------
+    text
+        Names and values, each pair with = between its two and a space before the next.
+    example
+        A pair that an error shows as the remedy.
+
+    Raises
+    ------
+    ValueError
+        When a word is no such pair, or a name comes twice.
+    """
+    pairs: dict[str, str] = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        if not (name and value):
+            raise ValueError(f"{word!r} does not state a value: write it as {example}")
+        if name in pairs:
+            raise ValueError(f"{name} is named twice: give each name one value")
+        pairs[name] = value
+    return pairs
 
 
 def key_of(name: str) -> str:

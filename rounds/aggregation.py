@@ -33,7 +33,7 @@ def cohort_of(
     online: Sequence[str],
     draws: Mapping[str, int],
 ) -> tuple[Cohort, Vectors]:
-    """Return what the method sees of the replies, and the updates with the kept rows below them.
+    """Return what the method sees of the replies, and its rows: the updates, the second ones, and the kept ones.
 
     The cohort raises NoStepError when it is asked for inner products that are not finite: no method can weigh by them.
     """
@@ -47,10 +47,11 @@ def cohort_of(
                 f"{updates.layout.size} are trained: other parameters are frozen now, or an earlier version kept those "
                 "that are. Begin a new run, or go on with the model and the version of before"
             )
-    vectors = Vectors.below([updates.vectors, *kept.values()])
+    second = [trained.second.vectors] if method.second and trained.second is not None else []
+    vectors = Vectors.below([updates.vectors, *second, *kept.values()])
 
     def gram_of(exact: bool) -> FloatArray:
-        return gram_matrix(vectors, exact=exact) if kept else updates.gram(exact=exact)
+        return gram_matrix(vectors, exact=exact) if kept or second else updates.gram(exact=exact)
 
     cohort = Cohort(
         round=server_round,
@@ -63,6 +64,7 @@ def cohort_of(
         metrics=Needed(type(method).__name__, {metric: trained.column(metric) for metric in method.needs}),
         memory=tuple(kept),
         roster=method.progress.roster,
+        second=bool(second),
         gram_of=lambda: _finite(gram_of(method.exact_gram)),
         squared_norms_of=lambda: _finite(updates.squared_norms),
     )
@@ -70,7 +72,7 @@ def cohort_of(
 
 
 def weighed(method: Method, cohort: Cohort) -> FloatArray:
-    """Return the method's coefficients, one for each update and each kept row, all finite.
+    """Return the method's coefficients, one for each row, all finite.
 
     Raises
     ------
@@ -80,7 +82,7 @@ def weighed(method: Method, cohort: Cohort) -> FloatArray:
         When the method asks for inner products that are not finite.
     """
     coefficients = np.asarray(method.weigh(cohort))
-    expected = (cohort.size + len(cohort.memory),)
+    expected = (cohort.rows,)
     name = f"{type(method).__name__}.weigh, in round {cohort.round},"
     if coefficients.shape != expected or coefficients.dtype.kind not in "fiu":
         got = f"{coefficients.dtype} of shape {coefficients.shape}"
@@ -101,15 +103,21 @@ def _finite(products: FloatArray) -> FloatArray:
 
 
 def parts_of(cohort: Cohort, coefficients: FloatArray, lengths: FloatArray) -> dict[str, float]:
-    """Return each client's part of the step, c_k ‖u_k‖, by its name."""
-    return dict(zip(cohort.names, (coefficients[: cohort.size] * lengths).tolist(), strict=True))
+    """Return each client's part of the step by its name: c_k ‖u_k‖, or all of its rows' with the sign of c_k.
+
+    `lengths` are those of the updates, and of the second ones after them.
+    """
+    parts = coefficients[: len(lengths)] * lengths
+    if cohort.second:  # the two may point apart, and then neither is to hide the other
+        parts = np.copysign(np.abs(parts).reshape(2, -1).sum(axis=0), coefficients[: cohort.size])
+    return dict(zip(cohort.names, parts.tolist(), strict=True))
 
 
-def share_along(coefficients: FloatArray, vectors: Vectors, place: int) -> float:
-    """Return the share of one vector's part in a step's squared length, c_k ⟨u_k, d⟩ / ‖d‖² with d = Σ c_j u_j."""
+def share_along(coefficients: FloatArray, vectors: Vectors, places: Sequence[int]) -> float:
+    """Return the share of some vectors' parts in a step's squared length, Σ c_k ⟨u_k, d⟩ / ‖d‖² with d = Σ c_j u_j."""
     with np.errstate(all="ignore"):  # where the step is zero, or has left the range of numbers, this is not finite
-        gram = gram_matrix(Vectors.below([vectors[place], combine(coefficients, vectors)]))
-        return float(coefficients[place] * gram[0, 1] / gram[1, 1])
+        gram = gram_matrix(Vectors.below([*(vectors[place] for place in places), combine(coefficients, vectors)]))
+        return float(sum(coefficients[place] * gram[k, -1] for k, place in enumerate(places)) / gram[-1, -1])
 
 
 def decides(parts: Mapping[str, float], along: Callable[[str], float] | None = None) -> tuple[str, float]:

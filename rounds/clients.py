@@ -6,6 +6,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from fairbloom.protocol.names import SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
 from .memory import Memory
@@ -14,10 +15,6 @@ from .updates import FloatArray, Layout, Model, Updates
 
 Reports = dict[str, dict[str, float]]
 """What each client reports, by its name, in the order of names: finite numbers by the metric's name on the wire."""
-
-
-SNAPSHOTS = "the snapshot"
-"""How the reasons of a refusal call a model in the midst of the local work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +54,12 @@ class Trained(Replies):
     ----------
     updates
         The usable ones, in the order of names.
-    snapshots
-        The models in the midst of the local work, as updates in the order of names; None where nobody asked for them.
+    second
+        The second models of these replies, as updates in the order of names; None where nobody asked for them.
     """
 
     updates: Updates
-    snapshots: Updates | None = None
+    second: Updates | None = None
 
     @classmethod
     def empty(
@@ -72,7 +69,7 @@ class Trained(Replies):
         *,
         refused: Refusals,
         missing: Sequence[str],
-        snapshots: bool,
+        second: str = "",
         memory: Memory | None = None,
         lent: bool = False,
     ) -> Self:
@@ -80,6 +77,8 @@ class Trained(Replies):
 
         Parameters
         ----------
+        second
+            The record with the second model of each reply; "": they have none.
         memory
             Says where the updates are to lie; None: where half of the machine's memory is the budget.
         lent
@@ -91,20 +90,20 @@ class Trained(Replies):
             When they are to lie in a file, and its disk has no room.
         """
 
-        def updates(of: str = "") -> Updates:
+        def updates(layout: Layout, of: str = "") -> Updates:
             room = memory or Memory()
-            matrix = None if lent else room.matrix(capacity, layout.size, layout.dtype, of=1 + snapshots)
+            matrix = None if lent else room.matrix(capacity, layout.size, layout.dtype, of=2 if second else 1)
             return Updates(layout, capacity, matrix, of, lent=lent)
 
         return cls(
             metrics={},
             refused=refused,
             missing=tuple(missing),
-            updates=updates(),
-            snapshots=updates(SNAPSHOTS) if snapshots else None,
+            updates=updates(layout),
+            second=updates(layout_of_second(layout, second), second) if second else None,
         )
 
-    def add(self, name: str, report: dict[str, float], arrays: Model, snapshot: Model) -> None:
+    def add(self, name: str, report: dict[str, float], arrays: Model, second: Model) -> None:
         """Take in a reply; names come in ascending order.
 
         Raises
@@ -113,9 +112,9 @@ class Trained(Replies):
             When an array is not finite; nothing is taken in then.
         """
         self.updates.add(arrays)
-        if self.snapshots is not None:
+        if self.second is not None:
             try:
-                self.snapshots.add(snapshot)
+                self.second.add(second)
             except ValueError:
                 self.updates.remove(len(self.metrics))
                 raise
@@ -124,12 +123,12 @@ class Trained(Replies):
     def settle(self, *, gram: bool) -> None:
         """Refuse those of the lent replies, once all were added, that are not finite; see `Updates.settle`."""
         wrong = self.updates.settle(gram=gram)
-        if self.snapshots is not None:
-            wrong = self.snapshots.settle(gram=False) | wrong
+        if self.second is not None:
+            wrong = self.second.settle(gram=False) | wrong
         for name, reason in [(self.names[place], reason) for place, reason in sorted(wrong.items())]:
             self.refuse(name, reason)
 
-    def add_rows(self, reports: Reports, others: Sequence[Model], snapshots: Sequence[Model] = ()) -> None:
+    def add_rows(self, reports: Reports, others: Sequence[Model], others_of_second: Sequence[Model] = ()) -> None:
         """Take in replies whose flat models lie in the rows of `updates.matrix` after those in use.
 
         One with an array that is not finite is refused.
@@ -140,18 +139,17 @@ class Trained(Replies):
             What each reports, by its name; names come in ascending order, those of the rows.
         others
             The buffers and integer arrays of each row's model.
-        snapshots
-            The same of the models in the midst of the local work, whose rows lie in `snapshots.matrix`; unused where
-            nobody asked for them.
+        others_of_second
+            The same of the second models, whose rows lie in `second.matrix`; unused where nobody asked for them.
         """
         first, names = len(self.metrics), list(reports)
         wrong = self.updates.add_rows(others)
-        if self.snapshots is not None:
-            halfway = self.snapshots.add_rows(snapshots)
-            for updates, gone, others_gone in ((self.updates, wrong, halfway), (self.snapshots, halfway, wrong)):
+        if self.second is not None:
+            wrong_second = self.second.add_rows(others_of_second)
+            for updates, gone, others_gone in ((self.updates, wrong, wrong_second), (self.second, wrong_second, wrong)):
                 left = [place for place in range(len(names)) if place not in gone]
                 updates.remove(*(first + row for row, place in enumerate(left) if place in others_gone))
-            wrong = halfway | wrong
+            wrong = wrong_second | wrong
         self.metrics.update(reports)
         for place, reason in sorted(wrong.items()):
             del self.metrics[names[place]]
@@ -164,11 +162,19 @@ class Trained(Replies):
     def refuse(self, name: str, reason: ValueError | str) -> None:
         """Leave a reply out that was taken for usable."""
         place = self.names.index(name)
-        for updates in (self.updates, self.snapshots):
+        for updates in (self.updates, self.second):
             if updates is not None:
                 updates.remove(place)
         del self.metrics[name]
         self.refused.add(name, reason)
+
+
+def layout_of_second(layout: Layout, record: str) -> Layout:
+    """Return the layout of the second models of replies to a model with this layout.
+
+    A snapshot is a whole model, from which the next one may be made; any other record counts for its update alone.
+    """
+    return layout if record == SNAPSHOT else layout.trainable_part
 
 
 class Clients(Protocol):

@@ -46,8 +46,8 @@ from .quorum import Quorum, listed
 from .reported import MOST_ELEMENTS, expand_lists
 from .roster import Roster
 from .round import size_on_the_wire
-from .screening import LARGEST_COUNT, MissingSnapshotError, Refusals, one_line, usable_evaluation, usable_metrics
-from .updates import Layout, Model
+from .screening import LARGEST_COUNT, MissingSecondError, Refusals, one_line, usable_evaluation, usable_metrics
+from .updates import Layout, Model, Updates
 
 FLOWER = logging.getLogger("flwr")
 log = FLOWER.getChild("fairbloom")
@@ -322,20 +322,25 @@ class FlowerClients:
         contents = asked.sort(replies, self._roster.online, refused)
         honours = self._honoured_by(contents)
         trained = Trained.empty(
-            self._layout, len(contents), refused=refused, missing=asked.missing, snapshots=method.snapshots, lent=True
+            self._layout,
+            len(contents),
+            refused=refused,
+            missing=asked.missing,
+            second=method.second_record,
+            lent=True,
         )
         more_received: dict[str, int] = {}
         for name, content in contents:
             try:
                 check_honoured(self._work, honours[name])
                 report = usable_metrics(numbers_in(name, content), method.weighted_by_key, method.needs)
-                snapshot = usable_arrays(content, SNAPSHOT, self._layout) if method.snapshots else {}
-                arrays = usable_arrays(content, method.arrayrecord_key, self._layout)
-                trained.add(name, report, arrays, snapshot)
-                more_received[name] = self._size_of_frozen(arrays) + self._size_of_frozen(snapshot)
+                second, ignored = usable_second(content, method.second_record, trained.second)
+                arrays = usable_arrays(content, method.arrayrecord_key, self._layout, method.second_record)
+                trained.add(name, report, arrays, second)
+                more_received[name] = self._size_of_frozen(arrays) + self._size_of_frozen(second) + ignored
             except ValueError as reason:
                 refused.add(name, reason)
-        trained.settle(gram=method.uses_gram and not method.progress.kept)
+        trained.settle(gram=method.uses_gram and not method.second and not method.progress.kept)
         self._note_debts(asked)
         return replace(trained, more_sent=asked.more_sent, more_received=sum(more_received[n] for n in trained.names))
 
@@ -797,10 +802,34 @@ def why_not_kept(content: RecordDict, checksum: str) -> str:
     return "" if about[KEPT] == checksum else LACKS
 
 
-def usable_arrays(content: RecordDict, key: str, layout: Layout) -> Model:
-    """Return a reply's arrays, if their names, shapes and kinds of dtype are the model's."""
+def usable_arrays(content: RecordDict, key: str, layout: Layout, second: str = "") -> Model:
+    """Return a reply's arrays, if their names, shapes and kinds of dtype are the model's.
+
+    The record may have another name than `key`, if it is the only one beside the one of a `second` model.
+    """
+    return _readable(_only(content.array_records, key, "ArrayRecord", second), layout)
+
+
+def usable_second(content: RecordDict, record: str, into: Updates | None) -> tuple[Model, int]:
+    """Return the second model of a reply, as usable for these updates as a first one, and the bytes of what is ignored.
+
+    Of a record that is no snapshot, arrays that are no part of an update are ignored.
+    """
+    if into is None:
+        return {}, 0
+    if record not in content.array_records:
+        raise MissingSecondError(record)
+    received, layout = content.array_records[record], into.layout
+    if record == SNAPSHOT:
+        return _readable(received, layout), 0
+    used = {name: array for name, array in received.items() if name in layout.arrays}
+    return _readable(used, layout), sum(len(array.data) for name, array in received.items() if name not in used)
+
+
+def _readable(record: Mapping[str, Array], layout: Layout) -> Model:
+    """Return the arrays of a record, if their names, shapes and kinds of dtype are those of a layout."""
     arrays = {}
-    for name, array in _only(content.array_records, key, "ArrayRecord").items():
+    for name, array in record.items():
         try:
             arrays[name] = view(array)
         except Exception as error:  # nothing bounds what a client's bytes make NumPy raise
@@ -831,13 +860,11 @@ def view(array: Array) -> NDArray[Any]:
     return values.reshape(shape, order="F" if fortran else "C")
 
 
-def _only(records: Mapping[str, Any], key: str, kind: str) -> Any:
+def _only(records: Mapping[str, Any], key: str, kind: str, second: str = "") -> Any:
     """Return the record named `key`, or the only one there is: foreign clients choose its name."""
     if key in records:
         return records[key]
-    others = [record for name, record in records.items() if name != SNAPSHOT]
-    if key == SNAPSHOT:
-        raise MissingSnapshotError
+    others = [record for name, record in records.items() if name not in (SNAPSHOT, second)]
     if len(others) != 1:
         raise ValueError(f"{kind} {key!r} is missing")
     return others[0]

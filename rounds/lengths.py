@@ -98,10 +98,21 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True)
 class Usual:
-    """What is usual among the replies that are left: r, and e_k of each."""
+    """What is usual among the replies that are left.
+
+    Attributes
+    ----------
+    length
+        r of their updates.
+    allowances
+        e_k of each.
+    second
+        The same of second updates, where these are rows.
+    """
 
     length: float
     allowances: FloatArray
+    second: "Usual | None" = None
 
     def times(self, factor: float) -> FloatArray:
         """Return `factor` · e_k · r for each reply."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,10 +11,10 @@ from fairbloom.logs import log
 from fairbloom.protocol.names import NUM_EXAMPLES
 
 from .clients import Trained
-from .lengths import LongestStep, Usual, too_long
+from .lengths import LongestStep, Usual, too_long, usual
 from .method import Method
 from .screening import implausible_counts, largest_in_proportion, out_of_proportion
-from .updates import Layout, Model
+from .updates import FloatArray, Layout, Model
 
 LARGEST_PARAMETER = 1e6
 """A model with a larger parameter is beyond all measure: where training fails with it, the model is the reason."""
@@ -75,37 +76,45 @@ def screen_buffers(method: Method, trained: Trained) -> None:
 def screen_lengths(method: Method, trained: Trained, server_round: int) -> Usual | None:
     """Leave out replies whose update is too long; return what is usual among the others, None where none is left.
 
-    The model in the midst of a client's local work, where there is one, keeps to the bound of its update.
+    A snapshot keeps to the bound of its client's update. Second updates that are rows are compared with each other: a
+    gradient of something else than the loss has another length.
     """
-    names, lengths, snapshots = trained.names, trained.updates.lengths, trained.snapshots
-    longest = lengths if snapshots is None else np.maximum(lengths, snapshots.lengths)
-    layout, limit = trained.updates.layout, method.update_limit
-    refused, usual = too_long(
-        lengths,
-        trained.column(NUM_EXAMPLES),
-        method.progress.lengths.before(server_round),
-        lambda: layout.length,
-        limit,
-        longest,
-    )
-    for place, bound in refused:
-        what = "update" if lengths[place] > bound else "snapshot"
-        trained.refuse(
-            names[place],
-            f"its {what} has the length {longest[place]:g}, beyond {bound:g}: the larger of the received model's "
-            f"length ({layout.length:g}) and {limit:g} times (update_limit) what is usual for its number of examples",
-        )
-    return usual
+    layout, past = trained.updates.layout, method.progress.lengths.before(server_round)
+
+    def refuse(lengths: FloatArray, what: str, longest: FloatArray | None = None) -> Usual | None:
+        names, counts, compared = trained.names, trained.column(NUM_EXAMPLES), lengths if longest is None else longest
+        refused, found = too_long(lengths, counts, past, lambda: layout.length, method.update_limit, longest)
+        for place, bound in refused:
+            which = what if longest is None or lengths[place] <= bound else "update"
+            trained.refuse(
+                names[place],
+                f"its {which} has the length {compared[place]:g}, beyond {bound:g}: the larger of the received model's "
+                f"length ({layout.length:g}) and {method.update_limit:g} times (update_limit) what is usual for its "
+                "number of examples",
+            )
+        return found
+
+    second, lengths = trained.second, trained.updates.lengths
+    if second is None:
+        return refuse(lengths, "update")
+    if not method.second:
+        return refuse(lengths, method.second_record, np.maximum(lengths, second.lengths))
+    refuse(second.lengths, method.second_record)
+    if (found := refuse(trained.updates.lengths, "update")) is None:
+        return None
+    counts = trained.column(NUM_EXAMPLES)
+    return replace(found, second=usual(second.lengths, counts, past, lambda: layout.length))
 
 
 def clip(method: Method, trained: Trained, usual: Usual) -> tuple[str, ...]:
-    """Shorten the updates, and the snapshots, beyond what `clip_updates` allows; return the names of these clients."""
+    """Shorten updates, and second ones, beyond what `clip_updates` allows; return the names of these clients."""
     if not method.clip_updates:
         return ()
-    most = usual.times(method.clip_updates)
-    beyond = trained.updates.lengths > most
-    for updates in (trained.updates, trained.snapshots):
+    beyond = np.zeros(len(trained.names), np.bool_)
+    for updates, among in ((trained.updates, usual), (trained.second, usual.second or usual)):
         if updates is not None:
+            most = among.times(method.clip_updates)
+            beyond |= updates.lengths > most
             updates.shorten(most / np.maximum(updates.lengths, most))
     return tuple(name for name, shortened in zip(trained.names, beyond, strict=True) if shortened)
 

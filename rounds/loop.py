@@ -102,7 +102,7 @@ class Rounds:
         self._trained: Replies | None = None
         self._evaluated: Replies | None = None
         self._asked_to_evaluate: list[str] = []
-        self._models_a_reply = 1
+        self._in_second: Sequence[str] = ()
         self._probed, self._more_probed = 0, 0
         self._coefficients: dict[str, float] = {}
         self._decided_by = ""
@@ -183,7 +183,7 @@ class Rounds:
         method = self._method
         # Without the updates, which are as large as all models: they are no longer needed once the step is taken.
         self._trained = Replies(**{each.name: getattr(trained, each.name) for each in fields(Replies)})
-        self._models_a_reply = 1 if trained.snapshots is None else 2
+        self._in_second = () if trained.second is None else tuple(trained.second.layout.arrays)
         usual = self._screen(number, trained)
         broken = explain_not_finite(trained, method.progress.lengths.longest, number)
         method.progress.finished_rounds = number
@@ -286,7 +286,9 @@ class Rounds:
         for name, reason in (evaluated.refused.reasons if evaluated else {}).items():
             reasons[name] = "; ".join([*([reasons[name]] if name in reasons else []), f"evaluation: {reason}"])
         frozen = frozenset(self._method.frozen)
-        size = sum(size_on_the_wire(array) for name, array in model.items() if name not in frozen)
+        sizes = {name: size_on_the_wire(array) for name, array in model.items() if name not in frozen}
+        size = sum(sizes.values())
+        size_of_second = sum(sizes.get(name, 0) for name in self._in_second)
         more_sent = trained.more_sent + self._more_probed + (evaluated.more_sent if evaluated else 0)
         return Round(
             number=number,
@@ -305,7 +307,7 @@ class Rounds:
             train_metrics=trained.metrics,
             evaluations=evaluated.metrics if evaluated else {},
             bytes_sent=size * (len(self._draws) + self._probed + len(self._asked_to_evaluate)) + more_sent,
-            bytes_received=size * self._models_a_reply * len(trained.names) + trained.more_received,
+            bytes_received=(size + size_of_second) * len(trained.names) + trained.more_received,
         )
 
     # Parts ----------------------------------------------------------------------------------------------------------
@@ -366,8 +368,10 @@ class Rounds:
         )
         coefficients = weighed(method, cohort)
         lengths = trained.updates.lengths if self._clipped else replied
+        if method.second and trained.second is not None:
+            lengths = np.concatenate([lengths, trained.second.lengths])
         parts = parts_of(cohort, coefficients, lengths)
-        self._note_decider(number, parts, coefficients, vectors)
+        self._note_decider(cohort, parts, coefficients, vectors)
         try:
             after = trained.updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
             step = check_step(method, trained.updates.layout, after, float(lengths.max()))
@@ -382,17 +386,19 @@ class Rounds:
         return after, method.own_metrics(cohort, coefficients)
 
     def _note_decider(
-        self, number: int, parts: Mapping[str, float], coefficients: FloatArray, vectors: Vectors
+        self, cohort: Cohort, parts: Mapping[str, float], coefficients: FloatArray, vectors: Vectors
     ) -> None:
         """Note, and log, which client decides a round, be its step taken or not, if one does."""
 
         def along(name: str) -> float:
-            return share_along(coefficients, vectors, list(parts).index(name))
+            place = cohort.names.index(name)
+            return share_along(coefficients, vectors, [place, cohort.size + place] if cohort.second else [place])
 
         self._decided_by, share = decides(parts, along)
         if self._decided_by:
             words = f"client %s decides round %d: {100.0 * share:.0f} %% of the step"
-            log.warning(words, self._decided_by, number, extra={"client": self._decided_by, "round": number})
+            extra = {"client": self._decided_by, "round": cohort.round}
+            log.warning(words, self._decided_by, cohort.round, extra=extra)
 
     def _probe(self, cohort: Cohort, coefficients: FloatArray, trained: Trained) -> Probed:
         """Ask a second sample of clients for their loss at the model that the method probes, if it probes one.
@@ -400,9 +406,9 @@ class Rounds:
         A client whose answer cannot be used is left out.
         """
         mix = self._method.probe(cohort, coefficients)
-        if mix is None or trained.snapshots is None:
+        snapshots = trained.second if self._method.snapshots else None
+        if mix is None or snapshots is None:
             return {}
-        snapshots = trained.snapshots
         try:
             model = snapshots.model_after(mix, snapshots.vectors, cohort.prior, cohort.counts)
         except ValueError as reason:

@@ -7,7 +7,7 @@ from functools import cached_property, wraps
 from typing import Annotated, Any, ClassVar, TypedDict, Unpack, get_type_hints
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import ARRAYS, CONFIG, LOSS_BEFORE, NUM_EXAMPLES
+from fairbloom.protocol.names import ARRAYS, CONFIG, LOSS_BEFORE, NUM_EXAMPLES, SNAPSHOT
 from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, key_of
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.protocol.terms import Terms
@@ -90,8 +90,10 @@ class Cohort:
     roster
         n_k of every training client that the server has known up to now, absent ones too, by name in ascending order:
         as first known, 0 where nothing is known yet. Filled where the method uses it (`Method.uses_roster`).
+    second
+        Whether each reply has a second update (`Method.second`), which is a row as well.
     gram_of
-        Computes the Gram matrix of the m updates followed by the r kept rows.
+        Computes the Gram matrix of the m updates, followed by the m second updates, if any, and the r kept rows.
     squared_norms_of
         Computes the squared norms of the m updates alone.
     """
@@ -108,15 +110,21 @@ class Cohort:
     metrics: Mapping[str, FloatArray] = field(default_factory=dict)
     memory: tuple[Kept, ...] = ()
     roster: Mapping[str, float] = field(default_factory=dict)
+    second: bool = False
 
     @property
     def size(self) -> int:
         """m, the number of usable replies."""
         return len(self.names)
 
+    @property
+    def rows(self) -> int:
+        """How many rows there are: m + r, or 2m + r with second updates."""
+        return (1 + self.second) * self.size + len(self.memory)
+
     @cached_property
     def gram(self) -> FloatArray:
-        """G, the inner products of updates and kept rows, shape (m + r, m + r); computed when first asked for."""
+        """G, the inner products of all rows, shape (m + r, m + r); computed when first asked for."""
         return self.gram_of()
 
     @cached_property
@@ -347,6 +355,10 @@ class Method:
     momentum, clipping, class weights, a schedule over a round's steps and mixed precision are refused then."""
     snapshots: ClassVar[bool] = False
     """Whether each client also replies its model in the midst of its local work, as the ArrayRecord `snapshot`."""
+    second: ClassVar[str] = ""
+    """The name of the ArrayRecord with a second model that each reply has, whose update is a row too: the rows are m
+    updates, then the m second updates, then the r kept ones, and `weigh` returns 2m + r numbers. The record holds at
+    least the trainable arrays."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         for name in options:
@@ -401,6 +413,8 @@ class Method:
     def __init_subclass__(cls, **others: Any) -> None:
         """Let the constructor of a subclass check its parameters by their annotations."""
         super().__init_subclass__(**others)
+        if cls.snapshots and cls.second:
+            raise TypeError(f"{cls.__name__}: a reply has one second model: set snapshots or second, not both")
         if "__init__" in vars(cls):
             cls.__init__ = _checking(cls.__init__)  # type: ignore[method-assign]
 
@@ -419,6 +433,11 @@ class Method:
     def draws_by_history(self) -> bool:
         """Whether its sampling scheme draws by the clients' last losses and participations."""
         return self.sampling is not None and self.sampling.by_history
+
+    @property
+    def second_record(self) -> str:
+        """The ArrayRecord with the second model of each reply, be it a row or a snapshot; "" where there is none."""
+        return SNAPSHOT if self.snapshots else self.second
 
     @property
     def paced(self) -> bool:

@@ -4,7 +4,7 @@ A method's parameters are checked by their annotations, as `share: Annotated[flo
 functions are for what cannot be annotated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairbloom.protocol.parameters import Choices as Choices
@@ -12,6 +12,7 @@ from fairbloom.protocol.parameters import NonNegative as NonNegative
 from fairbloom.protocol.parameters import Parameter
 from fairbloom.protocol.parameters import Positive as Positive
 from fairbloom.protocol.parameters import Range as Range
+from fairbloom.protocol.parameters import pairs_in, parsed
 
 
 def finite(**named: object) -> float:
@@ -57,6 +58,16 @@ def names_in(**named: object) -> tuple[str, ...]:
     ):
         raise ValueError(f"{name} must be a list or tuple of names, got {value!r}")
     return tuple(dict.fromkeys(value))
+
+
+def amounts_of(lowest: float, **named: object) -> dict[str, float]:
+    """Return the one named value, a mapping of names to numbers not below `lowest`, the text of one, or None for none."""
+    ((name, value),) = named.items()
+    if isinstance(value, str):
+        value = {key: parsed(text) for key, text in pairs_in(value, "site-a=0.02").items()}
+    if not isinstance(value, Mapping | None):
+        raise ValueError(f"{name} must be a mapping of names to numbers, got {value!r}")
+    return {str(key): at_least(lowest, **{f"{name}[{key!r}]": amount}) for key, amount in (value or {}).items()}
 
 
 def _checked(named: dict[str, object], kind: type, allowed: Range | Choices | None) -> Any:

@@ -10,6 +10,7 @@ from fairbloom.logs import log
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import (
     ACCURACY,
+    DISPARITY,
     LEARNING_RATE,
     LOSS_AFTER,
     LOSS_BASELINE,
@@ -59,12 +60,12 @@ class MissingMetricError(MissingError):
         self.is_number = isinstance(value, float)
 
 
-class MissingSnapshotError(MissingError):
-    """A reply without the model that the method asks for from the midst of the local work."""
+class MissingSecondError(MissingError):
+    """A reply without the record of the second model that the method needs of all."""
 
-    def __init__(self) -> None:
-        missing = f"ArrayRecord {SNAPSHOT!r} is missing, the model after `snapshot-step` of the `local-steps` steps"
-        super().__init__(f"the ArrayRecord {SNAPSHOT!r}", f"{missing}: {ADVICE}")
+    def __init__(self, record: str) -> None:
+        which = ", the model after `snapshot-step` of the `local-steps` steps" if record == SNAPSHOT else ""
+        super().__init__(f"the ArrayRecord {record!r}", f"ArrayRecord {record!r} is missing{which}: {ADVICE}")
 
 
 class Refusals:
@@ -133,7 +134,7 @@ def usable_metrics(record: Mapping[str, Any], weight_key: str, needs: Collection
     for name in sorted(needs):
         if name not in finite:
             raise MissingMetricError(name, record.get(name))
-    _check_accuracies({name: finite[name] for name in needs if name.startswith("accuracy")})
+    _check_shares({name: finite[name] for name in _shares_among(needs)})
     if LEARNING_RATE in needs and finite[LEARNING_RATE] <= 0.0:
         raise ValueError(f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}")
     return finite
@@ -144,7 +145,7 @@ def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, f
     if record.get(NUM_EXAMPLES) == 0:
         raise ValueError("it has no test examples, so it counts in no measure")
     metrics = usable_metrics(record, weight_key)
-    _check_accuracies({name: metrics[name] for name in ACCURACIES if name in metrics})
+    _check_shares({name: metrics[name] for name in ACCURACIES if name in metrics})
     return metrics
 
 
@@ -152,7 +153,7 @@ def usable_reports(
     records: Mapping[str, Mapping[str, Any]], weight_key: str, needs: Collection[str] = ()
 ) -> tuple[dict[str, dict[str, float]], dict[str, ValueError]]:
     """Return what `usable_metrics` returns of each client's record, and the reasons of those that cannot be used."""
-    shares = [name for name in needs if name.startswith("accuracy")]
+    shares = _shares_among(needs)
     return _screened(records, weight_key, needs, shares, lambda record: usable_metrics(record, weight_key, needs))
 
 
@@ -203,14 +204,23 @@ def _all_usable(
         type(columns[NUM_EXAMPLES][0]) is int
         and all(min(columns[key]) > 0 for key in positive)
         and max(columns[weight_key]) <= LARGEST_COUNT
-        and all(min(columns[key]) >= 0.0 and max(columns[key]) <= 1.0 for key in shares if key in columns)
+        and all(min(columns[key]) >= _lowest_share(key) and max(columns[key]) <= 1.0 for key in shares if key in columns)
     )
 
 
-def _check_accuracies(accuracies: Mapping[str, float]) -> None:
-    for name, value in sorted(accuracies.items()):
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"metric {name!r} must lie in [0, 1], got {value!r}")
+def _shares_among(metrics: Collection[str]) -> list[str]:
+    """Return which metrics are shares of examples, or differences of such."""
+    return [name for name in metrics if name.startswith("accuracy") or name == DISPARITY]
+
+
+def _lowest_share(metric: str) -> float:
+    return -1.0 if metric == DISPARITY else 0.0
+
+
+def _check_shares(metrics: Mapping[str, float]) -> None:
+    for name, value in sorted(metrics.items()):
+        if not (lowest := _lowest_share(name)) <= value <= 1.0:
+            raise ValueError(f"metric {name!r} must lie in [{lowest:g}, 1], got {value!r}")
 
 
 def check_counts(

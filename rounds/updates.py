@@ -282,6 +282,11 @@ class Layout:
         return np.concatenate(parts).astype(self.dtype, copy=False) if parts else np.empty(0, self.dtype)
 
     @cached_property
+    def trainable_part(self) -> Layout:
+        """The layout of a model of the trainable arrays alone, in which they lie as they do here."""
+        return Layout({name: self.arrays[name] for name in self.trainable}, buffers=())
+
+    @cached_property
     def length(self) -> float:
         """‖w‖, over the trainable part."""
         return self.distance(None, self.trainable)
@@ -400,7 +405,7 @@ class Updates:
     matrix
         Where they are to lie, of shape (capacity, d) in the layout's dtype, such as in a file; None: in memory.
     of
-        What the models are, as the reasons for which one is refused call it, such as "the snapshot"; "": replies.
+        The record of the models, as the reasons for which one is refused call it, such as "snapshot"; "": the reply's.
     lent
         Whether the arrays that `add` is given stay as they are as long as this is in use: many are then not copied,
         and their updates are computed where they are read. `settle` is called after the last `add`.
@@ -419,7 +424,7 @@ class Updates:
         self.capacity = capacity
         if matrix is not None:
             self.matrix = matrix
-        self._of = f" of {of}" if of else ""
+        self._of = f" of the {of}" if of else ""
         self._lent = Lent(layout) if lent and capacity * layout.size > EXACT_NUMBERS else None
         self._carried = (*layout.buffers, *layout.integers)
         self._scales: list[float] = []

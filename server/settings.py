@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from fairbloom.errors import did_you_mean
 from fairbloom.protocol.assignments import BALANCED, weights_by_class
-from fairbloom.protocol.parameters import Parameter, parameters_of
+from fairbloom.protocol.parameters import Parameter, pairs_in, parameters_of
 from fairbloom.protocol.schedules import UNCHANGED
 from fairbloom.protocol.settings import (
     SETTINGS,
@@ -287,15 +287,11 @@ def sizes_of(words: str) -> dict[str, int]:
     ValueError
         When a word states no size, or a client is named twice.
     """
-    sizes: dict[str, int] = {}
-    for word in words.split():
-        name, _, size = word.partition("=")
-        if not (name and size.isascii() and size.isdigit() and int(size) >= 1):
-            raise ValueError(f"{word!r} does not state a client's number of examples: write it as site-a=1200")
-        if name in sizes:
-            raise ValueError(f"client {name} is named twice: give each client one number of examples")
-        sizes[name] = int(size)
-    return sizes
+    sizes = pairs_in(words, "site-a=1200")
+    for name, size in sizes.items():
+        if not (size.isascii() and size.isdigit() and int(size) >= 1):
+            raise ValueError(f"'{name}={size}' does not state a number of examples: write it as site-a=1200")
+    return {name: int(size) for name, size in sizes.items()}
 
 
 def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, *, deployed: bool = False) -> None:

@@ -48,13 +48,13 @@ class Reply(NamedTuple):
     Attributes
     ----------
     row
-        Where its flat model lies, and the one in the midst of its work, where that was asked for.
+        Where its flat model lies, and its second one, where that was asked for.
     metrics
         What it reports.
     others
         The buffers and integer arrays of its model.
-    snapshot
-        The same of the model in the midst of its work.
+    second
+        The same of its second model.
     personal
         Where another process has computed the client, the personal model that its training has made.
     """
@@ -62,7 +62,7 @@ class Reply(NamedTuple):
     row: int
     metrics: Metrics
     others: Model
-    snapshot: Model
+    second: Model
     personal: StateDict | None = None
 
 
@@ -201,8 +201,8 @@ class LocalClients(ABC):
         """Return an object for the replies of a round's training."""
         layout, refused = self.method.layout_of(model), Refusals(terms.server_round)
         memory = Memory(self.settings.memory)
-        snapshots = self.method.snapshots
-        return Trained.empty(layout, len(names), refused=refused, missing=(), snapshots=snapshots, memory=memory)
+        second = self.method.second_record
+        return Trained.empty(layout, len(names), refused=refused, missing=(), second=second, memory=memory)
 
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
         """Take in the replies, by client in the order of names and rows; what cannot be used is refused."""
@@ -212,11 +212,11 @@ class LocalClients(ABC):
         for name, reason in reasons.items():
             trained.refused.add(name, reason)
         kept = [replies[name] for name in reports]
-        for updates in (trained.updates, trained.snapshots):
+        for updates in (trained.updates, trained.second):
             for row, reply in enumerate(kept):
                 if updates is not None and row != reply.row:
                     updates.matrix[row] = updates.matrix[reply.row]
-        trained.add_rows(reports, [reply.others for reply in kept], [reply.snapshot for reply in kept])
+        trained.add_rows(reports, [reply.others for reply in kept], [reply.second for reply in kept])
 
     def train_each(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Let these clients train one by one."""
@@ -226,7 +226,7 @@ class LocalClients(ABC):
         def train(row: int, name: str) -> Reply:
             self.on_trained(row, len(names))
             update = self.local(name).train(received, terms)
-            return store_reply(trained.updates, trained.snapshots, row, update)
+            return store_reply(trained.updates, trained.second, row, update)
 
         answers = {name: self._answer(train, row, name) for row, name in enumerate(names)}
         self.hand_over(trained, refuse_failed(answers, trained.refused))
@@ -287,10 +287,10 @@ def refuse_failed(answers: Mapping[str, T | str], refused: Refusals) -> dict[str
     return {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
 
 
-def store_reply(updates: Updates, snapshots: Updates | None, row: int, update: Update) -> Reply:
+def store_reply(updates: Updates, second: Updates | None, row: int, update: Update) -> Reply:
     """Write what a client has trained into a row of the matrices; return its reply, with copies of all else."""
-    snapshot = {} if snapshots is None else _write(snapshots, row, update.second)
-    return Reply(row, update.metrics, _write(updates, row, update.arrays), snapshot)
+    others_of_second = {} if second is None else _write(second, row, update.second)
+    return Reply(row, update.metrics, _write(updates, row, update.arrays), others_of_second)
 
 
 def _write(updates: Updates, row: int, state: StateDict) -> Model:

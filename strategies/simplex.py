@@ -1,4 +1,4 @@
-"""The probability simplex: projection on it, and the shortest combination of vectors, by quadratic programming.
+"""The probability simplex: projection on it, and the best combinations of vectors by quadratic and linear programs.
 
 The one file that imports cvxopt, which is licensed under the GPL, version 3.
 """
@@ -73,6 +73,44 @@ def min_norm_weights(gram: FloatArray, prior: FloatArray, epsilon: float) -> Flo
         slack, pressure = (np.array(solution[key]).reshape(2, m) for key in "sz")
         weights = _polished(G, weights, lower, upper, active=pressure > slack)
     return _nearest_minimiser(G, weights, prior, lower, upper)
+
+
+def steepest_common_weights(gram: FloatArray, gains: FloatArray) -> FloatArray:
+    """Return argmax gainsᵀα over α in the simplex with Gα ≥ 0, shape (m,); zeros where G is zero.
+
+    A step along Σ α_k g_k then raises no objective to first order. The shortest combination is always among the
+    feasible ones. Vectors that are equal get equal weights; among other maximisers, which is returned is left open.
+
+    Parameters
+    ----------
+    gram
+        G, the inner products of the gradients g_k, shape (m, m).
+    gains
+        What a unit of each gradient is worth, shape (m,).
+    """
+    from scipy.optimize import linprog
+
+    m, lengths = len(gains), np.sqrt(np.maximum(np.diag(gram), 0.0))
+    longest, most = lengths.max(), np.abs(gains).max()
+    if longest == 0.0:
+        return np.zeros(m)
+    slopes = gram / np.outer(np.where(lengths > 0.0, lengths, 1.0), np.full(m, longest))
+    found = linprog(
+        -gains / most if most > 0.0 else gains,
+        A_ub=-slopes,
+        b_ub=np.zeros(m),
+        A_eq=np.ones((1, m)),
+        b_eq=np.ones(1),
+        bounds=(0.0, 1.0),
+        method="highs",
+        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
+    )
+    if not found.success:  # rounding has left no feasible point, and the shortest combination is one
+        return min_norm_weights(gram, np.full(m, 1.0 / m), 1.0)
+    weights = np.maximum(found.x, 0.0)
+    _, group, sizes = np.unique(gram, axis=0, return_inverse=True, return_counts=True)
+    shared: FloatArray = (np.bincount(group.ravel(), weights) / sizes)[group.ravel()] / weights.sum()
+    return shared
 
 
 def is_minimal(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> bool:

@@ -172,7 +172,7 @@ class Subject:
         names = situation.names
         model = {"w": np.zeros(situation.updates.shape[1])}
         trained = Trained.empty(
-            method.layout_of(model), len(names), refused=Refusals(number), missing=(), snapshots=method.snapshots
+            method.layout_of(model), len(names), refused=Refusals(number), missing=(), second=method.second_record
         )
         columns = {metric: situation.column(metric) for metric in method.needs}
         for k, name in enumerate(names):

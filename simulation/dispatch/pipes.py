@@ -17,6 +17,7 @@ from fairbloom.client.local import LocalClient
 from fairbloom.client.personal import PersonalModels, StateDict
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.clients import layout_of_second
 from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.updates import Layout, Model, Updates
 
@@ -37,8 +38,8 @@ class SharedBuffers:
     ----------
     received
         The arrays of the model that clients get.
-    updates, snapshots
-        The rows that trained models are written to, and those in the midst of the work, where they are wanted.
+    updates, second
+        The rows that trained models are written to, and second ones, where replies have them.
     personal
         The arrays of personal models, one below the other, where clients have some.
     computed
@@ -54,22 +55,25 @@ class SharedBuffers:
         How many processes compute.
     memory
         How much of it updates may take before they lie in a file, which processes share as well.
-    snapshots, personal
-        Whether there are such models.
+    second
+        The record with the second model of each reply; "": they have none.
+    personal
+        Whether there are personal models.
     """
 
     def __init__(
-        self, layout: Layout, rows: int, workers: int, memory: Memory, *, snapshots: bool, personal: bool
+        self, layout: Layout, rows: int, workers: int, memory: Memory, *, second: str, personal: bool
     ) -> None:
-        def updates() -> Updates:
-            matrix = memory.matrix(rows, layout.size, layout.dtype, of=1 + snapshots)
+        def updates(layout: Layout) -> Updates:
+            matrix = memory.matrix(rows, layout.size, layout.dtype, of=2 if second else 1)
             in_file = isinstance(matrix, np.memmap)
             return Updates(layout, rows, matrix if in_file else shared_array(matrix.shape, matrix.dtype))
 
         arrays = layout.arrays
         self.rows = rows
         self.received = {name: shared_array(array.shape, array.dtype) for name, array in arrays.items()}
-        self.updates, self.snapshots = updates(), updates() if snapshots else None
+        self.updates = updates(layout)
+        self.second = updates(layout_of_second(layout, second)) if second else None
         below = {name: shared_array((rows, *array.shape), array.dtype) for name, array in arrays.items() if personal}
         self.personal = {name: torch.from_numpy(array) for name, array in below.items()}
         self.computed = shared_array((workers,), np.int64)
@@ -187,4 +191,4 @@ class Pipes:
         update = local.train(received, terms)
         if terms.personal_lambda is not None and local.personal.last is not None:
             self.buffers.load_personal(row, local.personal.last[1])
-        return store_reply(self.buffers.updates, self.buffers.snapshots, row, update)
+        return store_reply(self.buffers.updates, self.buffers.second, row, update)

@@ -250,8 +250,8 @@ def _answers(share: Share, task: ScheduledTask, trained: Trained | None) -> Answ
         row, personal = rows[name], share.personal.get(name)
         if trained is not None and share.updates is not None:
             trained.updates.matrix[row] = share.updates[reply.row]
-            if trained.snapshots is not None and share.snapshots is not None:
-                trained.snapshots.matrix[row] = share.snapshots[reply.row]
+            if trained.second is not None and share.second is not None:
+                trained.second.matrix[row] = share.second[reply.row]
         copied = None if personal is None else {key: torch.tensor(array) for key, array in personal.items()}
         answers[name] = reply._replace(row=row, personal=copied)
     return answers

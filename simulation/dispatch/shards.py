@@ -38,15 +38,15 @@ class Share(NamedTuple):
         Why others have no reply.
     personal
         The personal models that the training has made.
-    updates, snapshots
-        In a training, the flat models, and those in the midst of the work where they were asked for.
+    updates, second
+        In a training, the flat models, and the second ones where they were asked for.
     """
 
     replies: Mapping[str, Reply]
     refused: Mapping[str, str]
     personal: PersonalArrays
     updates: NDArray[Any] | None = None
-    snapshots: NDArray[Any] | None = None
+    second: NDArray[Any] | None = None
 
 
 class _Unscreened(LocalClients):
@@ -113,7 +113,7 @@ class ShardWorker:
             replies = clients.evaluate(names, received, terms, call.participants)
         else:
             replies = trained = clients.train(names, received, terms)
-            matrices = [np.asarray(each.matrix) for each in (trained.updates, trained.snapshots) if each is not None]
+            matrices = [np.asarray(each.matrix) for each in (trained.updates, trained.second) if each is not None]
         for name in names if call.personal else ():
             last, clients.personal(name).last = clients.personal(name).last, None
             if call.work == "train" and last is not None and last[0] == terms.server_round:
@@ -133,7 +133,8 @@ class ShardWorker:
 
 def asking(method: Method) -> Method:
     """Return a method that asks the same of clients, and neither weighs nor remembers anything."""
-    kind: type[Method] = type("Asking", (Method,), {"needs": method.needs, "snapshots": method.snapshots})
+    asked = {"needs": method.needs, "snapshots": method.snapshots, "second": method.second}
+    kind: type[Method] = type("Asking", (Method,), asked)
     return kind(
         buffers=method.buffers, shared=method.shared, frozen=method.frozen, weighted_by_key=method.weighted_by_key
     )

@@ -15,7 +15,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import SNAPSHOTS, Trained
+from fairbloom.rounds.clients import Trained, layout_of_second
 from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
@@ -70,14 +70,14 @@ class WorkerClients(DispatchedClients):
 
         The next training uses it again; old updates that the method keeps are copied before.
         """
-        layout = self.method.layout_of(model)
+        layout, record = self.method.layout_of(model), self.method.second_record
         self._spare_kept()
         buffers = self._pipes_for(model, len(names), personal=terms.personal_lambda is not None).buffers
-        snapshots = None
-        if buffers.snapshots is not None:
-            snapshots = Updates(layout, len(names), buffers.snapshots.matrix, of=SNAPSHOTS)
+        second = None
+        if buffers.second is not None:
+            second = Updates(layout_of_second(layout, record), len(names), buffers.second.matrix, of=record)
         updates = Updates(layout, len(names), buffers.updates.matrix)
-        return Trained(metrics={}, refused=Refusals(terms.server_round), updates=updates, snapshots=snapshots)
+        return Trained(metrics={}, refused=Refusals(terms.server_round), updates=updates, second=second)
 
     def _at_once(self, call: Call, names: Sequence[str]) -> int:
         """Return how many clients can evaluate in one call: their personal models need a row each."""
@@ -127,8 +127,8 @@ class WorkerClients(DispatchedClients):
         if self._pipes is None or not self._pipes.buffers.fit(model, rows, personal=personal):
             self.close()
             layout = self.method.layout_of(model)
-            memory, snapshots = Memory(self.settings.memory), self.method.snapshots
-            buffers = SharedBuffers(layout, rows, self.processes, memory, snapshots=snapshots, personal=personal)
+            memory, second = Memory(self.settings.memory), self.method.second_record
+            buffers = SharedBuffers(layout, rows, self.processes, memory, second=second, personal=personal)
             self._pipes = Pipes(buffers, self.local)
         return self._pipes
 
@@ -136,14 +136,16 @@ class WorkerClients(DispatchedClients):
         """Let the method have old updates that it keeps for itself, before the next ones are written to their rows."""
         if self._pipes is None:
             return
-        kept, matrix = self.method.progress.kept, self._pipes.buffers.updates.matrix
-        lying = [key for key, row in kept.items() if np.may_share_memory(row.blocks[0][:], matrix)]
-        if lying and isinstance(matrix, np.memmap):  # they may be more than there is memory: they keep their file
+        kept, buffers = self.method.progress.kept, self._pipes.buffers
+        matrices = [each.matrix for each in (buffers.updates, buffers.second) if each is not None]
+        old = {key: row.blocks[0][:] for key, row in kept.items()}
+        lying = [key for key in kept if any(np.may_share_memory(old[key], matrix) for matrix in matrices)]
+        if lying and isinstance(matrices[0], np.memmap):  # they may be more than there is memory: they keep their file
             self.close()
             self._pipes = None
             return
         for key in lying:
-            kept[key] = Vectors((np.array(kept[key].blocks[0][:]),), kept[key].scales)
+            kept[key] = Vectors((np.array(old[key]),), kept[key].scales)
 
 
 def examples_met(count: int, work: LocalWork, epochs: int) -> int:

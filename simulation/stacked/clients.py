@@ -363,8 +363,8 @@ class _Training:
             self._note(scores, block, AFTER, measure_trained(program, task, rows, parts))
         places = [member.place for member in block]
         rows.write(trained.updates.matrix, places)
-        if trained.snapshots is not None:
-            halfway.write(trained.snapshots.matrix, places)
+        if trained.second is not None:
+            halfway.write(trained.second.matrix, places)
         others = {name: self._layout.arrays[name] for name in (*self._layout.buffers, *self._layout.integers)}
         for row, member in enumerate(block):
             done = requested_metrics(terms.measure, scores[row], rows.work_done(row, work))
@@ -382,7 +382,7 @@ class _Training:
         """Train the global model on one client, as it would by itself."""
         update = member.local.train(self._received, replace(self._terms, personal_lambda=None))
         trained = self._trained
-        self.replies[member.local.name] = store_reply(trained.updates, trained.snapshots, member.place, update)
+        self.replies[member.local.name] = store_reply(trained.updates, trained.second, member.place, update)
 
     def personal_block(self, block: Sequence[Member]) -> None:
         """Train the personal models of a block of clients, pulled to the received model."""

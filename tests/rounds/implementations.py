@@ -115,7 +115,7 @@ class Watched:
                 {
                     **told(trained),
                     "updates": rows_of(trained.updates),
-                    "snapshots": rows_of(trained.snapshots),
+                    "snapshots": rows_of(trained.second),
                     "asked": tuple(names),
                 },
             )

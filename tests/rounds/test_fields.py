@@ -290,7 +290,7 @@ class Seen:
         """Return all numbers, by where they come from."""
         return {
             "updates": np.array(self.trained.updates.vectors.blocks[0]),
-            "snapshots": None if self.trained.snapshots is None else np.array(self.trained.snapshots.vectors.blocks[0]),
+            "snapshots": None if self.trained.second is None else np.array(self.trained.second.vectors.blocks[0]),
             "reported": {name: dict(report) for name, report in self.trained.metrics.items()},
             "measured": {name: dict(report) for name, report in self.evaluated.metrics.items()},
         }

@@ -485,7 +485,7 @@ def test_a_shortened_update_is_used_as_if_the_client_had_sent_it_so(name: str, m
 
     def noted(method: Method, trained: Trained, usual: Usual) -> tuple[str, ...]:
         most, now = usual.times(method.clip_updates), next(number)
-        for what, updates in (("arrays", trained.updates), ("snapshot", trained.snapshots)):
+        for what, updates in (("arrays", trained.updates), ("snapshot", trained.second)):
             if updates is not None:
                 found = zip(trained.names, np.minimum(1.0, most / np.maximum(updates.lengths, 1e-300)), strict=True)
                 factors.update({(client, now, what): float(factor) for client, factor in found})

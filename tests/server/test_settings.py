@@ -85,7 +85,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"enrolled-sizes": "=5"}, ("'=5' does not state",)),
     ({"enrolled-sizes": "a=1.5"}, ("'a=1.5' does not state",)),
     ({"enrolled-sizes": "a=²"}, ("'a=²' does not state",)),
-    ({"enrolled-sizes": "a=5 b=6 a=7"}, ("client a is named twice",)),
+    ({"enrolled-sizes": "a=5 b=6 a=7"}, ("a is named twice",)),
     # not a number, and other types
     ({"fraction": math.nan}, ("fraction = nan", "float in [0, 1]")),
     ({"learning-rate": math.inf}, ("learning-rate = inf", "float above 0")),

@@ -68,8 +68,8 @@ class Bowls:
         return {name: float(self._clients[name].examples) for name in names}
 
     def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
-        layout, refused, snapshots = Layout(model), Refusals(terms.server_round), self._method.snapshots
-        trained = Trained.empty(layout, len(names), refused=refused, missing=(), snapshots=snapshots)
+        layout, refused, second = Layout(model), Refusals(terms.server_round), self._method.second_record
+        trained = Trained.empty(layout, len(names), refused=refused, missing=(), second=second)
         for client in map(self._clients.__getitem__, names):
             steps = client.train(model["x"], terms)
             report = {"num-examples": client.examples, "loss-before": client.loss(model["x"])}

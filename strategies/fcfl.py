@@ -1,0 +1,214 @@
+"""Min-max fairness between clients, under a budget for the disparity between groups at each of them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Unpack
+
+import numpy as np
+
+from fairbloom.logs import log
+from fairbloom.protocol.names import ARRAYS_DISPARITY, DISPARITY, LEARNING_RATE, LOSS_BEFORE
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.ranges import Choices, NonNegative, Positive, Range, amounts_of
+
+from .simplex import steepest_common_weights
+from .strategy import FairStrategy
+
+SHARPNESS = 10.0
+"""Clients measure the disparity with σ(10 z) in place of the decision 1[z ≥ 0], which has no gradient."""
+
+
+class FCFL(FairStrategy):
+    r"""FCFL: lowers the largest loss of a client while the disparity at each client keeps to a budget.
+
+    Client k replies one gradient step on its loss and one on its disparity between groups, so that the rows are
+    L_k = ∇F_k and Q_k = ∇|Δ_k|. With v_k = |Δ_k| − ε_k, what client k is beyond its budget, stage 1 steps along
+
+    .. math:: d = x g_l + (1 - x) g_g, \qquad g_l = \sum_k \mathrm{softmax}(F/\delta_l)_k L_k, \qquad
+        g_g = \sum_k \mathrm{softmax}(v/\delta_g)_k Q_k
+
+    with the x that lowers the largest loss fastest where all clients are within their budgets, and else the largest
+    excess among the steps that do not raise the largest loss. Stage 2 looks for Pareto improvements among R = L_1 …
+    L_m, and g_g where a client is not within its budget:
+
+    .. math:: d = R^\top \alpha, \qquad \alpha = \arg\max_\alpha \alpha^\top R \bar g \quad
+        \text{over the simplex with } R R^\top \alpha \ge 0, \qquad \bar g = \tfrac1m \sum_k L_k
+
+    so that to first order no client's loss rises, nor the disparity. The step is w ← w − η d with the smallest of the
+    clients' learning rates.
+
+    Source: Cui et al., Addressing Algorithmic Disparity and Performance Inconsistency in Federated Learning, NeurIPS
+    2021, doi:10.48550/arXiv.2108.08435; taken from the authors' code, github.com/cuis15/FCFL, not from the paper.
+
+    Parameters
+    ----------
+    budget
+        Largest disparity that a client may have.
+    budgets
+        Budgets of single clients, as site-a=0.02 site-b=0.1.
+    stage1_rounds
+        Rounds of stage 1; all later ones are stage 2.
+    delta
+        Temperature of both softmaxes at first; the smaller it is, the more the largest entry alone counts.
+    delta_decay
+        Factor by which a temperature falls, and then falls again.
+    delta_factor
+        A temperature falls where so many times the length of its gradient is not above it.
+    delta_min
+        A temperature that is not above this stays.
+    disparity
+        Difference between the groups: of the rates of positive predictions, or of these among the positive examples.
+
+    Reductions: `budget=1, stage1_rounds=1` with a small `delta` is a step on the largest loss alone; a single client
+    within its budget takes its gradient step.
+
+    Departures: a client has its own budget in both stages, where the code's stage 2 has 0 where budgets are specific;
+    and a disparity that nobody must lower is no row of stage 2, where the code lets its solver choose a weight. The
+    code's weight decay on the server is left out. Clients are sampled as anywhere, where the paper has all of them.
+
+    Objective: the largest loss under a disparity budget at every client, then Pareto improvements
+    Good for: a few hospitals or banks with a legal bound on the disparity between groups at each site.
+    Hurts when: gradients are stochastic or a budget is below what the data allow: the largest entry is then another one
+    each round, or stage 1 lowers nothing but disparity.
+    Memory: two numbers
+    Cost: two updates a client, a Gram matrix of both and in stage 2 a linear program
+    """
+
+    needs = frozenset({LOSS_BEFORE, DISPARITY, LEARNING_RATE})
+    default_weighting = None
+    uses_gram = True
+    needs_plain_sgd = True
+    second = ARRAYS_DISPARITY
+    reports = ("over-budget",)
+
+    def __init__(
+        self,
+        *,
+        budget: NonNegative = 0.05,
+        budgets: Mapping[str, float] | str | None = None,
+        stage1_rounds: Annotated[int, Range("[0, inf)")] = 800,
+        delta: Positive = 0.5,
+        delta_decay: Annotated[float, Range("(0, 1]")] = 0.01,
+        delta_factor: NonNegative = 0.1,
+        delta_min: NonNegative = 1e-4,
+        disparity: Annotated[str, Choices("demographic-parity", "equal-opportunity")] = "demographic-parity",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**options)
+        self.budget = budget
+        self.budgets = amounts_of(0.0, budgets=budgets)
+        self.stage1_rounds = stage1_rounds
+        self.delta = delta
+        self.delta_decay = delta_decay
+        self.delta_factor = delta_factor
+        self.delta_min = delta_min
+        self.disparity = disparity
+
+    def terms(self, server_round: int) -> Terms:
+        """Return that each client does one full-batch step on its loss, and one on its disparity."""
+        plain = super().terms(server_round)
+        return replace(plain, full_batch_step=True, disparity=self.disparity, disparity_sharpness=SHARPNESS)
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return the weights of the gradients times η/η_k, η the smallest learning rate."""
+        weights = self._weights_of_stage1(cohort) if self._in_stage1(cohort) else self._weights_of_stage2(cohort)
+        return weights * np.tile(_shares(cohort), 2)
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        """Let the temperatures of stage 1 fall where their gradients are short."""
+        if not self.memory and (unknown := [name for name in self.budgets if name not in cohort.online]):
+            log.warning("budgets names %s, which is none of the clients online: correct the name", ", ".join(unknown))
+        deltas = self._deltas
+        if self._in_stage1(cohort):
+            of_losses, of_disparities = self._softmaxes(cohort)
+            rows = np.zeros((2, 2 * cohort.size))
+            rows[0, : cohort.size], rows[1, cohort.size :] = of_losses, of_disparities
+            lengths = np.sqrt(np.maximum(np.diag(rows @ _gram(cohort) @ rows.T), 0.0))
+            eta = cohort.metrics[LEARNING_RATE].min()
+            falls = (deltas > self.delta_min) & (self.delta_factor * lengths <= deltas * eta)
+            deltas = np.where(falls, self.delta_decay * deltas, deltas)
+        self.memory = dict(zip(("delta-loss", "delta-disparity"), deltas.tolist(), strict=True))
+        return {}
+
+    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
+        """Return how many clients are beyond their budgets."""
+        return {"over-budget": float((self._excess(cohort) > 0.0).sum())}
+
+    # Both stages ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _deltas(self) -> FloatArray:
+        """The temperatures δ_l and δ_g."""
+        return np.array([self.memory.get(name, self.delta) for name in ("delta-loss", "delta-disparity")])
+
+    def _in_stage1(self, cohort: Cohort) -> bool:
+        return cohort.round <= self.stage1_rounds
+
+    def _excess(self, cohort: Cohort) -> FloatArray:
+        """Return v_k = |Δ_k| − ε_k, shape (m,)."""
+        budgets = np.array([self.budgets.get(name, self.budget) for name in cohort.names])
+        excess: FloatArray = np.abs(cohort.metrics[DISPARITY]) - budgets
+        return excess
+
+    def _softmaxes(self, cohort: Cohort) -> tuple[FloatArray, FloatArray]:
+        """Return α^l and α^g, shape (m,) each: the gradients of the smooth maxima of the losses and of the excess."""
+        delta_l, delta_g = self._deltas
+        return _softmax(cohort.losses, delta_l), _softmax(self._excess(cohort), delta_g)
+
+    # Stage 1 --------------------------------------------------------------------------------------------------------
+
+    def _weights_of_stage1(self, cohort: Cohort) -> FloatArray:
+        """Return x α^l, then (1 − x) α^g."""
+        of_losses, of_disparities = self._softmaxes(cohort)
+        m, K = cohort.size, _gram(cohort)
+        p, q = of_losses @ K[:m, :m] @ of_losses, of_losses @ K[:m, m:] @ of_disparities
+        s = of_disparities @ K[m:, m:] @ of_disparities
+        within = bool(self._excess(cohort).max() <= 0.0)
+        x = share_of_loss(float(p), float(q), float(s), within_budgets=within)
+        return np.concatenate([x * of_losses, (1.0 - x) * of_disparities])
+
+    # Stage 2 --------------------------------------------------------------------------------------------------------
+
+    def _weights_of_stage2(self, cohort: Cohort) -> FloatArray:
+        """Return α of the clients' losses, then α_{m+1} α^g."""
+        m, K = cohort.size, _gram(cohort)
+        rows = np.eye(m + 1, 2 * m)
+        rows[m] = np.concatenate([np.zeros(m), self._softmaxes(cohort)[1]])
+        products = rows @ K @ rows.T
+        if self._excess(cohort).max() < 0.0 or products[m, m] == 0.0:
+            rows, products = rows[:m], products[:m, :m]
+        return steepest_common_weights(products, products[:, :m].mean(axis=1)) @ rows
+
+
+def share_of_loss(p: float, q: float, s: float, *, within_budgets: bool) -> float:
+    """Return x of d = x g_l + (1 − x) g_g in [0, 1], with p = ‖g_l‖², q = ⟨g_l, g_g⟩ and s = ‖g_g‖².
+
+    It maximises ⟨d, g_l⟩ within the budgets, and else ⟨d, g_g⟩ among those with ⟨d, g_l⟩ ≥ 0.
+    """
+    if within_budgets:
+        return 1.0 if p >= q else 0.0
+    if q >= s:
+        return 1.0
+    return 0.0 if q >= 0.0 else -q / (p - q)
+
+
+def _softmax(values: FloatArray, temperature: float) -> FloatArray:
+    with np.errstate(over="ignore"):  # far below the largest, an entry is 0
+        weights = np.exp((values - values.max()) / temperature)
+    normalised: FloatArray = weights / weights.sum()
+    return normalised
+
+
+def _shares(cohort: Cohort) -> FloatArray:
+    """Return η/η_k, shape (m,): what makes an update η_k ∇F_k the step η ∇F_k."""
+    eta = cohort.metrics[LEARNING_RATE]
+    shares: FloatArray = eta.min() / eta
+    return shares
+
+
+def _gram(cohort: Cohort) -> FloatArray:
+    """Return the inner products of all gradients, times η²: which of them is the longer one is left as it is."""
+    shares = np.tile(_shares(cohort), 2)
+    products: FloatArray = cohort.gram * np.outer(shares, shares)
+    return products

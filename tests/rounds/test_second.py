@@ -1,0 +1,261 @@
+"""A second update in each reply: it is screened as the first, is a row of the Gram matrix, and part of the step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, MessageType, RecordDict
+from numpy.typing import NDArray
+
+from fairbloom.client.local import LocalClient, StateDict, Update
+from fairbloom.protocol.names import ARRAYS_DISPARITY
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Method, MethodError, Probed
+from fairbloom.rounds.round import Round, size_on_the_wire
+from fairbloom.simulation.clients import LocalClients
+from fairbloom.simulation.dispatch.workers import WorkerClients
+from fairbloom.simulation.loop import LoopClients
+from fairbloom.strategies import FairStrategy
+from tests.strategies.helpers import (
+    BUFFERS,
+    TRAINABLE,
+    Arrays,
+    Fault,
+    MemoryGrid,
+    Quadratic,
+    flat,
+    initial_model,
+    record,
+    unpack,
+)
+
+from .helpers import run
+
+FIRST, SECOND, OLD = 0.25, -0.5, 0.125
+"""What the method below weighs its rows by."""
+
+
+class Both(FairStrategy):
+    """It weighs updates, second ones and an old second one by these numbers, and keeps the sum of the second ones."""
+
+    second = ARRAYS_DISPARITY
+    weights: Sequence[float] = (FIRST, SECOND)
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        self.cohort = cohort
+        return np.array([*np.repeat(self.weights, cohort.size), *(OLD for _ in cohort.memory)])
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        rows = np.arange(cohort.rows)
+        kept = (rows >= cohort.size) & (rows < 2 * cohort.size)
+        return {Kept("second", cohort.round): kept.astype(np.float64)}
+
+
+class Replying(Quadratic):
+    """A client that also replies its model after a step along a vector of its own, with the trainable arrays alone."""
+
+    def __init__(self, name: str, factor: float = 1.0) -> None:
+        super().__init__(name)
+        self.along = factor * self.target[::-1] / 10.0
+
+    def moved(self, arrays: Arrays) -> Arrays:
+        places = np.split(flat(arrays) - self.along, np.cumsum([arrays[name].size for name in TRAINABLE])[:-1])
+        pairs = zip(TRAINABLE, places, strict=True)
+        return {name: place.reshape(arrays[name].shape).astype(arrays[name].dtype) for name, place in pairs}
+
+    def __call__(self, message: Message) -> Message:
+        reply = super().__call__(message)
+        if message.metadata.message_type == MessageType.TRAIN:
+            reply.content[ARRAYS_DISPARITY] = record(self.moved(unpack(message.content.array_records["arrays"])))
+        return reply
+
+
+def clients_of(m: int, **factors: float) -> dict[str, Replying]:
+    return {name: Replying(name, factors.get(name[-1], 1.0)) for name in (f"site-{k}" for k in range(m))}
+
+
+def rounds_of(
+    method: FairStrategy,
+    rounds: int = 1,
+    faults: Mapping[tuple[str, int], Fault] | None = None,
+    clients: Mapping[str, Replying] | None = None,
+) -> list[Round]:
+    return run(method, MemoryGrid(clients or clients_of(4), faults=faults), rounds=rounds)[1]
+
+
+def changed(**arrays: NDArray[Any] | None) -> Fault:
+    """Return the fault of a client whose second record has other arrays, or lacks some."""
+
+    def fault(sent: Message, reply: Message) -> list[Message]:
+        there = {**unpack(reply.content.array_records[ARRAYS_DISPARITY]), **arrays}
+        reply.content[ARRAYS_DISPARITY] = record({name: each for name, each in there.items() if each is not None})
+        return [reply]
+
+    return fault
+
+
+def without(name: str) -> Fault:
+    def fault(sent: Message, reply: Message) -> list[Message]:
+        return [Message(RecordDict({k: v for k, v in reply.content.items() if k != name}), reply_to=sent)]
+
+    return fault
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_step_is_made_of_updates_second_updates_and_kept_rows() -> None:
+    method, clients = Both(buffers=BUFFERS, seed=3), clients_of(4)
+    finished = rounds_of(method, 3, clients=clients)
+    w, old = flat(initial_model()), np.zeros(10)
+    before: Arrays = initial_model()
+    for each in finished:
+        u = [flat(before) - flat(client.trained(before)) for client in clients.values()]
+        v = [client.along for client in clients.values()]
+        w = w - FIRST * np.sum(u, axis=0) - SECOND * np.sum(v, axis=0) - OLD * old
+        np.testing.assert_allclose(flat(unpack(each.arrays)), w, rtol=1e-5, atol=1e-5)
+        assert each.coefficients == dict.fromkeys(clients, FIRST)
+        before, old = unpack(each.arrays), np.sum(v, axis=0)
+        w = flat(before)
+
+
+def test_the_gram_matrix_has_the_second_updates_below_the_first_and_kept_rows_last() -> None:
+    method, clients = Both(buffers=BUFFERS, seed=3), clients_of(3)
+    one, _ = rounds_of(method, 2, clients=clients)
+    before = unpack(one.arrays)
+    u = [flat(before) - flat(client.trained(before)) for client in clients.values()]
+    v = [client.along for client in clients.values()]
+    rows = np.array([*u, *v, np.sum(v, axis=0)])
+    assert (method.cohort.size, method.cohort.rows, method.cohort.second) == (3, 7, True)
+    np.testing.assert_allclose(method.cohort.gram, rows @ rows.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(method.cohort.squared_norms, np.square(u).sum(axis=1), rtol=1e-4)
+
+
+def test_a_method_must_weigh_each_row() -> None:
+    class TooFew(Both):
+        weights = (FIRST,)
+
+    with pytest.raises(MethodError, match=r"shape \(8,\)"):
+        rounds_of(TooFew())
+
+
+def test_a_reply_has_one_second_model() -> None:
+    with pytest.raises(TypeError, match="set snapshots or second, not both"):
+        type("Three", (Both,), {"snapshots": True})
+
+
+def test_a_client_that_decides_by_its_second_update_is_named() -> None:
+    (one,) = rounds_of(Both(), clients=clients_of(4, **{"2": 60.0}))
+    assert one.decided_by == "site-2"
+    (one,) = rounds_of(Both())
+    assert one.decided_by == ""
+
+
+def test_bytes_count_the_arrays_of_both_records_and_those_that_are_ignored() -> None:
+    (plain,), model = rounds_of(Both(buffers=BUFFERS)), initial_model()
+    whole = sum(map(size_on_the_wire, model.values()))
+    trainable = sum(size_on_the_wire(model[name]) for name in TRAINABLE)
+    assert plain.bytes_received == 4 * (whole + trainable)
+    extra = np.zeros(100)
+    (more,) = rounds_of(Both(buffers=BUFFERS), faults={("site-1", 1): changed(extra=extra)})
+    assert more.bytes_received == plain.bytes_received + size_on_the_wire(extra)
+    assert (more.refused, more.coefficients) == ({}, plain.coefficients)
+    assert flat(unpack(more.arrays)).tolist() == flat(unpack(plain.arrays)).tolist()
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+NAN = np.array([np.nan, 0.0, 0.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (without(ARRAYS_DISPARITY), "ArrayRecord 'arrays-disparity' is missing"),
+        (without("arrays"), "ArrayRecord 'arrays' is missing"),
+        (changed(bias=None), "array 'bias' is missing"),
+        (changed(bias=np.zeros(4, np.float32)), "array 'bias' has shape (4,)"),
+        (changed(bias=np.zeros(3, np.int64)), "array 'bias' has dtype int64"),
+        (changed(bias=NAN), "array 'bias' of the arrays-disparity is not finite"),
+        (changed(bias=np.full(3, 1e30, np.float32)), "its arrays-disparity has the length 1.73205e+30"),
+    ],
+)
+def test_a_reply_whose_second_record_cannot_be_used_is_refused_by_name(fault: Fault, reason: str) -> None:
+    """And the round ends as without it; neither record stands in for the other."""
+    (one,) = rounds_of(Both(), faults={("site-2", 1): fault})
+    (absent,) = rounds_of(Both(), faults={("site-2", 1): lambda sent, reply: []})
+    assert list(one.refused) == ["site-2"]
+    assert reason in one.refused["site-2"]
+    assert flat(unpack(one.arrays)).tolist() == flat(unpack(absent.arrays)).tolist()
+
+
+def test_second_updates_are_compared_with_each_other() -> None:
+    """They may be a thousand times as long as the first ones, or shorter: a gradient of something else is."""
+    for factor in (1e4, 1e-4):
+        (one,) = rounds_of(Both(), clients=clients_of(4, **dict.fromkeys("0123", factor)))
+        assert one.refused == {}
+
+
+def test_second_updates_are_shortened_to_what_is_usual_among_themselves() -> None:
+    clients = clients_of(4, **{"2": 50.0})
+    for each in clients.values():
+        each.examples = 10
+    lengths = sorted(float(np.linalg.norm(client.along)) for client in clients.values())
+    (one,) = rounds_of(method := Both(clip_updates=5.0), clients=clients)
+    assert one.clipped == ("site-2",)
+    squares = np.diag(method.cohort.gram)[4:]
+    assert np.sqrt(squares[2]) == pytest.approx(5.0 * lengths[1], rel=1e-4)
+    (one,) = rounds_of(method, clients=clients_of(4))
+    assert one.clipped == ()
+
+
+def test_when_all_lack_the_record_the_run_says_what_it_needs() -> None:
+    faults = {(f"site-{k}", 1): without(ARRAYS_DISPARITY) for k in range(4)}
+    with pytest.raises(NothingLearnedError, match="lack the ArrayRecord 'arrays-disparity', which Both needs"):
+        rounds_of(Both(), faults=faults)
+
+
+# Engines --------------------------------------------------------------------------------------------------------------
+
+
+class TwoModels(LocalClient):
+    """A client that replies, as its second model, the received one moved along its update, in its trainable arrays."""
+
+    def train(self, received: StateDict, terms: Terms) -> Update:
+        update = super().train(received, terms)
+        second = {name: received[name] + 3.0 * (update.arrays[name] - received[name]) for name in received}
+        return Update({name: each.clone() for name, each in update.arrays.items()}, update.metrics, second)
+
+
+def two_models(engine: type[LocalClients]) -> type[LocalClients]:
+    def local(self: LocalClients, name: str) -> LocalClient:
+        return TwoModels(**vars(engine.local(self, name)))
+
+    return type("Clients", (engine,), {"local": local})
+
+
+@pytest.mark.parametrize("gigabytes", [0.0, 1e-6])
+def test_the_engines_hand_second_models_over(gigabytes: float) -> None:
+    """In memory, or in a file where they are more than the budget."""
+    config = {"clients": 4, "device": "cpu", "batch-size": 20, "memory": gigabytes}
+    engines: dict[str, Callable[[], LocalClients]] = {
+        "loop": lambda: two_models(LoopClients)(Both(), config),
+        "workers": lambda: two_models(WorkerClients)(Both(), config, workers=2),  # type: ignore[call-arg]
+    }
+    seen: dict[str, FloatArray] = {}
+    for name, make in engines.items():
+        clients = make()
+        names = clients.online(1)
+        _, module = clients.task_and_model()
+        model = {key: tensor.detach().numpy().copy() for key, tensor in module.state_dict().items()}
+        trained = clients.train(names, model, Terms(server_round=1))
+        clients.close()
+        assert trained.refused.reasons == {}
+        assert trained.second is not None
+        assert isinstance(trained.second.matrix, np.memmap) == (gigabytes > 0.0)
+        u, v = (np.array(each.vectors.blocks[0]) for each in (trained.updates, trained.second))
+        np.testing.assert_allclose(v, 3.0 * u, rtol=1e-4, atol=1e-6)
+        seen[name] = v
+    np.testing.assert_array_equal(seen["loop"], seen["workers"])
