@@ -237,6 +237,8 @@ def facts(method: MethodDoc) -> str:
         "Server's cost": method.cost,
         "Prior": {"examples": "by examples", "uniform": "uniform"}.get(method.weighting, "none"),
     }
+    if method.server_optimizer:
+        rows["With a [server optimizer](../server-optimizers.md)"] = method.server_optimizer
     lines = [f"* - {name}\n  - {scripts(text)}" for name, text in rows.items()]
     return "\n".join(["```{list-table}", ":stub-columns: 1", ":widths: 20 80", "", *lines, "```"])
 

@@ -88,6 +88,21 @@ class RunSettings(BaseModel):
     personal_lambda: Annotated[float, Range("[0, inf)"), Mark.VARIANT] = Field(
         0.0, description="Strength that pulls personal models to the global one; 0 trains no personal models"
     )
+    server_optimizer: Annotated[
+        str, Choices("none", "avgm", "adagrad", "adam", "yogi"), Mark.LATER, Mark.VARIANT
+    ] = Field("none", description="Optimizer of the server, for which the method's step is the gradient; none: no such")
+    server_optimizer_lr: Annotated[float, Range("[0, inf)"), Mark.LATER, Mark.VARIANT] = Field(
+        0.0, description="Step size of the server's optimizer; 0 takes 1 for avgm, and the others need one"
+    )
+    server_optimizer_beta1: Annotated[float, Range("[0, 1)"), Mark.LATER, Mark.VARIANT] = Field(
+        0.9, description="Share of its momentum that the server's optimizer keeps from round to round"
+    )
+    server_optimizer_beta2: Annotated[float, Range("[0, 1)"), Mark.LATER, Mark.VARIANT] = Field(
+        0.99, description="Share of the mean squared step that the server's adam or yogi keeps from round to round"
+    )
+    server_optimizer_tau: Annotated[float, Range("(0, inf)"), Mark.LATER, Mark.VARIANT] = Field(
+        1e-3, description="Number that the server's adagrad, adam or yogi adds to the root of the squared steps"
+    )
     num_rounds: Annotated[int, Range("[1, inf)"), Mark.WORK, Mark.GROWS] = Field(
         50, description="Number of rounds after which the run is finished"
     )

@@ -40,11 +40,13 @@ def cohort_of(
     updates, counts = trained.updates, trained.column(method.weighted_by_key)
     size = len(counts)
     kept = {key: row for key, row in method.progress.kept.items() if method.recalls(key, trained.names)}
-    for key, row in kept.items():
-        if row.size != updates.layout.size:
+    sizes = {f"an update of round {key.round}": row.size for key, row in kept.items()}
+    sizes |= {} if method.progress.moments is None else {"a server momentum": method.progress.moments.first.size}
+    for what, numbers in sizes.items():
+        if numbers != updates.layout.size:
             raise MethodError(
-                f"{type(method).__name__} keeps an update of round {key.round} with {row.size} numbers, and "
-                f"{updates.layout.size} are trained: other parameters are frozen now, or an earlier version kept those "
+                f"{type(method).__name__} keeps {what} with {numbers} numbers, and {updates.layout.size} are trained: "
+                "other parameters are frozen now, or an earlier version kept those "
                 "that are. Begin a new run, or go on with the model and the version of before"
             )
     second = [trained.second.vectors] if method.second and trained.second is not None else []

@@ -122,23 +122,19 @@ def clip(method: Method, trained: Trained, usual: Usual) -> tuple[str, ...]:
 # Steps --------------------------------------------------------------------------------------------------------------
 
 
-def check_step(method: Method, layout: Layout, after: Model, longest_update: float) -> float:
-    """Return how long the step from a layout's model to the one `after` is.
+def check_step(method: Method, layout: Layout, step: float, longest_update: float) -> None:
+    """Raise ValueError where a step of this length is too long for the received model, the updates and earlier steps.
 
-    Raises
-    ------
-    ValueError
-        When it is too long for the received model, the round's used updates and the steps of the run.
+    With a server optimizer it is the method's step: that an update is absurd shows there. An adaptive step is no longer
+    for a longer update, and one with momentum is as long as several steps; the user's step size says how long.
     """
     limit = method.update_limit
-    step = layout.distance(after, layout.trainable)
     known = max(longest_update, method.progress.lengths.longest.length)
     if step > limit * known and step > limit * layout.length:
         raise ValueError(
             f"the step has the length {step:g}, beyond {limit:g} times (update_limit) the largest of the received "
             f"model's length ({layout.length:g}), the longest update's and the longest step's so far ({known:g})"
         )
-    return step
 
 
 def longest_reply(trained: Trained) -> str:

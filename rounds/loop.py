@@ -31,7 +31,8 @@ from .method import Cohort, Method, Probed
 from .roster import sample, share
 from .round import Round, size_on_the_wire
 from .screening import out_of_proportion
-from .updates import FloatArray, Model, Vectors, combine
+from .server_optimizer import Moments
+from .updates import FloatArray, Model, Vectors, combine, length, total
 
 Metrics = dict[str, Any]
 M = TypeVar("M")
@@ -373,17 +374,39 @@ class Rounds:
         parts = parts_of(cohort, coefficients, lengths)
         self._note_decider(cohort, parts, coefficients, vectors)
         try:
-            after = trained.updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
-            step = check_step(method, trained.updates.layout, after, float(lengths.max()))
+            after, step, moments = self._stepped(trained, cohort, coefficients, vectors, float(lengths.max()))
         except ValueError as reason:
             client, share = largest_share(parts)
             raise NoStepError(f"{reason}; client {client} has {share:.0%} of the step") from reason
         probed = self._probe(cohort, coefficients, trained)
         remembered = method.remember(cohort, coefficients, probed)
         method.progress.kept = {kept: combine(mix, vectors) for kept, mix in remembered.items()}
+        method.progress.moments = moments
         method.progress.lengths = method.progress.lengths.plus(number, replied / usual.allowances, step, parts)
         self._coefficients = dict(zip(cohort.names, map(float, coefficients[: cohort.size]), strict=True))
         return after, method.own_metrics(cohort, coefficients)
+
+    def _stepped(
+        self, trained: Trained, cohort: Cohort, coefficients: FloatArray, vectors: Vectors, longest_update: float
+    ) -> tuple[Model, float, Moments | None]:
+        """Return the model after the step, the length of the method's step, and what the server optimizer keeps.
+
+        Raises
+        ------
+        ValueError
+            When the step is too long, or leaves the range of the model's numbers.
+        """
+        method, updates, layout = self._method, trained.updates, trained.updates.layout
+        if method.server_optimizer is None:
+            after = updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
+            step = layout.distance(after, layout.trainable)
+            check_step(method, layout, step, longest_update)
+            return after, step, None
+        down = total(coefficients, vectors)
+        step = length(down)
+        check_step(method, layout, step, longest_update)
+        flat, moments = method.server_optimizer.step(layout.flat, down, method.progress.moments)
+        return updates.model_with(flat, cohort.prior, cohort.counts), step, moments
 
     def _note_decider(
         self, cohort: Cohort, parts: Mapping[str, float], coefficients: FloatArray, vectors: Vectors

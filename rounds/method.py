@@ -17,6 +17,7 @@ from .lengths import Lengths
 from .ranges import names_in, one_of, whole
 from .roster import sample
 from .sampling import UNIFORM, Draw, History, Scheme
+from .server_optimizer import LR, Moments, ServerOptimizer, moments_of, state_of
 from .updates import FloatArray as FloatArray
 from .updates import Layout, Model, Vectors
 
@@ -160,6 +161,8 @@ class Progress:
         What a sampling scheme draws by, where it asks for it.
     roster
         The training clients known up to now, as in Cohort, where the method uses them.
+    moments
+        What the server optimizer keeps, where there is one and it has taken a step.
     """
 
     finished_rounds: int = 0
@@ -170,6 +173,11 @@ class Progress:
     lengths: Lengths = field(default_factory=Lengths)
     history: History = field(default_factory=History)
     roster: dict[str, float] = field(default_factory=dict)
+    moments: Moments | None = None
+
+
+SERVER_OPTIMIZER = "server-optimizer"
+"""Where a state has the server optimizer and what it keeps."""
 
 
 Probed = Mapping[str, float]
@@ -195,6 +203,11 @@ class CommonOptions(TypedDict, total=False):
     seed: Annotated[int, Range("[0, inf)")]
     proximal_mu: float
     personal_lambda: float
+    server_optimizer: str
+    server_optimizer_lr: float | None
+    server_optimizer_beta1: float
+    server_optimizer_beta2: float
+    server_optimizer_tau: float
     max_growth: float
     loss_limit: float
     update_limit: float
@@ -283,6 +296,18 @@ class Method:
         Clients add (mu/2)‖x − w‖² to their loss.
     personal_lambda
         Above 0, clients also train a personal model that is pulled to w with this strength.
+    server_optimizer
+        "avgm", "adagrad", "adam" or "yogi": the server takes the method's step as a gradient, and steps by momentum or
+        adaptively, as `rounds.server_optimizer` has it. A skipped round, or a method that takes no step, leaves its
+        momentum as it is. "none": the method's step is taken.
+    server_optimizer_lr : float above 0 or None, default None
+        Its step size; None: 1 for "avgm". The others need one.
+    server_optimizer_beta1
+        Share of the momentum that is kept from round to round.
+    server_optimizer_beta2
+        Share of the mean squared step that "adam" and "yogi" keep.
+    server_optimizer_tau
+        What "adagrad", "adam" and "yogi" add to the root of the squared steps.
     max_growth
         A reply is refused whose num-examples (or what `weighted_by_key` names) is more than so many times that of the
         client's first usable reply in this run. It may shrink.
@@ -295,7 +320,8 @@ class Method:
         A reply is refused whose update is longer than the received model and longer than so many times the usual
         length, which is r of `rounds.lengths`, times the client's examples over the round's lower median of these (at
         least 1 and at most 1000). Nor is a step taken that is longer than so many times the largest of the received
-        model, the round's longest used update and the longest step so far. inf allows any.
+        model, the round's longest used update and the longest step so far. With a server optimizer this is about the
+        method's step, which it is given: how far it moves the model itself follows from its step size. inf allows any.
     clip_updates
         Above 0, an update that is not refused and is longer than so many times the usual length, times the client's
         examples as above, is shortened to that length; 0: none is.
@@ -340,6 +366,10 @@ class Method:
     default_weighting: ClassVar[str | None] = "examples"
     own_terms: ClassVar[frozenset[str]] = frozenset()
     """Common options that the method sets by another parameter and therefore refuses."""
+    refused_server_optimizers: ClassVar[frozenset[str]] = frozenset()
+    """The server optimizers that the method refuses, since it has a momentum of its own on the server."""
+    lost_to_server_optimizers: ClassVar[str] = ""
+    """What the method says of its step, and no longer holds where a server optimizer turns or stretches it."""
     serves: ClassVar[str] = "global"
     """The model that serves the clients: "global", or "personal" where the global one is not trained."""
     reports: ClassVar[tuple[str, ...]] = ()
@@ -379,6 +409,9 @@ class Method:
         self.weighting = self._checked_weighting(options.get("weighting"))
         self.proximal_mu: float = plain["proximal_mu"]
         self.personal_lambda: float = plain["personal_lambda"]
+        self.server_optimizer = ServerOptimizer.of(
+            {**plain, LR: options.get(LR)}, self.refused_server_optimizers, type(self).__name__
+        )
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
         self.update_limit: float = plain["update_limit"]
@@ -502,8 +535,8 @@ class Method:
         """Return the last finished round, how many took a step, the method's memory and each client's first count.
 
         The lengths of the last rounds' updates, and of the longest step, are there too. Where models are averaged, so
-        is their sum; where clients are drawn by their history, that; and where the method uses it, the roster. All is
-        made of str, numbers, None, arrays, lists and dicts.
+        is their sum; where clients are drawn by their history, that; where the method uses it, the roster; and what a
+        server optimizer keeps. All is made of str, numbers, None, arrays, lists and dicts.
         """
         rows = [
             {"key": kept.key, "round": kept.round, "scale": float(row.scales[0]), "values": row.blocks[0][0].copy()}
@@ -520,6 +553,8 @@ class Method:
         }
         state |= {"average": self.progress.average.state_dict()} if self.average_models else {}
         state |= {"roster": dict(self.progress.roster)} if self.uses_roster else {}
+        if self.server_optimizer is not None:
+            state[SERVER_OPTIMIZER] = state_of(self.server_optimizer, self.progress.moments)
         return state | ({"history": self.progress.history.state_dict()} if self.draws_by_history else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -528,7 +563,8 @@ class Method:
         Raises
         ------
         ValueError
-            When the state is another method's, or of a run whose models were not averaged, and these are to be.
+            When the state is another method's, of a run with another server optimizer, or of one whose models were not
+            averaged, and these are to be. PLACE
         """
         if state["method"] != type(self).__name__:
             raise ValueError(f"the state is of {state['method']}, not of {type(self).__name__}")
@@ -545,5 +581,6 @@ class Method:
             average=Average.of_state(state["average"]) if self.average_models and "average" in state else Average(),
             history=History.of_state(state["history"]) if "history" in state else History(),
             roster=dict(state.get("roster", {})),
+            moments=moments_of(state.get(SERVER_OPTIMIZER), self.server_optimizer),
         )
         self.memory = copy.deepcopy(state["memory"])

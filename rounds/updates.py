@@ -632,6 +632,16 @@ class Updates:
         flat = self.layout.flat.copy()
         with np.errstate(over="ignore", invalid="ignore"):
             weighted_sum(coefficients, vectors, into=flat)
+        return self.model_with(flat, prior, counts)
+
+    def model_with(self, flat: NDArray[Any], prior: FloatArray, counts: FloatArray) -> dict[str, NDArray[Any]]:
+        """Return the model whose trainable part is `flat`, with the other arrays as `model_after` has them.
+
+        Raises
+        ------
+        ValueError
+            When it is not finite.
+        """
         places = dict(self.layout.slices)
         places |= {name: places[first] for name, first in self.layout.shared.items()}
         largest = int(np.argmax(counts))
@@ -781,11 +791,16 @@ def weighted_sum(coefficients: FloatArray, vectors: Vectors, into: NDArray[Any])
         pass
 
 
+def total(coefficients: FloatArray, vectors: Vectors) -> NDArray[Any]:
+    """Return Σ_k c_k u_k, shape (d,): to the bit what `weighted_sum` subtracts."""
+    values = np.zeros(vectors.size, vectors.blocks[0].dtype)
+    weighted_sum(-coefficients, vectors, into=values)
+    return values
+
+
 def combine(coefficients: FloatArray, vectors: Vectors) -> Vectors:
     """Return Σ_k c_k u_k as one new vector, or the very vector where one coefficient is 1 and the others 0."""
     (used,) = coefficients.nonzero()
     if len(used) == 1 and coefficients[used[0]] == 1.0:
         return vectors[int(used[0])]
-    values = np.zeros(vectors.size, vectors.blocks[0].dtype)
-    weighted_sum(-coefficients, vectors, into=values)
-    return Vectors.of(values)
+    return Vectors.of(total(coefficients, vectors))

@@ -209,6 +209,7 @@ class Settings(RunSettings):
             if option.key in SETTINGS and (value := getattr(self, name)) != SETTINGS[option.key].default
         }
         common |= {"weighting": self.weighting} if self.weighting else {}
+        common |= {"server_optimizer_lr": self.server_optimizer_lr} if self.server_optimizer_lr else {}
         common |= {
             "fraction_train": self.fraction_train,
             "min_available_nodes": max(1, self.min_clients),

@@ -6,6 +6,7 @@ import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive
+from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .strategy import FairStrategy
 
@@ -46,6 +47,7 @@ class AdaFed(FairStrategy):
     needs = frozenset({"loss-before"})
     default_weighting = None
     exact_gram = True
+    lost_to_server_optimizers = COMMON_DESCENT
 
     def __init__(self, *, gamma: NonNegative = 1.0, server_lr: Positive = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)

@@ -9,6 +9,7 @@ import numpy as np
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import NonNegative, Range
+from fairbloom.rounds.server_optimizer import AVGM
 
 from .strategy import FairStrategy
 
@@ -51,6 +52,7 @@ class FedFa(FairStrategy):
 
     needs = frozenset({"accuracy-after"})
     default_weighting = None
+    refused_server_optimizers = frozenset({AVGM})
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Range
+from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .strategy import FairStrategy
 
@@ -57,6 +58,7 @@ class FedFV(FairStrategy):
 
     needs = frozenset({"loss-before"})
     uses_gram = True
+    lost_to_server_optimizers = COMMON_DESCENT
     default_weighting = None
 
     def __init__(

@@ -6,6 +6,7 @@ import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive, Range
+from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .fedavgn import Stepped, moving
 from .simplex import min_norm_weights
@@ -43,6 +44,7 @@ class FedMGDA(Stepped):
     """
 
     uses_gram = True
+    lost_to_server_optimizers = COMMON_DESCENT
 
     def __init__(
         self,

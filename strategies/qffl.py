@@ -43,6 +43,7 @@ class QFedAvg(FairStrategy):
 
     needs = frozenset({"loss-before"})
     default_weighting = None
+    lost_to_server_optimizers = "the length of its step follows from the estimated Lipschitz constant"
 
     def __init__(self, *, q: NonNegative = 5.0, lipschitz: Positive = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)

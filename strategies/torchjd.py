@@ -50,6 +50,7 @@ class FromTorchJD(FairStrategy):
     default_weighting = None
 
     uses_gram = True
+    lost_to_server_optimizers = "its step conflicts with no update, under weightings such as UPGrad that see to that"
 
     def __init__(self, weighting: Callable[[Any], Any], **options: Unpack[CommonOptions]) -> None:
         if not takes_gram(type(weighting)):

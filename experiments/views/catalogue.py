@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from fairbloom.protocol.parameters import Parameter, parameters_of
-from fairbloom.strategies import FromTorchJD, canonical, find_method
+from fairbloom.strategies import FairStrategy, FromTorchJD, canonical, find_method
 
 from ..recipes.labels import format_value
 
@@ -39,6 +39,7 @@ class MethodDoc:
     hurts_when: str
     memory: str
     cost: str
+    server_optimizer: str
 
 
 def default_of(parameter: Parameter) -> str:
@@ -79,7 +80,16 @@ def describe(name: str) -> MethodDoc:
         hurts_when=_paragraph(text, "Hurts when"),
         memory=_paragraph(text, "Memory"),
         cost=_paragraph(text, "Cost"),
+        server_optimizer=_with_server_optimizer(method),
     )
+
+
+def _with_server_optimizer(method: type[FairStrategy]) -> str:
+    """Return what does not survive a server optimizer, and which ones the method refuses; "" where nothing is said."""
+    lost, refused = method.lost_to_server_optimizers, sorted(method.refused_server_optimizers)
+    parts = [f"One thing no longer holds: {lost}."] if lost else []
+    parts += [f"It refuses {', '.join(refused)}, as it has a momentum of its own on the server."] if refused else []
+    return " ".join(parts)
 
 
 def _paragraph(text: str, label: str) -> str:

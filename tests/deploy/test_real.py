@@ -44,6 +44,8 @@ SETTINGS: dict[str, Any] = {
     "evaluate-every": 0,
     "method": "fedfv",
     "momentum": 0.9,
+    "server-optimizer": "adam",
+    "server-optimizer-lr": 0.05,
     "device": "cpu",
     "seed": 3,
 }

@@ -48,6 +48,11 @@ CASES: dict[str, Config] = {
     "evaluated after the last round only": {"evaluate-every": 0},
     "a convolutional network": {"model": "cnn", "method": "fedmgdaplus", "num-rounds": 2},
     "averaged models": {"method": "fedfv", "average-models": True},
+    "an adaptive server": {"method": "fedfv", "server-optimizer": "adam", "server-optimizer-lr": 0.05},
+    "momentum of the server, buffers": {
+        **{"task": "normed", "model": "norm", "method": "drfa", "batch-size": 20},
+        **{"server-optimizer": "avgm", "server-optimizer-lr": 0.5},
+    },
     "averaged models with buffers": {"task": "normed", "model": "norm", "average-models": True, "batch-size": 20},
     "averaged and personal models": {"personal-lambda": 0.5, "average-models": True},
     "total losses": {"method": "afl", "reported-loss": "total"},

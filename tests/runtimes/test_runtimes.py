@@ -34,6 +34,8 @@ SETTINGS: dict[str, Any] = {
     "method": "fedfv",
     "momentum": 0.9,
     "proximal-mu": 0.1,
+    "server-optimizer": "avgm",
+    "server-optimizer-lr": 0.5,
     "device": "cpu",
     "seed": 3,
 }

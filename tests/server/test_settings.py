@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from docs.run_config import PROJECT, block, written_into
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import SETTINGS, Mark, RunSettings, Value, assigned, key_of, marked, parsed
+from fairbloom.protocol.settings import SETTINGS, Mark, RunSettings, Value, assigned, digest, key_of, marked, parsed
 from fairbloom.rounds.ranges import Choices, NonNegative, Range
 from fairbloom.rounds.roster import share
+from fairbloom.rounds.server_optimizer import ServerOptimizer
 from fairbloom.server.settings import Settings, SettingsError, check_used, default_config, may_differ, parameters
 from fairbloom.strategies import METHODS, FedAvg, FedFV, Options
 from fairbloom.tasks import TASKS, TaskInfo, load_task
@@ -77,6 +78,12 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"update-limit": 0.5}, ("update-limit = 0.5", "float in [1, inf]")),
     ({"update-limit": math.nan}, ("update-limit = nan", "float in [1, inf]")),
     ({"clip-updates": -1.0}, ("clip-updates = -1.0", "at least 0")),
+    ({"server-optimizer": "adamw"}, ("server-optimizer = 'adamw'", "did you mean adam?")),
+    ({"server-optimizer": "adam"}, ("server_optimizer = 'adam' needs server_optimizer_lr", "give one, such as 0.01")),
+    ({"server-optimizer-lr": 0.1}, ("server_optimizer_lr = 0.1 has no effect", "leave it out, or choose")),
+    ({"server-optimizer": "avgm", "server-optimizer-beta1": 1.0}, ("server-optimizer-beta1 = 1.0", "float in [0, 1)")),
+    ({"server-optimizer": "avgm", "server-optimizer-beta2": 0.5}, ("server_optimizer_beta2 = 0.5 has no effect",)),
+    ({"method": "fedfa", "server-optimizer": "avgm"}, ("FedFa", "refuses server_optimizer = 'avgm'", "leave it out")),
     ({"clip-updates": math.inf}, ("clip-updates = inf",)),
     ({"clip-updates": 100.0}, ("clip_updates must be less than update_limit (100)", "lower it, or raise")),
     ({"enrolled-sizes": "site-a"}, ("enrolled-sizes = 'site-a'", "'site-a' does not state", "as site-a=1200")),
@@ -359,6 +366,20 @@ def test_limits_and_enrolled_sizes_reach_every_method() -> None:
     assert Settings.of(assigned(["loss-limit=inf", "max-growth=20"])).loss_limit == math.inf
 
 
+def test_the_server_optimizer_reaches_every_method_and_is_left_out_of_names_at_its_default() -> None:
+    config: dict[str, Any] = {"server-optimizer": "adam", "server-optimizer-lr": 0.1, "server-optimizer-beta1": 0.5}
+    for method in (*METHODS, "torchjd:upgrad"):
+        strategy = Settings.of({**config, "method": method}).strategy()
+        assert strategy.server_optimizer == ServerOptimizer("adam", 0.1, 0.5, 0.99, 1e-3)
+        assert Settings.of({"method": method}).strategy().server_optimizer is None
+    assert Settings.of({"server-optimizer": "avgm"}).strategy().server_optimizer == ServerOptimizer(
+        "avgm", 1.0, 0.9, 0.99, 1e-3
+    )
+    plain, chosen = Settings.of({}).run_config(), Settings.of(config).run_config()
+    without = {key: value for key, value in plain.items() if not key.startswith("server-optimizer")}
+    assert digest(plain) == digest(without) != digest(chosen)
+
+
 def test_weighting_and_proximal_term_reach_every_method_that_takes_them() -> None:
     strategy = Settings.of({"method": "fedavg", "weighting": "uniform", "proximal-mu": 0.2}).strategy()
     assert (strategy.weighting, strategy.proximal_mu) == ("uniform", 0.2)
@@ -441,6 +462,7 @@ def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     of_steps = {"optimizer", "optimizer-parameters", "momentum", "gradient-clip", "class-weights", "precision"}
     of_steps |= {"schedule-over"}
     of_methods = {"weighting", "proximal-mu", "personal-lambda", "average-models"}
+    of_methods |= {f"server-optimizer{end}" for end in ("", "-lr", "-beta1", "-beta2", "-tau")}
     assert set(marked(Mark.VARIANT)) == of_methods | of_work | of_steps | {"weight-decay", "schedule", "warmup"}
     assert set(marked(Mark.STEP)) == of_steps
     assert set(marked(Mark.NAMES)) == {"training-clients", "misreporting-clients", "scores"}

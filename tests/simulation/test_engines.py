@@ -25,6 +25,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "clients of unequal size": {"partition": "dirichlet", "dirichlet_alpha": 0.1, "weight_decay": 0.01},
     "personal models": {"personal_lambda": 0.5, "proximal_mu": 0.1, "num_rounds": 4},
     "averaged models": {"average_models": True, "num_rounds": 4},
+    "an adaptive server": {"method": "fedfv", "server_optimizer": "yogi", "server_optimizer_lr": 0.05, "num_rounds": 4},
     "some train, with a rate that decays": {
         "training_clients": "client-0,client-3,client-4",
         "learning_rate_decay": 0.5,

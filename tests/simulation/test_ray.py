@@ -106,6 +106,8 @@ def test_nothing_of_a_run_stays_on_a_cluster_that_somebody_else_has_started(
             "learning_rate_decay": 0.5,
             "validation_share": 0.2,
             "personal_lambda": 0.5,
+            "server_optimizer": "yogi",
+            "server_optimizer_lr": 0.05,
         },
         {"method": "fedavg", "pooled": True},
     ],

@@ -239,6 +239,23 @@ def test_averaged_models_survive_a_stop_and_are_what_the_folder_holds(tmp_path: 
     )
 
 
+def test_a_server_optimizer_survives_a_stop_and_is_part_of_what_the_run_is(tmp_path: Path) -> None:
+    def adam(lr: float = 0.05) -> FedAvg:
+        return FedAvg(server_optimizer="adam", server_optimizer_lr=lr, fraction_train=0.5)
+
+    whole, plain = start(tmp_path / "whole", adam()), start(tmp_path / "plain", FedAvg(fraction_train=0.5))
+    with pytest.raises(StoppedError):
+        start(tmp_path / "run", adam(), on_round=stop_after(3))
+    for other in (FedAvg(fraction_train=0.5), adam(0.1)):
+        with pytest.raises(FairbloomError, match=r"server-optimizer(-lr)? = .* there and .* here"):
+            start(tmp_path / "run", other)
+    result = start(tmp_path / "run", adam())
+    assert result.arrays["w"].numpy().tobytes() == whole.arrays["w"].numpy().tobytes()
+    assert whole.arrays["w"].numpy().tobytes() != plain.arrays["w"].numpy().tobytes()
+    with pytest.raises(FairbloomError, match=r"server-optimizer(-\w+)? = .* there and .* here"):
+        start(tmp_path / "plain", adam())
+
+
 def test_a_run_is_not_continued_with_other_clients_that_train(tmp_path: Path) -> None:
     start(tmp_path / "run", FedAvg(training_clients=("site-0", "site-2")))
     start(tmp_path / "run", FedAvg(training_clients=("site-0", "site-2")))

@@ -111,6 +111,7 @@ def test_a_run_that_is_taken_back_is_the_run_that_had_those_settings_from_there(
     "changes",
     [
         {"method": "fedavg", "average_models": True},
+        {"method": "fedfv", "server_optimizer": "adam", "server_optimizer_lr": 0.05},
         {"method": "drfa"},
         {"validation_share": 0.3},
         {"evaluate_every": 3},

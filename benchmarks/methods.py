@@ -1,0 +1,295 @@
+"""Every method on five workloads, against FedAvg with the same seeds: what it gains, and what a round of it costs.
+
+For each workload a comparison as `fairbloom compare` makes it, in a folder below --out, and a table: the mean score of
+the clients, that of the worst-served tenth (the worst client, where there are up to ten), by how much both are better
+than under FedAvg, with the 95 % interval of the paired difference, and the seconds and bytes of a round as multiples of
+FedAvg's. Parameters were written down beforehand, as they stand in METHODS and WORKLOADS; none was tuned.
+
+Finished runs are not run again, so that the command can be repeated when there are new methods. FAIRBLOOM_DATA has the
+data sets; digits come with scikit-learn.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fairbloom import Comparison, compare, load
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.recipes.variants import Variant, variants
+from fairbloom.experiments.results.comparison import Plan, personal_label
+from fairbloom.experiments.results.differences import Difference
+from fairbloom.protocol.settings import Value
+from fairbloom.server.run_folder.files import ROUNDS
+from fairbloom.strategies import METHODS as THERE
+
+from .measuring import Cells, Report, machine
+
+BASELINE = "fedavg"
+
+BEFORE = (
+    *("fedavg(weighting=uniform)", "fedprox(mu=0.1)", "fedavgn", "qfedavg(q=1,lipschitz=10)"),
+    *("qfedsgd(q=1,lipschitz=10)", "term(tilt=1)", "afl(gamma=0.1)", "drfa(gamma=0.01)", "deltafl(theta=0.5)", "propfair(baseline=5)", "gifair(strength=0.9)"),
+    *("vred(beta=0.5)", "semivred(beta=0.5)", "fedfa", "fedmgda(epsilon=0.1)", "fedmgdaplus", "mgdaprox(mu=0.1)"),
+    *("fedfv(alpha=0.1)", "adafed", "ditto(lam=0.1)", "local"),
+)
+"""The methods up to 2024 that were here before the others, with the parameters of the recipe of the four hospitals."""
+
+NEWER = (
+    *("aaggff(rule=ons)", "aaggff(rule=ftrl)", "eagle", "fedmdfg", "fedlf", "scaffold", "feddyn"),
+    *("fedavg(server-optimizer=avgm)", "fedavg(server-optimizer=adam,server-optimizer-lr=0.01)"),
+    "fedavg(server-optimizer=yogi,server-optimizer-lr=0.01)",
+)
+"""The newer methods, and FedAvg with server optimizers."""
+
+OF_GROUPS = ("fcfl", "fairfed")
+"""The methods that need groups, which not every task has."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Clients to compare methods on.
+
+    Attributes
+    ----------
+    title
+        What its table is called.
+    seeds
+        How many there are.
+    settings
+        Those that all runs share.
+    groups
+        Whether clients know the groups that some methods ask for.
+    changed
+        What stands in place of some of the methods, with parameters of another scale.
+    """
+
+    title: str
+    seeds: int
+    settings: Mapping[str, Value]
+    groups: bool = False
+    changed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that are compared on it with FedAvg, as `fairbloom compare` takes them."""
+        wanted = (*BEFORE, *NEWER, *(OF_GROUPS if self.groups else ()))
+        return tuple(self.changed.get(each, each) for each in wanted)
+
+
+WORKLOADS = {
+    "digits": Workload(
+        "Digits: 20 clients, three of them with a camera mounted sideways",
+        5,
+        {
+            **{"task": "digits", "model": "logistic", "clients": 20, "partition": "iid", "digits.rotated-clients": 3},
+            **{"num-rounds": 50, "learning-rate": 0.1, "evaluate-every": 0},
+        },
+    ),
+    "one-class": Workload(
+        "Fashion-MNIST: ten clients with one class each, linear model",
+        3,
+        {
+            **{"task": "fashion-mnist", "model": "logistic", "clients": 10, "partition": "class", "batch-size": 200},
+            **{"fraction": 1.0, "num-rounds": 50, "learning-rate": 0.1, "evaluate-every": 0},
+        },
+    ),
+    "dirichlet": Workload(
+        "Fashion-MNIST: 100 clients by Dirichlet(0.3), ten of them a round, multilayer perceptron",
+        3,
+        {
+            **{"task": "fashion-mnist", "model": "mlp", "clients": 100, "partition": "dirichlet"},
+            **{"dirichlet-alpha": 0.3, "batch-size": 50, "fraction": 0.1, "num-rounds": 100},
+            **{"learning-rate": 0.1, "evaluate-every": 0},
+        },
+    ),
+    "adult": Workload(
+        "Adult: people with a doctorate, and those without",
+        3,
+        {
+            **{"task": "adult", "model": "logistic", "partition": "phd", "batch-size": 200, "fraction": 1.0},
+            **{"num-rounds": 50, "learning-rate": 0.1, "evaluate-every": 0},
+        },
+        groups=True,
+    ),
+    "hospitals": Workload(
+        "Four hospitals: who has a heart disease",
+        10,
+        {
+            **{"task": "heart-disease", "model": "logistic", "batch-size": 10, "fraction": 1.0, "num-rounds": 50},
+            **{"learning-rate": 0.01, "evaluate-every": 0},
+        },
+        changed={
+            "qfedavg(q=1,lipschitz=10)": "qfedavg(q=1,lipschitz=100)",
+            "qfedsgd(q=1,lipschitz=10)": "qfedsgd(q=1,lipschitz=1)",
+            "fedavgn": "fedavgn(server-lr=0.1)",
+            "fedmgdaplus": "fedmgdaplus(server-lr=0.1)",
+            "mgdaprox(mu=0.1)": "mgdaprox(mu=0.1,server-lr=0.1)",
+        },
+    ),
+}
+"""The workloads by the names that --workloads takes; the hospitals have the settings of the recipe heart-disease."""
+
+
+def main() -> None:
+    """Run what is missing, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="methods to run, by name; by default all")
+    parser.add_argument("--rounds", type=int, help="fewer or more than a workload has")
+    parser.add_argument("--seeds", type=int, help="fewer or more than a workload has")
+    parser.add_argument("--out", type=Path, default=Path("runs/methods"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; seconds are comparable with 1")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and rows there")
+    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
+    chosen = parser.parse_args()
+    report = Report(chosen)
+    for name in chosen.workloads:
+        workload = WORKLOADS[name]
+        run = Running(workload, chosen.out / name, chosen.seeds or workload.seeds, chosen.rounds, chosen.jobs)
+        comparison = run.compare(chosen.methods)
+        report.add(workload.title, list(rows_of(comparison, run)), notes_of(comparison, run))
+
+
+# Running --------------------------------------------------------------------------------------------------------------
+
+
+class Running:
+    """The comparison of a workload, which ends with those of its methods that could be run.
+
+    Parameters
+    ----------
+    workload
+        What is compared.
+    out
+        The comparison's folder.
+    seeds, rounds
+        How many; None: as many rounds as the workload has.
+    jobs
+        The number of runs at a time.
+    """
+
+    def __init__(self, workload: Workload, out: Path, seeds: int, rounds: int | None, jobs: int) -> None:
+        self.workload, self.out, self.seeds, self.jobs = workload, out, seeds, jobs
+        self.settings = {**workload.settings, **({"num-rounds": rounds} if rounds else {})}
+        self.failed: dict[str, str] = {}
+        """Why a method could not be run, by what the workload calls it."""
+        self.variants: dict[str, Variant] = {}
+        """The methods that there are, by what the workload calls them."""
+
+    def compare(self, among: Sequence[str] | None) -> Comparison:
+        """Run what is missing of the methods, all or some by their names, and return the comparison."""
+        wanted = []
+        for words in self.workload.methods:
+            name = words.partition("(")[0]
+            if name not in THERE:
+                self.failed[words] = "is not part of this version"
+                continue
+            (self.variants[words],) = variants(words)
+            if among is None or name in among:
+                wanted.append(words)
+        try:
+            return self._compare(wanted)
+        except FairbloomError:  # one of them fails: the others are run without it
+            for words in wanted:
+                try:
+                    self._compare([words])
+                except FairbloomError as error:
+                    self.failed[words] = str(error)
+            return self._compare([])
+
+    def _compare(self, methods: Sequence[str]) -> Comparison:
+        return compare(
+            methods=[BASELINE, *methods],
+            baseline=BASELINE,
+            seeds=self.seeds,
+            jobs=self.jobs,
+            out=self.out,
+            settings=self.settings,
+        )
+
+
+# The tables -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a round of a run costs: its median seconds and bytes over the rounds after the first."""
+
+    seconds: float
+    bytes: float
+
+    @classmethod
+    def of(cls, folder: Path) -> "Cost":
+        """Return that of a run."""
+        rows = list(ROUNDS.read(folder))
+        later = rows[1:-1] or rows  # the first has what is made once, and the last an evaluation
+        return cls(
+            statistics.median(float(row["seconds"]) for row in later),
+            statistics.median(float(row["bytes_sent"]) + float(row["bytes_received"]) for row in later),
+        )
+
+
+def rows_of(comparison: Comparison, run: Running) -> Iterator[Cells]:
+    """Yield FedAvg's row of the table, then those of the methods in the workload's order, also of what is missing."""
+    worst = "worst client" if len(comparison.values[comparison.baseline][0]) <= 10 else "worst 10 %"
+    costs = {label: [Cost.of(run.out / name) for name in names] for label, names in Plan.read(run.out).runs.items()}
+    base = costs[comparison.baseline]
+    gains = {measure: comparison.differences(measure) for measure in ("mean", "worst_10")}
+    yield {
+        "method": comparison.baseline,
+        "mean": shown(comparison, comparison.baseline, "mean"),
+        "gain, mean": "",
+        worst: shown(comparison, comparison.baseline, "worst_10"),
+        f"gain, {worst}": "",
+        "time": "1",
+        "bytes": "1",
+    }
+    for words in run.workload.methods:
+        if words not in run.variants or run.variants[words].label not in costs:
+            yield {"method": words, "mean": "missing" if words not in run.failed else "not run"}
+            continue
+        label = run.variants[words].label
+        pairs = list(zip(costs[label], base, strict=True))
+        for served in (label, personal_label(label)):
+            if served in comparison.finals:
+                yield {
+                    "method": served,
+                    "mean": shown(comparison, served, "mean"),
+                    "gain, mean": gain(gains["mean"][served]),
+                    worst: shown(comparison, served, "worst_10"),
+                    f"gain, {worst}": gain(gains["worst_10"][served]),
+                    "time": times(mine.seconds / theirs.seconds for mine, theirs in pairs),
+                    "bytes": times(mine.bytes / theirs.bytes for mine, theirs in pairs),
+                }
+
+
+def shown(comparison: Comparison, method: str, measure: str) -> str:
+    """Return the mean over the seeds of a measure."""
+    return f"{comparison.spread(method, measure)[0]:.1f}"
+
+
+def gain(found: Difference) -> str:
+    """Return a difference with its interval; in bold where that is without 0, with * where Holm's correction agrees."""
+    words = f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
+    apart = found.low > 0.0 or found.high < 0.0
+    return f"**{words}**{'*' if found.clear else ''}" if apart else words
+
+
+def times(ratios: Iterator[float]) -> str:
+    """Return the median over the seeds of how many times as much it is."""
+    return f"{statistics.median(ratios):.2f}".rstrip("0").rstrip(".")
+
+
+def notes_of(comparison: Comparison, run: Running) -> list[str]:
+    """Return what is to be said below a table: seeds, engines, what could not be run and what limits the numbers."""
+    names = Plan.read(run.out).runs[comparison.baseline]
+    engine = (load(run.out / names[0]).engine or {}).get("engine")
+    settings = ", ".join(f"{key}={value}" for key, value in run.settings.items())
+    notes = [f"{run.seeds} seeds, computed by {engine}: {settings}.", f"{machine()}."]
+    return notes + [f"{words}: {reason}" for words, reason in run.failed.items()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Server optimizers: the server takes a method's step d as a gradient, and steps by momentum or adaptively.
+
+d = Σ c_k u_k, with the kept rows, is what a method subtracts from the model. FedAvgM keeps v ← β₁ v + d and subtracts
+lr · v. FedAdagrad, FedAdam and FedYogi keep, coordinate by coordinate, a ← β₁ a + (1 − β₁) d and a mean or sum v of d²,
+and subtract lr · a / (√v + τ); at first a = 0 and v = τ², and no bias is corrected.
+
+Sources: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019,
+doi:10.48550/arXiv.1909.06335 (FedAvgM); Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2,
+doi:10.48550/arXiv.2003.00295.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.protocol.settings import SETTINGS, key_of
+
+from .ranges import above
+from .updates import FloatArray, places
+
+NONE, AVGM, ADAGRAD, ADAM, YOGI = "none", "avgm", "adagrad", "adam", "yogi"
+"""With "none" the server takes the method's step as it is."""
+
+LR, BETA1, BETA2, TAU = (f"server_optimizer_{name}" for name in ("lr", "beta1", "beta2", "tau"))
+
+AVGM_LR = 1.0
+"""The step size of avgm where none is given; the others have no default, since theirs depends on the task."""
+
+DEFAULTS = {option: SETTINGS[key_of(option)].default for option in (BETA1, BETA2, TAU)}
+
+WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
+    NONE: frozenset({LR, BETA1, BETA2, TAU}),
+    AVGM: frozenset({BETA2, TAU}),
+    ADAGRAD: frozenset({BETA2}),
+    ADAM: frozenset(),
+    YOGI: frozenset(),
+}
+"""The options that each optimizer does not read."""
+
+COMMON_DESCENT = "to first order, its step raises no participant's loss"
+"""What methods that seek a common descent direction say of their step, and no longer holds where it is turned."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What a server optimizer keeps between rounds, in the dtype of the updates; none of it is changed in place.
+
+    Attributes
+    ----------
+    first
+        The momentum: avgm's v, the a of the others.
+    second
+        Their v, the sum or mean of squared steps; None for avgm.
+    """
+
+    first: NDArray[Any]
+    second: NDArray[Any] | None
+
+
+@dataclass(frozen=True)
+class ServerOptimizer:
+    """A server optimizer with its numbers; see the module for what each means."""
+
+    name: str
+    lr: float
+    beta1: float
+    beta2: float
+    tau: float
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], refused: Collection[str], method: str) -> Self | None:
+        """Return the optimizer that a method's options describe; None where there is none.
+
+        Parameters
+        ----------
+        options
+            Its options by their names; a `server_optimizer_lr` of None is one that nobody has given.
+        refused
+            The optimizers that the method refuses.
+        method
+            The method's name.
+
+        Raises
+        ------
+        ValueError
+            When an option has no effect, the step size is missing or impossible, or the method refuses the optimizer.
+        """
+        name, lr = options["server_optimizer"], options["server_optimizer_lr"]
+        given = {option: options[option] for option, default in DEFAULTS.items() if options[option] != default}
+        given |= {} if lr is None else {LR: above(0.0, server_optimizer_lr=lr)}
+        for option in sorted(WITHOUT_EFFECT[name] & given.keys()):
+            reading = ", ".join(each for each, without in WITHOUT_EFFECT.items() if option not in without)
+            raise ValueError(
+                f"{option} = {given[option]!r} has no effect with server_optimizer = {name!r}: leave it out, or "
+                f"choose an optimizer that reads it ({reading})"
+            )
+        if name == NONE:
+            return None
+        if name in refused:
+            others = ", ".join(each for each in WITHOUT_EFFECT if each != NONE and each not in refused)
+            raise ValueError(
+                f"{method} has a momentum of its own on the server, and refuses server_optimizer = {name!r}: leave it "
+                f"out, or choose another one ({others})"
+            )
+        if lr is None and name != AVGM:
+            raise ValueError(
+                f"server_optimizer = {name!r} needs {LR}, its step size, which has no default: give one, such as "
+                "0.01, which is about how far a parameter then moves in a round"
+            )
+        return cls(name, given.get(LR, AVGM_LR), *(float(options[option]) for option in DEFAULTS))
+
+    def options(self) -> dict[str, str | float]:
+        """Return the optimizer's numbers by the names of a method's options; those that it does not read are left out.
+
+        The optimizer itself is `server_optimizer`.
+        """
+        named = {f"server_optimizer_{field}": value for field, value in asdict(self).items() if field != "name"}
+        read = {option: value for option, value in named.items() if option not in WITHOUT_EFFECT[self.name]}
+        return {"server_optimizer": self.name, **read}
+
+    def step(
+        self, model: NDArray[Any], down: NDArray[Any], moments: Moments | None
+    ) -> tuple[NDArray[Any], Moments | None]:
+        """Return the model after the step, and the moments after it; both as they were where the method takes no step.
+
+        Parameters
+        ----------
+        model
+            The trainable part of the global model as one vector, shape (d,).
+        down
+            The method's step d, which it would subtract from the model; of the same shape and dtype.
+        moments
+            Those after the last step; None before the first one.
+
+        Raises
+        ------
+        ValueError
+            When a moment is beyond the range of the dtype.
+        """
+        if not down.any():
+            return model, moments
+        before = moments or self._first_moments(down)
+        after, first = np.empty_like(model), np.empty_like(down)
+        second = None if before.second is None else np.empty_like(down)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for place in places(down.size):  # in float64, a chunk at a time: no more vectors than those that are kept
+                d, a = down[place].astype(np.float64), before.first[place].astype(np.float64)
+                if second is None or before.second is None:
+                    step = first[place] = self.beta1 * a + d
+                else:
+                    a = first[place] = self.beta1 * a + (1.0 - self.beta1) * d
+                    v = second[place] = self._second(before.second[place].astype(np.float64), np.square(d))
+                    step = a / (np.sqrt(v) + self.tau)
+                after[place] = model[place] - self.lr * step
+        for moment in (first, second):
+            if moment is not None and not np.isfinite(moment).all():
+                raise ValueError(
+                    f"what the server optimizer {self.name} keeps of the steps is beyond the range of {moment.dtype}"
+                )
+        return after, Moments(first, second)
+
+    def _first_moments(self, like: NDArray[Any]) -> Moments:
+        second = None if self.name == AVGM else np.full_like(like, self.tau**2)
+        return Moments(np.zeros_like(like), second)
+
+    def _second(self, v: FloatArray, squares: FloatArray) -> FloatArray:
+        """Return the v after a step with these squares."""
+        if self.name == ADAGRAD:
+            return v + squares
+        if self.name == ADAM:
+            return self.beta2 * v + (1.0 - self.beta2) * squares
+        return v - (1.0 - self.beta2) * squares * np.sign(v - squares)
+
+
+def state_of(optimizer: ServerOptimizer, moments: Moments | None) -> dict[str, Any]:
+    """Return the optimizer's name and what it keeps, as str, None, arrays and dicts."""
+    return {"name": optimizer.name, "moments": None if moments is None else dict(vars(moments))}
+
+
+def moments_of(state: Mapping[str, Any] | None, optimizer: ServerOptimizer | None) -> Moments | None:
+    """Return what a server optimizer kept, from what `state_of` returned; a run without one has no such state.
+
+    Raises
+    ------
+    ValueError
+        When the state is of a run with another optimizer than this one.
+    """
+    there, here = NONE if state is None else state["name"], NONE if optimizer is None else optimizer.name
+    if there != here:
+        raise ValueError(
+            f"the state is of a run with server_optimizer = {there!r}, got {here!r}: go on with that, or begin a new run"
+        )
+    return Moments(**state["moments"]) if state is not None and state["moments"] is not None else None

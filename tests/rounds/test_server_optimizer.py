@@ -1,0 +1,650 @@
+"""Server optimizers: the formulas by a second hand and beside Flower's, what leaves them alone, and what they survive."""
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, MessageType
+from flwr.serverapp import strategy as flowers
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fairbloom.rounds.aggregation import MethodError
+from fairbloom.rounds.method import Cohort, FloatArray
+from fairbloom.rounds.server_optimizer import Moments, ServerOptimizer
+from fairbloom.rounds.updates import CHUNK
+from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFa, FedMGDA, Local, QFedAvg, Round
+from tests.strategies.helpers import (
+    ARGUMENTS,
+    BUFFERS,
+    CASES,
+    TRAINABLE,
+    Arrays,
+    MemoryGrid,
+    arrays,
+    flat,
+    initial_model,
+    make,
+    no_reply,
+    quadratics,
+    record,
+    unpack,
+)
+
+from .helpers import OPTIONS, bits, run, undisturbed
+from .test_lengths import Leap, always, rounds_of
+
+ADAPTIVE = ("adagrad", "adam", "yogi")
+EACH: dict[str, dict[str, Any]] = {
+    "avgm": {"server_optimizer": "avgm", "server_optimizer_lr": 0.7, "server_optimizer_beta1": 0.5},
+    "adagrad": {"server_optimizer": "adagrad", "server_optimizer_lr": 0.3, "server_optimizer_beta1": 0.0},
+    "adam": {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
+    "yogi": {"server_optimizer": "yogi", "server_optimizer_lr": 0.1, "server_optimizer_tau": 0.05},
+}
+PLAIN_MOMENTUM: dict[str, Any] = {
+    "server_optimizer": "avgm",
+    "server_optimizer_lr": 1.0,
+    "server_optimizer_beta1": 0.0,
+}
+
+each_optimizer = pytest.mark.parametrize("optimizer", EACH)
+every_taking = pytest.mark.parametrize(
+    ("name", "arguments"), [case for case in CASES if "avgm" not in METHODS[case[0]].refused_server_optimizers]
+)
+
+
+def moments_in(strategy: FairStrategy) -> Any:
+    return strategy.state_dict()["server-optimizer"]["moments"]
+
+
+# Reductions ---------------------------------------------------------------------------------------------------------
+
+
+@every_taking
+def test_momentum_of_zero_with_step_size_one_is_the_method_to_the_bit(name: str, arguments: dict[str, Any]) -> None:
+    expected, rounds = undisturbed(name, arguments)
+    result, ours = run(make(name, arguments, **OPTIONS, **PLAIN_MOMENTUM))
+    assert bits(result.arrays) == bits(expected.arrays)
+    assert [bits(each.arrays) for each in ours] == [bits(each.arrays) for each in rounds]
+    assert [(each.coefficients, each.decided_by) for each in ours] == [
+        (each.coefficients, each.decided_by) for each in rounds
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_it_is_the_method_to_the_bit_in_every_dtype(dtype: str) -> None:
+    model = {"w": np.random.default_rng(3).normal(size=7).astype(dtype)}
+    plans = {"a": always(0.3), "b": always(1.7), "c": always(1e-3)}
+    plain, ours = (
+        rounds_of(FedAvg(weighting="uniform", **options), plans, 3, model) for options in ({}, PLAIN_MOMENTUM)
+    )
+    assert [bits(each.arrays) for each in ours] == [bits(each.arrays) for each in plain]
+
+
+def test_without_an_optimizer_nothing_is_kept_and_the_state_is_as_it_was() -> None:
+    strategy = FedAvg(server_optimizer="none")
+    run(strategy)
+    assert strategy.server_optimizer is None
+    assert "server-optimizer" not in strategy.state_dict()
+
+
+# The formulas, by a second hand -------------------------------------------------------------------------------------
+
+
+class Reference:
+    """The formulas of Hsu et al. and of Reddi et al., Algorithm 2, on whole vectors in float64."""
+
+    def __init__(self, name: str, lr: float, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
+        self.name, self.lr, self.beta1, self.beta2, self.tau = name, lr, beta1, beta2, tau
+        self.a: Any = 0.0
+        self.v: Any = 0.0 if name == "avgm" else tau**2
+
+    def step(self, w: FloatArray, delta: FloatArray) -> FloatArray:
+        if self.name == "avgm":
+            self.v = self.beta1 * self.v - delta
+            return np.asarray(w - self.lr * self.v)
+        self.a = self.beta1 * self.a + (1 - self.beta1) * delta
+        self.v = {
+            "adagrad": lambda: self.v + delta**2,
+            "adam": lambda: self.beta2 * self.v + (1 - self.beta2) * delta**2,
+            "yogi": lambda: self.v - (1 - self.beta2) * delta**2 * np.sign(self.v - delta**2),
+        }[self.name]()
+        return np.asarray(w + self.lr * self.a / (np.sqrt(self.v) + self.tau))
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Reference":
+        named = {key.removeprefix("server_optimizer_"): value for key, value in options.items()}
+        return cls(named.pop("server_optimizer"), **named)
+
+
+@each_optimizer
+@pytest.mark.parametrize("name", ["fedavg", "fedfv", "fedmgdaplus", "qfedavg", "afl"])
+def test_a_run_takes_the_steps_of_the_reference(name: str, optimizer: str) -> None:
+    """The method's step comes from the coefficients that a round reports, and from the clients' own training."""
+    strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, **EACH[optimizer])
+    _, rounds = run(strategy, rounds=6)
+    clients, reference = quadratics(6), Reference.of(EACH[optimizer])
+    before = initial_model()
+    for finished in rounds:
+        d = sum(c * (flat(before) - flat(clients[k].trained(before))) for k, c in finished.coefficients.items())
+        after = unpack(finished.arrays)
+        np.testing.assert_allclose(flat(after), reference.step(flat(before), -np.asarray(d)), rtol=1e-5, atol=1e-6)
+        before = after
+
+
+@given(
+    name=st.sampled_from(["avgm", *ADAPTIVE]),
+    lr=st.floats(1e-3, 10.0),
+    beta1=st.floats(0.0, 0.99),
+    beta2=st.floats(0.0, 0.999),
+    tau=st.sampled_from([1e-8, 1e-3, 1.0, 1e3]),
+    seed=st.integers(0, 2**31),
+    scale=st.sampled_from([1e-6, 1.0, 1e6]),
+)
+def test_every_step_in_float64_is_the_formula(
+    name: str, lr: float, beta1: float, beta2: float, tau: float, seed: int, scale: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    optimizer, reference = ServerOptimizer(name, lr, beta1, beta2, tau), Reference(name, lr, beta1, beta2, tau)
+    w, moments = rng.normal(size=5), None
+    expected = w.copy()
+    for _ in range(4):
+        d = scale * rng.normal(size=5) * rng.integers(0, 2, 5)
+        if not d.any():
+            continue
+        expected = reference.step(expected, -d)
+        w, moments = optimizer.step(w, d, moments)
+        np.testing.assert_allclose(w, expected, rtol=1e-9, atol=1e-9 * scale)
+
+
+@each_optimizer
+def test_a_model_of_several_chunks_is_stepped_everywhere(optimizer: str) -> None:
+    rng, size = np.random.default_rng(0), 2 * CHUNK + 7
+    stepping, reference = FedAvg(**EACH[optimizer]).server_optimizer, Reference.of(EACH[optimizer])
+    assert stepping is not None
+    w, moments = rng.normal(size=size).astype(np.float32), None
+    expected = w.astype(np.float64)
+    for _ in range(3):
+        d = rng.normal(size=size).astype(np.float32)
+        w, moments = stepping.step(w, d, moments)
+        expected = reference.step(expected, -d.astype(np.float64))
+    assert w.dtype == np.float32
+    np.testing.assert_allclose(w, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_by_hand(sign: float) -> None:
+    """One coordinate, d = 2 then 0.5, lr = 0.1, beta1 = 0.5, beta2 = 0.75, tau = 1: v begins at 1, a at 0.
+
+    adam: a = 1, v = 0.75 + 1 = 1.75; a = 0.75, v = 1.3125 + 0.0625 = 1.375. yogi: v = 1 + 1 = 2 since 1 < 4; then 2 >
+    0.25: v = 2 − 0.0625. adagrad: v = 5, then 5.25. avgm: v = 2, then 1.5.
+    """
+    expected = {
+        "adam": 0.1 * 1.0 / (np.sqrt(1.75) + 1.0) + 0.1 * 0.75 / (np.sqrt(1.375) + 1.0),
+        "yogi": 0.1 * 1.0 / (np.sqrt(2.0) + 1.0) + 0.1 * 0.75 / (np.sqrt(1.9375) + 1.0),
+        "adagrad": 0.1 * 1.0 / (np.sqrt(5.0) + 1.0) + 0.1 * 0.75 / (np.sqrt(5.25) + 1.0),
+        "avgm": 0.1 * 2.0 + 0.1 * 1.5,
+    }
+    for name, way in expected.items():
+        w, moments = np.zeros(1), None
+        for d in (2.0, 0.5):
+            w, moments = ServerOptimizer(name, 0.1, 0.5, 0.75, 1.0).step(w, np.array([sign * d]), moments)
+        assert w[0] == pytest.approx(-sign * way, rel=1e-12)
+
+
+# Beside Flower's ----------------------------------------------------------------------------------------------------
+
+
+def floats_alone() -> Arrays:
+    return {name: array for name, array in initial_model().items() if name in TRAINABLE}
+
+
+class FloatsAlone:
+    """A client of a model without buffers, whose answers are those of the client of the whole model."""
+
+    def __init__(self, name: str) -> None:
+        self.client = quadratics(4)[name]
+        self.others = {key: array for key, array in initial_model().items() if key not in TRAINABLE}
+
+    def __call__(self, message: Any) -> Any:
+        if message.metadata.message_type == MessageType.QUERY:
+            return self.client(message)
+        there = {**self.others, **unpack(message.content.array_records["arrays"])}
+        message.content["arrays"] = record({name: there[name] for name in initial_model()})
+        reply = self.client(message)
+        if "arrays" in reply.content:
+            after = unpack(reply.content.array_records["arrays"])
+            reply.content["arrays"] = record({name: after[name] for name in TRAINABLE})
+        return reply
+
+
+def models_of(strategy: Any, rounds: int) -> list[Arrays]:
+    """Return the model after each round of one of Flower's strategies, which has no hook for that but its messages."""
+    grid = MemoryGrid({name: FloatsAlone(name) for name in quadratics(4)})
+    result = strategy.start(grid, record(floats_alone()), num_rounds=rounds)
+    sent = [unpack(m.content.array_records["arrays"]) for _, m in grid.sent_to(MessageType.TRAIN)][::4]
+    return [{name: each[name] for name in TRAINABLE} for each in sent[1:]] + [unpack(result.arrays)]
+
+
+class FromTauSquared:
+    """What Flower's v begins with is 0; the paper's, and ours, with tau². Mixed into Flower's class."""
+
+    def configure_train(self, server_round: int, sent: ArrayRecord, *others: Any) -> Any:
+        if self.v_t is None:  # type: ignore[has-type]
+            self.v_t = {name: np.full_like(array.numpy(), self.tau**2) for name, array in sent.items()}  # type: ignore[attr-defined]
+        return super().configure_train(server_round, sent, *others)  # type: ignore[misc]
+
+
+class WithoutBiasCorrection(FromTauSquared):
+    """Flower's FedAdam multiplies its step size by what corrects Adam's bias, counted from t + 1; ours does not."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        lr, t = self.eta, server_round + 1.0  # type: ignore[has-type]
+        self.eta = lr * (1.0 - self.beta_1**t) / np.sqrt(1.0 - self.beta_2**t)  # type: ignore[attr-defined]
+        try:
+            return super().aggregate_train(server_round, replies)  # type: ignore[misc]
+        finally:
+            self.eta = lr
+
+
+class Adagrad(FromTauSquared, flowers.FedAdagrad):
+    pass
+
+
+class Adam(WithoutBiasCorrection, flowers.FedAdam):
+    pass
+
+
+class Yogi(FromTauSquared, flowers.FedYogi):
+    pass
+
+
+PAIRS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "FedAvgM": (
+        lambda: flowers.FedAvgM(server_learning_rate=0.7, server_momentum=0.6),
+        {"server_optimizer": "avgm", "server_optimizer_lr": 0.7, "server_optimizer_beta1": 0.6},
+    ),
+    "FedAdagrad": (  # it has no momentum
+        lambda: Adagrad(eta=0.2, tau=0.01),
+        {
+            "server_optimizer": "adagrad",
+            "server_optimizer_lr": 0.2,
+            "server_optimizer_beta1": 0.0,
+            "server_optimizer_tau": 0.01,
+        },
+    ),
+    "FedAdam": (lambda: Adam(eta=0.2), {"server_optimizer": "adam", "server_optimizer_lr": 0.2}),
+    "FedYogi": (lambda: Yogi(eta=0.2), {"server_optimizer": "yogi", "server_optimizer_lr": 0.2}),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_it_is_flowers_strategy_but_for_the_differences_that_are_named(pair: str) -> None:
+    theirs, options = PAIRS[pair]
+    expected, ours = models_of(theirs(), 5), models_of(FedAvg(**options), 5)
+    assert len(ours) == len(expected) == 5
+    for one, other in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(flat(one), flat(other), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["FedAdagrad", "FedAdam", "FedYogi"])
+def test_the_differences_that_are_named_are_there(name: str) -> None:
+    """Were Flower to change its definitions, the page on server optimizers would have to."""
+    _, options = PAIRS[name]
+    plain = {"FedAdagrad": lambda: flowers.FedAdagrad(eta=0.2, tau=0.01)}.get(
+        name, lambda: getattr(flowers, name)(eta=0.2)
+    )()
+    assert np.abs(flat(models_of(plain, 1)[0]) - flat(models_of(FedAvg(**options), 1)[0])).max() > 1e-4
+
+
+# What leaves it alone -----------------------------------------------------------------------------------------------
+
+
+class Resting(FedAvg):
+    """FedAvg that takes no step in round 2."""
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return 0.0 * cohort.prior if cohort.round == 2 else cohort.prior
+
+
+def kept_after(strategy: FairStrategy, rounds: int, **arguments: Any) -> tuple[list[Round], list[Any]]:
+    finished, kept = list[Round](), list[Any]()
+
+    def on_round(each: Round) -> None:
+        finished.append(each)
+        kept.append(moments_in(strategy))
+
+    faults = arguments.pop("faults", {})
+    strategy.start(
+        MemoryGrid(quadratics(3), faults=faults), record(initial_model()), num_rounds=rounds, on_round=on_round
+    )
+    return finished, kept
+
+
+def equal(one: Any, other: Any) -> bool:
+    return all(
+        (one[key] is None and other[key] is None) or one[key].tobytes() == other[key].tobytes()
+        for key in ("first", "second")
+    )
+
+
+@each_optimizer
+def test_a_skipped_round_and_a_round_without_a_step_touch_neither_model_nor_moments(optimizer: str) -> None:
+    silent = {(f"site-{k}", 2): no_reply for k in range(3)}
+    skipped, kept = kept_after(FedAvg(buffers=BUFFERS, **EACH[optimizer]), 3, faults=silent)
+    assert not skipped[1].coefficients
+    assert bits(skipped[1].arrays) == bits(skipped[0].arrays)
+    assert equal(kept[1], kept[0])
+    rested, still = kept_after(Resting(buffers=BUFFERS, **EACH[optimizer]), 3)
+    assert set(rested[1].coefficients.values()) == {0.0}
+    assert flat(unpack(rested[1].arrays)).tobytes() == flat(unpack(rested[0].arrays)).tobytes()
+    assert equal(still[1], still[0])
+    assert not equal(still[2], still[1])
+    assert flat(unpack(rested[2].arrays)).tobytes() == flat(unpack(skipped[2].arrays)).tobytes()
+
+
+def test_a_run_whose_method_never_steps_keeps_nothing() -> None:
+    strategy = Local(**EACH["adam"])
+    result, _ = run(strategy)
+    assert flat(unpack(result.arrays)).tobytes() == flat(initial_model()).tobytes()
+    assert moments_in(strategy) is None
+
+
+@each_optimizer
+def test_buffers_and_integers_are_those_of_the_method(optimizer: str) -> None:
+    (plain,), (ours,) = (
+        run(FedAvg(buffers=BUFFERS, **options), rounds=1)[1] for options in ({}, EACH[optimizer])
+    )
+    one, other = unpack(plain.arrays), unpack(ours.arrays)
+    for name in ("norm.mean", "norm.steps"):
+        assert one[name].tobytes() == other[name].tobytes()
+    assert one["weight"].tobytes() != other["weight"].tobytes()
+
+
+@each_optimizer
+def test_frozen_arrays_stay_and_shared_ones_get_the_values_of_their_parameter(optimizer: str) -> None:
+    model = {**initial_model(), "tied": initial_model()["bias"].copy()}
+
+    def tied(name: str) -> Any:
+        client = quadratics(3)[name]
+
+        def answer(message: Any) -> Any:
+            if message.metadata.message_type != MessageType.QUERY:
+                there = unpack(message.content.array_records["arrays"])
+                message.content["arrays"] = record({key: there[key] for key in initial_model()})
+            reply = client(message)
+            if "arrays" in reply.content:
+                after = unpack(reply.content.array_records["arrays"])
+                reply.content["arrays"] = record({**after, "weight": model["weight"], "tied": after["bias"]})
+            return reply
+
+        return answer
+
+    strategy = FedAvg(buffers=BUFFERS, shared={"tied": "bias"}, frozen=["weight"], **EACH[optimizer])
+    result, _ = run(strategy, MemoryGrid({k: tied(k) for k in quadratics(3)}), initial_arrays=record(model))
+    after = unpack(result.arrays)
+    assert after["weight"].tobytes() == model["weight"].tobytes()
+    assert after["tied"].tobytes() == after["bias"].tobytes() != model["bias"].tobytes()
+    assert moments_in(strategy)["first"].shape == (4,)
+
+
+@each_optimizer
+@pytest.mark.parametrize("name", ["fedavg", "fedfv", "afl", "drfa"])
+def test_coefficients_remain_the_methods(name: str, optimizer: str) -> None:
+    (plain,), (ours,) = (
+        run(make(name, ARGUMENTS[name][0], **OPTIONS, **options), rounds=1)[1] for options in ({}, EACH[optimizer])
+    )
+    assert ours.coefficients == plain.coefficients
+    assert ours.decided_by == plain.decided_by
+
+
+# Limits -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ADAPTIVE)
+def test_a_healthy_adaptive_run_is_never_refused(optimizer: str) -> None:
+    """From a model of zeros, updates of 1e-7 move each number by up to the step size: 10^5 times as far."""
+    options = {"server_optimizer": optimizer, "server_optimizer_lr": 1.0, "server_optimizer_tau": 1e-9}
+    finished = rounds_of(FedAvg(**options), {name: always(1e-7) for name in "abc"}, 5)
+    assert all(each.coefficients and not each.refused for each in finished)
+    (w,) = unpack(finished[0].arrays).values()
+    assert np.abs(w).max() > 0.01
+
+
+def test_long_momentum_is_never_refused() -> None:
+    options = {"server_optimizer": "avgm", "server_optimizer_lr": 5.0, "server_optimizer_beta1": 0.99}
+    finished = rounds_of(FedAvg(**options), {name: always(1.0) for name in "abc"}, 60)
+    assert all(each.coefficients for each in finished)
+    (w,), (before,) = (unpack(finished[n].arrays).values() for n in (-1, -2))
+    assert np.linalg.norm(w - before) > 200.0
+
+
+@each_optimizer
+def test_a_step_of_the_method_that_is_too_long_is_not_taken_and_no_moment_notices(optimizer: str) -> None:
+    plans = {"a": always(1.0), "b": always(3.0)}
+    without = Leap(factors={}, **EACH[optimizer])
+    leaping = Leap(factors={2: 1e5}, **EACH[optimizer])
+    one, two = rounds_of(leaping, plans, 2)
+    assert two.coefficients == {}
+    assert bits(two.arrays) == bits(one.arrays)
+    rounds_of(without, plans, 1)
+    assert equal(moments_in(leaping), moments_in(without))
+
+
+def test_the_limit_compares_with_the_methods_longest_step_and_not_with_the_optimizers() -> None:
+    """The server's steps are 0.01 times the method's: its third step is 90 times its second, as the limit allows."""
+    leaping = Leap(factors={3: 90.0}, server_optimizer="avgm", server_optimizer_lr=0.01, server_optimizer_beta1=0.0)
+    assert all(each.coefficients for each in rounds_of(leaping, {"a": always(1.0), "b": always(1.0)}, 3))
+    assert leaping.progress.lengths.longest.length == pytest.approx(90.0)
+
+
+@pytest.mark.parametrize("optimizer", ADAPTIVE)
+def test_a_step_whose_square_is_beyond_the_range_is_not_taken(
+    optimizer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its square is beyond float32: v would be infinite, and these numbers would never move again."""
+    strategy = Leap(factors={2: 1e25}, update_limit=np.inf, **EACH[optimizer])
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        one, two, three = rounds_of(strategy, {"a": always(1.0), "b": always(1.0)}, 3)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert two.coefficients == {}
+    assert bits(two.arrays) == bits(one.arrays)
+    assert three.coefficients
+    assert np.isfinite(moments_in(strategy)["second"]).all()
+    assert any(
+        f"the server optimizer {optimizer} keeps" in r.getMessage() and "beyond the range of float32" in r.getMessage()
+        for r in caplog.records
+    )
+
+
+def test_a_bad_client_is_refused_and_the_round_goes_on_as_without_it() -> None:
+    broken = {("site-2", 2): arrays(bias=np.float32([1, np.nan, 2]))}
+    absent = {("site-2", 2): no_reply}
+    one, other = (kept_after(FedAvg(buffers=BUFFERS, **EACH["adam"]), 3, faults=faults) for faults in (broken, absent))
+    assert list(one[0][1].refused) == ["site-2"]
+    assert bits(one[0][-1].arrays) == bits(other[0][-1].arrays)
+    assert equal(one[1][-1], other[1][-1])
+
+
+# State --------------------------------------------------------------------------------------------------------------
+
+
+@each_optimizer
+@pytest.mark.parametrize("name", ["fedavg", "fedfv", "afl", "drfa", "ditto"])
+def test_a_run_resumed_from_its_state_ends_with_the_same_bits(name: str, optimizer: str) -> None:
+    def fresh() -> FairStrategy:
+        return make(name, ARGUMENTS[name][0], **OPTIONS, **EACH[optimizer])
+
+    states: dict[int, tuple[Round, dict[str, Any]]] = {}
+    strategy = fresh()
+
+    def on_round(finished: Round) -> None:
+        states[finished.number] = finished, strategy.state_dict()
+
+    whole = strategy.start(MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=5, on_round=on_round)
+    for stop in (1, 3, 5):
+        finished, state = states[stop]
+        resumed, _ = run(fresh(), rounds=5, initial_arrays=finished.arrays, resume=state)
+        assert bits(resumed.arrays) == bits(whole.arrays)
+
+
+def test_two_vectors_are_kept_by_the_adaptive_ones_and_one_by_avgm() -> None:
+    for optimizer, options in EACH.items():
+        strategy = FedAvg(buffers=BUFFERS, **options)
+        run(strategy, rounds=2)
+        kept = moments_in(strategy)
+        vectors: list[NDArray[Any]] = [each for each in kept.values() if each is not None]
+        assert [(each.shape, each.dtype) for each in vectors] == [((10,), np.float32)] * (1 + (optimizer in ADAPTIVE))
+
+
+def test_a_state_without_an_optimizer_is_continued_without_one_and_no_other_way() -> None:
+    plain, adam = FedAvg(buffers=BUFFERS), FedAvg(buffers=BUFFERS, **EACH["adam"])
+    result, _ = run(plain, rounds=2)
+    run(FedAvg(buffers=BUFFERS), rounds=3, initial_arrays=result.arrays, resume=plain.state_dict())
+    with pytest.raises(ValueError, match="the state is of a run with server_optimizer = 'none', got 'adam'"):
+        run(adam, rounds=3, initial_arrays=result.arrays, resume=plain.state_dict())
+    result, _ = run(adam, rounds=2)
+    for other, words in ((EACH["yogi"], "'yogi'"), ({}, "'none'")):
+        with pytest.raises(ValueError, match=f"server_optimizer = 'adam', got {words}: go on with that, or begin"):
+            run(FedAvg(buffers=BUFFERS, **other), rounds=3, initial_arrays=result.arrays, resume=adam.state_dict())
+
+
+def test_a_state_of_a_model_of_another_size_is_refused() -> None:
+    strategy = FedAvg(buffers=BUFFERS, **EACH["adam"])
+    result, _ = run(strategy, rounds=1)
+    with pytest.raises(MethodError, match="FedAvg keeps a server momentum with 10 numbers, and 7 are trained"):
+        run(
+            FedAvg(buffers=BUFFERS, frozen=["bias"], unused_rounds=1, **EACH["adam"]),
+            MemoryGrid({name: keeping_bias(name) for name in quadratics(3)}),
+            rounds=2,
+            initial_arrays=result.arrays,
+            resume=strategy.state_dict(),
+        )
+
+
+def keeping_bias(name: str) -> Any:
+    """Return a client that leaves the array `bias` as it is."""
+    client = quadratics(3)[name]
+
+    def answer(message: Any) -> Any:
+        sent = unpack(message.content.array_records["arrays"]) if "arrays" in message.content else {}
+        reply = client(message)
+        if "arrays" in reply.content:
+            after = unpack(reply.content.array_records["arrays"])
+            reply.content["arrays"] = record({**after, "bias": sent["bias"]})
+        return reply
+
+    return answer
+
+
+def test_a_step_changes_nothing_that_it_is_given() -> None:
+    """A checkpoint may be written later than the next round begins."""
+    for options in EACH.values():
+        optimizer = FedAvg(**options).server_optimizer
+        assert optimizer is not None
+        w, d = np.ones(3), np.full(3, 0.5)
+        _, moments = optimizer.step(w, d, None)
+        assert isinstance(moments, Moments)
+        before = [None if each is None else each.copy() for each in vars(moments).values()]
+        optimizer.step(w, d, moments)
+        for one, other in zip(before, vars(moments).values(), strict=True):
+            np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(w, 1.0)
+        np.testing.assert_array_equal(d, 0.5)
+
+
+# Options ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_takes_them(method: str) -> None:
+    for options in EACH.values():
+        if options["server_optimizer"] not in METHODS[method].refused_server_optimizers:
+            strategy = make(method, ARGUMENTS[method][0], **options)
+            assert strategy.server_optimizer is not None
+            assert strategy.server_optimizer.options().items() >= options.items()
+
+
+def test_defaults_are_the_papers() -> None:
+    assert FedAvg(server_optimizer="avgm").server_optimizer == ServerOptimizer("avgm", 1.0, 0.9, 0.99, 1e-3)
+    adam = FedAvg(server_optimizer="adam", server_optimizer_lr=1)
+    assert adam.server_optimizer == ServerOptimizer("adam", 1.0, 0.9, 0.99, 1e-3)
+
+
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"server_optimizer": "adamw"}, "server_optimizer = 'adamw': did you mean adam?"),
+    ({"server_optimizer": None}, "server_optimizer = None"),
+    ({"server_optimizer": "avgm", "server_optimizer_lr": 0.0}, "server_optimizer_lr = 0.0"),
+    ({"server_optimizer": "adam", "server_optimizer_lr": -1.0}, "server_optimizer_lr = -1.0"),
+    ({"server_optimizer": "adam", "server_optimizer_lr": np.nan}, "server_optimizer_lr = nan"),
+    ({"server_optimizer": "adam", "server_optimizer_lr": np.inf}, "server_optimizer_lr = inf"),
+    ({"server_optimizer": "avgm", "server_optimizer_beta1": 1.0}, r"server_optimizer_beta1 = 1.0: .* in \[0, 1\)"),
+    ({"server_optimizer": "avgm", "server_optimizer_beta1": -0.1}, r"server_optimizer_beta1 = -0.1"),
+    ({**EACH["adam"], "server_optimizer_beta2": 1.0}, r"server_optimizer_beta2 = 1.0: .* in \[0, 1\)"),
+    ({**EACH["adam"], "server_optimizer_tau": 0.0}, "server_optimizer_tau = 0.0: .* above 0"),
+    *(({"server_optimizer": each}, f"'{each}' needs server_optimizer_lr, .* no default: give one") for each in ADAPTIVE),
+    ({"server_optimizer_lr": 0.1}, "server_optimizer_lr = 0.1 has no effect with server_optimizer = 'none'"),
+    ({"server_optimizer_beta1": 0.5}, "server_optimizer_beta1 = 0.5 has no effect with server_optimizer = 'none'"),
+    (
+        {"server_optimizer": "avgm", "server_optimizer_beta2": 0.5},
+        r"server_optimizer_beta2 = 0.5 has no effect with server_optimizer = 'avgm': leave .* reads it \(adam, yogi\)",
+    ),
+    (
+        {"server_optimizer": "avgm", "server_optimizer_tau": 0.5},
+        r"server_optimizer_tau = 0.5 has no effect .* reads it \(adagrad, adam, yogi\)",
+    ),
+    ({**EACH["adagrad"], "server_optimizer_beta2": 0.5}, "server_optimizer_beta2 = 0.5 has no effect"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), IMPOSSIBLE, ids=str)
+def test_an_impossible_option_or_one_without_effect_is_refused_with_the_remedy(
+    options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        FedAvg(**options)
+
+
+def test_the_remedies_work() -> None:
+    FedAvg(server_optimizer="adam", server_optimizer_lr=0.01)
+    FedAvg(server_optimizer="adam", server_optimizer_lr=0.01, server_optimizer_beta2=0.5)
+    FedAvg(server_optimizer="yogi", server_optimizer_lr=0.01, server_optimizer_tau=0.5)
+
+
+def test_a_method_with_a_momentum_of_its_own_refuses_another_one() -> None:
+    with pytest.raises(ValueError, match="FedFa has a momentum of its own on the server, .* 'avgm'") as refused:
+        FedFa(server_optimizer="avgm")
+    (others,) = re.findall(r"another one \((.+)\)", str(refused.value))
+    assert others.split(", ") == list(ADAPTIVE)
+    for other in others.split(", "):
+        FedFa(**EACH[other])
+
+
+def test_what_is_lost_is_lost() -> None:
+    """FedMGDA's step raises no client's loss to first order; after an adaptive scaling of its numbers it may."""
+    assert FedMGDA.lost_to_server_optimizers
+    assert QFedAvg.lost_to_server_optimizers
+    U = np.array([[10.0, 0.1], [-9.0, 1.0]])  # the shortest combination goes along the second number mostly
+    weights = FedMGDA().weigh(
+        Cohort(
+            round=1,
+            names=("a", "b"),
+            counts=np.ones(2),
+            prior=np.full(2, 0.5),
+            draws=np.ones(2),
+            gram_of=lambda: U @ U.T,
+            squared_norms_of=lambda: np.diag(U @ U.T),
+        )
+    )
+    d = weights @ U
+    assert (U @ d >= (1.0 - 1e-6) * (d @ d)).all()
+    adam = FedAvg(server_optimizer="adagrad", server_optimizer_lr=1.0, server_optimizer_tau=1e-6).server_optimizer
+    assert adam is not None
+    after, _ = adam.step(np.zeros(2), d, None)
+    assert (U @ -after).min() < 0.0
