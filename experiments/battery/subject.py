@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Value
-from fairbloom.rounds.aggregation import cohort_of, weighed
+from fairbloom.rounds.aggregation import cohort_of, rows_after, weighed
 from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, MethodError, UnneededMetricError
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import Refusals
-from fairbloom.rounds.updates import Model, Vectors, combine
+from fairbloom.rounds.updates import Model, Vectors
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy
@@ -223,12 +223,13 @@ class Subject:
             coefficients = self.weigh(method, cohort, words)
             yield cohort, coefficients
             rows = self._remember(method, cohort, coefficients, words)
-            method.progress.kept = {key: combine(row, vectors) for key, row in rows.items()}
+            with self.explain_errors(f"Given {words}, ", "memory", method=method):
+                method.progress.kept = rows_after(method, rows, vectors)
             method.progress.finished_rounds = number
 
     def _remember(
         self, method: FairStrategy, cohort: Cohort, coefficients: FloatArray, words: str
-    ) -> Mapping[Kept, FloatArray]:
+    ) -> Mapping[Kept, FloatArray | None]:
         with self.explain_errors(f"Given {words}, ", "memory", method=method):
             asked = method.probe(cohort, coefficients) is not None
             probed = dict(zip(cohort.names, np.linspace(0.5, 1.5, cohort.size).tolist(), strict=True)) if asked else {}
@@ -244,7 +245,7 @@ class Subject:
                 raise Failure(
                     f"remember returned a row under {key!r}: its key must be Kept(key, cohort.round).", "memory"
                 )
-            if np.shape(row) != (len(coefficients),) or not np.isfinite(row).all():
+            if row is not None and (np.shape(row) != (len(coefficients),) or not np.isfinite(row).all()):
                 raise Failure(
                     f"Given {words}, remember returned a row for {key.key!r} of shape {np.shape(row)}: a row says how "
                     "much of each update and of each kept row goes into what is kept, so it must be finite numbers of "
