@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, MethodError, UnneededMetricError
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import Refusals
-from fairbloom.rounds.updates import Model, Vectors
+from fairbloom.rounds.updates import Model, Updates, Vectors
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy
@@ -40,6 +40,9 @@ TAKING_PART = ([3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2], [1, 2], [0, 3, 4, 5])
 
 MEASURED = (wire.LOSS_BEFORE, wire.ACCURACY_BEFORE, wire.LOSS_AFTER, wire.ACCURACY_AFTER, wire.LEARNING_RATE)
 """What Fairbloom's own clients report of their training where a method asks for it."""
+
+ARRAYS = ("first.weight", "first.bias", "second.weight")
+"""The arrays of the model in made-up cohorts."""
 
 REPORTED_BY = {
     **dict.fromkeys(("needs", "terms", "choose", "probe"), "needs"),
@@ -85,8 +88,8 @@ class Situation:
         What it is: "3 clients that did not move".
     names
         In ascending order.
-    updates
-        Shape (m, d).
+    updates, seconds
+        Shape (m, d) each; the second updates are those of methods that ask for two.
     losses, accuracies, rates, counts, draws
         Shape (m,) each.
     """
@@ -94,6 +97,7 @@ class Situation:
     description: str
     names: tuple[str, ...]
     updates: FloatArray
+    seconds: FloatArray
     losses: FloatArray
     accuracies: FloatArray
     rates: FloatArray
@@ -109,11 +113,20 @@ class Situation:
         }
         return known.get(metric, self.losses)
 
+    def move(self, description: str, change: Callable[[FloatArray], FloatArray]) -> "Situation":
+        """Return these clients with other updates, of which the second ones are changed as the first."""
+        return replace(self, description=description, updates=change(self.updates), seconds=change(self.seconds))
+
     def select(self, rows: list[int] | NDArray[np.intp]) -> "Situation":
         """Return what these clients reply, by their places, in this order; they get new names."""
-        columns = ("updates", "losses", "accuracies", "rates", "counts", "draws")
+        columns = ("updates", "seconds", "losses", "accuracies", "rates", "counts", "draws")
         chosen = {name: getattr(self, name)[rows] for name in columns}
         return replace(self, names=_names(len(chosen["losses"])), **chosen)
+
+
+def as_arrays(flat: FloatArray) -> Model:
+    """Return a flat vector as the arrays of a model of two layers, one of which has a bias."""
+    return dict(zip(ARRAYS, np.array_split(flat, len(ARRAYS)), strict=True))
 
 
 def unknown_metrics(method: FairStrategy) -> list[str]:
@@ -138,10 +151,55 @@ def ordinary_situation(m: int, seed: int = 0, common: float = 1.0) -> Situation:
         rates=rng.uniform(0.05, 0.2, m),
         counts=rng.permutation(np.arange(10.0, 10.0 + 7.0 * m, 7.0)),
         draws=np.ones(m),
+        seconds=0.3 * rng.normal(size=(m, m + 3)),
     )
 
 
 # The method ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a method sees of a situation, and the rows that its coefficients combine.
+
+    Attributes
+    ----------
+    cohort
+        What it sees.
+    vectors
+        The rows.
+    updates
+        The replies.
+    """
+
+    cohort: Cohort
+    vectors: Vectors
+    updates: Updates
+
+    def step(self, coefficients: FloatArray) -> FloatArray:
+        """Return the step of these coefficients, shape (d,), by the code of a run; infinite where a run takes none."""
+        cohort = self.cohort
+        try:
+            after = self.updates.model_after(coefficients, self.vectors, cohort.prior, cohort.counts)
+        except ValueError:
+            return np.full(self.vectors.size, np.inf)
+        return -np.concatenate([after[name] for name in self.updates.layout.trainable])  # the model before it is zero
+
+
+class Weighed(NamedTuple):
+    """What a method makes of a situation.
+
+    Attributes
+    ----------
+    coefficients
+        Those of the clients, shape (k, m): a row for each array where they differ by array, and the same for the second
+        updates.
+    step
+        Where it goes, shape (d,).
+    """
+
+    coefficients: FloatArray
+    step: FloatArray
 
 
 @dataclass(frozen=True)
@@ -167,20 +225,20 @@ class Subject:
             raise Failure("Its __init__ does not call super().__init__(**options): call that first.", "parameters")
         return method
 
-    def make_cohort(self, method: FairStrategy, situation: Situation, number: int = 1) -> tuple[Cohort, Vectors]:
-        """Return what the method sees of a situation, made by the code that makes it in a run, and the vectors."""
+    def ask(self, method: FairStrategy, situation: Situation, number: int = 1) -> Asked:
+        """Return what the method sees of a situation, made by the code that makes it in a run."""
         names = situation.names
-        model = {"w": np.zeros(situation.updates.shape[1])}
+        model = as_arrays(np.zeros(situation.updates.shape[1]))
         trained = Trained.empty(
             method.layout_of(model), len(names), refused=Refusals(number), missing=(), snapshots=method.snapshots
         )
         columns = {metric: situation.column(metric) for metric in method.needs}
         for k, name in enumerate(names):
             report = {wire.NUM_EXAMPLES: situation.counts[k], method.weighted_by_key: situation.counts[k]}
-            update = {"w": -situation.updates[k]}
-            trained.add(name, report | {metric: column[k] for metric, column in columns.items()}, update, update)
+            report |= {metric: column[k] for metric, column in columns.items()}
+            trained.add(name, report, as_arrays(-situation.updates[k]), as_arrays(-situation.seconds[k]))
         with self.explain_errors(f"Given {situation.description}, ", "shape"):
-            return cohort_of(
+            cohort, vectors = cohort_of(
                 method,
                 trained,
                 server_round=number,
@@ -188,25 +246,29 @@ class Subject:
                 online=names,
                 draws=dict(zip(names, map(int, situation.draws), strict=True)),
             )
+        return Asked(cohort, vectors, trained.updates)
 
     def weigh(self, method: FairStrategy, cohort: Cohort, description: str) -> FloatArray:
         """Return the coefficients of a cohort, by the code that asks for them in a run."""
         with self.explain_errors(f"Given {description}, ", "shape", method=method):
             return weighed(method, cohort).copy()
 
-    def weigh_fresh(self, situation: Situation, **options: Any) -> FloatArray:
-        """Return the coefficients of a new instance; raise Failure where another one gives others."""
+    def weigh_fresh(self, situation: Situation, **options: Any) -> Weighed:
+        """Return what a new instance makes of a situation; raise Failure where another one gives other coefficients."""
         first, again = (self._weigh_once(situation, **options) for _ in range(2))
-        if first.tobytes() != again.tobytes():
+        if first.coefficients.tobytes() != again.coefficients.tobytes():
             raise Failure(
                 f"Given {situation.description}, the coefficients differ when it is asked again.", "determinism"
             )
         return first
 
-    def _weigh_once(self, situation: Situation, **options: Any) -> FloatArray:
+    def _weigh_once(self, situation: Situation, **options: Any) -> Weighed:
         method = self.create(**options)
-        cohort, _ = self.make_cohort(method, situation)
-        return self.weigh(method, cohort, situation.description)
+        asked = self.ask(method, situation)
+        c = self.weigh(method, asked.cohort, situation.description)
+        m, by_array = asked.cohort.size, np.atleast_2d(c)
+        of_updates = [by_array[:, :m], *([by_array[:, m : 2 * m]] if method.second else [])]
+        return Weighed(np.vstack(of_updates), asked.step(c))
 
     def iterate_rounds(self, method: FairStrategy, rounds: int) -> Iterator[tuple[Cohort, FloatArray]]:
         """Yield the cohort and the coefficients of rounds in which other clients take part each time.
@@ -217,14 +279,15 @@ class Subject:
         for number in range(1, rounds + 1):
             places = TAKING_PART[number % len(TAKING_PART)]
             situation = replace(six.select(places), names=tuple(six.names[k] for k in places))
-            cohort, vectors = self.make_cohort(method, situation, number)
+            asked = self.ask(method, situation, number)
+            cohort = asked.cohort
             kept = f" and {len(cohort.memory)} kept rows" if cohort.memory else ""
             words = f"{len(places)} ordinary clients{kept} in round {number}"
             coefficients = self.weigh(method, cohort, words)
             yield cohort, coefficients
             rows = self._remember(method, cohort, coefficients, words)
             with self.explain_errors(f"Given {words}, ", "memory", method=method):
-                method.progress.kept = rows_after(method, rows, vectors)
+                method.progress.kept = rows_after(method, rows, asked.vectors)
             method.progress.finished_rounds = number
 
     def _remember(
@@ -240,16 +303,17 @@ class Subject:
                 "none.",
                 "memory",
             )
+        width = coefficients.shape[-1]
         for key, row in rows.items():
             if not isinstance(key, Kept):
                 raise Failure(
                     f"remember returned a row under {key!r}: its key must be Kept(key, cohort.round).", "memory"
                 )
-            if row is not None and (np.shape(row) != (len(coefficients),) or not np.isfinite(row).all()):
+            if row is not None and (np.shape(row) != (width,) or not np.isfinite(row).all()):
                 raise Failure(
                     f"Given {words}, remember returned a row for {key.key!r} of shape {np.shape(row)}: a row says how "
                     "much of each update and of each kept row goes into what is kept, so it must be finite numbers of "
-                    f"shape {(len(coefficients),)}.",
+                    f"shape {(width,)}.",
                     "memory",
                 )
         return rows
