@@ -258,6 +258,11 @@ def _extremes() -> Iterator[Situation]:
     yield usual.move("4 clients with orthogonal updates", lambda U: np.eye(*U.shape))
     for accuracy in (0.0, 1.0):
         yield replace(usual, description=f"4 clients with accuracy {accuracy:g}", accuracies=np.full(4, accuracy))
+    yield replace(usual, description="4 clients without a disparity between groups", disparities=np.zeros(4))
+    none = usual.of_groups * np.array([[1.0, 0.0, 1.0, 0.0]])
+    yield replace(usual, description="4 clients without positive examples in one of two groups", of_groups=none)
+    some = np.where(still[:, None] > 0.0, usual.of_groups, none)
+    yield replace(usual, description="4 clients of which one has no positive examples in a group", of_groups=some)
     yield replace(usual, description="4 clients with 1 to 1,000,000 examples", counts=np.array([1.0, 10.0, 1e3, 1e6]))
     yield replace(usual, description="4 clients of which one was drawn 3 times", draws=np.array([1.0, 3.0, 1.0, 1.0]))
     alone = one.move("a single client that did not move, with loss 0", lambda U: 0.0 * U)
@@ -466,17 +471,16 @@ def check_resume(subject: Subject) -> Answer:
     """A run that is killed and continued from its checkpoint ends as one that is not."""
     whole = subject.create(fraction_train=0.5)
     rounds = subject.run_rounds(whole, 6)
-    stopped = subject.create(fraction_train=0.5)
-    before = subject.run_rounds(stopped, 3)
-    _check_savable(stopped)
-    continued = subject.create(fraction_train=0.5)
+    stopped, continued = (subject.create(fraction_train=0.5) for _ in range(2))
     with TemporaryDirectory() as folder:
+        before = subject.run_rounds(stopped, 3, state_dir=folder)
+        _check_savable(stopped)
         file = Path(folder) / "3.safetensors"
         save_checkpoint(file, before[-1].arrays, stopped.state_dict())
         model, state = load_checkpoint(file)
-    with subject.explain_errors("Continued from a checkpoint after round 3, "):
-        continued.load_state_dict(state)
-    after = subject.run_rounds(continued, 3, model)
+        with subject.explain_errors("Continued from a checkpoint after round 3, "):
+            continued.load_state_dict(state)
+        after = subject.run_rounds(continued, 3, model, state_dir=folder)
     for one, other in zip(rounds, [*before, *after], strict=True):
         if _round_bits(one) == _round_bits(other):
             continue
@@ -626,7 +630,7 @@ def check_learns(subject: Subject) -> Answer:
             Verdict.REMARK,
             "All coefficients are 0: the global model stays as it is, and only personal ones could learn.",
         )
-    before = _losses(method, initial_model())
+    before = _losses(method, initial_model(method))
     after = _losses(method, rounds[-1].arrays)
     losses = (
         f"In {LEARNED_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from {before.mean():.3g} "
@@ -652,7 +656,7 @@ def _sign(coefficients: FloatArray) -> int:
 
 def _losses(method: FairStrategy, model: Model) -> FloatArray:
     """Return each client's loss of a model on its test set."""
-    clients = LoopClients(method, run_config())
+    clients = LoopClients(method, run_config(method))
     names = sorted(clients.online(1))
     replies = clients.evaluate(names, model, Terms(server_round=1), ())
     return np.array([report[LOSS] for report in replies.metrics.values()])

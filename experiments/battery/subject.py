@@ -8,8 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,8 +37,17 @@ ROUNDS = 50
 TAKING_PART = ([3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2], [1, 2], [0, 3, 4, 5])
 """The clients, of six, that take part in rounds that follow each other."""
 
-MEASURED = (wire.LOSS_BEFORE, wire.ACCURACY_BEFORE, wire.LOSS_AFTER, wire.ACCURACY_AFTER, wire.LEARNING_RATE)
+OF_GROUPS = (wire.DISPARITY, wire.DISPARITY_HARD, *wire.POSITIVES, *wire.HITS)
+"""What they report of two groups of their examples."""
+
+MEASURED = (
+    *(wire.LOSS_BEFORE, wire.ACCURACY_BEFORE, wire.LOSS_AFTER, wire.ACCURACY_AFTER),
+    *(wire.LEARNING_RATE, wire.UPDATE_NORM, *OF_GROUPS),
+)
 """What Fairbloom's own clients report of their training where a method asks for it."""
+
+EVEN = "fairbloom.experiments.battery.even:task"
+"""The task of real clients whose examples are in two groups."""
 
 ARRAYS = ("first.weight", "first.bias", "second.weight")
 """The arrays of the model in made-up cohorts."""
@@ -90,8 +98,10 @@ class Situation:
         In ascending order.
     updates, seconds
         Shape (m, d) each; the second updates are those of methods that ask for two.
-    losses, accuracies, rates, counts, draws
+    losses, accuracies, rates, disparities, counts, draws
         Shape (m,) each.
+    of_groups
+        Positive examples of two groups, and those of them that are found, shape (m, 4).
     """
 
     description: str
@@ -101,15 +111,19 @@ class Situation:
     losses: FloatArray
     accuracies: FloatArray
     rates: FloatArray
+    disparities: FloatArray
+    of_groups: FloatArray
     counts: FloatArray
     draws: FloatArray
 
     def column(self, metric: str) -> FloatArray:
         """Return what the clients report by a metric's name; the loss stands for what nobody here knows."""
         known = {
-            wire.ACCURACY_BEFORE: self.accuracies,
-            wire.ACCURACY_AFTER: self.accuracies,
+            **dict.fromkeys((wire.ACCURACY_BEFORE, wire.ACCURACY_AFTER), self.accuracies),
+            **dict.fromkeys((wire.DISPARITY, wire.DISPARITY_HARD), self.disparities),
+            **dict(zip((*wire.POSITIVES, *wire.HITS), self.of_groups.T, strict=True)),
             wire.LEARNING_RATE: self.rates,
+            wire.UPDATE_NORM: np.linalg.norm(self.updates, axis=1),
         }
         return known.get(metric, self.losses)
 
@@ -119,7 +133,7 @@ class Situation:
 
     def select(self, rows: list[int] | NDArray[np.intp]) -> "Situation":
         """Return what these clients reply, by their places, in this order; they get new names."""
-        columns = ("updates", "seconds", "losses", "accuracies", "rates", "counts", "draws")
+        columns = [each.name for each in fields(self) if each.name not in ("description", "names")]
         chosen = {name: getattr(self, name)[rows] for name in columns}
         return replace(self, names=_names(len(chosen["losses"])), **chosen)
 
@@ -152,6 +166,8 @@ def ordinary_situation(m: int, seed: int = 0, common: float = 1.0) -> Situation:
         counts=rng.permutation(np.arange(10.0, 10.0 + 7.0 * m, 7.0)),
         draws=np.ones(m),
         seconds=0.3 * rng.normal(size=(m, m + 3)),
+        disparities=rng.uniform(-0.5, 0.5, m),
+        of_groups=np.hstack([rng.integers(10, 20, (m, 2)), rng.integers(1, 10, (m, 2))]).astype(np.float64),
     )
 
 
@@ -323,6 +339,8 @@ class Subject:
     ) -> list[Round]:
         """Return the next rounds of the method with real clients, which learn digits in this process.
 
+        What these keep between rounds is stored at the end, where `state_dir` says; without one it is lost.
+
         Parameters
         ----------
         method
@@ -340,14 +358,16 @@ class Subject:
                 f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them."
             )
         method.update_limit = math.inf  # every step is taken, so that it shows where one is too long
-        loop = Rounds(method, LoopClients(method, run_config(**settings)), ROUNDS)
-        first = initial_model() if model is None else model
+        clients = LoopClients(method, run_config(method, **settings))
+        loop = Rounds(method, clients, ROUNDS)
+        first = initial_model(method) if model is None else model
         reporters = ("needs", "shape", "memory")
         with self.explain_errors("In rounds with real clients, ", *reporters, method=method):
             finished = list(islice(loop.run(first, measure=lambda number: (), measure_after=()), rounds))
         refused = sorted({why for each in finished for why in each.refused.values()})
         if refused:
             raise Failure(f"In rounds with real clients, replies were refused: {refused[0]}.", *reporters)
+        clients.keep(since=method.progress.finished_rounds)
         return finished
 
     @contextmanager
@@ -392,16 +412,21 @@ class Subject:
 # Rounds with real clients -------------------------------------------------------------------------------------------
 
 
-def run_config(**settings: Value) -> Mapping[str, Value]:
+def run_config(method: FairStrategy, **settings: Value) -> Mapping[str, Value]:
     """Return the run config of six clients that take one step in a round; `settings` differ from it."""
-    small: dict[str, Value] = {"clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
+    task = EVEN if compares_groups(method) else "digits"
+    small: dict[str, Value] = {"task": task, "clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
     return Settings.of(small | {name.replace("_", "-"): value for name, value in settings.items()}).run_config()
 
 
-@cache
-def initial_model() -> Model:
-    """Return the model that these clients begin with."""
-    state = load_task(run_config()).model().state_dict()
+def compares_groups(method: FairStrategy) -> bool:
+    """Return whether a method asks its clients about groups of their examples."""
+    return bool(method.terms(1).disparity or method.needs & {*OF_GROUPS})
+
+
+def initial_model(method: FairStrategy) -> Model:
+    """Return the model that the clients of a method begin with."""
+    state = load_task(run_config(method)).model().state_dict()
     return {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
 
 
