@@ -7,7 +7,7 @@ import numpy as np
 
 from .clients import Trained
 from .lengths import largest_share
-from .method import Cohort, Method, MethodError, Needed
+from .method import Cohort, Kept, Method, MethodError, Needed
 from .updates import FloatArray, Vectors, combine, gram_matrix
 
 DECIDING_SHARE = 0.9
@@ -102,6 +102,25 @@ def _finite(products: FloatArray) -> FloatArray:
     if not np.isfinite(products).all():
         raise NoStepError("inner products of the updates are not finite")
     return products
+
+
+def rows_after(
+    method: Method, remembered: Mapping[Kept, FloatArray | None], vectors: Vectors
+) -> dict[Kept, Vectors]:
+    """Return the rows that a method keeps after a round, as its `remember` says.
+
+    Raises
+    ------
+    MethodError
+        When a row is to stay as it is, and there is none.
+    """
+    kept = method.progress.kept
+    if missing := [key for key, mix in remembered.items() if mix is None and key not in kept]:
+        raise MethodError(
+            f"{type(method).__name__}.remember returned None for {missing[0]}, which is no kept row: only one that is in "
+            "self.progress.kept can stay as it is"
+        )
+    return {key: kept[key] if mix is None else combine(mix, vectors) for key, mix in remembered.items()}
 
 
 def parts_of(cohort: Cohort, coefficients: FloatArray, lengths: FloatArray) -> dict[str, float]:

@@ -13,7 +13,7 @@ from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
-from .aggregation import NoStepError, cohort_of, decides, parts_of, share_along, weighed
+from .aggregation import NoStepError, cohort_of, decides, parts_of, rows_after, share_along, weighed
 from .clients import Clients, Replies, Reports, Trained
 from .lengths import Usual, largest_share
 from .limits import (
@@ -380,7 +380,7 @@ class Rounds:
             raise NoStepError(f"{reason}; client {client} has {share:.0%} of the step") from reason
         probed = self._probe(cohort, coefficients, trained)
         remembered = method.remember(cohort, coefficients, probed)
-        method.progress.kept = {kept: combine(mix, vectors) for kept, mix in remembered.items()}
+        method.progress.kept = rows_after(method, remembered, vectors)
         method.progress.moments = moments
         method.progress.lengths = method.progress.lengths.plus(number, replied / usual.allowances, step, parts)
         self._coefficients = dict(zip(cohort.names, map(float, coefficients[: cohort.size]), strict=True))

@@ -494,10 +494,13 @@ class Method:
         """
         return None
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray | None]:
         """Update `memory` after the step; return the rows to keep, each as a combination of shape (m + r,).
 
-        `probed` holds the losses at the probe's model by client, of those that could be used.
+        None in its place keeps a row of `progress.kept` as it is, also one that this round did not recall. `probed`
+        holds the losses at the probe's model by client, of those that could be used.
         """
         return {}
 

@@ -16,6 +16,7 @@ from .fedavg import FedAvg
 from .fedavgn import FedAvgN
 from .fedfa import FedFa
 from .fedfv import FedFV
+from .fedmdfg import FedMDFG
 from .fedmgda import FedMGDA, FedMGDAPlus, MGDAProx
 from .fedprox import FedProx
 from .gifair import GiFair
@@ -32,7 +33,7 @@ METHODS: dict[str, type[FairStrategy]] = {
     for method in (
         *(FedAvg, FedProx, FedAvgN),
         *(QFedAvg, QFedSGD, TERM, AFL, DRFA, DeltaFL, PropFair, GiFair, VRed, SemiVRed, EAGLE, FedFa, AAggFF),
-        *(FedMGDA, FedMGDAPlus, MGDAProx, FedFV, AdaFed),
+        *(FedMGDA, FedMGDAPlus, MGDAProx, FedFV, AdaFed, FedMDFG),
         *(Ditto, Local),
     )
 }
@@ -124,6 +125,7 @@ __all__ = [
     "FedAvgN",
     "FedFV",
     "FedFa",
+    "FedMDFG",
     "FedMGDA",
     "FedMGDAPlus",
     "FedProx",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -187,7 +188,7 @@ def _check_terms(subject: Subject, method: FairStrategy) -> None:
             "dataclasses.replace(super().terms(server_round), local_steps=5)."
         )
     situation = ordinary_situation(4)
-    cohort, _ = subject.make_cohort(method, situation)
+    cohort = subject.ask(method, situation).cohort
     coefficients = subject.weigh(method, cohort, situation.description)
     with subject.explain_errors(f"Given {situation.description}, ", method=method):
         mix = method.probe(cohort, coefficients)
@@ -211,8 +212,7 @@ def check_shape(subject: Subject) -> Answer:
     """Weigh returns one finite number for each update and for each kept row."""
     for m in SIZES:
         situation, method = ordinary_situation(m), subject.create()
-        cohort, _ = subject.make_cohort(method, situation)
-        subject.weigh(method, cohort, situation.description)
+        subject.weigh(method, subject.ask(method, situation).cohort, situation.description)
     kept = max(len(cohort.memory) for cohort, _ in subject.iterate_rounds(subject.create(), len(TAKING_PART)))
     rows = f"; with {kept} kept rows" if kept else ""
     return Verdict.PASSED, f"One finite number per client, with {', '.join(map(str, SIZES))} of them{rows}."
@@ -223,10 +223,9 @@ def check_finiteness(subject: Subject) -> Answer:
     situations = list(_extremes())
     for situation in situations:
         method = subject.create()
-        cohort, _ = subject.make_cohort(method, situation)
-        coefficients = subject.weigh(method, cohort, situation.description)
-        step = coefficients @ situation.updates
-        if not np.isfinite(step).all():
+        asked = subject.ask(method, situation)
+        coefficients = subject.weigh(method, asked.cohort, situation.description)
+        if not np.isfinite(asked.step(coefficients)).all():
             raise Failure(
                 f"Given {situation.description}, the coefficients are up to {np.abs(coefficients).max():.0e} and the "
                 "step is beyond all numbers. Such a round is skipped: bound what you divide by."
@@ -237,55 +236,63 @@ def check_finiteness(subject: Subject) -> Answer:
 def _extremes() -> Iterator[Situation]:
     usual, one = ordinary_situation(4), ordinary_situation(1)
     U, losses = usual.updates, usual.losses
-    still = np.array([1.0, 0.0, 1.0, 1.0])
-    yield replace(usual, description="4 clients that did not move (zero updates)", updates=0.0 * U)
-    yield replace(usual, description="4 clients of which one did not move (a zero update)", updates=still[:, None] * U)
+    still, first = np.array([1.0, 0.0, 1.0, 1.0]), np.arange(U.shape[1]) < U.shape[1] // 3
+    yield usual.move("4 clients that did not move (zero updates)", lambda U: 0.0 * U)
+    yield usual.move("4 clients of which one did not move (a zero update)", lambda U: still[:, None] * U)
+    yield usual.move("4 clients that did not move one of the arrays", lambda U: np.where(first, 0.0, U))
+    yield usual.move(
+        "4 clients of which one did not move one of the arrays",
+        lambda U: np.where(first & (still[:, None] == 0.0), 0.0, U),
+    )
     yield replace(usual, description="4 clients with equal losses", losses=np.ones(4))
     yield replace(usual, description="4 clients with zero losses", losses=np.zeros(4))
     yield replace(usual, description="4 clients of which one has a zero loss", losses=still * losses)
     yield replace(usual, description="4 clients with losses below zero, as that of a density may be", losses=-losses)
     for scale in (1e-12, 1e12):
         yield replace(usual, description=f"4 clients with losses around {scale:.0e}", losses=scale * losses)
-        yield replace(usual, description=f"4 clients with updates around {scale:.0e}", updates=scale * U)
         one_off = np.array([1.0, scale, 1.0, 1.0])[:, None]
-        yield replace(
-            usual, description=f"4 clients of which one has an update around {scale:.0e}", updates=one_off * U
-        )
-    yield replace(usual, description="4 clients with the same update", updates=np.tile(U[0], (4, 1)))
-    yield replace(usual, description="4 clients with opposed updates", updates=np.outer([1.0, -1.0, 1.0, -1.0], U[0]))
-    yield replace(usual, description="4 clients with orthogonal updates", updates=np.eye(*U.shape))
+        yield usual.move(f"4 clients with updates around {scale:.0e}", partial(np.multiply, scale))
+        yield usual.move(f"4 clients of which one has an update around {scale:.0e}", partial(np.multiply, one_off))
+    yield usual.move("4 clients with the same update", lambda U: np.tile(U[0], (4, 1)))
+    yield usual.move("4 clients with opposed updates", lambda U: np.outer([1.0, -1.0, 1.0, -1.0], U[0]))
+    yield usual.move("4 clients with orthogonal updates", lambda U: np.eye(*U.shape))
     for accuracy in (0.0, 1.0):
         yield replace(usual, description=f"4 clients with accuracy {accuracy:g}", accuracies=np.full(4, accuracy))
+    yield replace(usual, description="4 clients without a disparity between groups", disparities=np.zeros(4))
+    none = usual.of_groups * np.array([[1.0, 0.0, 1.0, 0.0]])
+    yield replace(usual, description="4 clients without positive examples in one of two groups", of_groups=none)
+    some = np.where(still[:, None] > 0.0, usual.of_groups, none)
+    yield replace(usual, description="4 clients of which one has no positive examples in a group", of_groups=some)
     yield replace(usual, description="4 clients with 1 to 1,000,000 examples", counts=np.array([1.0, 10.0, 1e3, 1e6]))
     yield replace(usual, description="4 clients of which one was drawn 3 times", draws=np.array([1.0, 3.0, 1.0, 1.0]))
-    yield replace(
-        one, description="a single client that did not move, with loss 0", updates=0.0 * one.updates, losses=np.zeros(1)
-    )
+    alone = one.move("a single client that did not move, with loss 0", lambda U: 0.0 * U)
+    yield replace(alone, losses=np.zeros(1))
 
 
 def check_permutation(subject: Subject) -> Answer:
     """A coefficient goes with what a client replied, whatever the client is called."""
     for m, common in ((3, 1.0), (5, 0.0), (8, 0.3)):
         situation, order = ordinary_situation(m, seed=1, common=common), np.random.default_rng(m).permutation(m)[::-1]
-        before = subject.weigh_fresh(situation)[:m]
-        after = subject.weigh_fresh(situation.select(order))[:m]
-        if _is_same(after, before[order]):
+        before, after = subject.weigh_fresh(situation), subject.weigh_fresh(situation.select(order))
+        wanted = before.coefficients[:, order]
+        if _is_same(after.coefficients, wanted):
             continue
-        if _is_same(after @ situation.updates[order], before @ situation.updates):
+        if _is_same(after.step, before.step):
             return Verdict.REMARK, (
                 "When clients change their names, they get other coefficients, and the step is the same: several "
                 "coefficients give it, and the order of names decides which."
             )
-        if any(not _is_same(subject.weigh_fresh(situation, seed=seed)[:m], before) for seed in range(1, 9)):
+        others = (subject.weigh_fresh(situation, seed=seed) for seed in range(1, 9))
+        if any(not _is_same(other.coefficients, before.coefficients) for other in others):
             return Verdict.REMARK, (
                 "The method draws from the seed, and what is drawn goes to clients in the order of their names: with "
                 "other names the step is another draw."
             )
-        k = int(np.argmax(np.abs(after - before[order])))
+        row, k = np.unravel_index(np.argmax(np.abs(after.coefficients - wanted)), wanted.shape)
         raise Failure(
             f"Given {situation.description}, the client with loss {situation.losses[order][k]:.2g} got the coefficient "
-            f"{before[order][k]:.3g}; with other names, and so in another order, the same replies got it "
-            f"{after[k]:.3g}, and the step is another one. Nobody should count for a name: go by what clients reply, "
+            f"{wanted[row, k]:.3g}; with other names, and so in another order, the same replies got it "
+            f"{after.coefficients[row, k]:.3g}, and the step is another one. Nobody should count for a name: go by what clients reply, "
             "not by their place in cohort.names."
         )
     return Verdict.PASSED, "Clients that are called otherwise, and so come in another order, count as before."
@@ -294,14 +301,14 @@ def check_permutation(subject: Subject) -> Answer:
 def check_scaling(subject: Subject) -> Answer:
     """What becomes of the step where all updates are so many times as long."""
     situation = ordinary_situation(5, seed=2)
-    step = subject.weigh_fresh(situation)[:5] @ situation.updates
+    step = subject.weigh_fresh(situation).step
     length = float(np.linalg.norm(step))
     if length == 0.0:
         return Verdict.NOT_APPLICABLE, "There is no step among ordinary clients."
     powers = []
     for scale in SCALES:
-        longer = replace(situation, description=f"updates {scale:g} times as long", updates=scale * situation.updates)
-        scaled = subject.weigh_fresh(longer)[:5] @ longer.updates
+        longer = situation.move(f"updates {scale:g} times as long", partial(np.multiply, scale))
+        scaled = subject.weigh_fresh(longer).step
         if not scaled.any():
             return Verdict.REMARK, (
                 f"With updates {scale:g} times as long there is no step any more: compare with what other updates "
@@ -333,20 +340,19 @@ def check_duplicates(subject: Subject) -> Answer:
     remark = ""
     for k in range(4):
         twins = replace(usual.select([0, 1, 2, 3, k]), description="5 clients of which two replied the same")
-        c = subject.weigh_fresh(twins)[:5]
-        if _is_same(c[[k]], c[[4]], of=c):
+        c, step = subject.weigh_fresh(twins)
+        if _is_same(c[:, k], c[:, 4], of=c):
             continue
         nudge = np.ones(5)
         nudge[[k, 4]] += 1e-9, -1e-9
         near = replace(
-            twins,
-            description="5 clients of which two replied nearly the same",
-            updates=nudge[:, None] * twins.updates,
+            twins.move("5 clients of which two replied nearly the same", partial(np.multiply, nudge[:, None])),
             losses=nudge * twins.losses,
             accuracies=nudge * twins.accuracies,
         )
-        found = f"Of two clients that replied the same, one got {c[k]:.3g} and the other {c[4]:.3g}"
-        if not _is_same(subject.weigh_fresh(near)[:5] @ near.updates, c @ twins.updates, within=10 * TOLERANCE):
+        row = int(np.argmax(np.abs(c[:, k] - c[:, 4])))
+        found = f"Of two clients that replied the same, one got {c[row, k]:.3g} and the other {c[row, 4]:.3g}"
+        if not _is_same(subject.weigh_fresh(near).step, step, within=10 * TOLERANCE):
             raise Failure(
                 f"{found}, and the step is another one than that of two that replied nearly the same. So a client that "
                 "is like another one loses its say, or gets too much of it: do not look clients up by their loss."
@@ -392,7 +398,7 @@ def check_memory(subject: Subject) -> Answer:
 
 def _check_weigh_changes_nothing(subject: Subject, method: FairStrategy, number: int) -> None:
     six = ordinary_situation(6)  # as in the rounds that the method may remember: a model keeps its size
-    cohort, _ = subject.make_cohort(method, six, number)
+    cohort = subject.ask(method, six, number).cohort
     arrays = {f"cohort.{name}": getattr(cohort, name) for name in ("counts", "prior", "draws", "gram", "squared_norms")}
     arrays |= {f"cohort.metrics[{metric!r}]": values for metric, values in cohort.metrics.items()}
     before, had = _snapshot(arrays), _snapshot(vars(method))
@@ -465,17 +471,16 @@ def check_resume(subject: Subject) -> Answer:
     """A run that is killed and continued from its checkpoint ends as one that is not."""
     whole = subject.create(fraction_train=0.5)
     rounds = subject.run_rounds(whole, 6)
-    stopped = subject.create(fraction_train=0.5)
-    before = subject.run_rounds(stopped, 3)
-    _check_savable(stopped)
-    continued = subject.create(fraction_train=0.5)
+    stopped, continued = (subject.create(fraction_train=0.5) for _ in range(2))
     with TemporaryDirectory() as folder:
+        before = subject.run_rounds(stopped, 3, state_dir=folder)
+        _check_savable(stopped)
         file = Path(folder) / "3.safetensors"
         save_checkpoint(file, before[-1].arrays, stopped.state_dict())
         model, state = load_checkpoint(file)
-    with subject.explain_errors("Continued from a checkpoint after round 3, "):
-        continued.load_state_dict(state)
-    after = subject.run_rounds(continued, 3, model)
+        with subject.explain_errors("Continued from a checkpoint after round 3, "):
+            continued.load_state_dict(state)
+        after = subject.run_rounds(continued, 3, model, state_dir=folder)
     for one, other in zip(rounds, [*before, *after], strict=True):
         if _round_bits(one) == _round_bits(other):
             continue
@@ -501,7 +506,7 @@ def check_resume(subject: Subject) -> Answer:
 def _check_paced(subject: Subject) -> None:
     """Raise Failure where a run of more rounds would have taken other steps, and the method does not say so."""
     method, situation = subject.create(), ordinary_situation(5)
-    cohort, _ = subject.make_cohort(method, situation, ROUNDS // 2)
+    cohort = subject.ask(method, situation, ROUNDS // 2).cohort
     longer = replace(cohort, num_rounds=2 * ROUNDS)
     same = _is_same(
         subject.weigh(method, cohort, situation.description), subject.weigh(method, longer, situation.description)
@@ -517,23 +522,24 @@ def _check_paced(subject: Subject) -> None:
 def check_determinism(subject: Subject) -> Answer:
     """The same cohort gets the same coefficients, whatever else the process has done."""
     situation, method = ordinary_situation(5, seed=4), subject.create()
-    cohort, _ = subject.make_cohort(method, situation)
+    cohort = subject.ask(method, situation).cohort
     first = subject.weigh(method, cohort, situation.description)
     with other_generators(seed=1):
         others = {"asked once more": subject.weigh(method, cohort, situation.description)}
     with other_generators(seed=2):
         fresh = subject.create()
-        others["made afresh"] = subject.weigh(fresh, subject.make_cohort(fresh, situation)[0], situation.description)
+        others["made afresh"] = subject.weigh(fresh, subject.ask(fresh, situation).cohort, situation.description)
     remedy = (
         "Resumed runs and repeated ones then differ: draw from "
         "fairbloom.protocol.streams.generator(self.seed, 'what for', cohort.round), and read no clock."
     )
     for what, again in others.items():
         if again.tobytes() != first.tobytes():
-            k = int(np.argmax(again != first))
+            place = tuple(np.argwhere(again != first)[0])
+            name = cohort.names[place[-1] % cohort.size]
             raise Failure(
-                f"Given the same {situation.description}, {cohort.names[k]} got {first[k]:.6g} and, when the method "
-                f"was {what}, {again[k]:.6g}. {remedy}"
+                f"Given the same {situation.description}, {name} got {first[place]:.6g} and, when the method was "
+                f"{what}, {again[place]:.6g}. {remedy}"
             )
     if not unknown_metrics(method):
         with other_generators(seed=3):
@@ -587,7 +593,7 @@ def check_cost(subject: Subject) -> Answer:
         if seconds_with and max(seconds_with.values()) > PATIENCE:
             break
         method = subject.create()
-        cohort, _ = subject.make_cohort(method, ordinary_situation(m))
+        cohort = subject.ask(method, ordinary_situation(m)).cohort
         begin = time.perf_counter()
         subject.weigh(method, cohort, f"{m} ordinary clients")
         seconds_with[m] = time.perf_counter() - begin
@@ -615,7 +621,7 @@ def check_learns(subject: Subject) -> Answer:
     """Some rounds with real clients lower their mean loss."""
     method = subject.create(fraction_evaluate=0.0)
     situation = ordinary_situation(5)
-    sums = [subject.weigh_fresh(situation)[:5]]
+    sums = [subject.weigh_fresh(situation).coefficients]
     rounds = subject.run_rounds(method, LEARNED_ROUNDS, batch_size=10, learning_rate=0.1)
     sums += [np.array(list(finished.coefficients.values())) for finished in rounds]
     signs = {_sign(c) for c in sums}
@@ -624,7 +630,7 @@ def check_learns(subject: Subject) -> Answer:
             Verdict.REMARK,
             "All coefficients are 0: the global model stays as it is, and only personal ones could learn.",
         )
-    before = _losses(method, initial_model())
+    before = _losses(method, initial_model(method))
     after = _losses(method, rounds[-1].arrays)
     losses = (
         f"In {LEARNED_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from {before.mean():.3g} "
@@ -650,7 +656,7 @@ def _sign(coefficients: FloatArray) -> int:
 
 def _losses(method: FairStrategy, model: Model) -> FloatArray:
     """Return each client's loss of a model on its test set."""
-    clients = LoopClients(method, run_config())
+    clients = LoopClients(method, run_config(method))
     names = sorted(clients.online(1))
     replies = clients.evaluate(names, model, Terms(server_round=1), ())
     return np.array([report[LOSS] for report in replies.metrics.values()])

@@ -8,11 +8,10 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +19,13 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Value
-from fairbloom.rounds.aggregation import cohort_of, weighed
+from fairbloom.rounds.aggregation import cohort_of, rows_after, weighed
 from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, MethodError, UnneededMetricError
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import Refusals
-from fairbloom.rounds.updates import Model, Vectors, combine
+from fairbloom.rounds.updates import Model, Updates, Vectors
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy
@@ -38,8 +37,20 @@ ROUNDS = 50
 TAKING_PART = ([3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2], [1, 2], [0, 3, 4, 5])
 """The clients, of six, that take part in rounds that follow each other."""
 
-MEASURED = (wire.LOSS_BEFORE, wire.ACCURACY_BEFORE, wire.LOSS_AFTER, wire.ACCURACY_AFTER, wire.LEARNING_RATE)
+OF_GROUPS = (wire.DISPARITY, wire.DISPARITY_HARD, *wire.POSITIVES, *wire.HITS)
+"""What they report of two groups of their examples."""
+
+MEASURED = (
+    *(wire.LOSS_BEFORE, wire.ACCURACY_BEFORE, wire.LOSS_AFTER, wire.ACCURACY_AFTER),
+    *(wire.LEARNING_RATE, wire.UPDATE_NORM, *OF_GROUPS),
+)
 """What Fairbloom's own clients report of their training where a method asks for it."""
+
+EVEN = "fairbloom.experiments.battery.even:task"
+"""The task of real clients whose examples are in two groups."""
+
+ARRAYS = ("first.weight", "first.bias", "second.weight")
+"""The arrays of the model in made-up cohorts."""
 
 REPORTED_BY = {
     **dict.fromkeys(("needs", "terms", "choose", "probe"), "needs"),
@@ -85,35 +96,51 @@ class Situation:
         What it is: "3 clients that did not move".
     names
         In ascending order.
-    updates
-        Shape (m, d).
-    losses, accuracies, rates, counts, draws
+    updates, seconds
+        Shape (m, d) each; the second updates are those of methods that ask for two.
+    losses, accuracies, rates, disparities, counts, draws
         Shape (m,) each.
+    of_groups
+        Positive examples of two groups, and those of them that are found, shape (m, 4).
     """
 
     description: str
     names: tuple[str, ...]
     updates: FloatArray
+    seconds: FloatArray
     losses: FloatArray
     accuracies: FloatArray
     rates: FloatArray
+    disparities: FloatArray
+    of_groups: FloatArray
     counts: FloatArray
     draws: FloatArray
 
     def column(self, metric: str) -> FloatArray:
         """Return what the clients report by a metric's name; the loss stands for what nobody here knows."""
         known = {
-            wire.ACCURACY_BEFORE: self.accuracies,
-            wire.ACCURACY_AFTER: self.accuracies,
+            **dict.fromkeys((wire.ACCURACY_BEFORE, wire.ACCURACY_AFTER), self.accuracies),
+            **dict.fromkeys((wire.DISPARITY, wire.DISPARITY_HARD), self.disparities),
+            **dict(zip((*wire.POSITIVES, *wire.HITS), self.of_groups.T, strict=True)),
             wire.LEARNING_RATE: self.rates,
+            wire.UPDATE_NORM: np.linalg.norm(self.updates, axis=1),
         }
         return known.get(metric, self.losses)
 
+    def move(self, description: str, change: Callable[[FloatArray], FloatArray]) -> "Situation":
+        """Return these clients with other updates, of which the second ones are changed as the first."""
+        return replace(self, description=description, updates=change(self.updates), seconds=change(self.seconds))
+
     def select(self, rows: list[int] | NDArray[np.intp]) -> "Situation":
         """Return what these clients reply, by their places, in this order; they get new names."""
-        columns = ("updates", "losses", "accuracies", "rates", "counts", "draws")
+        columns = [each.name for each in fields(self) if each.name not in ("description", "names")]
         chosen = {name: getattr(self, name)[rows] for name in columns}
         return replace(self, names=_names(len(chosen["losses"])), **chosen)
+
+
+def as_arrays(flat: FloatArray) -> Model:
+    """Return a flat vector as the arrays of a model of two layers, one of which has a bias."""
+    return dict(zip(ARRAYS, np.array_split(flat, len(ARRAYS)), strict=True))
 
 
 def unknown_metrics(method: FairStrategy) -> list[str]:
@@ -138,10 +165,57 @@ def ordinary_situation(m: int, seed: int = 0, common: float = 1.0) -> Situation:
         rates=rng.uniform(0.05, 0.2, m),
         counts=rng.permutation(np.arange(10.0, 10.0 + 7.0 * m, 7.0)),
         draws=np.ones(m),
+        seconds=0.3 * rng.normal(size=(m, m + 3)),
+        disparities=rng.uniform(-0.5, 0.5, m),
+        of_groups=np.hstack([rng.integers(10, 20, (m, 2)), rng.integers(1, 10, (m, 2))]).astype(np.float64),
     )
 
 
 # The method ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a method sees of a situation, and the rows that its coefficients combine.
+
+    Attributes
+    ----------
+    cohort
+        What it sees.
+    vectors
+        The rows.
+    updates
+        The replies.
+    """
+
+    cohort: Cohort
+    vectors: Vectors
+    updates: Updates
+
+    def step(self, coefficients: FloatArray) -> FloatArray:
+        """Return the step of these coefficients, shape (d,), by the code of a run; infinite where a run takes none."""
+        cohort = self.cohort
+        try:
+            after = self.updates.model_after(coefficients, self.vectors, cohort.prior, cohort.counts)
+        except ValueError:
+            return np.full(self.vectors.size, np.inf)
+        return -np.concatenate([after[name] for name in self.updates.layout.trainable])  # the model before it is zero
+
+
+class Weighed(NamedTuple):
+    """What a method makes of a situation.
+
+    Attributes
+    ----------
+    coefficients
+        Those of the clients, shape (k, m): a row for each array where they differ by array, and the same for the second
+        updates.
+    step
+        Where it goes, shape (d,).
+    """
+
+    coefficients: FloatArray
+    step: FloatArray
 
 
 @dataclass(frozen=True)
@@ -167,20 +241,20 @@ class Subject:
             raise Failure("Its __init__ does not call super().__init__(**options): call that first.", "parameters")
         return method
 
-    def make_cohort(self, method: FairStrategy, situation: Situation, number: int = 1) -> tuple[Cohort, Vectors]:
-        """Return what the method sees of a situation, made by the code that makes it in a run, and the vectors."""
+    def ask(self, method: FairStrategy, situation: Situation, number: int = 1) -> Asked:
+        """Return what the method sees of a situation, made by the code that makes it in a run."""
         names = situation.names
-        model = {"w": np.zeros(situation.updates.shape[1])}
+        model = as_arrays(np.zeros(situation.updates.shape[1]))
         trained = Trained.empty(
             method.layout_of(model), len(names), refused=Refusals(number), missing=(), second=method.second_record
         )
         columns = {metric: situation.column(metric) for metric in method.needs}
         for k, name in enumerate(names):
             report = {wire.NUM_EXAMPLES: situation.counts[k], method.weighted_by_key: situation.counts[k]}
-            update = {"w": -situation.updates[k]}
-            trained.add(name, report | {metric: column[k] for metric, column in columns.items()}, update, update)
+            report |= {metric: column[k] for metric, column in columns.items()}
+            trained.add(name, report, as_arrays(-situation.updates[k]), as_arrays(-situation.seconds[k]))
         with self.explain_errors(f"Given {situation.description}, ", "shape"):
-            return cohort_of(
+            cohort, vectors = cohort_of(
                 method,
                 trained,
                 server_round=number,
@@ -188,25 +262,29 @@ class Subject:
                 online=names,
                 draws=dict(zip(names, map(int, situation.draws), strict=True)),
             )
+        return Asked(cohort, vectors, trained.updates)
 
     def weigh(self, method: FairStrategy, cohort: Cohort, description: str) -> FloatArray:
         """Return the coefficients of a cohort, by the code that asks for them in a run."""
         with self.explain_errors(f"Given {description}, ", "shape", method=method):
             return weighed(method, cohort).copy()
 
-    def weigh_fresh(self, situation: Situation, **options: Any) -> FloatArray:
-        """Return the coefficients of a new instance; raise Failure where another one gives others."""
+    def weigh_fresh(self, situation: Situation, **options: Any) -> Weighed:
+        """Return what a new instance makes of a situation; raise Failure where another one gives other coefficients."""
         first, again = (self._weigh_once(situation, **options) for _ in range(2))
-        if first.tobytes() != again.tobytes():
+        if first.coefficients.tobytes() != again.coefficients.tobytes():
             raise Failure(
                 f"Given {situation.description}, the coefficients differ when it is asked again.", "determinism"
             )
         return first
 
-    def _weigh_once(self, situation: Situation, **options: Any) -> FloatArray:
+    def _weigh_once(self, situation: Situation, **options: Any) -> Weighed:
         method = self.create(**options)
-        cohort, _ = self.make_cohort(method, situation)
-        return self.weigh(method, cohort, situation.description)
+        asked = self.ask(method, situation)
+        c = self.weigh(method, asked.cohort, situation.description)
+        m, by_array = asked.cohort.size, np.atleast_2d(c)
+        of_updates = [by_array[:, :m], *([by_array[:, m : 2 * m]] if method.second else [])]
+        return Weighed(np.vstack(of_updates), asked.step(c))
 
     def iterate_rounds(self, method: FairStrategy, rounds: int) -> Iterator[tuple[Cohort, FloatArray]]:
         """Yield the cohort and the coefficients of rounds in which other clients take part each time.
@@ -217,18 +295,20 @@ class Subject:
         for number in range(1, rounds + 1):
             places = TAKING_PART[number % len(TAKING_PART)]
             situation = replace(six.select(places), names=tuple(six.names[k] for k in places))
-            cohort, vectors = self.make_cohort(method, situation, number)
+            asked = self.ask(method, situation, number)
+            cohort = asked.cohort
             kept = f" and {len(cohort.memory)} kept rows" if cohort.memory else ""
             words = f"{len(places)} ordinary clients{kept} in round {number}"
             coefficients = self.weigh(method, cohort, words)
             yield cohort, coefficients
             rows = self._remember(method, cohort, coefficients, words)
-            method.progress.kept = {key: combine(row, vectors) for key, row in rows.items()}
+            with self.explain_errors(f"Given {words}, ", "memory", method=method):
+                method.progress.kept = rows_after(method, rows, asked.vectors)
             method.progress.finished_rounds = number
 
     def _remember(
         self, method: FairStrategy, cohort: Cohort, coefficients: FloatArray, words: str
-    ) -> Mapping[Kept, FloatArray]:
+    ) -> Mapping[Kept, FloatArray | None]:
         with self.explain_errors(f"Given {words}, ", "memory", method=method):
             asked = method.probe(cohort, coefficients) is not None
             probed = dict(zip(cohort.names, np.linspace(0.5, 1.5, cohort.size).tolist(), strict=True)) if asked else {}
@@ -239,16 +319,17 @@ class Subject:
                 "none.",
                 "memory",
             )
+        width = coefficients.shape[-1]
         for key, row in rows.items():
             if not isinstance(key, Kept):
                 raise Failure(
                     f"remember returned a row under {key!r}: its key must be Kept(key, cohort.round).", "memory"
                 )
-            if np.shape(row) != (len(coefficients),) or not np.isfinite(row).all():
+            if row is not None and (np.shape(row) != (width,) or not np.isfinite(row).all()):
                 raise Failure(
                     f"Given {words}, remember returned a row for {key.key!r} of shape {np.shape(row)}: a row says how "
                     "much of each update and of each kept row goes into what is kept, so it must be finite numbers of "
-                    f"shape {(len(coefficients),)}.",
+                    f"shape {(width,)}.",
                     "memory",
                 )
         return rows
@@ -257,6 +338,8 @@ class Subject:
         self, method: FairStrategy, rounds: int, model: Model | None = None, **settings: Value
     ) -> list[Round]:
         """Return the next rounds of the method with real clients, which learn digits in this process.
+
+        What these keep between rounds is stored at the end, where `state_dir` says; without one it is lost.
 
         Parameters
         ----------
@@ -275,14 +358,16 @@ class Subject:
                 f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them."
             )
         method.update_limit = math.inf  # every step is taken, so that it shows where one is too long
-        loop = Rounds(method, LoopClients(method, run_config(**settings)), ROUNDS)
-        first = initial_model() if model is None else model
+        clients = LoopClients(method, run_config(method, **settings))
+        loop = Rounds(method, clients, ROUNDS)
+        first = initial_model(method) if model is None else model
         reporters = ("needs", "shape", "memory")
         with self.explain_errors("In rounds with real clients, ", *reporters, method=method):
             finished = list(islice(loop.run(first, measure=lambda number: (), measure_after=()), rounds))
         refused = sorted({why for each in finished for why in each.refused.values()})
         if refused:
             raise Failure(f"In rounds with real clients, replies were refused: {refused[0]}.", *reporters)
+        clients.keep(since=method.progress.finished_rounds)
         return finished
 
     @contextmanager
@@ -327,16 +412,21 @@ class Subject:
 # Rounds with real clients -------------------------------------------------------------------------------------------
 
 
-def run_config(**settings: Value) -> Mapping[str, Value]:
+def run_config(method: FairStrategy, **settings: Value) -> Mapping[str, Value]:
     """Return the run config of six clients that take one step in a round; `settings` differ from it."""
-    small: dict[str, Value] = {"clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
+    task = EVEN if compares_groups(method) else "digits"
+    small: dict[str, Value] = {"task": task, "clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
     return Settings.of(small | {name.replace("_", "-"): value for name, value in settings.items()}).run_config()
 
 
-@cache
-def initial_model() -> Model:
-    """Return the model that these clients begin with."""
-    state = load_task(run_config()).model().state_dict()
+def compares_groups(method: FairStrategy) -> bool:
+    """Return whether a method asks its clients about groups of their examples."""
+    return bool(method.terms(1).disparity or method.needs & {*OF_GROUPS})
+
+
+def initial_model(method: FairStrategy) -> Model:
+    """Return the model that the clients of a method begin with."""
+    state = load_task(run_config(method)).model().state_dict()
     return {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
 
 

@@ -22,7 +22,7 @@ from .helpers import OPTIONS, bits, every_method, run
 
 MEASURED = {
     **{name: ["loss-before"] for name in ("qfedavg", "term", "afl", "deltafl", "gifair", "vred", "semivred")},
-    **{name: ["loss-before"] for name in ("fedfv", "adafed")},
+    **{name: ["loss-before"] for name in ("fedfv", "adafed", "fedmdfg")},
     "qfedsgd": ["learning-rate", "loss-before"],
     "fedfa": ["accuracy-after"],
 }

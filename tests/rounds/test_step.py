@@ -201,7 +201,7 @@ def test_no_vector_of_the_models_length_reaches_the_method(name: str, arguments:
 
     def remember(
         self: FairStrategy, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray]:
+    ) -> Mapping[Kept, FloatArray | None]:
         kept = method.remember(self, cohort, coefficients, probed)
         seen.extend(sizes_in([vars(cohort), self.memory, dict(kept)]))
         return kept

@@ -44,6 +44,7 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "mgdaprox": [{"mu": 0.1}, {"mu": 0.0, "epsilon": 0.2, "server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
     "fedfv": [{}, {"alpha": 0.0, "tau": 3}, {"alpha": 0.5, "tau": 0, "order": "reverse"}, {"order": "random"}],
     "adafed": [{}, {"gamma": 0.0, "server_lr": 0.5}, {"gamma": 0.5}],
+    "fedmdfg": [{}, {"angle": 1.0, "guidance": "gradient", "server_lr": 0.5}, {"angle": 89.0, "history": False}],
     "ditto": [{"lam": 0.1}, {"lam": 0.0, "personal_epochs": 3, "weighting": "uniform"}],
     "local": [{}],
 }

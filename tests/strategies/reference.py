@@ -5,6 +5,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import nnls
 
 from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import FloatArray
@@ -322,6 +323,65 @@ def adafed(history: Sequence[Seen], gamma: float = 1.0, server_lr: float = 1.0) 
     return server_lr * np.sum((inverse / inverse.sum())[:, None] * np.array(v), axis=0)
 
 
+def min_norm_point(rows: Sequence[FloatArray]) -> FloatArray:
+    """The shortest vector in the convex hull: by scaling, min ‖Σ λ q‖² + (Σ λ − 1)² over λ ≥ 0 points at it."""
+    scale = np.max(np.abs(rows)) or 1.0
+    V = np.array(rows) / scale
+    lam, _ = nnls(np.vstack([V.T, np.ones(len(V))]), np.append(np.zeros(V.shape[1]), 1.0), maxiter=1000)
+    return scale * (lam / lam.sum()) @ V
+
+
+def falls_of(losses: Sequence[float]) -> tuple[FloatArray, float] | None:
+    """The gradient of −cos(1, F) with respect to F, by FedLF's equation 5, at length 1; and the angle in degrees."""
+    F, root = np.array(losses), np.sqrt(len(losses))
+    if not F.any():
+        return None
+    length = np.linalg.norm(F)
+    gradient = F.sum() * F / (root * length**3) - 1 / (root * length)
+    if np.linalg.norm(gradient) * length <= 1e-6:
+        return None
+    angle = np.degrees(np.arccos(np.clip(F.sum() / (root * length), -1, 1)))
+    return gradient / np.linalg.norm(gradient), float(angle)
+
+
+def fedmdfg(
+    rounds: Sequence[Seen],
+    /,
+    angle: float = 11.25,
+    history: bool = True,
+    guidance: str = "scaled",
+    server_lr: float = 1.0,
+) -> FloatArray:
+    expected: dict[str, float] = {}
+    used: dict[str, int] = {}
+    last: dict[str, FloatArray] = {}
+    for seen in rounds:
+        rose = {name for name in seen.updates if seen.losses[name] > expected.get(name, np.inf)}
+        for name in seen.updates.keys() - rose:
+            n = used.get(name, 0)
+            expected[name] = (expected.get(name, 0.0) * n + seen.losses[name]) / (n + 1)
+        used |= {name: used.get(name, 0) + 1 for name in seen.updates}
+
+        d = np.zeros_like(next(iter(seen.updates.values())))
+        live = {name: u for name, u in seen.updates.items() if u.any()}
+        if not live:
+            continue
+        s = np.mean([np.linalg.norm(u) for u in live.values()])
+        v = {name: s * u / np.linalg.norm(u) for name, u in live.items()}
+        rows = list(v.values())
+        found = falls_of([seen.losses[name] for name in live])
+        if found and (found[1] > angle or 0 < len(rose) < len(seen.updates)):
+            guided = v if guidance == "scaled" else live
+            rows.append(np.sum([h * u for h, u in zip(found[0], guided.values(), strict=True)], axis=0))
+        rows += [old for name, old in last.items() if history and name not in seen.updates]
+        last = v
+        shortest = min_norm_point(rows)
+        if np.linalg.norm(shortest) > 1e-3 * s:
+            length = np.linalg.norm(np.mean(list(v.values()), axis=0))
+            d = server_lr * length * shortest / np.linalg.norm(shortest)
+    return d
+
+
 # Personalisation ----------------------------------------------------------------------------------------------------
 
 
@@ -353,6 +413,7 @@ REFERENCES: dict[str, Reference] = {
     "mgdaprox": mgdaprox,
     "fedfv": fedfv,
     "adafed": adafed,
+    "fedmdfg": fedmdfg,
     "ditto": ditto,
     "local": local,
 }
@@ -361,7 +422,7 @@ WEIGHTING = {
     **dict.fromkeys(("fedavg", "fedprox", "term", "afl", "deltafl", "propfair", "gifair", "ditto"), "examples"),
     **dict.fromkeys(("vred", "semivred"), "examples"),
     **dict.fromkeys(("fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox"), "uniform"),
-    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "fedfv", "adafed", "local")),
+    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "fedfv", "adafed", "fedmdfg", "local")),
 }
 """The prior of each method by default; None where it has none."""
 

@@ -1,0 +1,463 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairbloom.rounds.aggregation import rows_after
+from fairbloom.rounds.method import FloatArray, Kept, MethodError
+from fairbloom.rounds.updates import Vectors
+from fairbloom.strategies import FedMDFG, FedMGDAPlus
+
+from .helpers import (
+    BUFFERS,
+    MemoryGrid,
+    client_names,
+    cohort_of,
+    edgy_updates,
+    flat,
+    generic_updates,
+    initial_model,
+    losses_and_counts,
+    quadratics,
+    record,
+    unpack,
+)
+from .reference import Seen, fedmdfg
+
+UNGUIDED = 89.99
+"""Losses at least 0 are nearer to equal ones than this many degrees."""
+
+
+def step(strategy: FedMDFG, U: FloatArray, **cohort: Any) -> FloatArray:
+    return strategy.weigh(cohort_of(U, **cohort)) @ np.vstack([U, *cohort.get("memory", {}).values()])
+
+
+def direction(d: FloatArray) -> FloatArray:
+    return d / np.linalg.norm(d)
+
+
+class Run:
+    """Rounds of FedMDFG over vectors: its memory goes through `remember` alone, as in a run."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.strategy, self.history = FedMDFG(**arguments), list[Seen]()
+
+    def round(self, updates: dict[str, Sequence[float]], losses: dict[str, float] | None = None) -> FloatArray:
+        """Return the step of the next round; equal losses where none are given."""
+        progress, names, t = self.strategy.progress, sorted(updates), len(self.history) + 1
+        U = np.array([updates[name] for name in names], np.float64)
+        F = [1.0 if losses is None else losses[name] for name in names]
+        columns = (dict(zip(names, column, strict=True)) for column in (U, F))
+        self.history.append(Seen(t, 10, *columns, {}))
+        kept = {key: row for key, row in progress.kept.items() if self.strategy.recalls(key, names)}
+        memory = {key: row.scales[0] * row.blocks[0][0] for key, row in kept.items()}
+        cohort = cohort_of(U, losses=F, names=names, round=t, memory=memory)
+        rows = np.vstack([U, *memory.values()])
+        c = self.strategy.weigh(cohort)
+        remembered = self.strategy.remember(cohort, c, {})
+        progress.kept = rows_after(self.strategy, remembered, Vectors((rows,), np.ones(len(rows))))
+        return c @ rows
+
+    @property
+    def absent(self) -> set[str]:
+        """The names of the clients of which there is a row."""
+        return {kept.key for kept in self.strategy.progress.kept}
+
+
+# Reductions ---------------------------------------------------------------------------------------------------------
+
+
+@given(U=generic_updates(min_size=2))
+def test_without_guidance_it_goes_where_fedmgdaplus_goes_at_another_length(U: FloatArray) -> None:
+    found, shortest = step(FedMDFG(), U, losses=np.ones(len(U))), FedMGDAPlus().weigh(cohort_of(U)) @ U
+    lengths = np.linalg.norm(U, axis=1)
+    mean = np.linalg.norm((U / lengths[:, None]).mean(axis=0)) * lengths.mean()
+    if np.linalg.norm(shortest) > 1e-2:
+        expected = mean * shortest / np.linalg.norm(shortest)
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.linalg.norm(expected))
+
+
+@given(U=generic_updates(min_size=2), F=st.lists(st.floats(0.0, 9.0), min_size=5, max_size=5))
+def test_equal_losses_are_as_no_guidance(U: FloatArray, F: list[float]) -> None:
+    unguided = step(FedMDFG(angle=UNGUIDED), U, losses=F[: len(U)])
+    assert step(FedMDFG(), U, losses=np.full(len(U), 0.7)).tobytes() == unguided.tobytes()
+
+
+@pytest.mark.parametrize("loss", [0.0, 1e-300, 2.0])
+def test_the_step_of_a_single_client_is_its_update_times_the_step_size(loss: float) -> None:
+    U = np.array([[3.0, -4.0]])
+    np.testing.assert_allclose(step(FedMDFG(server_lr=0.5), U, losses=[loss]), 0.5 * U[0], rtol=1e-12)
+
+
+@given(U=generic_updates(min_size=2), factor=st.sampled_from((1e-150, 0.3, 1e150)))
+def test_losses_times_a_positive_number_give_the_same_step(U: FloatArray, factor: float) -> None:
+    F, _ = losses_and_counts(len(U))
+    expected = step(FedMDFG(), U, losses=F)
+    np.testing.assert_allclose(step(FedMDFG(), U, losses=factor * F), expected, atol=1e-5 * np.linalg.norm(expected))
+
+
+@given(U=generic_updates(), F=st.floats(0.0, 100.0))
+def test_a_client_with_a_zero_update_is_left_out_of_lengths_losses_and_mean(U: FloatArray, F: float) -> None:
+    losses, _ = losses_and_counts(len(U))
+    expected = step(FedMDFG(), U, losses=losses)
+    with_zeros = np.insert(U, [0, len(U)], 0.0, axis=0)
+    cohort = cohort_of(with_zeros, losses=[F, *losses, 2.0 * F])
+    c = FedMDFG().weigh(cohort)
+    np.testing.assert_allclose(c @ with_zeros, expected, atol=1e-5 * np.linalg.norm(expected))
+    assert c[[0, -1]].tolist() == [0.0, 0.0]
+
+
+# By hand ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guidance", ["scaled", "gradient"])
+def test_two_orthogonal_unit_updates_by_hand(guidance: str) -> None:
+    # h = (−3, 1)/√10: the shortest of e₁, e₂, h is (e₁ + h)/2, made as long as the mean (½, ½)
+    expected = np.sqrt(0.5) * direction(np.array([1.0 - 3.0 / np.sqrt(10.0), 1.0 / np.sqrt(10.0)]))
+    found = step(FedMDFG(guidance=guidance), np.eye(2), losses=[1.0, 3.0])
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_a_coefficient_may_be_negative_by_hand() -> None:
+    # h = (−3, 1)/√10 and u₁·u₂ = 0.9 of lengths 1: the shortest lies on the line from Σ h u to u₁
+    U = np.array([[1.0, 0.0], [0.9, np.sqrt(1.0 - 0.81)]])
+    c = FedMDFG().weigh(cohort_of(U, losses=[1.0, 3.0]))
+    q = np.array([-3.0, 1.0]) / np.sqrt(10.0) @ U
+    share = -q @ (U[0] - q) / np.sum((U[0] - q) ** 2)
+    expected = np.array([-3.0, 1.0]) / np.sqrt(10.0) * (1.0 - share) + share * np.array([1.0, 0.0])
+    np.testing.assert_allclose(c / np.linalg.norm(c), direction(expected), atol=1e-6)
+    assert c[0] < 0.0 < c[1]
+
+
+@pytest.mark.parametrize(("angle", "guided"), [(26.5, True), (26.6, False)])
+def test_guidance_begins_beyond_the_angle_in_degrees(angle: float, guided: bool) -> None:
+    """Losses of 1 and 3 are arctan ½ = 26.57 degrees from equal ones."""
+    found = step(FedMDFG(angle=angle), np.eye(2), losses=[1.0, 3.0])
+    assert (abs(found[0] - found[1]) > 0.1) is guided
+    if not guided:
+        np.testing.assert_allclose(found, [0.5, 0.5], rtol=1e-9)
+
+
+def test_plain_and_scaled_updates_guide_differently() -> None:
+    U = np.array([[4.0, 0.0], [0.0, 1.0]])
+    h = np.array([-3.0, 1.0]) / np.sqrt(10.0)
+    plain, scaled = (step(FedMDFG(guidance=word), U, losses=[1.0, 3.0]) for word in ("gradient", "scaled"))
+    assert plain @ (h @ U) > 0.0 < scaled @ (h @ np.eye(2))
+    assert np.linalg.norm(direction(plain) - direction(scaled)) > 0.1
+
+
+# Properties ---------------------------------------------------------------------------------------------------------
+
+
+@given(U=edgy_updates(), guidance=st.sampled_from(("scaled", "gradient")), absent=st.booleans())
+def test_the_step_descends_every_row_as_the_optimality_conditions_say(
+    U: FloatArray, guidance: str, absent: bool
+) -> None:
+    """KKT: ⟨d₀, q⟩ ≥ ‖d₀‖² for the updates of clients present and absent, and for the guidance."""
+    F, _ = losses_and_counts(len(U))
+    strategy = FedMDFG(guidance=guidance, angle=1.0)
+    strategy.memory = {"length": 2.0}
+    memory = {Kept("absent", 1): np.random.default_rng(5).normal(size=U.shape[1])} if absent else {}
+    d = step(strategy, U, losses=F, memory=memory, round=2)
+    lengths = np.linalg.norm(U, axis=1)
+    live = lengths > 0.0
+    if not d.any():
+        return
+    s = lengths[live].mean()
+    V = s * U[live] / lengths[live, None]
+    rows = [*V, *(2.0 * direction(row) for row in memory.values())]
+    products = np.array(rows) @ direction(d)
+    shortest = products.min()
+    assert shortest > 0.0
+    found = guided(F[live])
+    if found is not None:
+        q = found @ (V if guidance == "scaled" else U[live])
+        assert q @ direction(d) >= -1e-5 * s
+        shortest = min(shortest, q @ direction(d))
+    assert shortest >= 1e-3 * s * (1.0 - 1e-2)
+
+
+def guided(F: FloatArray) -> FloatArray | None:
+    """h from its definition, None where losses are equal."""
+    if len(F) < 2:
+        return None
+    unit, p = F / np.linalg.norm(F), np.ones(len(F)) / np.sqrt(len(F))
+    return direction(unit @ p * unit - p)
+
+
+@given(U=edgy_updates(), server_lr=st.sampled_from((0.1, 1.0, 3.0)))
+def test_the_step_is_as_long_as_the_mean_of_the_scaled_updates_or_nothing(U: FloatArray, server_lr: float) -> None:
+    F, _ = losses_and_counts(len(U))
+    lengths = np.linalg.norm(U, axis=1)
+    live = lengths > 0.0
+    mean = lengths[live].mean() * (U[live] / lengths[live, None]).mean(axis=0) if live.any() else U[0]
+    length = np.linalg.norm(step(FedMDFG(server_lr=server_lr), U, losses=F))
+    assert length == pytest.approx(server_lr * np.linalg.norm(mean), rel=1e-6, abs=1e-9) or length == 0.0
+
+
+@given(U=generic_updates(min_size=2), seed=st.integers(0, 2**32 - 1))
+def test_the_order_of_the_clients_does_not_matter(U: FloatArray, seed: int) -> None:
+    F, _ = losses_and_counts(len(U))
+    order = np.random.default_rng(seed).permutation(len(U))
+    expected = step(FedMDFG(), U, losses=F)
+    found = step(FedMDFG(), U[order], losses=F[order])
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.linalg.norm(expected))
+
+
+@given(U=generic_updates(min_size=2), factor=st.sampled_from((1e-3, 7.0, 1e3)))
+def test_one_update_times_a_positive_number_leaves_the_direction(U: FloatArray, factor: float) -> None:
+    """The length goes with the mean length of the updates."""
+    F, _ = losses_and_counts(len(U))
+    scaled = U * np.where(np.arange(len(U)) == 0, factor, 1.0)[:, None]
+    one, other = step(FedMDFG(), U, losses=F), step(FedMDFG(), scaled, losses=F)
+    ratio = np.linalg.norm(scaled, axis=1).mean() / np.linalg.norm(U, axis=1).mean()
+    np.testing.assert_allclose(other, ratio * one, atol=1e-5 * ratio * np.linalg.norm(one))
+
+
+@given(U=generic_updates(min_size=2))
+def test_a_duplicate_leaves_the_direction_where_there_is_no_guidance(U: FloatArray) -> None:
+    F, twice = np.ones(len(U)), np.vstack([U, U[:1]])
+    one, other = step(FedMDFG(), U, losses=F), step(FedMDFG(), twice, losses=np.ones(len(twice)))
+    assert one.any() == other.any()
+    if one.any():
+        np.testing.assert_allclose(direction(other), direction(one), atol=1e-4)
+
+
+def test_guidance_turns_the_losses_towards_equal_ones() -> None:
+    """Plain gradients of F: to first order the cosine of the losses and equal ones rises, and every loss falls."""
+    rng = np.random.default_rng(2)
+    gradients, F = rng.normal(size=(4, 12)), np.array([0.2, 1.0, 1.5, 4.0])
+    after = F - 1e-4 * gradients @ step(FedMDFG(guidance="gradient"), gradients, losses=F)
+
+    def cosine(losses: FloatArray) -> float:
+        return float(losses.sum() / np.linalg.norm(losses) / 2.0)
+
+    assert cosine(after) > cosine(F)
+    assert (after < F).all()
+
+
+# Expected losses ----------------------------------------------------------------------------------------------------
+
+PAIR = {"a": [1.0, 0.0], "b": [0.0, 1.0]}
+
+
+def is_guided(d: FloatArray) -> bool:
+    return bool(abs(d[0] - d[1]) > 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("second", "forced"),
+    [
+        ({"a": 1.0, "b": 1.1}, True),  # some rise
+        ({"a": 1.1, "b": 1.2}, False),  # all rise
+        ({"a": 0.9, "b": 1.0}, False),  # none does: an equal loss has not risen
+    ],
+)
+def test_guidance_is_forced_where_some_losses_but_not_all_have_risen(second: dict[str, float], forced: bool) -> None:
+    run = Run()
+    assert not is_guided(run.round(PAIR, {"a": 1.0, "b": 1.0}))
+    assert is_guided(run.round(PAIR, second)) is forced
+
+
+def test_a_newcomer_has_not_risen() -> None:
+    run = Run(history=False)
+    run.round({"a": PAIR["a"]}, {"a": 1.0})
+    assert not is_guided(run.round(PAIR, {"a": 0.95, "b": 1.0}))
+
+
+def test_what_is_expected_is_the_mean_in_which_a_loss_that_rose_counts_as_expected_by_hand() -> None:
+    run = Run()
+    for loss in (4.0, 2.0, 9.0, 1.0):  # 4, (4 + 2)/2 = 3, risen: 3, (3·3 + 1)/4 = 2.5
+        run.round({"a": [1.0, 0.0]}, {"a": loss})
+    assert run.strategy.memory["expected"] == pytest.approx({"a": 2.5})
+    assert run.strategy.memory["joined"] == {"a": 4}
+
+
+@pytest.mark.parametrize("loss", [0.7, 0.1, 1.0 / 3.0, 2.3])
+def test_rounding_of_a_loss_that_stays_the_same_is_no_rise(loss: float) -> None:
+    run = Run()
+    for _ in range(20):
+        assert not is_guided(run.round(PAIR, {"a": loss, "b": loss * 1.01}))
+
+
+def test_forced_guidance_at_equal_losses_is_none() -> None:
+    """The authors' code divides 0 by 0 there."""
+    run = Run()
+    run.round(PAIR, {"a": 1.0, "b": 2.0})
+    np.testing.assert_allclose(run.round(PAIR, {"a": 1.5, "b": 1.5}), [0.5, 0.5], rtol=1e-9)
+
+
+# Absent clients -----------------------------------------------------------------------------------------------------
+
+
+def test_the_update_of_an_absent_client_is_respected_at_the_length_of_its_round_by_hand() -> None:
+    # round 1: s = 2, b's v is (−1, 1)·√2; round 2: a alone with (1, 0): the shortest lies between (1, 0) and that
+    run = Run()
+    run.round({"a": [2.0, 0.0], "b": [-np.sqrt(2.0), np.sqrt(2.0)]})
+    old, new = np.array([-np.sqrt(2.0), np.sqrt(2.0)]), np.array([1.0, 0.0])
+    share = new @ (new - old) / np.sum((new - old) ** 2)
+    d = run.round({"a": [1.0, 0.0]})
+    np.testing.assert_allclose(d, direction(new + share * (old - new)), rtol=1e-9)
+    assert d @ old > 0.0
+
+
+def test_without_history_absent_clients_are_not_respected() -> None:
+    run = Run(history=False)
+    run.round({"a": [2.0, 0.0], "b": [-1.0, 1.0]})
+    np.testing.assert_allclose(run.round({"a": [1.0, 0.0]}), [1.0, 0.0], rtol=1e-12)
+    assert run.absent == set()
+
+
+def test_a_client_that_takes_part_again_is_not_respected_by_its_old_update() -> None:
+    run = Run()
+    run.round({"a": [1.0, 0.0], "b": [-1.0, 0.5]})
+    np.testing.assert_allclose(run.round({"a": [0.0, 1.0], "b": [1.0, 0.0]}), [0.5, 0.5], rtol=1e-9)
+
+
+def test_only_the_last_rounds_clients_are_respected() -> None:
+    run = Run()
+    run.round({"a": [1.0, 0.0], "b": [-1.0, 0.5]})
+    run.round({"a": [1.0, 0.0]})
+    assert run.absent == {"a"}
+    np.testing.assert_allclose(run.round({"c": [1.0, 0.0]}), [1.0, 0.0], rtol=1e-9)
+
+
+def test_a_round_in_which_nobody_moves_takes_no_step_and_leaves_all_rows() -> None:
+    run = Run()
+    run.round({"a": [2.0, 0.0], "b": [-1.0, 1.0]}, {"a": 3.0, "b": 3.0})
+    before = {kept: row.blocks[0][0].tobytes() for kept, row in run.strategy.progress.kept.items()}
+    length = run.strategy.memory["length"]
+    assert run.round({"a": [0.0, 0.0], "b": [0.0, 0.0]}, {"a": 1.0, "b": 5.0}).tolist() == [0.0, 0.0]
+    assert {kept: row.blocks[0][0].tobytes() for kept, row in run.strategy.progress.kept.items()} == before
+    assert run.strategy.memory == {
+        "expected": {"a": 2.0, "b": 3.0},
+        "joined": {"a": 2, "b": 2},
+        "length": length,
+    }
+    assert run.round({"a": [1.0, 0.0]}) @ [-1.0, 1.0] > 0.0
+
+
+def test_a_client_that_did_not_move_is_not_remembered() -> None:
+    run = Run()
+    run.round({"a": [1.0, 0.0], "b": [0.0, 0.0]})
+    assert run.absent == {"a"}
+    assert run.strategy.memory["joined"] == {"a": 1, "b": 1}
+
+
+def test_a_round_without_a_step_is_remembered() -> None:
+    run = Run()
+    assert not run.round({"a": [1.0, 0.0], "b": [-1.0, 0.0]}).any()
+    assert run.absent == {"a", "b"}
+
+
+def test_a_row_that_is_not_there_cannot_stay_as_it_is() -> None:
+    with pytest.raises(MethodError, match=r"FedMDFG.remember returned None for .*key='a'.*no kept row"):
+        rows_after(FedMDFG(), {Kept("a", 1): None}, Vectors.of(np.ones((1, 2))))
+
+
+# Gram = vectors -----------------------------------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    angle=st.sampled_from((1.0, 11.25, UNGUIDED)),
+    history=st.booleans(),
+    guidance=st.sampled_from(("scaled", "gradient")),
+)
+def test_rounds_of_changing_clients_go_as_over_plain_vectors(
+    seed: int, angle: float, history: bool, guidance: str
+) -> None:
+    """Random participation over eight rounds, in which some clients do not move."""
+    arguments: dict[str, Any] = {"angle": angle, "history": history, "guidance": guidance, "server_lr": 0.7}
+    rng, run = np.random.default_rng(seed), Run(**arguments)
+    for _ in range(8):
+        names = [name for name in client_names(5) if rng.random() < 0.5] or ["client-000"]
+        U = rng.normal(size=(len(names), 9)) * rng.choice([0.0, 1.0, 5.0], size=(len(names), 1), p=[0.2, 0.5, 0.3])
+        losses = rng.uniform(0.5, 1.5, size=len(names)).tolist()
+        found = run.round(dict(zip(names, U.tolist(), strict=True)), dict(zip(names, losses, strict=True)))
+        expected = fedmdfg(run.history, **arguments)
+        np.testing.assert_allclose(found, expected, atol=1e-5 * max(np.linalg.norm(expected), 1e-3))
+
+
+# Edge cases ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("left", "moves"), [(0.9e-3, False), (1.1e-3, True)])
+def test_what_is_short_beside_the_live_updates_is_no_step(left: float, moves: bool) -> None:
+    U = np.array([[np.sqrt(1.0 - left**2), left], [-np.sqrt(1.0 - left**2), left], [0.0, 0.0]])
+    d = step(FedMDFG(), 7.0 * U, losses=[1.0, 1.0, 1.0])
+    assert bool(d.any()) is moves
+    if moves:
+        np.testing.assert_allclose(d, [0.0, 7.0 * left], atol=1e-6)
+
+
+def test_a_guidance_of_zero_length_is_a_row_and_stops_the_step() -> None:
+    """h = (−3, 1)/√10 combines the plain updates (1, 0) and (3, 0) to zero."""
+    U = np.array([[1.0, 0.0], [3.0, 0.0]])
+    assert step(FedMDFG(guidance="gradient"), U, losses=[1.0, 3.0]).tolist() == [0.0, 0.0]
+
+
+def test_tiny_updates_are_no_zero_updates() -> None:
+    """The authors' code takes lengths below 1e-6 for zero."""
+    U = 1e-9 * np.eye(2)
+    np.testing.assert_allclose(step(FedMDFG(), U, losses=[1.0, 1.0]), [0.5e-9, 0.5e-9], rtol=1e-6)
+
+
+def test_negative_losses_are_used_as_they_are() -> None:
+    # h = (−3, −1)/√10 for losses of −1 and 3: both rows and h have 0 in their hull
+    assert step(FedMDFG(), np.eye(2), losses=[-1.0, 3.0]).tolist() == [0.0, 0.0]
+
+
+def test_clients_train_as_always_and_report_their_loss() -> None:
+    terms = FedMDFG().terms(3)
+    assert FedMDFG.needs == {"loss-before"}
+    assert not terms.full_batch_step
+
+
+# Runs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_refused_replies_and_rounds_without_any_leave_the_memory_as_it_was() -> None:
+    def lost(instruction: Message, reply: Message) -> list[Message]:
+        return []
+
+    def without_a_loss(instruction: Message, reply: Message) -> list[Message]:
+        del reply.content.metric_records["metrics"]["loss-before"]
+        return [reply]
+
+    faults = {(name, 2): fault for name, fault in zip(quadratics(3), (lost, without_a_loss, without_a_loss), strict=True)}
+    memories = []
+    strategy = FedMDFG(buffers=BUFFERS)
+    strategy.start(
+        MemoryGrid(quadratics(3), faults=faults),
+        record(initial_model()),
+        num_rounds=2,
+        timeout=0.2,
+        on_round=lambda r: memories.append(strategy.state_dict()),
+    )
+    first, second = memories
+    assert second["memory"] == first["memory"]
+    assert [row["key"] for row in second["rows"]] == [row["key"] for row in first["rows"]]
+
+
+def test_a_run_over_messages_goes_as_over_plain_vectors() -> None:
+    clients, rounds, models = quadratics(5), list[dict[str, float]](), [initial_model()]
+    strategy = FedMDFG(buffers=BUFFERS, fraction_train=0.6, seed=4)
+
+    def on_round(r: Any) -> None:
+        rounds.append(dict(r.coefficients))
+        models.append(unpack(r.arrays))
+
+    strategy.start(MemoryGrid(clients), record(models[0]), num_rounds=5, on_round=on_round)
+    seen = []
+    for t, (used, before, after) in enumerate(zip(rounds, models, models[1:], strict=False), start=1):
+        U = {name: flat(before) - flat(clients[name].trained(before)) for name in used}
+        seen.append(Seen(t, 5, U, {name: clients[name].loss(before) for name in used}, {}))
+        expected = fedmdfg(seen)
+        assert expected.any()
+        np.testing.assert_allclose(flat(before) - flat(after), expected, atol=1e-4 * np.linalg.norm(expected))
+    assert len({frozenset(used) for used in rounds}) > 1
