@@ -10,11 +10,13 @@ from fairbloom.logs import log
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import (
     ACCURACY,
+    HITS,
     LEARNING_RATE,
     LOSS_AFTER,
     LOSS_BEFORE,
     NUM_EXAMPLES,
     PERSONAL,
+    POSITIVES,
     SNAPSHOT,
     TRAIN_LOSS,
     VALIDATION,
@@ -33,6 +35,8 @@ LARGEST_COUNT = 2**53
 
 ACCURACIES = tuple(f"{ACCURACY}{of}" for of in ("", f"-{PERSONAL}", f"-{VALIDATION}", f"-{VALIDATION}-{PERSONAL}"))
 """What a client may tell of its test and validation splits as a share of the examples."""
+
+GROUP_COUNTS = frozenset({*POSITIVES, *HITS})
 
 LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, TRAIN_LOSS})
 
@@ -135,6 +139,8 @@ def usable_metrics(record: Mapping[str, Any], weight_key: str, needs: Collection
     _check_accuracies({name: finite[name] for name in needs if name.startswith("accuracy")})
     if LEARNING_RATE in needs and finite[LEARNING_RATE] <= 0.0:
         raise ValueError(f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}")
+    if GROUP_COUNTS.intersection(needs):
+        _check_group_counts(finite)
     return finite
 
 
@@ -187,6 +193,8 @@ def _all_usable(
 ) -> bool:
     """Return True only where every record has the same keys, and in each column usable numbers of one type."""
     keys = rows[0].keys() if rows else set[str]()
+    if GROUP_COUNTS.intersection(needs):  # which are compared with each other
+        return False
     if any(row.keys() != keys for row in rows) or not keys >= {NUM_EXAMPLES, weight_key, *needs}:
         return False
     columns = {key: [row[key] for row in rows] for key in keys}
@@ -210,6 +218,16 @@ def _check_accuracies(accuracies: Mapping[str, float]) -> None:
     for name, value in sorted(accuracies.items()):
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"metric {name!r} must lie in [0, 1], got {value!r}")
+
+
+def _check_group_counts(metrics: Mapping[str, float]) -> None:
+    """Refuse counts of two groups of training examples that no groups can have."""
+    for positives, hits in zip(POSITIVES, HITS, strict=True):
+        bounds = {positives: metrics[NUM_EXAMPLES], hits: metrics.get(positives, metrics[NUM_EXAMPLES])}
+        for name, most in bounds.items():
+            value = metrics.get(name, 0)
+            if value != int(value) or not 0 <= value <= most:
+                raise ValueError(f"metric {name!r} must be a whole number from 0 to {most:g}, got {value!r}")
 
 
 def check_counts(

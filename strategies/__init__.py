@@ -10,6 +10,7 @@ from .afl import AFL
 from .deltafl import DeltaFL
 from .ditto import Ditto, Local
 from .drfa import DRFA
+from .fairfed import FairFed
 from .fedavg import FedAvg
 from .fedavgn import FedAvgN
 from .fedfa import FedFa
@@ -30,6 +31,7 @@ METHODS: dict[str, type[FairStrategy]] = {
         *(FedAvg, FedProx, FedAvgN),
         *(QFedAvg, QFedSGD, TERM, AFL, DRFA, DeltaFL, PropFair, GiFair, VRed, SemiVRed, FedFa),
         *(FedMGDA, FedMGDAPlus, MGDAProx, FedFV, AdaFed),
+        FairFed,
         *(Ditto, Local),
     )
 }
@@ -111,6 +113,7 @@ __all__ = [
     "Cohort",
     "DeltaFL",
     "Ditto",
+    "FairFed",
     "FairStrategy",
     "FedAvg",
     "FedAvgN",
