@@ -57,6 +57,9 @@ second group less that in the first, and the same of the decisions themselves.""
 POSITIVES, HITS = ("positives-0", "positives-1"), ("hits-0", "hits-1")
 """These count the positive training examples of each of two groups, and those of them that the received model finds."""
 
+BETWEEN_GROUPS = frozenset({DISPARITY, DISPARITY_HARD, *POSITIVES, *HITS})
+"""All that is measured of two groups of a client's training examples."""
+
 LEARNING_RATE = "learning-rate"
 """The client trained with this learning rate."""
 

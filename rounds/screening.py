@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fairbloom.logs import log
-from fairbloom.protocol.helper import ADVICE
+from fairbloom.protocol.helper import ADVICE, advice_on
 from fairbloom.protocol.names import (
     ACCURACY,
     HITS,
@@ -56,7 +56,7 @@ class MissingMetricError(MissingError):
     """A reply without a metric that the method needs, or with one that is no finite number."""
 
     def __init__(self, metric: str, value: object) -> None:
-        remedy = f": {ADVICE}" if value is None else ""
+        remedy = f": {advice_on([metric])}" if value is None else ""
         message = f"metric {metric!r} must be a finite number, got {value!r}{remedy}"
         super().__init__(f"the metric {metric!r}", message)
         self.is_number = isinstance(value, float)

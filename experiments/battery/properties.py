@@ -35,6 +35,7 @@ from .subject import (
     ordinary_situation,
     other_generators,
     run_config,
+    task_for,
     unknown_metrics,
 )
 
@@ -624,7 +625,7 @@ def check_learns(subject: Subject) -> Answer:
             Verdict.REMARK,
             "All coefficients are 0: the global model stays as it is, and only personal ones could learn.",
         )
-    before = _losses(method, initial_model())
+    before = _losses(method, initial_model(task_for(method)))
     after = _losses(method, rounds[-1].arrays)
     losses = (
         f"In {LEARNED_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from {before.mean():.3g} "
@@ -650,7 +651,7 @@ def _sign(coefficients: FloatArray) -> int:
 
 def _losses(method: FairStrategy, model: Model) -> FloatArray:
     """Return each client's loss of a model on its test set."""
-    clients = LoopClients(method, run_config())
+    clients = LoopClients(method, run_config(task=task_for(method)))
     names = sorted(clients.online(1))
     replies = clients.evaluate(names, model, Terms(server_round=1), ())
     return np.array([report[LOSS] for report in replies.metrics.values()])

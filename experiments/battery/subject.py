@@ -32,13 +32,18 @@ from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import load_task
 
+from . import groups
+
 ROUNDS = 50
 """T, the rounds of the run that a method under test believes to be in."""
 
 TAKING_PART = ([3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2], [1, 2], [0, 3, 4, 5])
 """The clients, of six, that take part in rounds that follow each other."""
 
-MEASURED = (wire.LOSS_BEFORE, wire.ACCURACY_BEFORE, wire.LOSS_AFTER, wire.ACCURACY_AFTER, wire.LEARNING_RATE)
+MEASURED = (
+    *(wire.LOSS_BEFORE, wire.ACCURACY_BEFORE, wire.LOSS_AFTER, wire.ACCURACY_AFTER, wire.LEARNING_RATE),
+    *sorted(wire.BETWEEN_GROUPS),
+)
 """What Fairbloom's own clients report of their training where a method asks for it."""
 
 REPORTED_BY = {
@@ -102,10 +107,15 @@ class Situation:
 
     def column(self, metric: str) -> FloatArray:
         """Return what the clients report by a metric's name; the loss stands for what nobody here knows."""
+        positives = [np.floor(share * self.counts) for share in (0.2, 0.3)]
+        hits = [np.floor(self.accuracies * positives[0]), np.floor(self.accuracies**2 * positives[1])]
         known = {
             wire.ACCURACY_BEFORE: self.accuracies,
             wire.ACCURACY_AFTER: self.accuracies,
             wire.LEARNING_RATE: self.rates,
+            **dict(zip((*wire.POSITIVES, *wire.HITS), (*positives, *hits), strict=True)),
+            wire.DISPARITY: 0.5 - self.accuracies,
+            wire.DISPARITY_HARD: 0.5 - self.accuracies,
         }
         return known.get(metric, self.losses)
 
@@ -275,8 +285,9 @@ class Subject:
                 f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them."
             )
         method.update_limit = math.inf  # every step is taken, so that it shows where one is too long
-        loop = Rounds(method, LoopClients(method, run_config(**settings)), ROUNDS)
-        first = initial_model() if model is None else model
+        task = task_for(method)
+        loop = Rounds(method, LoopClients(method, run_config(task=task, **settings)), ROUNDS)
+        first = initial_model(task) if model is None else model
         reporters = ("needs", "shape", "memory")
         with self.explain_errors("In rounds with real clients, ", *reporters, method=method):
             finished = list(islice(loop.run(first, measure=lambda number: (), measure_after=()), rounds))
@@ -327,6 +338,11 @@ class Subject:
 # Rounds with real clients -------------------------------------------------------------------------------------------
 
 
+def task_for(method: FairStrategy) -> str:
+    """Return the task that the clients of a method learn: digits, with two groups of them where it compares groups."""
+    return f"{groups.__name__}:{groups.load.__name__}" if method.compares_groups else "digits"
+
+
 def run_config(**settings: Value) -> Mapping[str, Value]:
     """Return the run config of six clients that take one step in a round; `settings` differ from it."""
     small: dict[str, Value] = {"clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
@@ -334,9 +350,9 @@ def run_config(**settings: Value) -> Mapping[str, Value]:
 
 
 @cache
-def initial_model() -> Model:
-    """Return the model that these clients begin with."""
-    state = load_task(run_config()).model().state_dict()
+def initial_model(task: str) -> Model:
+    """Return the model that the clients of a task begin with."""
+    state = load_task(run_config(task=task)).model().state_dict()
     return {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
 
 
