@@ -17,7 +17,7 @@ from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY, Terms
 from fairbloom.tasks import Task
 from fairbloom.tasks.collated import BATCH, CollatedExamples
-from fairbloom.tasks.groups import OTHER
+from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.task import AnyExamples
 
 from .training import EVALUATION_BATCH, StateDict, drawing_from, outputs_of
@@ -69,7 +69,6 @@ def measure_disparity(model: nn.Module, task: Task, examples: AnyExamples, terms
     FairbloomError
         When there is no such disparity, or the task has no two groups or no two classes.
     """
-    check_classes(task)
     members = find_members(task, examples)
     if terms.disparity == EQUAL_OPPORTUNITY:
         members &= find_positive(task, examples)
@@ -101,7 +100,7 @@ def measure_disparity(model: nn.Module, task: Task, examples: AnyExamples, terms
     for parameter in parameters:
         parameter.grad = None
     if smooth < 0.0:
-        torch._foreach_neg_([each for each in gradient if each is not None])
+        gradient = [None if each is None else -each for each in gradient]
     return Disparity(smooth, hard, gradient if smooth else [])
 
 
@@ -132,7 +131,6 @@ def count_hits(model: nn.Module, task: Task, examples: AnyExamples, smallest: in
     FairbloomError
         When the task has no two groups or no two classes.
     """
-    check_classes(task)
     members = find_members(task, examples) & find_positive(task, examples)
     if members.sum(dim=1).min() < smallest:
         members = torch.zeros_like(members)
@@ -142,35 +140,17 @@ def count_hits(model: nn.Module, task: Task, examples: AnyExamples, smallest: in
     return counts | {name: int((mine & found).sum()) for name, mine in zip(wire.HITS, members, strict=True)}
 
 
-def check_classes(task: Task) -> None:
-    """Raise FairbloomError when a task is known to predict something else than one of two classes."""
-    if task.classes not in (None, 2):
-        raise _no_two_classes(f"it predicts {f'{task.classes} classes' if task.classes else 'a quantity'}")
-
-
 def find_members(task: Task, examples: AnyExamples) -> Tensor:
     """Return which examples belong to each of the two groups, shape (2, n), on the CPU.
 
     Raises
     ------
     FairbloomError
-        When the task does not group its examples, or its first grouping has not two groups.
+        When the task has no two groups.
     """
-    places = examples.group_places()
-    if places is None or not task.groupings:
-        raise ReportableError(
-            "the task does not group its examples, and fairness between groups is asked for: name a column of two "
-            "values by csv.group, adult.group or heart-disease.group, or give a task of your own groupings and its "
-            "Examples groups"
-        )
-    (grouping, names), *_ = task.groupings.items()
-    two = [place for place, name in enumerate(names) if name != OTHER]
-    if len(two) != 2:
-        there = ", ".join(names[place] for place in two) or "none"
-        raise ReportableError(
-            f"the groups by {grouping!r} are {there}, and fairness between groups is between two: name a column of two "
-            "values first, or divide the numbers of one, as in age>=60"
-        )
+    two, places = find_two_groups(task), examples.group_places()
+    if places is None:
+        raise ReportableError("the task has groupings, and its training examples have no groups: give Examples groups")
     column = places[:, 0].cpu()
     return torch.stack([column == place for place in two])
 

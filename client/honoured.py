@@ -6,9 +6,10 @@ is never left out in silence.
 
 from dataclasses import dataclass
 
+from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.terms import WORK, Terms
 
-from .metrics import BY_GROUP, OF_DISPARITY, OF_EVALUATION, OF_HITS, OF_TRAINING, OF_WORK
+from .metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, OF_WORK
 from .work import LocalWork, set_fields
 
 
@@ -53,7 +54,7 @@ class Honoured:
 
 def metric_row(name: str) -> str:
     """Return the row of the table of a metric that terms ask for, "" where no client measures it on request."""
-    if name in (*OF_WORK, *OF_DISPARITY, *OF_HITS):
+    if name in {*OF_WORK, *BETWEEN_GROUPS}:
         return name
     rows = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if each.requested and each.requests((name,))]
     return rows[0] if rows else ""

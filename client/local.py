@@ -22,7 +22,6 @@ from .metrics import (
     AFTER,
     BEFORE,
     BY_GROUP,
-    OF_DISPARITY,
     OF_EVALUATION,
     OF_HITS,
     OF_TRAINING,
@@ -49,7 +48,7 @@ HONOURED = Honoured(
         | {"propfair_epsilon", "disparity", "disparity_sharpness", "agreed", "others"}
     ),
     metrics=frozenset(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION))
-    | {*OF_WORK, *OF_DISPARITY, *OF_HITS, BY_GROUP},
+    | {*OF_WORK, *wire.BETWEEN_GROUPS, BY_GROUP},
 )
 """What a LocalClient honours, and by it all who let one client work after the other: it is what the fields mean."""
 

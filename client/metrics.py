@@ -129,10 +129,8 @@ OF_WORK: Mapping[str, Callable[[WorkDone], float]] = {
 }
 """What is reported of local work itself, where the terms ask for it."""
 
-OF_DISPARITY = (wire.DISPARITY, wire.DISPARITY_HARD)
 OF_HITS = (*wire.POSITIVES, *wire.HITS)
-"""What is reported of two groups of the training examples under the received model, where the terms ask for it: the
-disparity that they name, and counts."""
+"""The counts among `BETWEEN_GROUPS`, which clients report where the terms ask for them; the others need `disparity`."""
 
 
 def requested_metrics(measure: Iterable[str], scores: Mapping[str, float], done: WorkDone) -> dict[str, float]:

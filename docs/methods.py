@@ -8,7 +8,7 @@ from pathlib import Path
 from torchjd import aggregation
 
 from fairbloom.experiments.views.catalogue import MethodDoc, default_of, describe
-from fairbloom.protocol.names import ACCURACY_AFTER, LEARNING_RATE, LOSS_BEFORE
+from fairbloom.protocol.names import ACCURACY_AFTER, ACCURACY_BEFORE, BETWEEN_GROUPS, HITS, LEARNING_RATE, LOSS_BEFORE
 from fairbloom.protocol.parameters import Parameter, Value
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import STARTING_POINTS, takes_gram
@@ -17,6 +17,15 @@ from . import toy
 
 NEEDS = {
     LOSS_BEFORE: ("loss", "reports `loss-before`, the loss of the received model on its whole training set"),
+    ACCURACY_BEFORE: (
+        "received accuracy",
+        "reports `accuracy-before`, the accuracy of the received model on its whole training set",
+    ),
+    HITS[0]: (
+        "counts in two groups",
+        "reports how many positive examples each of [two groups](../subgroups.md#training-for-fairness-between-groups) "
+        "of its training set has, and how many of them the received model finds",
+    ),
     ACCURACY_AFTER: ("accuracy", "reports `accuracy-after`, the training accuracy of the model it returns"),
     LEARNING_RATE: ("learning rate", "reports its local `learning-rate`"),
     "proximal-mu": ("proximal term", "adds (mu/2) ‖x − w‖² to its loss, w being the received model"),
@@ -275,6 +284,7 @@ def call(title: str, arguments: dict[Parameter, Value]) -> str:
 def command(method: MethodDoc) -> str:
     """Return the command that runs the method."""
     words = [f"fairbloom run --method {method.name}"]
+    words += ["--task adult --set adult.group=sex"] if BETWEEN_GROUPS.intersection(method.needs) else []
     words += [f"--set {parameter.key}={value}" for parameter, value in example(method).items()]
     return (" " if len(words) <= 3 else " \\\n    ").join(words)
 

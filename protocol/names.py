@@ -57,6 +57,9 @@ second group less that in the first, and the same of the decisions themselves.""
 POSITIVES, HITS = ("positives-0", "positives-1"), ("hits-0", "hits-1")
 """These count the positive training examples of each of two groups, and those of them that the received model finds."""
 
+BETWEEN_GROUPS = frozenset({DISPARITY, DISPARITY_HARD, *POSITIVES, *HITS})
+"""All that is measured of two groups of a client's training examples."""
+
 BASELINE, LOSS_BASELINE = "baseline", "loss-baseline"
 """What follows the name of a number that the best model has which a client meets by training alone, once in a run, on its
 training examples: loss-baseline is the least loss."""

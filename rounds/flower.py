@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fairbloom.flower import deserialize, serialize
 from fairbloom.protocol.frozen import digest_arrays
-from fairbloom.protocol.helper import ADVICE
+from fairbloom.protocol.helper import ADVICE, advice_on
 from fairbloom.protocol.names import (
     ABOUT,
     AGREED,
@@ -674,7 +674,7 @@ def check_honoured(work: Mapping[str, Any], honours: Collection[str]) -> None:
         terms = ", ".join(f"{key} = {work[key]}" for key in lacking)
         raise ValueError(
             f"it does not say that it acts on {terms}, without which it does other work than the method needs: "
-            f"{ADVICE}; a client of your code that acts on it lists {', '.join(map(repr, lacking))} under "
+            f"{advice_on(lacking)}; a client of your code that acts on it lists {', '.join(map(repr, lacking))} under "
             f"{HONOURS!r} in its answer to QUERY"
         )
 

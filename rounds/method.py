@@ -7,7 +7,7 @@ from functools import cached_property, wraps
 from typing import Annotated, Any, ClassVar, TypedDict, Unpack, get_type_hints
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import ARRAYS, CONFIG, LOSS_BEFORE, NUM_EXAMPLES, SNAPSHOT
+from fairbloom.protocol.names import ARRAYS, BETWEEN_GROUPS, CONFIG, LOSS_BEFORE, NUM_EXAMPLES, SNAPSHOT
 from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, key_of
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.protocol.terms import Terms
@@ -476,6 +476,11 @@ class Method:
     def paced(self) -> bool:
         """Whether its steps depend on how many rounds there are in all, so that a finished run cannot be extended."""
         return False
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether clients compare two groups of their training examples for it: their task must have groups."""
+        return bool(self.needs & BETWEEN_GROUPS or self.terms(1).disparity)
 
     def layout_of(self, arrays: Model) -> Layout:
         """Return which of a model's arrays are updates, which buffers, and which stay as they are."""

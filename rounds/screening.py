@@ -7,16 +7,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fairbloom.logs import log
-from fairbloom.protocol.helper import ADVICE
+from fairbloom.protocol.helper import ADVICE, advice_on
 from fairbloom.protocol.names import (
     ACCURACY,
     DISPARITY,
+    HITS,
     LEARNING_RATE,
     LOSS_AFTER,
     LOSS_BASELINE,
     LOSS_BEFORE,
     NUM_EXAMPLES,
     PERSONAL,
+    POSITIVES,
     SNAPSHOT,
     TRAIN_LOSS,
     VALIDATION,
@@ -38,6 +40,8 @@ ACCURACIES = tuple(f"{ACCURACY}{of}" for of in ("", f"-{PERSONAL}", f"-{VALIDATI
 
 LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, LOSS_BASELINE, TRAIN_LOSS})
 
+GROUP_COUNTS = frozenset({*POSITIVES, *HITS})
+
 USUAL_LOSS = 1.0
 """Where the median loss is smaller, losses are compared with this: one client may well be far from the others' zero."""
 
@@ -54,7 +58,7 @@ class MissingMetricError(MissingError):
     """A reply without a metric that the method needs, or with one that is no finite number."""
 
     def __init__(self, metric: str, value: object) -> None:
-        remedy = f": {ADVICE}" if value is None else ""
+        remedy = f": {advice_on([metric])}" if value is None else ""
         message = f"metric {metric!r} must be a finite number, got {value!r}{remedy}"
         super().__init__(f"the metric {metric!r}", message)
         self.is_number = isinstance(value, float)
@@ -137,6 +141,8 @@ def usable_metrics(record: Mapping[str, Any], weight_key: str, needs: Collection
     _check_shares({name: finite[name] for name in _shares_among(needs)})
     if LEARNING_RATE in needs and finite[LEARNING_RATE] <= 0.0:
         raise ValueError(f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}")
+    if GROUP_COUNTS.intersection(needs):
+        _check_group_counts(finite)
     return finite
 
 
@@ -189,6 +195,8 @@ def _all_usable(
 ) -> bool:
     """Return True only where every record has the same keys, and in each column usable numbers of one type."""
     keys = rows[0].keys() if rows else set[str]()
+    if GROUP_COUNTS.intersection(needs):  # which are compared with each other
+        return False
     if any(row.keys() != keys for row in rows) or not keys >= {NUM_EXAMPLES, weight_key, *needs}:
         return False
     columns = {key: [row[key] for row in rows] for key in keys}
@@ -221,6 +229,16 @@ def _check_shares(metrics: Mapping[str, float]) -> None:
     for name, value in sorted(metrics.items()):
         if not (lowest := _lowest_share(name)) <= value <= 1.0:
             raise ValueError(f"metric {name!r} must lie in [{lowest:g}, 1], got {value!r}")
+
+
+def _check_group_counts(metrics: Mapping[str, float]) -> None:
+    """Refuse counts of two groups of training examples that no groups can have."""
+    for positives, hits in zip(POSITIVES, HITS, strict=True):
+        bounds = {positives: metrics[NUM_EXAMPLES], hits: metrics.get(positives, metrics[NUM_EXAMPLES])}
+        for name, most in bounds.items():
+            value = metrics.get(name, 0)
+            if value != int(value) or not 0 <= value <= most:
+                raise ValueError(f"metric {name!r} must be a whole number from 0 to {most:g}, got {value!r}")
 
 
 def check_counts(

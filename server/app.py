@@ -29,6 +29,7 @@ from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import digests, find_task, load_task
+from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.models import arrays_of, check_arrays, float_buffers, frozen_parameters, shared_parameters
 from fairbloom.tasks.optimizers import usual_learning_rate
 
@@ -139,6 +140,8 @@ def federate(
         clients, choice = engine(method, agreed)
     task = load_task({**config, AGREEMENT: agreed})
     module = task.model()
+    if method.compares_groups:
+        find_two_groups(task)
     with locked_folder(path, wait=deployed):
         recorder = RunRecorder(
             path,

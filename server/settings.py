@@ -148,6 +148,11 @@ class Settings(RunSettings):
                 f"{self.beyond_plain_sgd}: {type(method).__name__} reads each client's gradient off the distance that "
                 "plain SGD moves its model: leave that out, or choose another method"
             )
+        if method.terms(1).disparity and self.weight_decay:
+            raise SettingsError(
+                f"weight-decay = {self.weight_decay!r}: {type(method).__name__} goes by the gradients of the plain loss "
+                "and of a disparity: leave weight-decay out, or choose another method"
+            )
         momentum = method.terms(1).client_momentum
         if momentum and "momentum" not in OptimizerChoice.of(self).arguments:
             raise SettingsError(

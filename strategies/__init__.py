@@ -12,6 +12,7 @@ from .deltafl import DeltaFL
 from .ditto import Ditto, Local
 from .drfa import DRFA
 from .eagle import EAGLE
+from .fairfed import FairFed
 from .fedavg import FedAvg
 from .fedavgn import FedAvgN
 from .fedfa import FedFa
@@ -34,6 +35,7 @@ METHODS: dict[str, type[FairStrategy]] = {
         *(FedAvg, FedProx, FedAvgN),
         *(QFedAvg, QFedSGD, TERM, AFL, DRFA, DeltaFL, PropFair, GiFair, VRed, SemiVRed, EAGLE, FedFa, AAggFF),
         *(FedMGDA, FedMGDAPlus, MGDAProx, FedFV, AdaFed, FedMDFG),
+        FairFed,
         *(Ditto, Local),
     )
 }
@@ -120,6 +122,7 @@ __all__ = [
     "Cohort",
     "DeltaFL",
     "Ditto",
+    "FairFed",
     "FairStrategy",
     "FedAvg",
     "FedAvgN",

@@ -1,14 +1,20 @@
 """How a setting such as csv.group names groups: by the values of a column, or by a number that divides it."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import split_names
+
+if TYPE_CHECKING:
+    from .task import Task
 
 OTHER = "other"
 """The group of examples that have no value, or one that is not among the groups that the clients agreed on."""
@@ -94,3 +100,36 @@ def _parse_grouping(key: str, word: str) -> GroupBy:
     if not np.isfinite(bound):
         raise ReportableError(f"{key} = {word!r}: {number!r} is no number: write one behind {sign}, as in {example}")
     return GroupBy(column, sign, bound)
+
+
+def find_two_groups(task: Task) -> tuple[int, int]:
+    """Return the places of the two groups between which a model is to be fair: those of the task's first grouping.
+
+    An example of `OTHER` belongs to neither.
+
+    Raises
+    ------
+    ReportableError
+        When the task has no groupings, the first one has not two groups, or it does not predict one of two classes.
+    """
+    if not task.groupings:
+        raise ReportableError(
+            "the task has no groups of examples, and fairness between groups is asked for: name a column of two values "
+            "by csv.group, adult.group or heart-disease.group, as in csv.group=sex, or give a task of your own groupings"
+        )
+    (grouping, names), *_ = task.groupings.items()
+    two = [place for place, name in enumerate(names) if name != OTHER]
+    if len(two) != 2:
+        there = ", ".join(names[place] for place in two) or "none"
+        raise ReportableError(
+            f"there are {len(two)} groups by {grouping!r} ({there}), and fairness between groups is between two: name "
+            "a column of two values first, or divide the numbers of one, as in csv.group=age>=60"
+        )
+    if task.classes not in (None, 2):
+        raise ReportableError(
+            "fairness between groups is about one of two classes, and the task predicts "
+            f"{f'one of {task.classes}' if task.classes else 'a quantity'}: choose a method that does not compare "
+            "groups, or a task of two classes"
+        )
+    first, second = two
+    return first, second

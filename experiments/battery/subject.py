@@ -37,12 +37,9 @@ ROUNDS = 50
 TAKING_PART = ([3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2], [1, 2], [0, 3, 4, 5])
 """The clients, of six, that take part in rounds that follow each other."""
 
-OF_GROUPS = (wire.DISPARITY, wire.DISPARITY_HARD, *wire.POSITIVES, *wire.HITS)
-"""What they report of two groups of their examples."""
-
 MEASURED = (
     *(wire.LOSS_BEFORE, wire.ACCURACY_BEFORE, wire.LOSS_AFTER, wire.ACCURACY_AFTER),
-    *(wire.LEARNING_RATE, wire.UPDATE_NORM, *OF_GROUPS),
+    *(wire.LEARNING_RATE, wire.UPDATE_NORM, *sorted(wire.BETWEEN_GROUPS)),
 )
 """What Fairbloom's own clients report of their training where a method asks for it."""
 
@@ -414,14 +411,9 @@ class Subject:
 
 def run_config(method: FairStrategy, **settings: Value) -> Mapping[str, Value]:
     """Return the run config of six clients that take one step in a round; `settings` differ from it."""
-    task = EVEN if compares_groups(method) else "digits"
+    task = EVEN if method.compares_groups else "digits"
     small: dict[str, Value] = {"task": task, "clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
     return Settings.of(small | {name.replace("_", "-"): value for name, value in settings.items()}).run_config()
-
-
-def compares_groups(method: FairStrategy) -> bool:
-    """Return whether a method asks its clients about groups of their examples."""
-    return bool(method.terms(1).disparity or method.needs & {*OF_GROUPS})
 
 
 def initial_model(method: FairStrategy) -> Model:

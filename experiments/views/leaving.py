@@ -3,7 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fairbloom.protocol.names import ABOUT, ARRAYS, CLIENT, KEEP, KEPT, METRICS, NAME, NUM_EXAMPLES, SNAPSHOT
+from fairbloom.protocol.names import (
+    ABOUT,
+    ARRAYS,
+    ARRAYS_DISPARITY,
+    CLIENT,
+    KEEP,
+    KEPT,
+    METRICS,
+    NAME,
+    NUM_EXAMPLES,
+    SNAPSHOT,
+)
 from fairbloom.simulation.rehearsal import Sent
 
 WHEN = {
@@ -12,6 +23,12 @@ WHEN = {
     "train": "In each round that it trains in",
     "evaluate": "In each round that it is tested in",
     KEEP: "When the run is over",
+}
+
+MODELS = {
+    ARRAYS: "the trained model",
+    SNAPSHOT: "the model in the midst of its training",
+    ARRAYS_DISPARITY: "the received model one step further down the disparity between its groups",
 }
 
 INSTEAD = (
@@ -57,7 +74,7 @@ def _things(content: Mapping[str, Any], smallest_category: int) -> Iterator[str]
         yield "the checksum of the final model, which it keeps"
     if ABOUT in about:
         yield from _of_data(about[ABOUT], smallest_category)
-    for record, model in ((ARRAYS, "the trained model"), (SNAPSHOT, "the model in the midst of its training")):
+    for record, model in MODELS.items():
         if record in content:
             yield f"{model}: {', '.join(f'{name} ({kind})' for name, kind in content[record].items())}"
     if METRICS in content:

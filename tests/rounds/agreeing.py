@@ -64,8 +64,9 @@ def even(setup: Setup) -> Task:
     there = grouped(setup)
 
     def model() -> nn.Module:
-        torch.manual_seed(setup.seed)
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).double()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(setup.seed)
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).double()
 
     def of_two(part: Examples) -> Examples:
         return replace(part, targets=1 - part.targets % 2)

@@ -16,8 +16,9 @@ import torch
 from fairbloom.client.fair.functions import HONOURED as BY_FAIR
 from fairbloom.client.honoured import Honoured, metric_row
 from fairbloom.client.local import HONOURED as BY_A_CLIENT
-from fairbloom.client.metrics import BY_GROUP, OF_DISPARITY, OF_EVALUATION, OF_HITS, OF_TRAINING, OF_WORK
+from fairbloom.client.metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, OF_WORK
 from fairbloom.client.work import LocalWork, client_work, global_work, set_fields
+from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.rounds.clients import Clients, Replies, Trained
@@ -347,7 +348,7 @@ def test_every_field_and_every_metric_has_a_case() -> None:
     assert set(OF_THE_WORK) == {each.name for each in fields(LocalWork)}
     assert set(OF_THE_TERMS) == {each.name for each in fields(Terms)}
     measured = {each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)}
-    measured |= {*OF_WORK, *OF_DISPARITY, *OF_HITS, BY_GROUP}
+    measured |= {*OF_WORK, *BETWEEN_GROUPS, BY_GROUP}
     assert {row_of(name) for name in OF_THE_METRICS} == measured
     assert {each.replace("-", "_") for each in WORK} <= {each.name for each in fields(Terms)}
 

@@ -1,0 +1,490 @@
+"""What a client says of two groups of its training examples: disparities, the step down them, and FairFed's counts."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, MessageType, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fairbloom.client import disparity
+from fairbloom.client.disparity import count_hits, logits_of, measure_disparity, step_down
+from fairbloom.client.local import LocalClient, Update
+from fairbloom.errors import ReportableError
+from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY, Terms
+from fairbloom.rounds.method import FloatArray
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import Examples, Setup, Splits, Task
+from fairbloom.tasks.groups import OTHER
+
+from .helpers import ask
+
+KINDS = (DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY)
+GROUPS = ("a", "b", OTHER)
+INPUTS, EXAMPLES, RATE = 3, 60, 0.3
+COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
+MEASURE = ("loss-before", "disparity", "disparity-hard", "learning-rate", "accuracy-before", *COUNTS)
+
+
+def drawn(seed: int = 0, count: int = EXAMPLES, groups: int = 3) -> Examples:
+    """Return examples of two classes in so many groups."""
+    random = np.random.default_rng(seed)
+    inputs, targets = random.normal(size=(count, INPUTS)), random.integers(0, 2, count)
+    places = random.integers(0, groups, (count, 1))
+    return Examples(torch.from_numpy(inputs), torch.from_numpy(targets), groups=torch.from_numpy(places))
+
+
+def linear(outputs: int = 2, seed: int = 1) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Linear(INPUTS, outputs).double()
+
+
+def task_of(**changes: Any) -> Task:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    def splits(client: str) -> Splits:
+        return Splits(drawn(), drawn(1))
+
+    plain: dict[str, Any] = {"groupings": {"side": GROUPS}, "classes": 2}
+    return Task(("one",), linear, loss, splits, **plain | changes)
+
+
+def load(setup: Setup) -> Task:
+    """Return a task that a run config names."""
+    return task_of()
+
+
+def normed(setup: Setup) -> Task:
+    """Return one whose model has BatchNorm, dropout and a frozen layer."""
+
+    def model() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            layers = nn.Sequential(
+                nn.Linear(INPUTS, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
+            ).double()
+        layers[3].requires_grad_(False)
+        return layers
+
+    return task_of(model=model)
+
+
+def settings_of(**changes: Any) -> Settings:
+    plain = {"task": f"{__name__}:load", "device": "cpu", "learning-rate": RATE, "smallest-group": 1}
+    return Settings.of(plain | {key.replace("_", "-"): value for key, value in changes.items()})
+
+
+def terms_of(kind: str = DEMOGRAPHIC_PARITY, **changes: Any) -> Terms:
+    return Terms(**{"server_round": 1, "disparity": kind, "full_batch_step": True, "measure": MEASURE, **changes})
+
+
+def trained(terms: Terms, model: Mapping[str, Tensor] | None = None, **settings: Any) -> tuple[LocalClient, Update]:
+    local = LocalClient.of(settings_of(**settings), 0)
+    received = {name: tensor.clone() for name, tensor in (model or local.model.state_dict()).items()}
+    return local, local.train(received, terms)
+
+
+def bits(state: Mapping[str, Tensor]) -> dict[str, bytes]:
+    return {name: tensor.detach().numpy().tobytes() for name, tensor in state.items()}
+
+
+# Closed forms -------------------------------------------------------------------------------------------------------
+
+
+class ByHand:
+    """Disparity and gradients of a linear model with two outputs, written out in NumPy from their definitions."""
+
+    def __init__(self, examples: Examples, kind: str, positive: int = 1, sharpness: float = 10.0) -> None:
+        assert examples.groups is not None
+        self.x, self.y = np.asarray(examples.inputs), np.asarray(examples.targets)
+        self.kind, self.positive, self.sharpness = kind, positive, sharpness
+        self.groups = np.asarray(examples.groups)[:, 0]
+
+    def members(self, group: int) -> FloatArray:
+        there: Any = self.groups == group
+        return there & (self.y == self.positive) if self.kind == EQUAL_OPPORTUNITY else there
+
+    def disparity(self, weight: FloatArray, bias: FloatArray, *, hard: bool = False) -> float:
+        z = (self.x @ weight.T + bias) @ (np.array([-1.0, 1.0]) if self.positive == 1 else np.array([1.0, -1.0]))
+        decisions = (z >= 0.0).astype(float) if hard else 1.0 / (1.0 + np.exp(-self.sharpness * z))
+        return float(decisions[self.members(1)].mean() - decisions[self.members(0)].mean())
+
+    def gradient(self, weight: FloatArray, bias: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Of |Δ|, by central differences: no formula that the code could share a slip with."""
+        found = []
+        for array in (weight, bias):
+            slopes = np.zeros_like(array)
+            for place in np.ndindex(array.shape):
+                ends = []
+                for way in (1.0, -1.0):
+                    array[place] += way * 1e-6
+                    ends.append(abs(self.disparity(weight, bias)))
+                    array[place] -= way * 1e-6
+                slopes[place] = (ends[0] - ends[1]) / 2e-6
+            found.append(slopes)
+        return found[0], found[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("positive", [0, 1])
+@pytest.mark.parametrize("sharpness", [None, 2.0])
+def test_disparity_and_its_gradient_are_those_of_the_definition(
+    kind: str, positive: int, sharpness: float | None
+) -> None:
+    model, examples = linear(), drawn()
+    by_hand = ByHand(examples, kind, positive, sharpness or 10.0)
+    weight, bias = (parameter.detach().numpy().copy() for parameter in model.parameters())
+    found = measure_disparity(
+        model, task_of(positive=positive), examples, terms_of(kind, disparity_sharpness=sharpness), 1
+    )
+    assert found.smooth == pytest.approx(by_hand.disparity(weight, bias), rel=1e-12)
+    assert found.hard == pytest.approx(by_hand.disparity(weight, bias, hard=True), rel=1e-12)
+    for ours, expected in zip(found.gradient, by_hand.gradient(weight, bias), strict=True):
+        assert ours is not None
+        np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_replies_one_plain_step_down_each_of_loss_and_disparity(kind: str) -> None:
+    """Its momentum would be refused; its batch size and epochs count for nothing."""
+    local, update = trained(terms_of(kind), batch_size=7, local_epochs=3)
+    first = linear()
+    weight, bias = (parameter.detach().numpy().copy() for parameter in first.parameters())
+    examples = drawn()
+    losses = nn.functional.cross_entropy(first(examples.inputs), examples.targets)
+    losses.backward()  # type: ignore[no-untyped-call]
+    by_hand = ByHand(examples, kind)
+    down = dict(zip(("weight", "bias"), by_hand.gradient(weight, bias), strict=True))
+    for name, parameter in first.named_parameters():
+        assert parameter.grad is not None
+        expected = parameter.detach() - RATE * parameter.grad
+        np.testing.assert_allclose(update.arrays[name].numpy(), expected.numpy(), rtol=1e-12)
+        np.testing.assert_allclose(update.second[name].numpy(), parameter.detach() - RATE * down[name], atol=1e-8)
+    assert update.metrics["loss-before"] == pytest.approx(float(losses), rel=1e-12)
+    assert update.metrics["disparity"] == pytest.approx(by_hand.disparity(weight, bias), rel=1e-12)
+    assert update.metrics["disparity-hard"] == pytest.approx(by_hand.disparity(weight, bias, hard=True), rel=1e-12)
+    assert update.metrics["learning-rate"] == RATE
+    assert update.metrics["num-examples"] == EXAMPLES == len(local.splits.train)
+
+
+@given(seed=st.integers(0, 10**6), kind=st.sampled_from(KINDS))
+def test_a_short_step_down_lowers_the_disparity_whatever_its_sign(seed: int, kind: str) -> None:
+    model, examples, task = linear(seed=seed), drawn(seed, groups=2), task_of()
+    before = measure_disparity(model, task, examples, terms_of(kind), 1)
+    squared = sum(float(each.square().sum()) for each in before.gradient if each is not None)
+    received = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    second = step_down(model, received, before.gradient, 1e-7)
+    model.load_state_dict(second)
+    after = measure_disparity(model, task, examples, terms_of(kind), 1)
+    gained = abs(before.smooth) - abs(after.smooth)
+    assert gained == pytest.approx(1e-7 * squared, rel=1e-2, abs=1e-13)
+
+
+def test_the_logit_of_two_outputs_is_their_difference_and_that_of_one_is_the_output() -> None:
+    two = torch.tensor([[1.0, 4.0], [2.0, -1.0]])
+    assert logits_of(two, 1).tolist() == [3.0, -3.0]
+    assert logits_of(two, 0).tolist() == [-3.0, 3.0]
+    for one in (two[:, :1], two[:, 0]):
+        assert logits_of(one, 1).tolist() == [1.0, 2.0]
+        assert logits_of(one, 0).tolist() == [-1.0, -2.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_output_says_what_two_do_whose_first_is_zero(kind: str) -> None:
+    one, two = linear(1), linear(2)
+    with torch.no_grad():
+        two.weight[0], two.bias[0] = 0.0, 0.0  # type: ignore[union-attr,index,operator]
+        two.weight[1], two.bias[1] = one.weight[0], one.bias[0]  # type: ignore[union-attr,index,operator]
+    of_one, of_two = (measure_disparity(model, task_of(), drawn(), terms_of(kind), 1) for model in (one, two))
+    assert of_one.metrics == pytest.approx(of_two.metrics, rel=1e-12)
+
+
+# fairlearn's definitions --------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10**6))
+def test_hard_disparities_are_fairlearns_differences_with_their_sign(seed: int) -> None:
+    """Demographic parity difference: the largest selection rate less the least. Equal opportunity: of recalls."""
+    model, examples = linear(seed=seed), drawn(seed, groups=2)
+    assert examples.groups is not None
+    answers = (logits_of(model(examples.inputs), 1) >= 0.0).long().numpy()
+    y, groups = examples.targets.numpy(), examples.groups[:, 0].numpy()
+    selection = [answers[groups == group].mean() for group in (0, 1)]
+    recalls = [answers[(groups == group) & (y == 1)].mean() for group in (0, 1)]
+    for kind, rates in ((DEMOGRAPHIC_PARITY, selection), (EQUAL_OPPORTUNITY, recalls)):
+        hard = measure_disparity(model, task_of(), examples, terms_of(kind), 1).hard
+        assert hard == pytest.approx(rates[1] - rates[0], abs=1e-12)
+        assert abs(hard) == pytest.approx(max(rates) - min(rates), abs=1e-12)
+    counts = count_hits(model, task_of(), examples, 1)
+    gap = counts["hits-1"] / counts["positives-1"] - counts["hits-0"] / counts["positives-0"]
+    assert gap == pytest.approx(recalls[1] - recalls[0], abs=1e-12)
+
+
+def test_hard_disparities_are_those_that_fairlearn_computes() -> None:
+    fairlearn = pytest.importorskip("fairlearn.metrics")
+    model, examples = linear(), drawn(groups=2)
+    assert examples.groups is not None
+    given = {
+        "y_true": examples.targets.numpy(),
+        "y_pred": (logits_of(model(examples.inputs), 1) >= 0.0).long().numpy(),
+        "sensitive_features": examples.groups[:, 0].numpy(),
+    }
+    of = {
+        DEMOGRAPHIC_PARITY: fairlearn.demographic_parity_difference,
+        EQUAL_OPPORTUNITY: fairlearn.equal_opportunity_difference,
+    }
+    for kind, difference in of.items():
+        hard = measure_disparity(model, task_of(), examples, terms_of(kind), 1).hard
+        assert abs(hard) == pytest.approx(difference(**given), abs=1e-12)
+
+
+# Groups that are not there, or too small ----------------------------------------------------------------------------
+
+
+def with_groups(places: list[int], targets: list[int] | None = None) -> Examples:
+    examples = drawn(count=len(places))
+    chosen = examples.targets if targets is None else torch.tensor(targets)
+    return replace(examples, targets=chosen, groups=torch.tensor(places)[:, None])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("places", "targets"),
+    [
+        ([0] * 12, [0, 1] * 6),
+        ([1] * 12, [0, 1] * 6),
+        ([2] * 12, [0, 1] * 6),
+        ([0] * 9 + [1] * 3, [1] * 12),
+        ([0] * 3 + [1] * 9, [1] * 12),
+    ],
+    ids=["second empty", "first empty", "both empty", "second small", "first small"],
+)
+def test_with_an_empty_or_small_group_there_is_no_disparity_and_no_step(
+    kind: str, places: list[int], targets: list[int]
+) -> None:
+    examples, model = with_groups(places, targets), linear()
+    found = measure_disparity(model, task_of(), examples, terms_of(kind), 4)
+    assert found.metrics == {"disparity": 0.0, "disparity-hard": 0.0}
+    received = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert bits(step_down(model, received, found.gradient, 0.5)) == bits(received)
+    assert count_hits(model, task_of(), examples, 4) == dict.fromkeys(COUNTS, 0)
+
+
+def test_groups_of_the_smallest_size_count_and_one_fewer_does_not() -> None:
+    model, task = linear(), task_of()
+    examples = with_groups([0] * 10 + [1] * 8 + [2], [1] * 5 + [0] * 5 + [1] * 4 + [0] * 4 + [1])
+    parity, opportunity = (
+        [measure_disparity(model, task, examples, terms_of(kind), smallest).smooth != 0.0 for smallest in (4, 5, 8, 9)]
+        for kind in KINDS
+    )
+    assert parity == [True, True, True, False]
+    assert opportunity == [True, False, False, False]
+    assert count_hits(model, task, examples, 4)["positives-0"] == 5
+    assert count_hits(model, task, examples, 4)["positives-1"] == 4
+    assert count_hits(model, task, examples, 5) == dict.fromkeys(COUNTS, 0)
+
+
+def test_a_client_holds_small_groups_back_by_the_runs_setting_and_trains_as_before() -> None:
+    counts = torch.bincount(drawn().groups[:, 0])[:2]  # type: ignore[index]
+    smallest = int(counts.min()) + 1
+    _, plain = trained(terms_of())
+    local, held_back = trained(terms_of(), smallest_group=smallest)
+    assert (held_back.metrics["disparity"], held_back.metrics["disparity-hard"]) == (0.0, 0.0)
+    assert bits(held_back.second) == bits(linear().state_dict())
+    assert bits(held_back.arrays) == bits(plain.arrays)
+    assert {name: held_back.metrics[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0)
+    assert plain.metrics["disparity"] != 0.0
+    assert min(plain.metrics[name] for name in COUNTS[:2]) > 0
+
+
+def test_examples_of_other_belong_to_neither_group() -> None:
+    examples, model = drawn(), linear()
+    assert examples.groups is not None
+    rows = (examples.groups[:, 0] < 2).nonzero()[:, 0]
+    assert 0 < len(rows) < len(examples)
+    for kind in KINDS:
+        of_all, of_two = (
+            measure_disparity(model, task_of(), each, terms_of(kind), 1)
+            for each in (examples, replace(examples, rows=rows))
+        )
+        assert of_all.metrics == pytest.approx(of_two.metrics, rel=1e-12)
+    assert count_hits(model, task_of(), examples, 1) == count_hits(model, task_of(), replace(examples, rows=rows), 1)
+
+
+def test_a_disparity_of_zero_has_no_gradient() -> None:
+    """Two groups of the same people: Δ is 0, where |Δ| has no slope, and 0 is taken."""
+    half = drawn(count=20, groups=1)
+    twice = Examples(
+        torch.cat([half.inputs] * 2),  # type: ignore[list-item]
+        torch.cat([half.targets] * 2),
+        groups=torch.tensor([[0]] * 20 + [[1]] * 20),
+    )
+    found = measure_disparity(linear(), task_of(), twice, terms_of(), 1)
+    assert abs(found.smooth) < 1e-15
+    zero = nn.Linear(INPUTS, 2).double()
+    with torch.no_grad():
+        for parameter in zero.parameters():
+            parameter.zero_()
+    at_zero = measure_disparity(zero, task_of(), with_groups([0] * 8 + [1] * 8), terms_of(), 1)
+    assert (at_zero.smooth, at_zero.gradient) == (0.0, [])
+
+
+# Batches, buffers, modes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_batches_say_what_one_says(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, examples = linear(), drawn()
+    whole, counts = measure_disparity(model, task_of(), examples, terms_of(kind), 1), count_hits(
+        model, task_of(), examples, 1
+    )
+    monkeypatch.setattr(disparity, "EVALUATION_BATCH", 7)
+    parts = measure_disparity(model, task_of(), examples, terms_of(kind), 1)
+    assert parts.metrics == pytest.approx(whole.metrics, rel=1e-12)
+    for one, other in zip(parts.gradient, whole.gradient, strict=True):
+        assert one is not None
+        assert other is not None
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-10, atol=1e-13)
+    assert count_hits(model, task_of(), examples, 1) == counts
+
+
+def test_examples_of_a_dataset_say_what_those_in_tensors_say() -> None:
+    examples, model = drawn(), linear()
+    pairs = list(zip(examples.inputs, examples.targets, strict=True))  # type: ignore[arg-type]
+    made = Examples.of(pairs, groups=examples.groups)
+    for kind in KINDS:
+        one, other = (measure_disparity(model, task_of(), each, terms_of(kind), 1) for each in (examples, made))
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-12)
+    assert count_hits(model, task_of(), examples, 1) == count_hits(model, task_of(), made, 1)
+
+
+def test_the_second_model_keeps_buffers_and_frozen_parameters_and_leaves_the_training_alone() -> None:
+    """BatchNorm and dropout are as in evaluation: Δ is measured, and its gradient taken, of one and the same model."""
+    named = f"{__name__}:normed"
+    _, plain = trained(replace(terms_of(""), measure=()), task=named)
+    local, update = trained(terms_of(), task=named)
+    received = normed(Setup).model().state_dict()  # type: ignore[arg-type]
+    assert update.second.keys() == received.keys()
+    changed = {name for name in received if not torch.equal(update.second[name], received[name])}
+    assert changed == {name for name, each in local.model.named_parameters() if each.requires_grad} - {"0.bias"} | (
+        {"0.bias"} & changed
+    )
+    assert {"0.weight", "1.weight", "5.weight"} <= changed
+    assert bits(update.arrays) == bits(plain.arrays)
+    assert not torch.equal(update.arrays["1.running_mean"], received["1.running_mean"])
+
+
+def test_the_same_work_says_the_same_again_and_leaves_generators_as_they_were() -> None:
+    before = torch.random.get_rng_state()
+    first, second = (trained(terms_of(), task=f"{__name__}:normed")[1] for _ in range(2))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert (bits(first.second), first.metrics) == (bits(second.second), second.metrics)
+
+
+def test_a_method_may_ask_for_the_second_model_beside_any_local_work() -> None:
+    _, whole = trained(terms_of())
+    _, several = trained(terms_of(full_batch_step=False), batch_size=5, local_epochs=2)
+    assert bits(whole.second) == bits(several.second)
+    assert bits(whole.arrays) != bits(several.arrays)
+
+
+def test_counts_are_measured_where_they_are_asked_for_and_change_nothing_else() -> None:
+    _, plain = trained(Terms(server_round=1, measure=("accuracy-before",)))
+    _, asked = trained(Terms(server_round=1, measure=("hits-1", "accuracy-before", "positives-0")))
+    assert list(asked.metrics) == ["num-examples", "hits-1", "accuracy-before", "positives-0"]
+    assert asked.metrics["accuracy-before"] == plain.metrics["accuracy-before"]
+    assert bits(asked.arrays) == bits(plain.arrays)
+    assert asked.second == {} == plain.second
+
+
+# Errors and their remedies ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "remedy"),
+    [
+        ({"groupings": {"race": ("w", "x", "y", OTHER)}}, ["3 groups by 'race'", "w, x, y", "age>=60"], {}),
+        ({"groupings": {"race": ("w", OTHER)}}, ["1 groups by 'race'", "(w)", "two values"], {}),
+        ({"groupings": {}}, ["no groups of examples", "csv.group=sex"], {}),
+        ({"classes": 3}, ["one of 3", "a task of two classes"], {"classes": 2}),
+        ({"classes": 0}, ["a quantity", "a task of two classes"], {"classes": None}),
+    ],
+    ids=["three groups", "one group", "no groups", "three classes", "a quantity"],
+)
+def test_a_task_without_two_groups_and_classes_is_an_error_with_its_remedy(
+    changes: dict[str, Any], words: list[str], remedy: dict[str, Any]
+) -> None:
+    for measured in (
+        lambda task: measure_disparity(linear(), task, drawn(), terms_of(), 1),
+        lambda task: count_hits(linear(), task, drawn(), 1),
+    ):
+        with pytest.raises(ReportableError) as caught:
+            measured(task_of(**changes))
+        assert all(word in str(caught.value) for word in words)
+        measured(task_of(**{**changes, "groupings": {"side": GROUPS}, **remedy}))
+
+
+def test_outputs_and_targets_of_more_classes_are_an_error() -> None:
+    with pytest.raises(ReportableError, match=r"outputs of shape \(60, 3\).* a task of two classes"):
+        measure_disparity(linear(3), task_of(classes=None), drawn(), terms_of(), 1)
+    targets = torch.zeros(EXAMPLES, 2, dtype=torch.float64)
+    with pytest.raises(ReportableError, match=r"targets of shape \(60, 2\)"):
+        count_hits(linear(), task_of(), replace(drawn(), targets=targets), 1)
+
+
+@pytest.mark.parametrize(
+    ("terms", "settings", "words"),
+    [
+        ({"kind": "equalised-odds"}, {}, "'equalised-odds'.* demographic-parity and equal-opportunity"),
+        ({"disparity_sharpness": 0.0}, {}, "disparity-sharpness = 0.0"),
+        ({"disparity_sharpness": float("nan")}, {}, "disparity-sharpness = nan"),
+        ({}, {"weight_decay": 0.1}, "leave out weight-decay = 0.1"),
+        ({}, {"momentum": 0.9}, "full-batch-step = True .*leave out momentum = 0.9"),
+        ({"snapshot_step": 1}, {}, "disparity = 'demographic-parity' and snapshot-step = 1"),
+    ],
+    ids=str,
+)
+def test_terms_that_a_client_cannot_act_on_are_refused_by_name(
+    terms: dict[str, Any], settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ReportableError, match=words):
+        trained(terms_of(**terms), **settings)
+
+
+# As messages --------------------------------------------------------------------------------------------------------
+
+
+def replied(told: dict[str, Any], **node: Any) -> RecordDict:
+    where = Context(
+        run_id=1,
+        node_id=2,
+        node_config={"partition-id": 0, "num-partitions": 1, **node},
+        state=RecordDict(),
+        run_config=settings_of().run_config(),
+    )
+    return ask(MessageType.TRAIN, told, where)
+
+
+def test_a_reply_in_flowers_messages_has_the_second_model_and_the_numbers_of_one_in_process() -> None:
+    terms = terms_of()
+    content = replied({key: value for key, value in terms.to_config().items() if key != "server-round"})
+    _, update = trained(terms)
+    assert set(content.array_records) == {"arrays", "arrays-disparity"}
+    for record, state in (("arrays", update.arrays), ("arrays-disparity", update.second)):
+        there = {name: array.numpy().tobytes() for name, array in content.array_records[record].items()}
+        assert there == bits(state)
+    assert dict(content.metric_records["metrics"]) == update.metrics
+    assert {"disparity", "disparity-sharpness"} <= set(content.config_records["client"]["honours"])  # type: ignore[arg-type]
+
+
+def test_nothing_of_groups_leaves_a_client_that_is_not_asked() -> None:
+    content = replied({"measure": ["loss-before"]})
+    assert set(content.array_records) == {"arrays"}
+    assert set(content.metric_records["metrics"]) == {"num-examples", "loss-before"}
