@@ -52,7 +52,17 @@ KNOWN = (
                 "published those whom the code behind FedMGDA+'s Table 7 takes in their place",
                 Choices("described", "published"),
             ),
-            group_by("Columns of categories by which clients report counts and scores in groups, as in 'sex,race'"),
+            group_by(
+                "Columns of categories, or one category of a column, by which clients report counts and scores in groups, "
+                "as in 'sex,race=White'"
+            ),
+            Parameter(
+                "left-out",
+                str,
+                "",
+                "Columns of categories that are no inputs of the model, as in 'sex,race'",
+                marks=frozenset({Mark.LATER}),
+            ),
         ),
         natural=("phd", "education", "race", "sex"),
         tests="fixed",

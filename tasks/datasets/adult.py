@@ -5,6 +5,7 @@ clients are people with a doctorate and those without, as in AFL, q-FFL and FedM
 """
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.protocol.settings import split_names
 
 from ..groups import OTHER, parse_groups
 from ..known import TASKS
@@ -85,15 +87,6 @@ UNKNOWN = "?"
 INCOMES = ("<=50K", ">50K")
 """The classes; adult.test writes a dot after them."""
 
-PREPROCESSING = Preprocessing(
-    form=TABLE,
-    columns=tuple(InputColumn(name, CATEGORY, known, fill=True) for name, known in CATEGORIES.items()),
-    ignored=tuple(name for name in COLUMNS[:-1] if name not in CATEGORIES),
-    target=COLUMNS[-1],
-    classes=INCOMES,
-)
-"""How a table of people becomes inputs."""
-
 PHD = "phd"
 """The partition, and the client, of people with a doctorate."""
 
@@ -128,7 +121,7 @@ class People(NamedTuple):
         return np.equal(self.categories["education"], doctorate)
 
 
-def load(setup: Setup, *, groups: str, group: str) -> Task:
+def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
     """Return the task, with adult.test as the test set, which is split into the same groups as adult.data.
 
     Parameters
@@ -139,13 +132,15 @@ def load(setup: Setup, *, groups: str, group: str) -> Task:
         "described": each client trains on all of its people. "published": as in the code behind FedMGDA+'s Table 7,
         see `published`; for partition = phd alone.
     group
-        By which columns of categories people are grouped, as in "sex,race".
+        By which columns of categories people are grouped, as in "sex,race"; "race=White" groups by one category.
+    left_out
+        Which columns are no inputs, as in "race".
 
     Raises
     ------
     FairbloomError
         When a number of clients is asked for although they come with the data, `groups` does not go with the
-        partition, or there is no column as `group` says.
+        partition, or there is no column as `group` or `left_out` says.
     """
     if groups == "published" and setup.partition != PHD:
         raise FairbloomError(
@@ -153,49 +148,121 @@ def load(setup: Setup, *, groups: str, group: str) -> Task:
             f"{setup.partition}"
         )
     names = _find_names(setup)
-    grouped = _find_grouped(group)
+    grouped, inputs_of = _find_grouped(group), _find_inputs(left_out)
+    places = _places_of(inputs_of)
 
     @cache
     def dealt() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Dealt]]:
         train, test = read(setup)
         parts = _deal(train, test, setup, groups)
         beyond = [Dealt(each.examples, each.tested + len(train.targets)) for each in parts]
-        inputs = torch.from_numpy(np.concatenate([train.inputs, test.inputs]))
+        inputs = torch.from_numpy(np.ascontiguousarray(np.concatenate([each.inputs[:, places] for each in (train, test)])))
         targets = torch.from_numpy(np.concatenate([train.targets, test.targets]))
-        columns = [np.concatenate([each.categories[name] for each in (train, test)]) for name in grouped]
-        places = torch.from_numpy(np.stack(columns, axis=1)) if columns else None
-        return inputs, targets, places, dict(zip(names, beyond, strict=True))
+        columns = [np.concatenate([by.places(each) for each in (train, test)]) for by in grouped]
+        members = torch.from_numpy(np.stack(columns, axis=1)) if columns else None
+        return inputs, targets, members, dict(zip(names, beyond, strict=True))
 
     def parts_of(client: str) -> Parts:
         *_, parts = dealt()
         return split(parts[client].examples, setup, client, parts[client].tested)
 
     def splits(client: str) -> Splits:
-        inputs, targets, places, _ = dealt()
-        return splits_of(inputs, targets, parts_of(client), places)
+        inputs, targets, members, _ = dealt()
+        return splits_of(inputs, targets, parts_of(client), members)
 
     def rows_of(client: str) -> list[tuple[Indices, Labels]]:
         return add_labels(parts_of(client), dealt()[1].numpy())
 
-    task = classify(setup, names, (INPUTS,), len(INCOMES), splits, rows_of)
+    task = classify(setup, names, (len(places),), len(INCOMES), splits, rows_of)
     return replace(
         task,
-        groupings={name: (*CATEGORIES[name], OTHER) for name in grouped},
+        groupings={by.name: (*by.groups, OTHER) for by in grouped},
         group_scores=group_scores_of_classes(len(INCOMES)) if grouped else {},
-        preprocessing=lambda client: PREPROCESSING,
+        preprocessing=lambda client: _preprocessing(inputs_of),
     )
 
 
-def _find_grouped(group: str) -> tuple[str, ...]:
-    """Return the columns that `group` names."""
-    groupings = parse_groups("adult.group", group)
-    for by in groupings:
-        if by.sign or by.column not in CATEGORIES:
+class Grouping(NamedTuple):
+    """One way to group people: by the categories of a column, or by whether they are of one category.
+
+    Attributes
+    ----------
+    column
+        The column.
+    category
+        The category; "" where each makes a group.
+    """
+
+    column: str
+    category: str
+
+    @property
+    def name(self) -> str:
+        """What the grouping is called: "race", or "race=White"."""
+        return f"{self.column}={self.category}" if self.category else self.column
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The names of the groups."""
+        return (f"not {self.category}", self.category) if self.category else CATEGORIES[self.column]
+
+    def places(self, people: People) -> Labels:
+        """Return the place of each one's group, that after the last where the category is not known."""
+        known, found = CATEGORIES[self.column], people.categories[self.column]
+        if not self.category:
+            return found
+        return np.where(found == len(known), len(self.groups), found == known.index(self.category)).astype(np.int64)
+
+
+def _find_grouped(group: str) -> tuple[Grouping, ...]:
+    """Return how `group` groups people."""
+    words = split_names(group)
+    of_one = [re.fullmatch(r"([^<>=]+)=([^<>=]+)", word) for word in words]
+    columns = [found[1].strip() if found else word for word, found in zip(words, of_one, strict=True)]
+    for by in parse_groups("adult.group", ",".join(columns)):
+        _check_column("adult.group", by.name, "people are grouped by the categories of a column")
+    categories = [found[2].strip() if found else "" for found in of_one]
+    for column, category in zip(columns, categories, strict=True):
+        if category and category not in CATEGORIES[column]:
             raise FairbloomError(
-                f"adult.group = {by.name!r}: people are grouped by the categories of a column: "
-                f"{did_you_mean(by.column, CATEGORIES)}there are {', '.join(CATEGORIES)}"
+                f"adult.group = {column}={category}: {did_you_mean(category, CATEGORIES[column])}the categories are "
+                f"{', '.join(CATEGORIES[column])}"
             )
-    return tuple(by.column for by in groupings)
+    return tuple(map(Grouping, columns, categories))
+
+
+def _find_inputs(left_out: str) -> tuple[str, ...]:
+    """Return the columns that are inputs."""
+    without = split_names(left_out)
+    for column in without:
+        _check_column("adult.left-out", column, "columns of categories alone are inputs")
+    if not set(without) < set(CATEGORIES):
+        raise FairbloomError(f"adult.left-out = {left_out!r} leaves no input: name fewer columns")
+    return tuple(name for name in CATEGORIES if name not in without)
+
+
+def _check_column(key: str, column: str, reason: str) -> None:
+    if column not in CATEGORIES:
+        raise FairbloomError(
+            f"{key} = {column!r}: {reason}: {did_you_mean(column, CATEGORIES)}there are "
+            f"{', '.join(CATEGORIES)}"
+        )
+
+
+def _places_of(columns: Sequence[str]) -> Indices:
+    """Return the places of the inputs of these columns among those of all."""
+    return np.flatnonzero([name in columns for name, known in CATEGORIES.items() for _ in known])
+
+
+def _preprocessing(columns: Sequence[str]) -> Preprocessing:
+    """Return how a table of people becomes inputs, which are made of these columns."""
+    return Preprocessing(
+        form=TABLE,
+        columns=tuple(InputColumn(name, CATEGORY, CATEGORIES[name], fill=True) for name in columns),
+        ignored=tuple(name for name in COLUMNS[:-1] if name not in columns),
+        target=COLUMNS[-1],
+        classes=INCOMES,
+    )
 
 
 def _find_names(setup: Setup) -> tuple[str, ...]:

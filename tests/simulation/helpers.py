@@ -121,7 +121,7 @@ def all_of(replies: Replies) -> dict[str, Any]:
     """Return all that is in replies, the words of refusals too."""
     updates = {}
     if isinstance(replies, Trained):
-        updates = {"updates": rows_of(replies.updates), "snapshots": rows_of(replies.snapshots)}
+        updates = {"updates": rows_of(replies.updates), "snapshots": rows_of(replies.second)}
     metrics = [(name, list(report.items())) for name, report in replies.metrics.items()]
     return {"metrics": metrics, "refused": replies.refused.reasons, **updates}
 

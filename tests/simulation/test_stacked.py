@@ -85,7 +85,7 @@ def both(
 def assert_same(ours: Trained, expected: Trained, tolerance: float = 1e-12) -> None:
     assert ours.names == expected.names
     assert ours.refused.reasons.keys() == expected.refused.reasons.keys()
-    for updates, due in ((ours.updates, expected.updates), (ours.snapshots, expected.snapshots)):
+    for updates, due in ((ours.updates, expected.updates), (ours.second, expected.second)):
         assert (updates is None) == (due is None)
         if updates is not None and due is not None:
             np.testing.assert_allclose(updates.vectors.blocks[0], due.vectors.blocks[0], rtol=0, atol=tolerance)
