@@ -1,7 +1,7 @@
 """The terms of a round's work, which the server sends to clients."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from .names import FROZEN, PROTOCOL
@@ -41,6 +41,17 @@ class Terms:
         What becomes of the mean loss of a minibatch: "propfair", or "" for nothing.
     propfair_baseline, propfair_epsilon
         M and ε of that transform; sent with it.
+    control_variates
+        Whether each local step is corrected by the server's control variate, which comes as a record of its own and is
+        zero where it does not, and by the client's, which the client keeps.
+    dynamic_alpha
+        Strength of the dynamic regularizer of FedDyn, whose linear term the client keeps; None: there is none.
+    state_round
+        The round of the client's last reply that was used, from whose state it goes on, 0 where there is none; None:
+        clients keep no states.
+    state_rounds
+        That of each client by name, as long as the terms are those of all of them; `of_client` makes them those of one.
+        It is not sent.
     agreed
         What the clients of the run have agreed on about their data; "" where nothing needs to be agreed.
     others
@@ -60,6 +71,10 @@ class Terms:
     loss_transform: str = ""
     propfair_baseline: float | None = None
     propfair_epsilon: float | None = None
+    control_variates: bool = False
+    dynamic_alpha: float | None = None
+    state_round: int | None = None
+    state_rounds: Mapping[str, int] = field(default_factory=dict)
     agreed: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -82,16 +97,19 @@ class Terms:
         return cls(**known, measure=tuple(config.get("measure", ())), others=others)
 
 
+_MAPPINGS = ("state_rounds", "others")
+
 _FIELDS: Mapping[str, str] = {
-    each.name.replace("_", "-"): each.name for each in fields(Terms) if each.name not in ("measure", "others")
+    each.name.replace("_", "-"): each.name for each in fields(Terms) if each.name not in ("measure", *_MAPPINGS)
 }
 _DEFAULTS: Mapping[str, Any] = {
-    each.name: each.default for each in fields(Terms) if each.name not in ("server_round", "measure", "others")
+    each.name: each.default for each in fields(Terms) if each.name not in ("server_round", "measure", *_MAPPINGS)
 }
 
-_NEEDLESS = ("agreed", "local_only", "local_steps", "snapshot_step")
+_NEEDLESS = ("agreed", "local_only", "local_steps", "snapshot_step", "state_round")
 """Terms that no client needs to say it honours: without agreement there is no task, with `local_only` the reply counts
-for nothing, and who overlooks the steps of a snapshot has none to reply, for which it is refused."""
+for nothing, and who overlooks the steps of a snapshot, or the round of its state, has none to reply, for which it is
+refused."""
 
 WORK = tuple(name.replace("_", "-") for name in _DEFAULTS if name not in _NEEDLESS)
 """The keys by which a client's local work may be changed; a client says which of them it honours."""

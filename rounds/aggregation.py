@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from .clients import Trained
 from .lengths import largest_share
-from .method import Cohort, Method, MethodError, Needed
-from .updates import FloatArray, Vectors, combine, gram_matrix
+from .method import Cohort, Kept, Method, MethodError, Needed
+from .updates import FloatArray, Layout, Vectors, combine, gram_matrix
 
 DECIDING_SHARE = 0.9
 """A client of three or more that decides a round has this share at least: of the parts of the step that have the sign
@@ -32,6 +33,7 @@ def cohort_of(
     num_rounds: int | None,
     online: Sequence[str],
     draws: Mapping[str, int],
+    sent: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Cohort, Vectors]:
     """Return what the method sees of the replies, and the updates with the kept rows below them.
 
@@ -41,12 +43,7 @@ def cohort_of(
     size = len(counts)
     kept = {key: row for key, row in method.progress.kept.items() if method.recalls(key, trained.names)}
     for key, row in kept.items():
-        if row.size != updates.layout.size:
-            raise MethodError(
-                f"{type(method).__name__} keeps an update of round {key.round} with {row.size} numbers, and "
-                f"{updates.layout.size} are trained: other parameters are frozen now, or an earlier version kept those "
-                "that are. Begin a new run, or go on with the model and the version of before"
-            )
+        check_row(method, key, row, updates.layout)
     vectors = Vectors.below([updates.vectors, *kept.values()])
 
     def gram_of(exact: bool) -> FloatArray:
@@ -63,10 +60,21 @@ def cohort_of(
         metrics=Needed(type(method).__name__, {metric: trained.column(metric) for metric in method.needs}),
         memory=tuple(kept),
         roster=method.progress.roster,
+        sent=sent,
         gram_of=lambda: _finite(gram_of(method.exact_gram)),
         squared_norms_of=lambda: _finite(updates.squared_norms),
     )
     return cohort, vectors
+
+
+def check_row(method: Method, kept: Kept, row: Vectors, layout: Layout) -> None:
+    """Raise MethodError when a row that a method keeps is no update of the model that is trained."""
+    if row.size != layout.size:
+        raise MethodError(
+            f"{type(method).__name__} keeps an update of round {kept.round} with {row.size} numbers, and {layout.size} "
+            "are trained: other parameters are frozen now, or an earlier version kept those that are. Begin a new run, "
+            "or go on with the model and the version of before"
+        )
 
 
 def weighed(method: Method, cohort: Cohort) -> FloatArray:

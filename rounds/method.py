@@ -90,6 +90,8 @@ class Cohort:
     roster
         n_k of every training client that the server has known up to now, absent ones too, by name in ascending order:
         as first known, 0 where nothing is known yet. Filled where the method uses it (`Method.uses_roster`).
+    sent
+        What the kept rows that went out to the round's clients were multiplied by, by the name of the record.
     gram_of
         Computes the Gram matrix of the m updates followed by the r kept rows.
     squared_norms_of
@@ -108,6 +110,7 @@ class Cohort:
     metrics: Mapping[str, FloatArray] = field(default_factory=dict)
     memory: tuple[Kept, ...] = ()
     roster: Mapping[str, float] = field(default_factory=dict)
+    sent: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -347,6 +350,8 @@ class Method:
     momentum, clipping, class weights, a schedule over a round's steps and mixed precision are refused then."""
     snapshots: ClassVar[bool] = False
     """Whether each client also replies its model in the midst of its local work, as the ArrayRecord `snapshot`."""
+    has_momentum: ClassVar[bool] = False
+    """Whether its step has a momentum of its own, so that a server optimizer with another one is refused."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         for name in options:
@@ -452,6 +457,10 @@ class Method:
     def recalls(self, kept: Kept, names: Collection[str]) -> bool:
         """Return whether `weigh` needs a kept row in a round with the replies of `names`; others are dropped."""
         return True
+
+    def sends(self) -> Mapping[str, tuple[Kept, float]]:
+        """Return which kept rows go to a round's clients beside the model, by record: the row, and its factor there."""
+        return {}
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
         """Return the metrics that the method itself reports of the round."""

@@ -124,7 +124,12 @@ class Vectors:
         """Yield CHUNK columns of all rows at a time, shape (m, ≤ CHUNK), unscaled; in float64 if `exact`."""
         dtype = np.dtype(np.float64) if exact else self.blocks[0].dtype
         matrix = self._as_they_lie(dtype)
-        if matrix is not None:
+        if matrix is not    def arrays_of(self, flat: NDArray[Any]) -> Model:
+        """Return a flat vector as the trainable arrays, in their shapes and dtypes."""
+        shaped = {name: (flat[place], self.arrays[name]) for name, place in self.slices}
+        return {name: part.reshape(like.shape).astype(like.dtype) for name, (part, like) in shaped.items()}
+
+ None:
             for place in places(self.size):
                 yield place, matrix[:, place]
             return

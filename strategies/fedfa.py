@@ -51,6 +51,7 @@ class FedFa(FairStrategy):
 
     needs = frozenset({"accuracy-after"})
     default_weighting = None
+    has_momentum = True
 
     def __init__(
         self,
