@@ -8,6 +8,8 @@ SNAPSHOT = "snapshot"
 
 ARRAYS_DISPARITY = "arrays-disparity"
 """This record holds the received model after one step down the disparity between two groups of a client's examples."""
+CONTROL = "control"
+"""In a message to a client that uses control variates, this record holds the server's, for the trainable arrays."""
 
 CLIENT, NAME = "client", "name"
 """In this record a client says who it is; its name has this key there."""
@@ -66,6 +68,13 @@ training examples: loss-baseline is the least loss."""
 
 LEARNING_RATE = "learning-rate"
 """The client trained with this learning rate."""
+
+STEP_SUM = "step-sum"
+"""The sum of the learning rates of all local steps that a client took, 0 where it took none."""
+
+STATE_ROUND = "state-round"
+"""In the terms of a client's work, the round of its last reply that was used, 0 for none: the client goes on from the
+state that it kept then. It reports, as a metric of this name, the round of the state that it went on from."""
 
 UPDATE_NORM = "update-norm"
 """The Euclidean norm ‖w_k − w‖ of what a client's local work has changed, over all trainable parameters."""

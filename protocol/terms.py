@@ -52,6 +52,17 @@ class Terms:
     baseline_patience, baseline_tolerance, baseline_epochs
         Before its first reply, a client trains alone until its loss fell by less than this share of itself over so many
         epochs, or so many were run, and keeps the least loss that it met; sent where that is asked for.
+    control_variates
+        Whether each local step is corrected by the server's control variate, which comes as a record of its own and is
+        zero where it does not, and by the client's, which the client keeps.
+    dynamic_alpha
+        Strength of the dynamic regularizer of FedDyn, whose linear term the client keeps; None: there is none.
+    state_round
+        The round of the client's last reply that was used, from whose state it goes on, 0 where there is none; None:
+        clients keep no states.
+    state_rounds
+        That of each client by name, as long as the terms are those of all of them; `of_client` makes them those of one.
+        It is not sent.
     agreed
         What the clients of the run have agreed on about their data; "" where nothing needs to be agreed.
     others
@@ -76,6 +87,10 @@ class Terms:
     baseline_patience: int | None = None
     baseline_tolerance: float | None = None
     baseline_epochs: int | None = None
+    control_variates: bool = False
+    dynamic_alpha: float | None = None
+    state_round: int | None = None
+    state_rounds: Mapping[str, int] = field(default_factory=dict)
     agreed: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -98,16 +113,19 @@ class Terms:
         return cls(**known, measure=tuple(config.get("measure", ())), others=others)
 
 
+_MAPPINGS = ("state_rounds", "others")
+
 _FIELDS: Mapping[str, str] = {
-    each.name.replace("_", "-"): each.name for each in fields(Terms) if each.name not in ("measure", "others")
+    each.name.replace("_", "-"): each.name for each in fields(Terms) if each.name not in ("measure", *_MAPPINGS)
 }
 _DEFAULTS: Mapping[str, Any] = {
-    each.name: each.default for each in fields(Terms) if each.name not in ("server_round", "measure", "others")
+    each.name: each.default for each in fields(Terms) if each.name not in ("server_round", "measure", *_MAPPINGS)
 }
 
-_NEEDLESS = ("agreed", "local_only", "local_steps", "snapshot_step")
+_NEEDLESS = ("agreed", "local_only", "local_steps", "snapshot_step", "state_round")
 """Terms that no client needs to say it honours: without agreement there is no task, with `local_only` the reply counts
-for nothing, and who overlooks the steps of a snapshot has none to reply, for which it is refused."""
+for nothing, and who overlooks the steps of a snapshot, or the round of its state, has none to reply, for which it is
+refused."""
 
 WORK = tuple(name.replace("_", "-") for name in _DEFAULTS if name not in _NEEDLESS)
 """The keys by which a client's local work may be changed; a client says which of them it honours."""

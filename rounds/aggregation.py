@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from .clients import Trained
 from .lengths import largest_share
 from .method import Cohort, Kept, Method, MethodError, Needed
-from .updates import FloatArray, Vectors, combine, gram_matrix
+from .updates import FloatArray, Layout, Vectors, combine, gram_matrix
 
 DECIDING_SHARE = 0.9
 """A client of three or more that decides a round has this share at least: of the parts of the step that have the sign
@@ -32,6 +33,7 @@ def cohort_of(
     num_rounds: int | None,
     online: Sequence[str],
     draws: Mapping[str, int],
+    sent: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Cohort, Vectors]:
     """Return what the method sees of the replies, and its rows: the updates, the second ones, and the kept ones.
 
@@ -40,15 +42,10 @@ def cohort_of(
     updates, counts = trained.updates, trained.column(method.weighted_by_key)
     size = len(counts)
     kept = {key: row for key, row in method.progress.kept.items() if method.recalls(key, trained.names)}
-    sizes = {f"an update of round {key.round}": row.size for key, row in kept.items()}
-    sizes |= {} if method.progress.moments is None else {"a server momentum": method.progress.moments.first.size}
-    for what, numbers in sizes.items():
-        if numbers != updates.layout.size:
-            raise MethodError(
-                f"{type(method).__name__} keeps {what} with {numbers} numbers, and {updates.layout.size} are trained: "
-                "other parameters are frozen now, or an earlier version kept those "
-                "that are. Begin a new run, or go on with the model and the version of before"
-            )
+    for key, row in kept.items():
+        check_row(method, f"an update of round {key.round}", row.size, updates.layout)
+    if method.progress.moments is not None:
+        check_row(method, "a server momentum", method.progress.moments.first.size, updates.layout)
     second = [trained.second.vectors] if method.second and trained.second is not None else []
     vectors = Vectors.below([updates.vectors, *second, *kept.values()])
 
@@ -67,10 +64,21 @@ def cohort_of(
         memory=tuple(kept),
         roster=method.progress.roster,
         second=bool(second),
+        sent=sent,
         gram_of=lambda: _finite(gram_of(method.exact_gram)),
         squared_norms_of=lambda: _finite(updates.squared_norms),
     )
     return cohort, vectors
+
+
+def check_row(method: Method, what: str, numbers: int, layout: Layout) -> None:
+    """Raise MethodError when a vector that is kept has not as many numbers as the model that is trained."""
+    if numbers != layout.size:
+        raise MethodError(
+            f"{type(method).__name__} keeps {what} with {numbers} numbers, and {layout.size} are trained: other parameters "
+            "are frozen now, or an earlier version kept those that are. Begin a new run, or go on with the model and the "
+            "version of before"
+        )
 
 
 def weighed(method: Method, cohort: Cohort) -> FloatArray:

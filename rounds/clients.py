@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -15,6 +16,10 @@ from .updates import FloatArray, Layout, Model, Updates
 
 Reports = dict[str, dict[str, float]]
 """What each client reports, by its name, in the order of names: finite numbers by the metric's name on the wire."""
+
+
+NOTHING: Mapping[str, Model] = MappingProxyType({})
+"""No vectors are sent beside the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +197,10 @@ class Clients(Protocol):
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         """Return how many training examples each of these clients has, of those where that is known or can be asked."""
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
-        """Let these clients train the model on the terms, each on its data."""
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
+        """Let these clients train the model on the terms, each on its data; vectors are `sent` to each, by record."""
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from fairbloom.protocol.names import (
 from fairbloom.protocol.packing import MOST_BYTES, PACKED, PACKS, joined, pieces
 from fairbloom.protocol.terms import Terms
 
-from .clients import Replies, Reports, Trained
+from .clients import NOTHING, Replies, Reports, Trained
 from .method import Method
 from .quorum import Quorum, listed
 from .reported import MOST_ELEMENTS, expand_lists
@@ -286,14 +287,18 @@ class FlowerClients:
 
     # Training -------------------------------------------------------------------------------------------------------
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
-        """Let these clients train the model on the terms, each on its data."""
-        sent = self._prepare(names, model, terms)
-        self.ask_to_train(names, sent.whole, terms)
-        return self.trained(self._exchange(self._training, sent))
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
+        """Let these clients train the model on the terms, each on its data; vectors are `sent` to each, by record."""
+        prepared = self._prepare(names, model, terms)
+        self.ask_to_train(names, prepared.whole, terms, sent)
+        return self.trained(self._exchange(self._training, prepared))
 
-    def ask_to_train(self, names: Sequence[str], arrays: ArrayRecord, terms: Terms) -> list[Message]:
-        """Return a message to each of the clients.
+    def ask_to_train(
+        self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> list[Message]:
+        """Return a message to each of the clients, with the vectors that are `sent` beside the model, by record.
 
         Raises
         ------
@@ -301,10 +306,12 @@ class FlowerClients:
             When the global model cannot be trained: see Layout.
         """
         self._layout = self._method.layout_of(model_of(arrays))
-        self._training = Exchange(terms.server_round)
+        vectors = {record: record_of(each) for record, each in sent.items()}
+        self._training = Exchange(terms.server_round, vectors=vectors)
         self._sent_to_train, self._work = terms.others, terms.work
         for name in names:
-            self._training.messages[name] = self._message(MessageType.TRAIN, name, arrays, terms.to_config())
+            asked = terms.of_client(name).to_config()
+            self._training.messages[name] = self._message(MessageType.TRAIN, name, arrays, asked, vectors)
         self._training.more_sent = len(names) * self._size_of_frozen(self._layout.arrays)
         return list(self._training.messages.values())
 
@@ -411,9 +418,17 @@ class FlowerClients:
                 found[name] = reply.content
         return [found[name] for name in sorted(found)]
 
-    def _message(self, message_type: str, name: str, arrays: ArrayRecord, asked: Mapping[str, Any]) -> Message:
+    def _message(
+        self,
+        message_type: str,
+        name: str,
+        arrays: ArrayRecord,
+        asked: Mapping[str, Any],
+        vectors: Mapping[str, ArrayRecord] = MappingProxyType({}),
+    ) -> Message:
         config = ConfigRecord({**asked, **self._fits})
-        content = RecordDict({self._method.arrayrecord_key: arrays, self._method.configrecord_key: config})
+        records: dict[str, Any] = {self._method.arrayrecord_key: arrays, self._method.configrecord_key: config}
+        content = RecordDict({**records, **vectors})
         node_id = self._roster.online[name]
         return Message(content, dst_node_id=node_id, message_type=message_type, ttl=self._timeout)
 
@@ -472,7 +487,8 @@ class FlowerClients:
         whole = {name: message.content for name, message in asked.messages.items()}
         contents = {name: self._fitting(message, sent) for name, message in asked.messages.items()}
         shortened = {name for name in contents if contents[name] is not whole[name] and FROZEN not in contents[name]}
-        asked.more_sent = sum(map(size_of_arrays, contents.values())) - len(contents) * sent.changing_bytes
+        usual = sent.changing_bytes + asked.vector_bytes
+        asked.more_sent = sum(map(size_of_arrays, contents.values())) - len(contents) * usual
         replies = self._send(asked, contents)
         sender, again, others = asked.senders(), dict[str, RecordDict](), list[Message]()
         for reply in replies:
@@ -510,7 +526,7 @@ class FlowerClients:
             return content
         arrays, config = self._method.arrayrecord_key, self._method.configrecord_key
         asked = ConfigRecord({**content.config_records[config], FROZEN: sent.digest})
-        return RecordDict({arrays: sent.changing, config: asked, **({} if has else {FROZEN: sent.frozen})})
+        return RecordDict({**content, arrays: sent.changing, config: asked, **({} if has else {FROZEN: sent.frozen})})
 
     def _size_of_frozen(self, arrays: Model) -> int:
         """Return the bytes, as messages hold them, of the frozen ones among some arrays."""
@@ -537,7 +553,7 @@ class Exchange:
 
     `heard` are those of `answered` that spoke for themselves, where the grid says of the others that they are gone.
     `strays` has the ids of other messages that were answered meanwhile: late replies, which are not used. `more_sent`
-    counts bytes as `rounds.clients.Replies` does.
+    counts bytes as `rounds.clients.Replies` does. `vectors` are in each message beside the model, by record.
     """
 
     server_round: int = 0
@@ -546,6 +562,12 @@ class Exchange:
     heard: set[str] = field(default_factory=set)
     strays: set[str] = field(default_factory=set)
     more_sent: int = 0
+    vectors: Mapping[str, ArrayRecord] = field(default_factory=dict)
+
+    @property
+    def vector_bytes(self) -> int:
+        """The bytes of the vectors in one message."""
+        return sum(len(array.data) for record in self.vectors.values() for array in record.values())
 
     @property
     def missing(self) -> list[str]:

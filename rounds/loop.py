@@ -13,7 +13,7 @@ from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
-from .aggregation import NoStepError, cohort_of, decides, parts_of, rows_after, share_along, weighed
+from .aggregation import NoStepError, check_row, cohort_of, decides, parts_of, rows_after, share_along, weighed
 from .clients import Clients, Replies, Reports, Trained
 from .lengths import Usual, largest_share
 from .limits import (
@@ -32,7 +32,7 @@ from .roster import sample, share
 from .round import Round, size_on_the_wire
 from .screening import out_of_proportion
 from .server_optimizer import Moments
-from .updates import FloatArray, Model, Vectors, combine, length, total
+from .updates import FloatArray, Model, Vectors, length, total
 
 Metrics = dict[str, Any]
 M = TypeVar("M")
@@ -108,6 +108,8 @@ class Rounds:
         self._coefficients: dict[str, float] = {}
         self._decided_by = ""
         self._clipped: tuple[str, ...] = ()
+        self._sent: Mapping[str, float] = {}
+        self._vector_bytes = 0
 
     def run(
         self, model: Model, *, measure: Callable[[int], Sequence[str]], measure_after: Sequence[str]
@@ -134,7 +136,7 @@ class Rounds:
 
         def train(number: int, model: Model) -> tuple[Model | None, Metrics]:
             names, terms = self.draw(number, measure(number))
-            return self.step(number, self.clients.train(names, model, terms))
+            return self.step(number, self.clients.train(names, model, terms, self.vectors_to_send(model)))
 
         def evaluate(number: int, model: Model) -> Metrics | None:
             self.add_to_average(model)
@@ -169,6 +171,18 @@ class Rounds:
         measured = tuple(sorted(method.needs.union(measure, by_history)))
         terms = replace(method.terms(number), measure=measured, agreed=self._agreed, others=others or {})
         return list(self._draws), terms
+
+    def vectors_to_send(self, model: Model) -> Mapping[str, Model]:
+        """Return what goes out to each of the clients drawn, beside the model, by the name of its record."""
+        method, sent = self._method, dict[str, Model]()
+        sends = method.sends()
+        for record, (kept, factor) in sends.items():
+            row, layout = method.progress.kept[kept], method.layout_of(model)
+            check_row(method, f"an update of round {kept.round}", row.size, layout)
+            sent[record] = layout.arrays_of(row.blocks[0][0] * (float(row.scales[0]) * factor))
+        self._sent = {record: factor for record, (_, factor) in sends.items()}
+        self._vector_bytes = sum(size_on_the_wire(array) for arrays in sent.values() for array in arrays.values())
+        return sent
 
     def step(self, number: int, trained: Trained) -> tuple[Model | None, Metrics]:
         """Screen the replies, weigh the updates and take the step; no model is returned where it stays as it is.
@@ -307,7 +321,9 @@ class Rounds:
             server_metrics=dict(server_metrics or {}),
             train_metrics=trained.metrics,
             evaluations=evaluated.metrics if evaluated else {},
-            bytes_sent=size * (len(self._draws) + self._probed + len(self._asked_to_evaluate)) + more_sent,
+            bytes_sent=size * (len(self._draws) + self._probed + len(self._asked_to_evaluate))
+            + self._vector_bytes * len(self._draws)
+            + more_sent,
             bytes_received=(size + size_of_second) * len(trained.names) + trained.more_received,
         )
 
@@ -365,7 +381,13 @@ class Rounds:
             log.info("round %d: shortened updates of %s", number, ", ".join(self._clipped), extra={"round": number})
         online = self._training(self.online)
         cohort, vectors = cohort_of(
-            method, trained, server_round=number, num_rounds=self._num_rounds, online=online, draws=self._draws
+            method,
+            trained,
+            server_round=number,
+            num_rounds=self._num_rounds,
+            online=online,
+            draws=self._draws,
+            sent=self._sent,
         )
         coefficients = weighed(method, cohort)
         lengths = trained.updates.lengths if self._clipped else replied

@@ -93,6 +93,8 @@ class Cohort:
         as first known, 0 where nothing is known yet. Filled where the method uses it (`Method.uses_roster`).
     second
         Whether each reply has a second update (`Method.second`), which is a row as well.
+    sent
+        What the kept rows that went out to the round's clients were multiplied by, by the name of the record.
     gram_of
         Computes the Gram matrix of the m updates, followed by the m second updates, if any, and the r kept rows.
     squared_norms_of
@@ -112,6 +114,7 @@ class Cohort:
     memory: tuple[Kept, ...] = ()
     roster: Mapping[str, float] = field(default_factory=dict)
     second: bool = False
+    sent: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -512,6 +515,10 @@ class Method:
     def recalls(self, kept: Kept, names: Collection[str]) -> bool:
         """Return whether `weigh` needs a kept row in a round with the replies of `names`; others are dropped."""
         return True
+
+    def sends(self) -> Mapping[str, tuple[Kept, float]]:
+        """Return which kept rows go to a round's clients beside the model, by record: the row, and its factor there."""
+        return {}
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
         """Return the metrics that the method itself reports of the round."""

@@ -9,10 +9,9 @@ from typing import Any
 
 from fairbloom.protocol.parameters import Choices as Choices
 from fairbloom.protocol.parameters import NonNegative as NonNegative
-from fairbloom.protocol.parameters import Parameter
+from fairbloom.protocol.parameters import Parameter, pairs_in, parsed
 from fairbloom.protocol.parameters import Positive as Positive
 from fairbloom.protocol.parameters import Range as Range
-from fairbloom.protocol.parameters import pairs_in, parsed
 
 
 def finite(**named: object) -> float:

@@ -18,7 +18,7 @@ from fairbloom.errors import FairbloomError, did_you_mean, failure_reason
 from fairbloom.protocol.names import AGREED
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Replies, Trained
+from fairbloom.rounds.clients import NOTHING, Replies, Trained
 from fairbloom.rounds.memory import Memory, release
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals, usable_evaluations, usable_reports
@@ -156,7 +156,9 @@ class LocalClients(ABC):
         """End what the engine has started: nothing here."""
 
     @abstractmethod
-    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
 
     @abstractmethod

@@ -1,10 +1,10 @@
 """The engine `loop`: one client after the other, as each would compute by itself."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Replies, Trained
+from fairbloom.rounds.clients import NOTHING, Replies, Trained
 from fairbloom.rounds.updates import Model
 
 from .clients import LocalClients
@@ -16,7 +16,9 @@ T = TypeVar("T")
 class LoopClients(LocalClients):
     """All clients of a run, one after the other."""
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         return self.train_each(names, model, terms)
 

@@ -275,7 +275,7 @@ class FairStrategy(Method, Strategy):
             following.begin(server_round)
         names, terms = self._loop.draw(server_round, *_asked(config))
         log.info("configure_train: Sampled %s nodes (out of %s)", len(names), len(self._loop.online))
-        return self._flower.ask_to_train(names, arrays, terms)
+        return self._flower.ask_to_train(names, arrays, terms, self._loop.vectors_to_send(model_of(arrays)))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -1,32 +1,26 @@
 """What a client-side rule must keep to: each property has a function that checks it and says what it found."""
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 
 from fairbloom.client.rules import Arrays, RuleAtWork, StepsTaken, own_rule
-from fairbloom.client.states import load_version, save_version
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import imported
 from fairbloom.protocol.settings import Value
-from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model
-from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.simulation.loop import LoopClients
-from fairbloom.strategies import FairStrategy, FedAvg
+from fairbloom.strategies import FairStrategy
 
-from .properties import Answer, Verdict, round_bits
-from .subject import Failure, initial_model, mean_losses, other_generators, run_config
+from .subject import Failure, initial_model, run_config
 
 SHAPES = {"first.weight": (3, 4), "first.bias": (3,), "scale": ()}
 """The trainable parameters of a made-up model."""

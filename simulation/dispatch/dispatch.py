@@ -15,7 +15,7 @@ from fairbloom.client.local import Metrics
 from fairbloom.client.states import ClientStates, Made, Version
 from fairbloom.logs import log
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Replies, Trained
+from fairbloom.rounds.clients import NOTHING, Replies, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model
@@ -224,7 +224,9 @@ class DispatchedClients(LocalClients):
     before that.
     """
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
         """Let these clients train the model on the terms, each on its own data.
 
         Raises

@@ -37,7 +37,7 @@ from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Replies, Trained
+from fairbloom.rounds.clients import NOTHING, Replies, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model
@@ -147,7 +147,9 @@ class StackedClients(LocalClients):
         self._crew: tuple[object, list[Member]] = (None, [])
         self._reasons: set[str] = set()
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         if self._are_apart(self._why_apart(terms)):
             return self.train_each(names, model, terms)

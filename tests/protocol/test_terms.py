@@ -1,6 +1,6 @@
 """The terms of a client's work, on the wire and back."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -34,6 +34,9 @@ terms = st.builds(
     propfair_epsilon=st.none() | strengths,
     disparity=st.sampled_from(("", "demographic-parity", "equal-opportunity")),
     disparity_sharpness=st.none() | strengths,
+    control_variates=st.booleans(),
+    dynamic_alpha=st.none() | strengths,
+    state_round=st.none() | st.integers(0, 1000),
     others=st.dictionaries(
         words.filter(lambda word: word not in NAMES),
         st.booleans() | numbers | strengths | words | st.lists(words, max_size=2),
@@ -56,6 +59,16 @@ def test_the_names_on_the_wire_have_hyphens_and_what_is_at_its_default_is_not_se
     changed = {name for name in NAMES if getattr(sent, attribute(name)) != getattr(plain, attribute(name))}
     assert set(told) == (changed - {"others"}) | {"server-round", "measure"}
     assert all(value == as_list(getattr(sent, attribute(key))) for key, value in told.items())
+
+
+@given(terms, st.dictionaries(words, st.integers(0, 1000), max_size=3))
+def test_each_client_is_sent_the_round_of_its_own_state_and_nobody_elses(sent: Terms, rounds: dict[str, int]) -> None:
+    of_all = replace(sent, state_rounds=rounds)
+    assert of_all.to_config() == sent.to_config()
+    for name, number in rounds.items():
+        assert of_all.of_client(name) == replace(sent, state_round=number)
+        assert of_all.of_client(name).to_config() == {**sent.to_config(), "state-round": number}
+    assert of_all.of_client("a stranger, whose name is longer") == sent
 
 
 def attribute(key: str) -> str:

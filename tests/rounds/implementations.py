@@ -10,7 +10,7 @@ from typing import Any
 
 from fairbloom.client.app import app
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Clients, Replies, Trained
+from fairbloom.rounds.clients import NOTHING, Clients, Replies, Trained
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
@@ -112,8 +112,10 @@ class Watched:
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         return self._clients.sizes(names)
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
-        trained = self._clients.train(names, model, terms)
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
+        trained = self._clients.train(names, model, terms, sent)
         self.seen.append(
             (
                 "trained",

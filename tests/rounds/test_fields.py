@@ -120,6 +120,9 @@ OF_THE_METRICS: Mapping[str, Case] = {
     "count[side:left]": Case({"task": "tests.rounds.agreeing:grouped", "smallest-group": 2}),
 }
 
+COMING = {"control_variates", "dynamic_alpha", "state_round", "state_rounds"}
+"""Terms that no client acts on yet."""
+
 BOTH: Mapping[str, Case] = {
     "gradient-clip of a pulled, decayed step with momentum": Case(
         {"gradient-clip": 0.1, "momentum": 0.9, "weight-decay": 0.1, "model": "mlp"},
@@ -346,7 +349,7 @@ def test_on_a_ray_cluster_the_numbers_are_those_of_one_client_after_the_other(ca
 
 def test_every_field_and_every_metric_has_a_case() -> None:
     assert set(OF_THE_WORK) == {each.name for each in fields(LocalWork)}
-    assert set(OF_THE_TERMS) == {each.name for each in fields(Terms)}
+    assert set(OF_THE_TERMS) == {each.name for each in fields(Terms)} - COMING
     measured = {each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)}
     measured |= {*OF_WORK, *BETWEEN_GROUPS, BY_GROUP}
     assert {row_of(name) for name in OF_THE_METRICS} == measured
@@ -410,8 +413,8 @@ def test_a_client_honours_everything_and_nobody_honours_what_there_is_not() -> N
         assert others.work <= BY_A_CLIENT.work
         assert others.terms <= BY_A_CLIENT.terms
         assert others.metrics <= BY_A_CLIENT.metrics
-    assert BY_A_CLIENT.keys == list(WORK)
-    assert BY_FAIR.keys == [key for key in WORK if key not in OF_TWO_GROUPS]
+    assert BY_A_CLIENT.keys == [key for key in WORK if key.replace("-", "_") not in COMING]
+    assert BY_FAIR.keys == [key for key in BY_A_CLIENT.keys if key not in OF_TWO_GROUPS]
 
 
 def test_what_stacked_clients_do_not_honour_is_known() -> None:

@@ -12,7 +12,7 @@ from fairbloom.client.local import LocalClient, StateDict, Update
 from fairbloom.protocol.names import ARRAYS_DISPARITY
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Method, MethodError, Probed
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, MethodError, Probed
 from fairbloom.rounds.round import Round, size_on_the_wire
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.dispatch.workers import WorkerClients

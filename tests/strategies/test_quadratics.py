@@ -4,7 +4,7 @@ F_k(x) = ½ (x − a_k)ᵀ A_k (x − a_k) + b_k. Clients take one exact full-ba
 exactly; scipy.optimize computes the targets from the objectives. The rounds are the real ones, without messages.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from scipy.optimize import minimize
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Replies, Trained
+from fairbloom.rounds.clients import NOTHING, Replies, Trained
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import FloatArray, Layout, Model
@@ -67,7 +67,9 @@ class Bowls:
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         return {name: float(self._clients[name].examples) for name in names}
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
         layout, refused, second = Layout(model), Refusals(terms.server_round), self._method.second_record
         trained = Trained.empty(layout, len(names), refused=refused, missing=(), second=second)
         for client in map(self._clients.__getitem__, names):

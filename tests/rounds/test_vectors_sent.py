@@ -1,0 +1,204 @@
+"""Vectors that a method keeps and sends to its clients beside the model."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, MessageType
+
+from fairbloom.client.packing import packing
+from fairbloom.protocol import packing as wire
+from fairbloom.protocol.names import CONTROL
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.aggregation import MethodError
+from fairbloom.rounds.clients import NOTHING, Replies, Trained
+from fairbloom.rounds.flower import FlowerClients, unpacked_content
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Probed
+from fairbloom.rounds.round import Round, size_on_the_wire
+from fairbloom.rounds.updates import Model
+from fairbloom.server.settings import Settings
+from fairbloom.strategies import FairStrategy
+from fairbloom.tasks import load_task
+from fairbloom.tasks.models import arrays_of, frozen_parameters
+from tests.strategies.helpers import BUFFERS, TRAINABLE, MemoryGrid, initial_model, quadratics, record, unpack
+
+from .implementations import IMPLEMENTATIONS
+from .test_packing import that_packs
+
+FACTOR = 0.25
+
+
+class Sending(FairStrategy):
+    """FedAvg that keeps its last step and sends a quarter of it to the clients of the next round."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"buffers": BUFFERS, **options})
+        self.cohorts: list[Cohort] = []
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        self.cohorts.append(cohort)
+        return np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        return {Kept("step", cohort.round): coefficients}
+
+    def sends(self) -> Mapping[str, tuple[Kept, float]]:
+        return {CONTROL: (kept, FACTOR) for kept in self.progress.kept}
+
+
+def vectors(grid: MemoryGrid) -> dict[int, list[Model]]:
+    """Return the vectors that went out in each round, one for each message."""
+    found: dict[int, list[Model]] = {}
+    for _, message in grid.sent_to(MessageType.TRAIN):
+        content = unpacked_content(message.content)
+        number = int(str(content.config_records["config"]["server-round"]))
+        there = content.array_records
+        found.setdefault(number, []).extend([unpack(there[CONTROL])] if CONTROL in there else [])
+    return found
+
+
+def expected(before: Model, after: Model) -> Model:
+    """Return a quarter of a step, over the trainable arrays."""
+    return {name: np.asarray(FACTOR * (before[name] - after[name]), np.float32) for name in TRAINABLE}
+
+
+def test_each_participant_gets_the_kept_row_times_its_factor_in_the_shapes_of_the_trainable_arrays() -> None:
+    grid, method, models = MemoryGrid(quadratics(4)), Sending(fraction_train=0.5), [initial_model()]
+    method.start(
+        grid,
+        initial_arrays=record(initial_model()),
+        num_rounds=3,
+        on_round=lambda finished: models.append(unpack(finished.arrays)),
+    )
+    sent = vectors(grid)
+    assert {number: len(each) for number, each in sent.items()} == {1: 0, 2: 2, 3: 2}
+    for number in (2, 3):
+        step = expected(models[number - 2], models[number - 1])
+        for each in sent[number]:
+            assert list(each) == list(TRAINABLE)
+            for name, array in step.items():
+                assert (each[name].dtype, each[name].shape) == (array.dtype, array.shape)
+                np.testing.assert_allclose(each[name], array, rtol=0, atol=1e-6)
+    assert [dict(cohort.sent) for cohort in method.cohorts] == [{}, {CONTROL: FACTOR}, {CONTROL: FACTOR}]
+
+
+def test_those_who_evaluate_get_none() -> None:
+    grid = MemoryGrid(quadratics(3))
+    Sending().start(grid, initial_arrays=record(initial_model()), num_rounds=3)
+    assert all(CONTROL not in message.content for _, message in grid.sent_to(MessageType.EVALUATE))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_their_bytes_are_counted_and_they_come_packed_with_the_model(packed: bool) -> None:
+    clients = quadratics(3)
+    nodes = {name: that_packs(client) if packed else client for name, client in clients.items()}
+    grid, method = MemoryGrid(nodes), Sending(fraction_evaluate=0.0)
+    loop = Rounds(method, FlowerClients(method, grid, 60.0), 2)
+    first, second = loop.run(initial_model(), measure=lambda number: [], measure_after=[])
+    (_, in_second) = vectors(grid).values()
+    each = sum(size_on_the_wire(array) for array in in_second[0].values())
+    assert len(in_second) == 3
+    assert second.bytes_sent - first.bytes_sent == 3 * each > 0
+    assert {wire.PACKED in message.content for _, message in grid.sent_to(MessageType.TRAIN)[3:]} == {packed}
+
+
+def test_flowers_hooks_send_them_as_well_and_count_the_same_bytes() -> None:
+    rounds: list[Round] = []
+    grid = MemoryGrid(quadratics(3))
+    Sending(fraction_evaluate=0.0).start(
+        grid, initial_arrays=record(initial_model()), num_rounds=2, on_round=rounds.append
+    )
+    in_second = vectors(grid)[2]
+    each = sum(size_on_the_wire(array) for array in in_second[0].values())
+    assert rounds[1].bytes_sent - rounds[0].bytes_sent == 3 * each
+
+
+class Seeing:
+    """The clients of an implementation, whose vectors are noted."""
+
+    def __init__(self, clients: Any) -> None:
+        self._clients = clients
+        self.sent: list[dict[str, dict[str, bytes]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clients, name)
+
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
+        noted = {record: {name: array.tobytes() for name, array in each.items()} for record, each in sent.items()}
+        self.sent.append(noted)
+        return self._clients.train(names, model, terms, sent)
+
+    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+        return self._clients.evaluate(names, model, terms, participants)
+
+
+@pytest.mark.parametrize("model", ["tests.rounds.adapted:Adapted", ""])
+def test_whoever_computes_they_and_their_bytes_are_the_same(model: str) -> None:
+    """Frozen parameters, as those of the first model, are no part of them and are not sent to who has them."""
+    plain = {"clients": 3, "num-rounds": 2, "device": "cpu", "seed": 2, "model": model}
+    config = dict(Settings.of(plain).run_config())
+    outcomes: dict[str, Any] = {}
+    for implementation, make in IMPLEMENTATIONS.items():
+        module = load_task(config).model()
+        method = Sending(buffers=None, frozen=frozen_parameters(module), fraction_evaluate=0.0)
+        engine = make(method, config)
+        seeing = Seeing(engine)
+        rounds = list(
+            Rounds(method, seeing, 2).run(
+                arrays_of(module.state_dict()), measure=lambda number: [], measure_after=[]
+            )
+        )
+        if hasattr(engine, "close"):
+            engine.close()
+        assert [set(each) for each in seeing.sent] == [set(), {CONTROL}]
+        outcomes[implementation] = seeing.sent, [each.bytes_sent for each in rounds]
+    frozen_once = {name: sent[1] - outcomes["local"][1][1] for name, (_, sent) in outcomes.items()}
+    assert frozen_once == dict.fromkeys(IMPLEMENTATIONS, 0)
+    assert len({str(sent) for sent, _ in outcomes.values()}) == 1
+
+
+def test_a_row_of_another_model_ends_the_run_with_the_remedy() -> None:
+    """As where a run goes on with other parameters frozen."""
+    method = Sending()
+    state: list[dict[str, Any]] = []
+    method.start(
+        MemoryGrid(quadratics(2)),
+        initial_arrays=record(initial_model()),
+        num_rounds=1,
+        on_round=lambda finished: state.append(method.state_dict()),
+    )
+    with pytest.raises(MethodError, match=r"Sending keeps an update of round 1 with 10 numbers, and 7 are trained"):
+        Sending(frozen=["bias"]).start(
+            MemoryGrid(quadratics(2)), initial_arrays=record(initial_model()), num_rounds=2, resume=state[0]
+        )
+
+
+def test_a_client_that_knows_nothing_of_them_takes_part_as_ever() -> None:
+    """The record is one more in a message; who does not look at it trains as without it."""
+    plain, sending = (
+        method.start(MemoryGrid(quadratics(3)), initial_arrays=record(initial_model()), num_rounds=2).arrays
+        for method in (type("Plain", (Sending,), {"sends": lambda self: {}})(), Sending())
+    )
+    assert {name: array.tobytes() for name, array in unpack(plain).items()} == {
+        name: array.tobytes() for name, array in unpack(sending).items()
+    }
+
+
+def test_the_client_behind_the_mod_that_packs_gets_them_by_name() -> None:
+    seen: list[set[str]] = []
+    clients = quadratics(2)
+
+    def noting(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            seen.append(set(message.content.array_records))
+        return clients["site-0"](message)
+
+    nodes = {"site-0": lambda message: packing(message, None, lambda inside, _: noting(inside))}  # type: ignore[arg-type]
+    method = Sending()
+    loop = Rounds(method, FlowerClients(method, MemoryGrid(nodes), 60.0), 2)
+    list(loop.run(initial_model(), measure=lambda number: [], measure_after=[]))
+    assert seen == [{"arrays"}, {"arrays", CONTROL}]
