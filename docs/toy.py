@@ -48,6 +48,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "vred": {"beta": 0.3},
     "semivred": {"beta": 0.3},
     "fedfa": {"client_momentum": 0.5},
+    "fairfed": {"beta": 0.1},
     "fedmgdaplus": {"server_lr": 0.1},
     "mgdaprox": {"mu": 4.0, "server_lr": 0.1},
     "fedfv": {"alpha": 0.1, "tau": 1},
@@ -66,6 +67,7 @@ NOTES = {
     "deltafl": "Of two clients the tail is the one with the higher loss, so steps alternate between them.",
     "gifair": "Of two clients the one with the higher loss has the higher weight, so steps alternate between them.",
     "vred": "From the right, the lower loss has a negative weight at first, and the model overshoots.",
+    "fairfed": "Where the model favours one group at one client and the other at the other, a weight shifts in each round.",
     "fedmgda": "It stops where it meets the Pareto set, whichever client is better off there.",
     "fedmgdaplus": "The shortest combination of two unit updates is their mean: with two clients this is FedAvgN.",
     "mgdaprox": "The shortest combination of two unit updates is their mean: with two clients this is FedAvgN.",
@@ -84,11 +86,12 @@ CONTOURS = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True)
 class Quadratic:
-    """A client whose loss is ½ (w − target)ᵀ curvature (w − target)."""
+    """A client whose loss is ½ (w − target)ᵀ curvature (w − target), with so many examples in the first of two groups."""
 
     target: FloatArray
     curvature: FloatArray
     colour: str
+    first_group: int
 
     def loss(self, w: FloatArray) -> FloatArray:
         """Return the loss at one point, or at many, shape (…, 2)."""
@@ -100,16 +103,20 @@ class Quadratic:
         """The client's examples: a linear regression with the same loss ½ ‖root w − root target‖².
 
         The root is one of the curvature. A single example would do; there is one for each local step, so that a pass
-        over them is a round's local work.
+        over them is a round's local work. For methods that compare groups, those of the first group have the opposite
+        sign, which leaves their loss as it is and turns what the model predicts for them; all count as positive.
         """
         root = np.linalg.cholesky(self.curvature).T
-        inputs, targets = torch.from_numpy(root), torch.from_numpy(root @ self.target)
-        return Examples(inputs.expand(LOCAL_STEPS, 2, 2), targets.expand(LOCAL_STEPS, 2))
+        second = torch.arange(LOCAL_STEPS) >= self.first_group
+        signs = torch.where(second, 1.0, -1.0).double()
+        roots, aims = torch.from_numpy(root), torch.from_numpy(root @ self.target)
+        inputs = (signs[:, None, None] * roots, signs[:, None] * aims)
+        return Examples(inputs, torch.ones(LOCAL_STEPS, dtype=torch.int64), groups=second.long()[:, None])
 
 
 CLIENTS = {
-    "steep": Quadratic(np.array([-0.9, -0.3]), np.array([[2.2, 1.0], [1.0, 2.8]]), BLUE),
-    "flat": Quadratic(np.array([1.0, 0.4]), np.array([[0.8, -0.5], [-0.5, 1.0]]), ORANGE),
+    "steep": Quadratic(np.array([-0.9, -0.3]), np.array([[2.2, 1.0], [1.0, 2.8]]), BLUE, first_group=2),
+    "flat": Quadratic(np.array([1.0, 0.4]), np.array([[0.8, -0.5], [-0.5, 1.0]]), ORANGE, first_group=1),
 }
 
 
@@ -132,24 +139,24 @@ class Course:
 
 
 class Point(nn.Module):
-    """A model of two numbers w, which maps a matrix to its product with w."""
+    """A model of two numbers w, which maps a matrix and an aim to what the product with w is above that aim."""
 
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the products with w, shape (n, 2)."""
-        return inputs @ self.w
+    def forward(self, roots: Tensor, aims: Tensor) -> Tensor:
+        """Return the differences, shape (n, 2)."""
+        return roots @ self.w - aims
 
 
 def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of each example."""
-    return 0.5 * (outputs - targets).square().sum(dim=1)
+    return 0.5 * outputs.square().sum(dim=1)
 
 
 def closeness(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return how right each answer is, from 0 to 1: there are no classes, and FedFa needs an accuracy."""
+    """Return how right each answer is, from 0 to 1: classes alone say little here, and FedFa needs an accuracy."""
     return 1.0 / (1.0 + half_squared_error(outputs, targets))
 
 
@@ -162,7 +169,8 @@ def load(setup: Setup) -> Task:
         examples = CLIENTS[client].examples
         return Splits(train=examples, test=examples)
 
-    return Task(tuple(CLIENTS), Point, half_squared_error, splits, scores={ACCURACY: closeness})
+    groupings = {"sign": ("minus", "plus")}
+    return Task(tuple(CLIENTS), Point, half_squared_error, splits, scores={ACCURACY: closeness}, groupings=groupings)
 
 
 TASK = TaskInfo(
@@ -198,7 +206,7 @@ def run(name: str, start: tuple[float, float]) -> Course:
     """Return the course of a method from `start`, with both clients in every round."""
     first = np.array(start)
     course, personal = [first], {client: [first] for client in CLIENTS}
-    work = {"batch-size": 1, "learning-rate": LEARNING_RATE, "device": "cpu"}
+    work = {"batch-size": 1, "learning-rate": LEARNING_RATE, "device": "cpu", "smallest-group": 1}
     with registered(), errors_alone():
         config = Settings.of({"task": TASK.name, "clients": len(CLIENTS), **work}).run_config()
         method = strategy(name)

@@ -158,11 +158,11 @@ def test_what_the_clients_train_on_is_the_quadratic_that_is_drawn(name: str) -> 
     model.load_state_dict({"w": torch.from_numpy(point)})
     for split in task.splits(name):
         inputs, targets = split[0 : len(split)]
-        loss = task.loss(model(inputs), targets)
+        loss = task.loss(model(*inputs), targets)
         np.testing.assert_allclose(loss.detach(), [quadratic.loss(point)] * toy.LOCAL_STEPS, rtol=1e-12)
         (gradient,) = torch.autograd.grad(loss.mean(), model.parameters())
         np.testing.assert_allclose(gradient, quadratic.curvature @ (point - quadratic.target), rtol=1e-12)
-        scores = task.scores[task.score](model(inputs), targets)
+        scores = task.scores[task.score](model(*inputs), targets)
         np.testing.assert_allclose(scores.detach(), 1 / (1 + loss.detach()), rtol=1e-12)
 
 

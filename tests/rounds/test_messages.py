@@ -25,6 +25,7 @@ MEASURED = {
     **{name: ["loss-before"] for name in ("fedfv", "adafed", "fedmdfg")},
     "qfedsgd": ["learning-rate", "loss-before"],
     "fedfa": ["accuracy-after"],
+    "fairfed": ["accuracy-before", "hits-0", "hits-1", "positives-0", "positives-1"],
 }
 """What the clients are asked to measure; nothing for the other methods."""
 

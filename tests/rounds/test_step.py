@@ -32,6 +32,8 @@ from tests.strategies.reference import WEIGHTING, Seen, expected_step
 
 from .helpers import OPTIONS, bits, every_method, run
 
+GROUP_COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
+
 
 def expected_model(
     name: str, arguments: dict[str, Any], rounds: Sequence[Round], clients: Mapping[str, Quadratic] | None = None
@@ -53,7 +55,13 @@ def expected_model(
         accuracies = {client: clients[client].accuracy(after) for client, after in replies.items()}
         rates = {client: clients[client].rate for client in replies}
         draws = draws_in(finished) if name == "drfa" else {}
-        history.append(Seen(finished.number, len(rounds), updates, losses, counts, accuracies, rates, draws))
+        before = {client: clients[client].group_counts(model) for client in replies}
+        groups = {metric: {client: before[client][metric] for client in replies} for metric in GROUP_COUNTS}
+        if name == "fairfed":
+            accuracies = {client: clients[client].accuracy(model) for client in replies}
+        known = {client: float(each.examples) for client, each in clients.items()}
+        columns = (updates, losses, counts, accuracies, rates, draws, groups, known)
+        history.append(Seen(finished.number, len(rounds), *columns))
         extra = {"seed": OPTIONS["seed"]} if name == "fedfv" else {}
         w = flat(model) - expected_step(name, {**arguments, **extra}, history)
         p = counts if weighting == "examples" else dict.fromkeys(replies, 1.0)

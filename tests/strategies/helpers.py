@@ -39,6 +39,7 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
         {"alpha": 1.0, "beta": 0.0, "server_momentum": 0.0},
         {"alpha": 0.0, "beta": 2.0, "server_momentum": 0.9, "client_momentum": 0.0},
     ],
+    "fairfed": [{}, {"beta": 0.0}, {"beta": 0.05}],
     "fedmgda": [{}, {"epsilon": 0.1, "server_lr": 0.7, "weighting": "examples"}],
     "fedmgdaplus": [{}, {"epsilon": 0.2, "server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
     "mgdaprox": [{"mu": 0.1}, {"mu": 0.0, "epsilon": 0.2, "server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
@@ -83,6 +84,8 @@ def cohort_of(
     accuracies: Iterable[float] | None = None,
     rates: Iterable[float] | None = None,
     draws: Iterable[float] | None = None,
+    groups: Mapping[str, Iterable[float]] | None = None,
+    roster: Mapping[str, float] | None = None,
 ) -> Cohort:
     """Return the cohort of the updates U, shape (m, d), which a method sees through inner products alone."""
     U, memory = np.asarray(U, np.float64), memory or {}
@@ -103,8 +106,11 @@ def cohort_of(
             "loss-before": F,
             "accuracy-after": accuracies_of(F) if accuracies is None else np.asarray(list(accuracies), np.float64),
             "learning-rate": rates_of(n) if rates is None else np.asarray(list(rates), np.float64),
+            "accuracy-before": accuracies_of(F) if accuracies is None else np.asarray(list(accuracies), np.float64),
+            **{name: np.asarray(list(each), np.float64) for name, each in (groups or group_counts_of(F, n)).items()},
         },
         memory=tuple(memory),
+        roster=dict(zip(names or client_names(m), n.tolist(), strict=True)) if roster is None else roster,
     )
 
 
@@ -141,6 +147,14 @@ def accuracies_of(losses: FloatArray) -> FloatArray:
 def rates_of(counts: FloatArray) -> FloatArray:
     """A learning rate for each client where a test says none, 0.1 to 0.5."""
     return 0.1 * (1.0 + counts % 5)
+
+
+def group_counts_of(losses: FloatArray, counts: FloatArray) -> dict[str, FloatArray]:
+    """Positive examples in two groups, and those that the model finds, where a test says none; some clients lack them."""
+    accuracies = accuracies_of(losses)
+    positives = [np.floor(0.2 * counts), np.floor(0.3 * counts)]
+    hits = [np.floor(accuracies * positives[0]), np.floor((1.0 - accuracies) * positives[1])]
+    return dict(zip(("positives-0", "positives-1", "hits-0", "hits-1"), (*positives, *hits), strict=True))
 
 
 def draws_of(counts: FloatArray) -> FloatArray:
@@ -199,6 +213,10 @@ class Quadratic:
     def accuracy(self, arrays: Arrays) -> float:
         return 1.0 / (1.0 + self.loss(arrays))
 
+    def group_counts(self, arrays: Arrays) -> dict[str, int]:
+        counts = group_counts_of(np.array([self.loss(arrays)]), np.array([float(self.examples)]))
+        return {name: int(only) for name, (only,) in counts.items()}
+
     def trained(self, arrays: Arrays, steps: int = 1) -> Arrays:
         """Return the arrays after training, in the dtypes they came in."""
         w = flat(arrays)
@@ -223,6 +241,7 @@ class Quadratic:
             return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
         after = before if config.get("local-only") else self.trained(before, int(config.get("local-steps", 1)))
         available = {"accuracy-after": self.accuracy(after), "learning-rate": self.rate}
+        available |= {"accuracy-before": self.accuracy(before), **self.group_counts(before)}
         numbers = {"num-examples": self.examples, "loss-before": self.loss(before)}
         numbers |= {key: value for key, value in available.items() if key in config.get("measure", [])}
         content = RecordDict({"arrays": record(after), "metrics": MetricRecord(numbers)})

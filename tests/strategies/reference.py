@@ -24,6 +24,8 @@ class Seen(NamedTuple):
     accuracies: Mapping[str, float] = {}
     rates: Mapping[str, float] = {}
     draws: Mapping[str, float] = {}
+    groups: Mapping[str, Mapping[str, float]] = {}
+    roster: Mapping[str, float] = {}
 
 
 Reference = Callable[..., FloatArray]
@@ -37,6 +39,44 @@ def prior(seen: Seen, weighting: str) -> dict[str, float]:
 
 def combined(weights: Mapping[str, float], vectors: Vectors) -> FloatArray:
     return np.sum([weights[name] * vectors[name] for name in vectors], axis=0)
+
+
+# Between groups -----------------------------------------------------------------------------------------------------
+
+
+def fairfed_weights(history: Sequence[Seen], beta: float) -> dict[str, float]:
+    """ω after the last round of the history; `accuracies` are those of the received model."""
+    omega: dict[str, float] = {}
+    for seen in history:
+        names, of = list(seen.updates), seen.groups
+        total = sum((seen.roster or seen.counts).values())
+        gaps: dict[str, float] = {}
+        for name in names:
+            if of["positives-0"][name] > 0 and of["positives-1"][name] > 0:
+                first = of["hits-0"][name] / of["positives-0"][name]
+                gaps[name] = of["hits-1"][name] / of["positives-1"][name] - first
+        sums = {metric: sum(by_name.values()) for metric, by_name in of.items()}
+        n = sum(seen.counts.values())
+        accuracy = sum(seen.counts[name] * seen.accuracies[name] for name in names) / n
+        delta = {}
+        for name in names:
+            if name in gaps:
+                gap = sums["hits-1"] / sums["positives-1"] - sums["hits-0"] / sums["positives-0"]
+                delta[name] = abs(gaps[name] - gap)
+            else:
+                delta[name] = abs(seen.accuracies[name] - accuracy)
+        mean = sum(delta.values()) / len(names)
+        for name in names:
+            omega[name] = omega.get(name, seen.counts[name] / total) - beta * (delta[name] - mean)
+    return omega
+
+
+def fairfed(history: Sequence[Seen], beta: float = 1.0) -> FloatArray:
+    seen, omega = history[-1], fairfed_weights(history, beta)
+    total = sum(omega[name] for name in seen.updates)
+    if total <= 0.0:
+        return fedavg(history)
+    return combined({name: omega[name] / total for name in seen.updates}, seen.updates)
 
 
 # Averages -----------------------------------------------------------------------------------------------------------
@@ -408,6 +448,7 @@ REFERENCES: dict[str, Reference] = {
     "vred": vred,
     "semivred": semivred,
     "fedfa": fedfa,
+    "fairfed": fairfed,
     "fedmgda": fedmgda,
     "fedmgdaplus": fedmgdaplus,
     "mgdaprox": mgdaprox,
@@ -422,7 +463,7 @@ WEIGHTING = {
     **dict.fromkeys(("fedavg", "fedprox", "term", "afl", "deltafl", "propfair", "gifair", "ditto"), "examples"),
     **dict.fromkeys(("vred", "semivred"), "examples"),
     **dict.fromkeys(("fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox"), "uniform"),
-    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "fedfv", "adafed", "fedmdfg", "local")),
+    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "fedfv", "adafed", "fedmdfg", "local", "fairfed")),
 }
 """The prior of each method by default; None where it has none."""
 

@@ -18,6 +18,7 @@ from .helpers import (
     draws_of,
     edgy_updates,
     generic_updates,
+    group_counts_of,
     losses_and_counts,
     make,
     rates_of,
@@ -30,7 +31,9 @@ every_method = pytest.mark.parametrize(("name", "arguments"), CASES)
 
 def seen_of(U: FloatArray, losses: FloatArray, counts: FloatArray, round: int = 1) -> Seen:
     columns = (U, losses, counts, accuracies_of(losses), rates_of(counts), draws_of(counts))
-    return Seen(round, 10, *(dict(zip(client_names(len(U)), column, strict=True)) for column in columns))
+    by_name = [dict(zip(client_names(len(U)), column, strict=True)) for column in columns]
+    groups = group_counts_of(losses, counts).items()
+    return Seen(round, 10, *by_name, {name: dict(zip(by_name[0], column, strict=True)) for name, column in groups})
 
 
 def weighting_of(name: str, arguments: dict[str, Any]) -> str:
@@ -104,7 +107,7 @@ def test_equal_clients_are_stepped_along_together(name: str, arguments: dict[str
 
 SUM_TO_ONE = [
     *("fedavg", "fedprox", "term", "afl", "drfa", "deltafl", "propfair", "gifair", "vred", "semivred", "fedfa"),
-    *("fedmgda", "ditto"),
+    *("fairfed", "fedmgda", "ditto"),
 ]
 
 
