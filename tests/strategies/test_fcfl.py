@@ -1,0 +1,416 @@
+"""FCFL: what it reduces to, both stages in closed form and against the vectors themselves, and what it remembers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import linprog, minimize
+
+from fairbloom.rounds.method import Cohort, FloatArray
+from fairbloom.strategies import FCFL
+from fairbloom.strategies.fcfl import share_of_loss
+from fairbloom.strategies.simplex import min_norm_weights, steepest_common_weights
+
+from .helpers import client_names, cohort_of, told
+from .reference import Seen, fcfl
+
+seeds = st.integers(0, 2**32 - 1)
+sizes = st.integers(1, 6)
+
+
+def drawn(seed: int, m: int, *, d: int = 8, alike: float = 0.5) -> dict[str, Any]:
+    """Return what m clients reply: gradients in general position, and rates that are not the same."""
+    rng = np.random.default_rng(seed)
+    return {
+        "U": rng.uniform(0.2, 2.0, (m, 1)) * (rng.normal(size=(m, d)) + alike * rng.normal(size=d)),
+        "seconds": rng.uniform(0.2, 2.0, (m, 1)) * (rng.normal(size=(m, d)) + alike * rng.normal(size=d)),
+        "losses": rng.uniform(0.2, 3.0, m),
+        "disparities": rng.uniform(-0.3, 0.3, m),
+        "rates": rng.uniform(0.05, 0.5, m),
+    }
+
+
+def step_of(method: FCFL, replies: dict[str, Any], **others: Any) -> FloatArray:
+    return method.weigh(cohort_of(**replies, **others)) @ np.vstack([replies["U"], replies["seconds"]])
+
+
+def permuted(replies: dict[str, Any], order: Sequence[int] | FloatArray) -> dict[str, Any]:
+    return {name: values[order] for name, values in replies.items()}
+
+
+# Reductions -----------------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds)
+def test_one_client_within_its_budget_takes_its_gradient_step(seed: int) -> None:
+    replies = drawn(seed, 1) | {"disparities": np.array([0.05])}
+    U, V = replies["U"][0], replies["seconds"][0]
+    for method in (FCFL(), FCFL(stage1_rounds=0, budget=0.1)):
+        expected = U if U @ U >= U @ V or method.stage1_rounds == 0 else V
+        np.testing.assert_allclose(step_of(method, replies), expected, rtol=1e-9)
+
+
+@given(seed=seeds, m=st.integers(2, 6))
+def test_a_loss_far_above_the_others_is_the_one_that_is_stepped_down(seed: int, m: int) -> None:
+    replies = drawn(seed, m) | {"disparities": np.zeros(m)}
+    replies["losses"] = np.where(np.arange(m) == m - 1, 100.0, replies["losses"])
+    replies["seconds"] *= 1e-3  # so that ‖g_l‖² ≥ ⟨g_l, g_g⟩
+    eta = replies["rates"]
+    np.testing.assert_allclose(step_of(FCFL(), replies), replies["U"][-1] * eta.min() / eta[-1], rtol=1e-9)
+
+
+@given(seed=seeds, m=sizes)
+def test_within_all_budgets_the_step_is_on_the_losses_alone(seed: int, m: int) -> None:
+    replies = drawn(seed, m)
+    replies["seconds"] *= 1e-3
+    c = FCFL(budget=1.0).weigh(cohort_of(**replies))
+    assert (c[:m] > 0.0).all()
+    assert not c[m:].any()
+
+
+@given(seed=seeds, m=sizes, constant=st.floats(-10.0, 10.0))
+def test_losses_that_are_shifted_by_a_constant_change_nothing_in_stage_1(seed: int, m: int, constant: float) -> None:
+    replies = drawn(seed, m)
+    shifted = replies | {"losses": replies["losses"] + constant}
+    np.testing.assert_allclose(step_of(FCFL(), shifted), step_of(FCFL(), replies), rtol=1e-6, atol=1e-9)
+
+
+@given(seed=seeds, m=sizes, factor=st.floats(1e-3, 1e3), stage1=st.sampled_from([0, 800]))
+def test_gradients_that_are_so_many_times_as_long_make_the_step_so(
+    seed: int, m: int, factor: float, stage1: int
+) -> None:
+    replies = drawn(seed, m)
+    longer = replies | {"U": factor * replies["U"], "seconds": factor * replies["seconds"]}
+    step = step_of(FCFL(stage1_rounds=stage1), replies)
+    np.testing.assert_allclose(
+        step_of(FCFL(stage1_rounds=stage1), longer), factor * step, rtol=1e-6, atol=1e-7 * factor * np.abs(step).max()
+    )
+
+
+# Closed forms ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "s", "within", "x"),
+    [
+        (1.0, 0.5, 2.0, True, 1.0),
+        (1.0, 1.0, 2.0, True, 1.0),
+        (1.0, 1.5, 4.0, True, 0.0),
+        (1.0, -0.5, 2.0, True, 1.0),
+        (4.0, 1.5, 1.0, False, 1.0),
+        (1.0, 1.0, 1.0, False, 1.0),
+        (1.0, 0.5, 2.0, False, 0.0),
+        (1.0, 0.0, 2.0, False, 0.0),
+        (1.0, -0.5, 2.0, False, 1.0 / 3.0),
+        (0.0, 0.0, 0.0, False, 1.0),
+        (0.0, 0.0, 1.0, False, 0.0),
+    ],
+)
+def test_x_is_that_of_the_four_cases(p: float, q: float, s: float, within: bool, x: float) -> None:
+    assert share_of_loss(p, q, s, within_budgets=within) == pytest.approx(x)
+
+
+@given(seed=seeds, within=st.booleans())
+def test_x_solves_the_linear_program_of_two_variables(seed: int, within: bool) -> None:
+    """Of d = x l + (1 − x) g: the most of ⟨d, l⟩ within the budgets, else of ⟨d, g⟩ with ⟨d, l⟩ ≥ 0."""
+    rng = np.random.default_rng(seed)
+    l, g = rng.normal(size=(2, 4)) * rng.uniform(0.2, 2.0, (2, 1))
+    p, q, s = l @ l, l @ g, g @ g
+    x = share_of_loss(p, q, s, within_budgets=within)
+    grid = np.linspace(0.0, 1.0, 2001)
+    along_l, along_g = grid * p + (1.0 - grid) * q, grid * q + (1.0 - grid) * s
+    d = x * l + (1.0 - x) * g
+    if within:
+        assert d @ l >= along_l.max() - 1e-9
+    else:
+        assert d @ l >= -1e-9
+        assert d @ g >= along_g[along_l >= 0.0].max() - 1e-9
+    if not within and q < 0.0:
+        assert d @ l == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_step_by_hand() -> None:
+    """δ so small that each softmax is the largest entry; both rates 0.1, and client 2 a third beyond its budget."""
+    replies = {
+        "U": 0.1 * np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]),
+        "seconds": 0.1 * np.array([[0.0, 0.0, 3.0], [0.0, -1.0, 0.0]]),
+        "losses": [1.0, 2.0],
+        "disparities": [0.01, -0.3],
+        "rates": [0.1, 0.1],
+    }
+    # g_l = (0, 2, 0), g_g = (0, −1, 0): p = 4, q = −2, so x = 2 / 6 and d = (0, 0, 0)
+    np.testing.assert_allclose(step_of(FCFL(delta=1e-3), replies), 0.0, atol=1e-12)
+    # without the second client's excess: g_g is the first one's, and d = g_l since ‖g_l‖² ≥ ⟨g_l, g_g⟩ = 0
+    method = FCFL(delta=1e-3, budgets={"client-001": 0.3})
+    np.testing.assert_allclose(step_of(method, replies), 0.1 * np.array([0.0, 2.0, 0.0]), atol=1e-12)
+    # the first beyond its own budget: q = 0 < s, so d = g_g
+    method = FCFL(delta=1e-3, budgets={"client-001": 0.3, "client-000": 0.0})
+    np.testing.assert_allclose(step_of(method, replies), 0.1 * np.array([0.0, 0.0, 3.0]), atol=1e-12)
+
+
+def test_a_client_that_steps_further_has_no_longer_gradient() -> None:
+    """u_k/η_k is the gradient: a client with ten times the rate replies a ten times longer update, and counts as before."""
+    replies = drawn(3, 4)
+    tenfold = np.array([1.0, 10.0, 1.0, 1.0])
+    other = replies | {
+        "U": tenfold[:, None] * replies["U"],
+        "seconds": tenfold[:, None] * replies["seconds"],
+        "rates": tenfold * replies["rates"],
+    }
+    assert replies["rates"].min() == other["rates"].min()
+    for stage1 in (0, 800):
+        expected = step_of(FCFL(stage1_rounds=stage1), replies)
+        np.testing.assert_allclose(step_of(FCFL(stage1_rounds=stage1), other), expected, rtol=1e-6)
+
+
+# Stage 2 --------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(method: FCFL, replies: dict[str, Any]) -> FloatArray:
+    """Return the rows of stage 2's program times the smallest rate: the losses' gradients, and that of the excess."""
+    eta = replies["rates"]
+    R, Q = (replies[name] * (eta.min() / eta)[:, None] for name in ("U", "seconds"))
+    budgets = np.array([method.budgets.get(name, method.budget) for name in client_names(len(eta))])
+    excess = np.abs(replies["disparities"]) - budgets
+    if excess.max() < 0.0:
+        return R
+    weights = np.exp((excess - excess.max()) / method.delta)
+    return np.vstack([R, weights / weights.sum() @ Q])
+
+
+@given(seed=seeds, m=sizes, alike=st.sampled_from([-0.5, 0.0, 0.5, 2.0]), budget=st.sampled_from([0.0, 0.1, 1.0]))
+def test_stage_2_raises_nothing_to_first_order_and_gains_as_much_as_can_be(
+    seed: int, m: int, alike: float, budget: float
+) -> None:
+    """Its gain is that of another solver on the vectors, and at least the min-norm point's squared length."""
+    method, replies = FCFL(stage1_rounds=0, budget=budget), drawn(seed, m, alike=alike)
+    d, R = step_of(method, replies), rows_of(method, replies)
+    mean = R[:m].mean(axis=0)
+    tolerance = 1e-7 * np.linalg.norm(R, axis=1).max() ** 2
+    assert (R @ d >= -tolerance).all()
+    shortest = min_norm_weights(R @ R.T, np.full(len(R), 1.0 / len(R)), 1.0) @ R
+    assert d @ mean >= shortest @ mean - tolerance
+    assert d @ mean >= shortest @ shortest - tolerance
+    best = linprog(
+        -R @ mean, A_ub=-R @ R.T, b_ub=np.zeros(len(R)), A_eq=np.ones((1, len(R))), b_eq=[1.0], method="highs-ipm"
+    )
+    assert d @ mean == pytest.approx(-best.fun, rel=1e-4, abs=10 * tolerance)
+
+
+def test_the_disparity_is_a_row_where_a_client_is_beyond_its_budget_alone() -> None:
+    """Also where budgets are specific, unlike in the authors' code; on the budget itself it is one."""
+    replies = drawn(1, 3) | {"disparities": np.array([0.1, -0.2, 0.0])}
+    m = 3
+    for budgets, is_row in (
+        ({"client-000": 0.11, "client-001": 0.21}, False),
+        ({"client-000": 0.11, "client-001": 0.2}, True),
+        ({"client-000": 0.05, "client-001": 0.3}, True),
+    ):
+        method = FCFL(stage1_rounds=0, budget=0.05, budgets=budgets)
+        assert len(rows_of(method, replies)) == m + is_row
+        if not is_row:
+            assert not method.weigh(cohort_of(**replies))[m:].any()
+    replies |= {"U": np.tile([1.0, 0.0], (m, 1)), "seconds": np.tile([-1.0, 1.0], (m, 1))}
+    lowered = step_of(FCFL(stage1_rounds=0, budget=0.0), replies)
+    assert lowered @ [-1.0, 1.0] >= -1e-9  # it would be −1 without the row
+    assert step_of(FCFL(stage1_rounds=0, budget=0.5), replies) @ [-1.0, 1.0] < -0.01
+
+
+def test_without_any_gradient_there_is_no_step() -> None:
+    for m in (1, 3):
+        zero = {"U": np.zeros((m, 4)), "seconds": np.zeros((m, 4)), "disparities": np.full(m, 0.2)}
+        for stage1 in (0, 800):
+            c = FCFL(stage1_rounds=stage1).weigh(cohort_of(**zero))
+            assert np.isfinite(c).all()
+        assert not FCFL(stage1_rounds=0).weigh(cohort_of(**zero)).any()
+
+
+def test_a_disparity_without_a_gradient_is_no_row() -> None:
+    replies = drawn(2, 3)
+    replies["seconds"] = np.zeros_like(replies["U"])
+    c = FCFL(stage1_rounds=0, budget=0.0).weigh(cohort_of(**replies))
+    assert not c[3:].any()
+    assert c[:3].any()
+
+
+def test_clients_with_the_same_gradient_count_the_same_in_stage_2() -> None:
+    replies = permuted(drawn(5, 3), [0, 1, 2, 1])
+    c = FCFL(stage1_rounds=0).weigh(cohort_of(**replies))
+    assert c[1] == c[3]
+
+
+@given(seed=seeds, m=st.integers(1, 5))
+def test_opposite_gradients_have_no_common_direction(seed: int, m: int) -> None:
+    """Then the only step that raises nobody's loss is none."""
+    R = np.random.default_rng(seed).normal(size=(m, 6))
+    R = np.vstack([R, -R])
+    weights = steepest_common_weights(R @ R.T, (R @ R.T).mean(axis=1))
+    assert weights.min() >= 0.0
+    np.testing.assert_allclose(weights @ R, 0.0, atol=1e-6)
+
+
+@given(seed=seeds, m=sizes)
+def test_the_linear_program_is_solved_as_another_solver_does(seed: int, m: int) -> None:
+    rng = np.random.default_rng(seed)
+    R, gains = rng.normal(size=(m, 5)) + 0.3 * rng.normal(size=5), rng.normal(size=m)
+    G = R @ R.T
+    weights = steepest_common_weights(G, gains)
+    assert weights.sum() == pytest.approx(1.0)
+    assert weights.min() >= 0.0
+    assert (G @ weights).min() >= -1e-8 * np.trace(G)
+    start = min_norm_weights(G, np.full(m, 1.0 / m), 1.0)
+    constraints = [{"type": "ineq", "fun": lambda x: G @ x}, {"type": "eq", "fun": lambda x: x.sum() - 1.0}]
+    other = minimize(lambda x: -gains @ x, start, bounds=[(0.0, 1.0)] * m, constraints=constraints)
+    if other.success and (G @ other.x).min() >= -1e-9:
+        assert gains @ weights >= gains @ other.x - 1e-6 * np.abs(gains).max()
+
+
+# The vectors themselves -----------------------------------------------------------------------------------------------
+
+
+def seen_of(replies: dict[str, Any], number: int) -> Seen:
+    names = client_names(len(replies["losses"]))
+
+    def by_name(values: Any) -> dict[str, Any]:
+        return dict(zip(names, values, strict=True))
+
+    return Seen(
+        number,
+        10,
+        by_name(replies["U"]),
+        by_name(replies["losses"]),
+        by_name(np.ones(len(names))),
+        rates=by_name(replies["rates"]),
+        seconds=by_name(replies["seconds"]),
+        disparities=by_name(replies["disparities"]),
+    )
+
+
+@given(seed=seeds, m=sizes, stage1=st.sampled_from([0, 2, 9]), budget=st.sampled_from([0.0, 0.1, 1.0]))
+def test_rounds_are_those_of_the_vectors(seed: int, m: int, stage1: int, budget: float) -> None:
+    """With temperatures that fall on the way."""
+    arguments = {"budget": budget, "stage1_rounds": stage1, "delta": 0.4, "delta_decay": 0.5, "delta_factor": 0.2}
+    method, history = FCFL(**arguments), list[Seen]()
+    for number in range(1, 5):
+        replies = drawn((seed + number) % 2**32, m)
+        cohort = cohort_of(**replies, round=number)
+        c = method.weigh(cohort)
+        history.append(seen_of(replies, number))
+        expected = fcfl(history, **arguments)
+        step = c @ np.vstack([replies["U"], replies["seconds"]])
+        np.testing.assert_allclose(step, expected, rtol=1e-5, atol=1e-6 * np.abs(replies["U"]).max())
+        method.remember(cohort, c, {})
+
+
+@given(seed=seeds, m=st.integers(2, 6), stage1=st.sampled_from([0, 800]))
+def test_names_do_not_count(seed: int, m: int, stage1: int) -> None:
+    replies, order = drawn(seed, m), np.random.default_rng(seed).permutation(m)
+    one, other = (step_of(FCFL(stage1_rounds=stage1), each) for each in (replies, permuted(replies, order)))
+    np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-7 * np.abs(replies["U"]).max())
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+def remembered(method: FCFL, cohort: Cohort) -> tuple[float, float]:
+    method.remember(cohort, method.weigh(cohort), {})
+    return method.memory["delta-loss"], method.memory["delta-disparity"]
+
+
+def flat(length_l: float, length_g: float, *, rate: float = 0.1, disparity: float = 0.0) -> dict[str, Any]:
+    """Return a client whose gradients have these lengths."""
+    U, V = (rate * length * np.eye(2)[[place]] for place, length in enumerate((length_l, length_g)))
+    return {"U": U, "seconds": V, "losses": [1.0], "disparities": [disparity], "rates": [rate]}
+
+
+@pytest.mark.parametrize("disparity", [0.0, 0.9])
+def test_a_temperature_falls_where_its_own_gradient_is_short(disparity: float) -> None:
+    """Within the budget and beyond it; the length is the gradient's, not the update's."""
+    for lengths, expected in (
+        ((4.9, 4.9), (0.005, 0.005)),
+        ((5.1, 4.9), (0.5, 0.005)),
+        ((4.9, 5.1), (0.005, 0.5)),
+        ((5.1, 5.1), (0.5, 0.5)),
+    ):
+        cohort = cohort_of(**flat(*lengths, disparity=disparity))
+        assert remembered(FCFL(), cohort) == pytest.approx(expected)
+
+
+def test_temperatures_fall_twice_and_then_stay() -> None:
+    method, seen = FCFL(), []
+    for number in range(1, 5):
+        seen.append(remembered(method, cohort_of(**flat(1e-6, 1e-6), round=number))[0])
+    assert seen == pytest.approx([0.005, 0.00005, 0.00005, 0.00005])
+
+
+def test_a_round_uses_the_temperature_that_it_begins_with() -> None:
+    replies = drawn(4, 3) | {"U": 1e-3 * drawn(4, 3)["U"]}
+    method = FCFL()
+    cohort = cohort_of(**replies)
+    before = method.weigh(cohort)
+    assert remembered(method, cohort)[0] == 0.005
+    np.testing.assert_array_equal(FCFL().weigh(cohort), before)
+    assert not np.allclose(method.weigh(cohort), before)
+
+
+def test_stage_2_begins_by_the_number_of_the_round_and_lets_no_temperature_fall() -> None:
+    replies, method = drawn(6, 3), FCFL(stage1_rounds=2, budget=0.0)
+    steps = {number: method.weigh(cohort_of(**replies, round=number)) for number in (1, 2, 3)}
+    np.testing.assert_array_equal(steps[1], steps[2])
+    assert not np.allclose(steps[2], steps[3])
+    assert remembered(method, cohort_of(**flat(1e-6, 1e-6), round=3)) == (0.5, 0.5)
+
+
+def test_a_state_goes_on_where_it_stopped() -> None:
+    one, other = FCFL(), FCFL()
+    remembered(one, cohort_of(**flat(1e-6, 1e3)))
+    other.load_state_dict(one.state_dict())
+    cohort = cohort_of(**drawn(8, 4), round=2)
+    np.testing.assert_array_equal(one.weigh(cohort), other.weigh(cohort))
+    assert one.memory == other.memory == {"delta-loss": 0.005, "delta-disparity": 0.5}
+
+
+# Budgets, terms and metrics -------------------------------------------------------------------------------------------
+
+
+def test_clients_are_asked_for_one_step_on_the_loss_and_one_on_the_disparity() -> None:
+    assert told(FCFL(disparity="equal-opportunity"), 1) == {
+        "full-batch-step": True,
+        "disparity": "equal-opportunity",
+        "disparity-sharpness": 10.0,
+    }
+    assert FCFL.needs == {"loss-before", "disparity", "learning-rate"}
+    assert FCFL.second == "arrays-disparity"
+
+
+def test_budgets_may_be_a_text_as_run_configs_have_it() -> None:
+    assert FCFL(budgets="site-a=0.02 site-b=1").budgets == {"site-a": 0.02, "site-b": 1.0}
+    assert FCFL(budgets="").budgets == FCFL(budgets=None).budgets == FCFL().budgets == {}
+    for wrong, words in (
+        ({"site-a": -0.1}, r"budgets\['site-a'\] = -0.1: allowed is float at least 0"),
+        ("site-a=-0.1", r"budgets\['site-a'\] = -0.1: allowed is float at least 0"),
+        ("site-a", "'site-a' does not state a value: write it as site-a=0.02"),
+        ("site-a=much", r"budgets\['site-a'\] = 'much': allowed is float at least 0"),
+        ("site-a=1 site-a=2", "site-a is named twice"),
+        ([0.1], r"budgets must be a mapping of names to numbers, got \[0.1\]"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            FCFL(budgets=wrong)  # type: ignore[arg-type]
+
+
+def test_it_reports_how_many_clients_are_beyond_their_budgets() -> None:
+    replies = drawn(1, 4) | {"disparities": np.array([0.05, -0.06, 0.2, 0.0])}
+    method = FCFL(budgets={"client-002": 0.3})
+    assert method.own_metrics(cohort_of(**replies), np.zeros(8)) == {"over-budget": 1.0}
+
+
+def test_a_budget_of_nobody_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    method = FCFL(budgets={"client-000": 0.1, "cleint-001": 0.1})
+    for number in (1, 2):
+        remembered(method, cohort_of(**drawn(1, 2), round=number, online=client_names(2)))
+    assert [record.getMessage() for record in caplog.records] == [
+        "budgets names cleint-001, which is none of the clients online: correct the name"
+    ]
