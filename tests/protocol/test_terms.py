@@ -34,6 +34,9 @@ terms = st.builds(
     propfair_epsilon=st.none() | strengths,
     disparity=st.sampled_from(("", "demographic-parity", "equal-opportunity")),
     disparity_sharpness=st.none() | strengths,
+    baseline_patience=st.none() | steps,
+    baseline_tolerance=st.none() | strengths,
+    baseline_epochs=st.none() | steps,
     others=st.dictionaries(
         words.filter(lambda word: word not in NAMES),
         st.booleans() | numbers | strengths | words | st.lists(words, max_size=2),

@@ -53,7 +53,9 @@ def expected_model(
         accuracies = {client: clients[client].accuracy(after) for client, after in replies.items()}
         rates = {client: clients[client].rate for client in replies}
         draws = draws_in(finished) if name == "drfa" else {}
-        history.append(Seen(finished.number, len(rounds), updates, losses, counts, accuracies, rates, draws))
+        baselines = {client: clients[client].baseline for client in replies}
+        reported = (losses, counts, accuracies, rates, draws, baselines)
+        history.append(Seen(finished.number, len(rounds), updates, *reported, known=len(clients)))
         extra = {"seed": OPTIONS["seed"]} if name == "fedfv" else {}
         w = flat(model) - expected_step(name, {**arguments, **extra}, history)
         p = counts if weighting == "examples" else dict.fromkeys(replies, 1.0)

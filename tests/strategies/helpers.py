@@ -34,6 +34,8 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "gifair": [{"strength": 0.5}, {"strength": 0.99, "weighting": "uniform"}],
     "vred": [{"beta": 0.005}, {"beta": 0.03, "weighting": "uniform"}],
     "semivred": [{"beta": 0.005}, {"beta": 0.03, "weighting": "uniform"}],
+    "eagle": [{"lam": 0.005}, {"lam": 0.03, "weighting": "examples"}],
+    "aaggff": [{}, {"rule": "ftrl"}, {"cdf": "normal"}, {"rule": "ftrl", "cdf": "frechet"}],
     "fedfa": [
         {},
         {"alpha": 1.0, "beta": 0.0, "server_momentum": 0.0},
@@ -83,6 +85,8 @@ def cohort_of(
     accuracies: Iterable[float] | None = None,
     rates: Iterable[float] | None = None,
     draws: Iterable[float] | None = None,
+    baselines: Iterable[float] | None = None,
+    roster: Mapping[str, float] | None = None,
 ) -> Cohort:
     """Return the cohort of the updates U, shape (m, d), which a method sees through inner products alone."""
     U, memory = np.asarray(U, np.float64), memory or {}
@@ -103,8 +107,10 @@ def cohort_of(
             "loss-before": F,
             "accuracy-after": accuracies_of(F) if accuracies is None else np.asarray(list(accuracies), np.float64),
             "learning-rate": rates_of(n) if rates is None else np.asarray(list(rates), np.float64),
+            "loss-baseline": baselines_of(F) if baselines is None else np.asarray(list(baselines), np.float64),
         },
         memory=tuple(memory),
+        roster=dict(zip(names or client_names(m), n.tolist(), strict=True)) if roster is None else roster,
     )
 
 
@@ -141,6 +147,11 @@ def accuracies_of(losses: FloatArray) -> FloatArray:
 def rates_of(counts: FloatArray) -> FloatArray:
     """A learning rate for each client where a test says none, 0.1 to 0.5."""
     return 0.1 * (1.0 + counts % 5)
+
+
+def baselines_of(losses: FloatArray) -> FloatArray:
+    """What each client reaches alone where a test says nothing: no fixed share of its loss."""
+    return 0.1 * np.sqrt(np.abs(losses))
 
 
 def draws_of(counts: FloatArray) -> FloatArray:
@@ -192,6 +203,8 @@ class Quadratic:
         self.curvature, self.target = rng.uniform(0.5, 1.5, 10), 3.0 * rng.normal(size=10)
         self.mean = rng.normal(size=2)
         self.rate = float(rng.uniform(0.2, 0.4))
+        self.baseline = 0.5 * self.rate
+        """What it claims to reach alone; its least loss is 0."""
 
     def loss(self, arrays: Arrays) -> float:
         return 0.5 * float(self.curvature @ (flat(arrays) - self.target) ** 2)
@@ -222,7 +235,11 @@ class Quadratic:
                 numbers["train-loss"] = loss
             return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
         after = before if config.get("local-only") else self.trained(before, int(config.get("local-steps", 1)))
-        available = {"accuracy-after": self.accuracy(after), "learning-rate": self.rate}
+        available = {
+            "accuracy-after": self.accuracy(after),
+            "learning-rate": self.rate,
+            "loss-baseline": self.baseline,
+        }
         numbers = {"num-examples": self.examples, "loss-before": self.loss(before)}
         numbers |= {key: value for key, value in available.items() if key in config.get("measure", [])}
         content = RecordDict({"arrays": record(after), "metrics": MetricRecord(numbers)})

@@ -13,6 +13,7 @@ from .helpers import (
     ARGUMENTS,
     CASES,
     accuracies_of,
+    baselines_of,
     client_names,
     cohort_of,
     draws_of,
@@ -29,7 +30,7 @@ every_method = pytest.mark.parametrize(("name", "arguments"), CASES)
 
 
 def seen_of(U: FloatArray, losses: FloatArray, counts: FloatArray, round: int = 1) -> Seen:
-    columns = (U, losses, counts, accuracies_of(losses), rates_of(counts), draws_of(counts))
+    columns = (U, losses, counts, accuracies_of(losses), rates_of(counts), draws_of(counts), baselines_of(losses))
     return Seen(round, 10, *(dict(zip(client_names(len(U)), column, strict=True)) for column in columns))
 
 
@@ -104,7 +105,7 @@ def test_equal_clients_are_stepped_along_together(name: str, arguments: dict[str
 
 SUM_TO_ONE = [
     *("fedavg", "fedprox", "term", "afl", "drfa", "deltafl", "propfair", "gifair", "vred", "semivred", "fedfa"),
-    *("fedmgda", "ditto"),
+    *("eagle", "aaggff", "fedmgda", "ditto"),
 ]
 
 
@@ -127,6 +128,7 @@ PLAIN = {
     "gifair": {"strength": 0.0},
     "vred": {"beta": 0.0},
     "semivred": {"beta": 0.0},
+    "eagle": {"lam": 0.0},
     "fedmgda": {"epsilon": 0.0},
     "ditto": {"lam": 1.0},
 }
