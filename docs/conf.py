@@ -11,7 +11,7 @@ from docs.source_links import source_link as linkcode_resolve  # noqa: F401 (sph
 from fairbloom import __version__
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.rounds.method import OPTIONS, Method
-from fairbloom.strategies import FromTorchJD
+from fairbloom.strategies.torchjd import WRAPPERS
 
 project = "Fairbloom"
 release = __version__
@@ -68,7 +68,7 @@ def keep_signs(app: Sphinx, what: str, name: str, obj: object, options: object, 
 
 def say_ranges(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Put range and default behind the names of a method's parameters and of the common options, for napoleon."""
-    if what == "class" and isinstance(obj, type) and issubclass(obj, Method) and obj is not FromTorchJD:
+    if what == "class" and isinstance(obj, type) and issubclass(obj, Method) and obj not in WRAPPERS:
         known = dict(OPTIONS) if obj is Method else {each.argument: each for each in parameters_of("", obj)}
         lines[:] = [
             f"{line} : {each.range}, default {each.default}" if (each := known.get(line)) else line for line in lines

@@ -2,15 +2,24 @@
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from torchjd import aggregation
 
 from fairbloom.experiments.views.catalogue import MethodDoc, default_of, describe
-from fairbloom.protocol.names import ACCURACY_AFTER, ACCURACY_BEFORE, BETWEEN_GROUPS, HITS, LEARNING_RATE, LOSS_BEFORE
+from fairbloom.protocol.names import (
+    ACCURACY_AFTER,
+    ACCURACY_BEFORE,
+    BETWEEN_GROUPS,
+    HITS,
+    LEARNING_RATE,
+    LOSS_BASELINE,
+    LOSS_BEFORE,
+)
 from fairbloom.protocol.parameters import Parameter, Value
 from fairbloom.strategies import METHODS, FairStrategy
+from fairbloom.strategies.scalarizers import scalarizer_classes, starting_points, why_nameless
 from fairbloom.strategies.torchjd import STARTING_POINTS, takes_gram
 
 from . import toy
@@ -25,6 +34,11 @@ NEEDS = {
         "counts in two groups",
         "reports how many positive examples each of [two groups](../subgroups.md#training-for-fairness-between-groups) "
         "of its training set has, and how many of them the received model finds",
+    ),
+    LOSS_BASELINE: (
+        "loss that it reaches alone",
+        "reports `loss-baseline`, the least loss on its training set that it meets by training alone, once, before its "
+        "first reply",
     ),
     ACCURACY_AFTER: ("accuracy", "reports `accuracy-after`, the training accuracy of the model it returns"),
     LEARNING_RATE: ("learning rate", "reports its local `learning-rate`"),
@@ -158,6 +172,41 @@ strategy = FromTorchJD(UPGradWeighting())
 **Source**: {source}
 
 **Departures**: {departures}
+
+{scalarizations}
+"""
+
+SCALARIZATIONS = """\
+## TorchJD's scalarizations of losses
+
+{explanation}
+
+With `pip install "fairbloom[torchjd]"` these are methods by the names of their classes:
+
+{scalarizers}
+
+{facts}
+
+Arguments without a default are {starting_points}; weights are equal. For others, give an object, or a function that makes
+one for m clients:
+
+```{{py:class}} fairbloom.strategies.FromScalarizer(scalarizer, **options)
+```
+
+```python
+from fairbloom.strategies import FromScalarizer
+from torchjd.scalarization import GeometricMean
+
+strategy = FromScalarizer(GeometricMean())
+```
+
+{figure}
+
+**Source**: {source}
+
+**Reductions**: {reductions}
+
+**Departures**: {departures}
 """
 
 
@@ -171,6 +220,7 @@ def write(folder: Path) -> None:
     files = {f"{method.name}.md": page(method).encode() for method in methods}
     files |= {f"{method.name}.svg": toy.drawn(method.name, method.title) for method in methods}
     files |= {"index.md": index(methods).encode(), "torchjd.svg": toy.drawn("torchjd:upgrad", "UPGrad")}
+    files |= {"scalarizers.svg": toy.drawn("torchjd:stch", "STCH")}
     for old in folder.iterdir():
         if old.name not in files:
             old.unlink()
@@ -199,7 +249,7 @@ def page(method: MethodDoc) -> str:
 
 def index(methods: Iterable[MethodDoc]) -> str:
     """Return the page that compares all methods."""
-    methods, torchjd = list(methods), describe("torchjd")
+    methods, torchjd, of_losses = list(methods), describe("torchjd"), describe("torchjd:stch")
     names = sorted(
         name.removesuffix("Weighting").lower()
         for name, value in vars(aggregation).items()
@@ -207,7 +257,7 @@ def index(methods: Iterable[MethodDoc]) -> str:
     )
     rows = [(f"[{method.title}]({method.name}.md)", *compared(method)) for method in methods]
     rows.append(("[torchjd:NAME](#torchjds-weightings)", *compared(torchjd)))
-    starts = [f"`{key} = {value}` ({name})" for name, given in STARTING_POINTS.items() for key, value in given.items()]
+    rows.append(("[torchjd:NAME](#torchjds-scalarizations-of-losses)", *compared(of_losses)))
     return INDEX.format(
         count=len(methods),
         pages="\n".join(method.name for method in methods),
@@ -215,11 +265,33 @@ def index(methods: Iterable[MethodDoc]) -> str:
         explanation=explanation(torchjd),
         weightings=", ".join(f"`torchjd:{name}`" for name in names),
         facts=facts(torchjd),
-        starting_points=", ".join(starts),
+        starting_points=assigned(STARTING_POINTS),
         figure=figure("torchjd:upgrad", "UPGrad", "torchjd.svg"),
         source=scripts(torchjd.source),
         departures=scripts(torchjd.departures),
+        scalarizations=scalarizations(of_losses),
     )
+
+
+def scalarizations(of_losses: MethodDoc) -> str:
+    """Return what is said of all scalarizations of losses."""
+    names = sorted(name for name, kind in scalarizer_classes().items() if not why_nameless(name, kind))
+    numbers = {name: {key: value for key, value in starting_points(name, 1).items() if key != "weights"} for name in names}
+    return SCALARIZATIONS.format(
+        explanation=explanation(of_losses),
+        scalarizers=", ".join(f"`torchjd:{name}`" for name in names),
+        facts=facts(of_losses),
+        starting_points=assigned(numbers),
+        figure=figure("torchjd:stch", "STCH", "scalarizers.svg"),
+        source=scripts(of_losses.source),
+        reductions=scripts(of_losses.reductions),
+        departures=scripts(of_losses.departures),
+    )
+
+
+def assigned(values: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the arguments of some classes in a sentence."""
+    return ", ".join(f"`{key} = {value}` ({name})" for name, given in values.items() for key, value in given.items())
 
 
 # Parts of a page ----------------------------------------------------------------------------------------------------
@@ -325,7 +397,7 @@ def compared(method: MethodDoc) -> tuple[str, ...]:
 def figure(name: str, title: str, file: str) -> str:
     """Return the figure with the text around it."""
     arguments = ", ".join(f"{key}={value}" for key, value in toy.ARGUMENTS.get(name, {}).items())
-    shown = f"{title}({arguments})" if name in METHODS else f"{title}Weighting()"
+    shown = f"{title}({arguments})" if name in METHODS else name
     return TOY.format(call=shown, title=title, file=file, note=toy.NOTES.get(name, "")).strip()
 
 

@@ -70,7 +70,6 @@ class AAggFF(FairStrategy):
 
     needs = frozenset({"loss-before"})
     default_weighting = None
-    uses_roster = True
 
     def __init__(
         self,
@@ -81,6 +80,7 @@ class AAggFF(FairStrategy):
     ) -> None:
         super().__init__(**options)
         self.rule = rule
+        self.uses_roster = rule == "ftrl"
         self.cdf = cdf
 
     def weigh(self, cohort: Cohort) -> FloatArray:
@@ -157,7 +157,7 @@ def newton_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
 def leader_memory(memory: Mapping[str, Any], cohort: Cohort, rho: FloatArray) -> dict[str, Any]:
     """Return the clients' scores after this round's responses, and how many rounds there were."""
     scores, mean = memory.get("scores", {}), float(rho.mean())
-    share = cohort.size / len(cohort.roster)
+    share = cohort.size / roster_size(cohort)
     gains = dict(zip(cohort.names, ((rho - mean) / (1.0 + share * mean)).tolist(), strict=True))
     risen = {name: scores.get(name, 0.0) + gain for name, gain in gains.items()}
     return {"scores": {**scores, **risen}, "steps": memory.get("steps", 0) + 1}
@@ -165,8 +165,13 @@ def leader_memory(memory: Mapping[str, Any], cohort: Cohort, rho: FloatArray) ->
 
 def leader_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
     """Return the softmax of the participants' scores, sharper the more clients are known and the fewer rounds were."""
-    N, steps = len(cohort.roster), memory["steps"]
+    N, steps = roster_size(cohort), memory["steps"]
     kappa = math.sqrt(math.log(N)) / ((2.0 + cohort.size / N) * math.sqrt(steps + 1.0))
     Z = np.array([memory["scores"][name] for name in cohort.names])
     c: FloatArray = np.exp(kappa * (Z - Z.max()))
     return c / c.sum()
+
+
+def roster_size(cohort: Cohort) -> int:
+    """Return N, how many training clients the server has known up to now, those of the round among them."""
+    return max(len(cohort.roster), cohort.size)

@@ -22,7 +22,8 @@ class TERM(FairStrategy):
     tilt
         The tilt t: above 0 high losses count more, up to the worst client alone; below 0 they count less, as outliers.
 
-    Reductions: `tilt=0` is FedAvg.
+    Reductions: `tilt=0` is FedAvg. FedEBA at the temperature τ (Wang et al., 2023, equation 3,
+    doi:10.48550/arXiv.2301.12407) is `TERM(tilt=1/τ, weighting="uniform")`.
 
     Objective: log Σ p e^(tF) / t
     Good for: tuning by one number, from discounting outliers (t < 0) through the mean (t = 0) to the worst client

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.strategies import FairStrategy, FromTorchJD, canonical, find_method
+from fairbloom.strategies.torchjd import WRAPPERS
 
 from ..recipes.labels import format_value
 
@@ -72,7 +73,7 @@ def describe(name: str) -> MethodDoc:
         source=_paragraph(text, "Source"),
         needs=tuple(sorted(method.needs)),
         weighting=method.default_weighting or "no prior",
-        parameters=() if method is FromTorchJD else parameters_of(method.__name__.lower(), method),
+        parameters=() if method in WRAPPERS else parameters_of(method.__name__.lower(), method),
         reductions=_paragraph(text, "Reductions"),
         departures=_paragraph(text, "Departures"),
         objective=_paragraph(text, "Objective"),

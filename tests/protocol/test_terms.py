@@ -37,6 +37,9 @@ terms = st.builds(
     control_variates=st.booleans(),
     dynamic_alpha=st.none() | strengths,
     state_round=st.none() | st.integers(0, 1000),
+    baseline_patience=st.none() | steps,
+    baseline_tolerance=st.none() | strengths,
+    baseline_epochs=st.none() | steps,
     others=st.dictionaries(
         words.filter(lambda word: word not in NAMES),
         st.booleans() | numbers | strengths | words | st.lists(words, max_size=2),

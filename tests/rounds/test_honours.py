@@ -16,6 +16,7 @@ SENT = {
     "fedprox": ["proximal-mu"],
     "mgdaprox": ["proximal-mu"],
     "propfair": ["loss-transform", "propfair-baseline", "propfair-epsilon"],
+    "eagle": ["baseline-patience", "baseline-tolerance", "baseline-epochs"],
     "ditto": ["personal-lambda", "personal-epochs"],
     "local": ["personal-lambda", "personal-epochs"],
     "fedfa": ["client-momentum"],

@@ -22,7 +22,8 @@ from .helpers import OPTIONS, bits, every_method, run
 
 MEASURED = {
     **{name: ["loss-before"] for name in ("qfedavg", "term", "afl", "deltafl", "gifair", "vred", "semivred")},
-    **{name: ["loss-before"] for name in ("fedfv", "adafed", "fedmdfg")},
+    **{name: ["loss-before"] for name in ("aaggff", "fedfv", "adafed", "fedmdfg")},
+    "eagle": ["loss-baseline", "loss-before"],
     "qfedsgd": ["learning-rate", "loss-before"],
     "fedfa": ["accuracy-after"],
     "fairfed": ["accuracy-before", "hits-0", "hits-1", "positives-0", "positives-1"],
@@ -41,6 +42,7 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
     },
     "fedfa": lambda client_momentum=0.9, **_: {"client-momentum": client_momentum},
     "drfa": lambda local_steps=10, **_: {"local-steps": local_steps},
+    "eagle": lambda **_: {"baseline-patience": 5, "baseline-tolerance": 1e-4, "baseline-epochs": 200},
     "ditto": lambda lam, personal_epochs=1, **_: {"personal-lambda": lam, "personal-epochs": personal_epochs},
     "local": lambda: {"personal-lambda": 0.0, "personal-epochs": 1, "local-only": True},
 }

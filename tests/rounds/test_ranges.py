@@ -52,7 +52,19 @@ OWN: dict[str, dict[str, tuple[str, list[Any], list[Any]]]] = {
     "gifair": {"strength": ("[0, 1)", [0, 0.5, 0.999999], [-0.1, 1.0, 1.1])},
     "vred": {"beta": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1])},
     "semivred": {"beta": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1])},
+<<<<<<< HEAD
     "fairfed": {"beta": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1])},
+=======
+    "eagle": {"lam": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1])},
+    "aaggff": {
+        "rule": ("ons or ftrl", ["ons", "ftrl"], ["ONS", "", 1]),
+        "cdf": (
+            "weibull, exponential, frechet, normal, gumbel or logistic",
+            ["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"],
+            ["Normal", "", 0],
+        ),
+    },
+>>>>>>> part-a
     "fedfa": {
         "alpha": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1]),
         "beta": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1]),

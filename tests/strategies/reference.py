@@ -1,5 +1,6 @@
 """The methods written out a second time, in float64 and on whole vectors, as their papers print them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -24,8 +25,14 @@ class Seen(NamedTuple):
     accuracies: Mapping[str, float] = {}
     rates: Mapping[str, float] = {}
     draws: Mapping[str, float] = {}
+<<<<<<< HEAD
     groups: Mapping[str, Mapping[str, float]] = {}
     roster: Mapping[str, float] = {}
+=======
+    baselines: Mapping[str, float] = {}
+    known: int = 0
+    """How many training clients the server has known up to then; 0: those of the round."""
+>>>>>>> part-a
 
 
 Reference = Callable[..., FloatArray]
@@ -226,7 +233,107 @@ def semivred(history: Sequence[Seen], beta: float, weighting: str = "examples") 
     return combined({k: p[k] * (1 + 2 * beta * (max(F[k] - mean, 0.0) - s)) for k in F}, seen.updates)
 
 
+def eagle(history: Sequence[Seen], lam: float, weighting: str = "uniform") -> FloatArray:
+    seen = history[-1]
+    p, r = prior(seen, weighting), {k: seen.losses[k] - seen.baselines[k] for k in seen.losses}
+    mean = sum(p[j] * r[j] for j in r)
+    return combined({k: p[k] * (1 + 2 * lam * (r[k] - mean)) for k in r}, seen.updates)
+
+
+# Decisions by past losses -------------------------------------------------------------------------------------------
+
+RESPONSES: dict[str, Callable[[float], float]] = {
+    "weibull": lambda x: 1 - math.exp(-(x**2)),
+    "exponential": lambda x: 1 - math.exp(-x),
+    "frechet": lambda x: math.exp(-1 / x) if x > 0 else 0.0,
+    "normal": lambda x: 0.5 * (1 + math.erf((x - 1) / math.sqrt(2))),
+    "gumbel": lambda x: math.exp(-math.exp(-(x - 1))),
+    "logistic": lambda x: 1 / (1 + math.exp(-(x - 1))),
+}
+
+
+def aaggff_responses(seen: Seen, cdf: str) -> dict[str, float]:
+    F = {name: max(loss, 0.0) for name, loss in seen.losses.items()}
+    mean = sum(F.values()) / len(F)
+    return {name: RESPONSES[cdf](loss / mean if mean > 0 else 1.0) for name, loss in F.items()}
+
+
+def aaggff(history: Sequence[Seen], rule: str = "ons", cdf: str = "weibull") -> FloatArray:
+    weights = (online_newton if rule == "ons" else regularised_leader)(history, cdf)
+    return combined(weights, history[-1].updates)
+
+
+def online_newton(history: Sequence[Seen], cdf: str = "weibull") -> dict[str, float]:
+    """AAggFF-S: the decision after the last round's losses, from the gradients g and ⟨g, q⟩ of all rounds."""
+    past: list[tuple[dict[str, float], float]] = []
+
+    def decide(names: Sequence[str]) -> dict[str, float]:
+        g = np.array([[each[name] for name in names] for each, _ in past]).reshape(-1, len(names))
+        s = np.array([product for _, product in past])
+        K = len(names)
+        Q = 4 * np.eye(K) + K / 4 * g.T @ g
+        return dict(zip(names, least_on_simplex(Q, g.sum(axis=0) - K / 4 * s @ g), strict=True))
+
+    known: list[str] = []
+    for seen in history:
+        names = sorted({*known, *seen.updates})
+        for g, _ in past:  # a newcomer has the mean client's past
+            mean = sum(g.values()) / len(g)
+            g.update({name: mean for name in names if name not in known})
+        known = names
+        rho, q = aaggff_responses(seen, cdf), decide(names)
+        mean = sum(rho.values()) / len(rho)
+        r = {name: rho.get(name, mean) / len(names) for name in names}
+        got = sum(q[name] * r[name] for name in names)
+        g = {name: -r[name] / (1 + got) for name in names}
+        past.append((g, sum(q[name] * g[name] for name in names)))
+    p = decide(known)
+    total = sum(p[name] for name in history[-1].updates)
+    return {name: p[name] / total for name in history[-1].updates}
+
+
+def least_on_simplex(Q: FloatArray, b: FloatArray) -> FloatArray:
+    """argmin ½ pᵀQp + bᵀp over the simplex, by trying every support."""
+    K, best, value = len(b), np.full(len(b), 1.0 / len(b)), math.inf
+    for support in product((False, True), repeat=K):
+        on = np.array(support)
+        if not on.any():
+            continue
+        size = int(on.sum())
+        system = np.block([[Q[np.ix_(on, on)], np.ones((size, 1))], [np.ones((1, size)), np.zeros((1, 1))]])
+        p = np.zeros(K)
+        p[on] = np.linalg.solve(system, np.append(-b[on], 1.0))[:size]
+        if (p >= -1e-15).all() and (of := 0.5 * p @ Q @ p + b @ p) < value:
+            best, value = p, of
+    return best
+
+
+def regularised_leader(history: Sequence[Seen], cdf: str = "weibull") -> dict[str, float]:
+    """AAggFF-D over all N clients: entropy-regularised, with doubly robust responses in [0, C]; restricted at the end."""
+    sums: dict[str, float] = {}
+    absent = 0.0  # of every client that was never seen
+    p: dict[str, float] = {}
+    for t, seen in enumerate(history, start=1):
+        N = seen.known or len(seen.updates)
+        C = len(seen.updates) / N
+        r = {name: C * rho for name, rho in aaggff_responses(seen, cdf).items()}
+        mean = sum(r.values()) / len(r)
+        for name in seen.updates:
+            sums.setdefault(name, absent)
+        for name in sums:
+            robust = mean + (r[name] - mean) / C if name in r else mean
+            sums[name] -= robust / (1 + mean)
+        absent -= mean / (1 + mean)
+        rate = math.sqrt(math.log(N)) / ((2 + C) * math.sqrt(t + 1))
+        everybody = {**sums, **{f"unseen {k}": absent for k in range(N - len(sums))}}
+        weights = {name: math.exp(-rate * total) for name, total in everybody.items()}
+        p = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+    total = sum(p[name] for name in history[-1].updates)
+    return {name: p[name] / total for name in history[-1].updates}
+
+
 def fedfa(
+
     history: Sequence[Seen],
     alpha: float = 0.5,
     beta: float = 0.5,
@@ -447,6 +554,8 @@ REFERENCES: dict[str, Reference] = {
     "gifair": gifair,
     "vred": vred,
     "semivred": semivred,
+    "eagle": eagle,
+    "aaggff": aaggff,
     "fedfa": fedfa,
     "fairfed": fairfed,
     "fedmgda": fedmgda,
@@ -462,8 +571,13 @@ REFERENCES: dict[str, Reference] = {
 WEIGHTING = {
     **dict.fromkeys(("fedavg", "fedprox", "term", "afl", "deltafl", "propfair", "gifair", "ditto"), "examples"),
     **dict.fromkeys(("vred", "semivred"), "examples"),
+<<<<<<< HEAD
     **dict.fromkeys(("fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox"), "uniform"),
     **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "fedfv", "adafed", "fedmdfg", "local", "fairfed")),
+=======
+    **dict.fromkeys(("eagle", "fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox"), "uniform"),
+    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "aaggff", "fedfv", "adafed", "fedmdfg", "local")),
+>>>>>>> part-a
 }
 """The prior of each method by default; None where it has none."""
 

@@ -13,6 +13,7 @@ from .helpers import (
     ARGUMENTS,
     CASES,
     accuracies_of,
+    baselines_of,
     client_names,
     cohort_of,
     draws_of,
@@ -30,10 +31,15 @@ every_method = pytest.mark.parametrize(("name", "arguments"), CASES)
 
 
 def seen_of(U: FloatArray, losses: FloatArray, counts: FloatArray, round: int = 1) -> Seen:
+<<<<<<< HEAD
     columns = (U, losses, counts, accuracies_of(losses), rates_of(counts), draws_of(counts))
     by_name = [dict(zip(client_names(len(U)), column, strict=True)) for column in columns]
     groups = group_counts_of(losses, counts).items()
     return Seen(round, 10, *by_name, {name: dict(zip(by_name[0], column, strict=True)) for name, column in groups})
+=======
+    columns = (U, losses, counts, accuracies_of(losses), rates_of(counts), draws_of(counts), baselines_of(losses))
+    return Seen(round, 10, *(dict(zip(client_names(len(U)), column, strict=True)) for column in columns))
+>>>>>>> part-a
 
 
 def weighting_of(name: str, arguments: dict[str, Any]) -> str:
@@ -107,7 +113,11 @@ def test_equal_clients_are_stepped_along_together(name: str, arguments: dict[str
 
 SUM_TO_ONE = [
     *("fedavg", "fedprox", "term", "afl", "drfa", "deltafl", "propfair", "gifair", "vred", "semivred", "fedfa"),
+<<<<<<< HEAD
     *("fairfed", "fedmgda", "ditto"),
+=======
+    *("eagle", "aaggff", "fedmgda", "ditto"),
+>>>>>>> part-a
 ]
 
 
@@ -130,6 +140,7 @@ PLAIN = {
     "gifair": {"strength": 0.0},
     "vred": {"beta": 0.0},
     "semivred": {"beta": 0.0},
+    "eagle": {"lam": 0.0},
     "fedmgda": {"epsilon": 0.0},
     "ditto": {"lam": 1.0},
 }

@@ -28,6 +28,20 @@ def test_tilt_zero_is_fedavg(weighting: str, tilt: float) -> None:
     np.testing.assert_allclose(TERM(tilt=tilt, weighting=weighting).weigh(cohort), expected, rtol=1e-13)
 
 
+@given(losses=st.lists(st.floats(0.0, 20.0), min_size=2, max_size=6), temperature=st.floats(0.05, 20.0))
+def test_fedeba_is_term_with_the_reciprocal_of_its_temperature(losses: list[float], temperature: float) -> None:
+    """FedEBA: of all mixtures with the same mean loss, the one whose entropy is largest, with multiplier 1/τ."""
+    F = np.array(losses)
+    c = TERM(tilt=1.0 / temperature, weighting="uniform").weigh(given_losses(F))
+    grown = np.exp((F - F.max()) / temperature)
+    np.testing.assert_allclose(c, grown / grown.sum(), rtol=1e-9)
+    moves = np.linalg.svd(np.array([np.ones(len(F)), F]))[2][np.linalg.matrix_rank(np.array([np.ones(len(F)), F])) :]
+    entropy = lambda q: -np.sum(q * np.log(q))  # noqa: E731
+    for move in moves:  # which change neither the sum nor the mean loss
+        for q in (c + 1e-3 * c.min() * move, c - 1e-3 * c.min() * move):
+            assert entropy(q) <= entropy(c) * (1.0 + 1e-12)
+
+
 @pytest.mark.parametrize("tilt", [-1e3, -1.0, 1.0, 1e3])
 @pytest.mark.parametrize("loss", [0.0, 1e-30, 1.0, 1e6, 1e30])
 def test_equal_losses_leave_the_prior(tilt: float, loss: float) -> None:
