@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fairbloom.client.local import LocalClient, Update
-from fairbloom.client.personal import StateDict
+from fairbloom.client.states import StateDict
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.loop import Rounds

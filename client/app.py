@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -28,10 +28,11 @@ from .packing import packing
 
 if TYPE_CHECKING:
     from .local import LocalClient
-    from .personal import StateDict
+    from .states import StateDict
 
-PERSONAL_MODEL, ABOUT_PERSONAL, ROUND = "personal-model", "personal", "round"
-"""Where Flower's context holds a client's last personal model, and the round that made it."""
+KEPT = "kept"
+"""A record of Flower's context with a version of what a client keeps between rounds is called by this, the name of what is
+kept and the round that made it: kept:personal:3."""
 
 PLACES = marked(Mark.DEVICE)
 """Where this device keeps things: its owner says it in the node config, which wins over a run's settings."""
@@ -86,7 +87,7 @@ def train(message: Message, context: Context) -> Message:
         if received is None:
             return Message(RecordDict({wire.CLIENT: ConfigRecord({**_lacking(local)})}), reply_to=message)
         update = local.train(received, terms)
-        keep_personal(context, local.personal.last)
+        save_states(context, local.states.in_memory)
     content = RecordDict({wire.ARRAYS: _reply(update.arrays, message), wire.METRICS: MetricRecord({**update.metrics})})
     if update.second:
         content[wire.ARRAYS_DISPARITY if terms.disparity else wire.SNAPSHOT] = _reply(update.second, message)
@@ -139,23 +140,28 @@ def client_of(context: Context, agreed: str = "") -> LocalClient:
             "pooled = true: the training data of all clients lie together in one process only: leave it out with "
             "deployed clients, or use fairbloom run"
         )
-    return LocalClient.of({**config, wire.AGREED: agreed}, partition, name, last_personal(context))
+    return LocalClient.of({**config, wire.AGREED: agreed}, partition, name, load_states(context))
 
 
-def last_personal(context: Context) -> tuple[int, StateDict] | None:
-    """Return the round that made a client's last personal model, and the model, where its context has one."""
-    if ABOUT_PERSONAL not in context.state.config_records:
-        return None
-    made = int(str(context.state.config_records[ABOUT_PERSONAL][ROUND]))
-    return made, dict(context.state.array_records[PERSONAL_MODEL].to_torch_state_dict())
+def load_states(context: Context) -> dict[str, dict[int, StateDict]]:
+    """Return what a client keeps in its context, by name and the round that made each version."""
+    states: dict[str, dict[int, StateDict]] = {}
+    for record, arrays in context.state.array_records.items():
+        kind, _, rest = record.partition(":")
+        name, _, made = rest.rpartition(":")
+        if kind == KEPT:
+            states.setdefault(name, {})[int(made)] = _state(arrays)
+    return states
 
 
-def keep_personal(context: Context, last: tuple[int, StateDict] | None) -> None:
-    """Keep a client's last personal model, if there is one, in its context."""
-    if last is not None:
-        number, model = last
-        context.state[PERSONAL_MODEL] = _record(model)
-        context.state[ABOUT_PERSONAL] = ConfigRecord({ROUND: number})
+def save_states(context: Context, states: Mapping[str, Mapping[int, StateDict]]) -> None:
+    """Keep these versions in a client's context, and no others."""
+    wanted = {f"{KEPT}:{name}:{made}": state for name, versions in states.items() for made, state in versions.items()}
+    for record in list(context.state.array_records):
+        if record.startswith(f"{KEPT}:") and record not in wanted:
+            del context.state[record]
+    for record, state in wanted.items():
+        context.state[record] = _record(state)
 
 
 def keep_final(message: Message, context: Context) -> dict[str, str]:
@@ -169,7 +175,7 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
     from fairbloom.tasks.models import arrays_of
 
     from .kept import About, check_fits, find_kept, forget_oldest, keep_model
-    from .personal import folder_name, state_folder
+    from .states import folder_name, state_folder
 
     config = message.content.config_records[wire.CONFIG]
     terms = _terms(message)

@@ -9,7 +9,7 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.tasks.models import arrays_of, frozen_parameters
 
-from .personal import StateDict
+from .states import StateDict
 
 
 def frozen_of(model: nn.Module) -> StateDict:

@@ -1,6 +1,6 @@
 """What a client keeps of a run that is over: the final global model, in the form of a run folder.
 
-It lies beside the client's personal models (`fairbloom.client.personal.folder_of`), readable by its owner alone:
+It lies beside what the client keeps between rounds (`fairbloom.client.states.folder_of`), readable by its owner alone:
 `config.toml` has the settings that this device took of the run, `agreed.json` what its clients agreed on, and
 `model.safetensors` the model, which is written last. A folder without that keeps no model.
 """
@@ -22,7 +22,7 @@ from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, write_private
 from fairbloom.system.sealed import Arrays, DamagedFileError, load_model, save_model
 
-from .personal import list_models
+from .states import list_versions
 
 CONFIG, AGREEMENT, MODEL = "config.toml", "agreed.json", "model.safetensors"
 
@@ -112,7 +112,7 @@ def list_kept(state_dir: Path) -> list[Kept]:
             "comes when the run is over, and when the finished run is submitted again"
         )
     return [
-        Kept(folder, find_kept(folder), tuple(sorted(int(path.stem) for path in list_models(folder))))
+        Kept(folder, find_kept(folder), tuple(sorted(int(path.stem) for path in list_versions(folder))))
         for folder in sorted(folders, key=_when_kept, reverse=True)
     ]
 

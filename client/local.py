@@ -33,9 +33,9 @@ from .metrics import (
     WorkDone,
     requested_metrics,
 )
-from .personal import PersonalModels, StateDict, folder_of
 from .preprocessing import keep_preprocessing
 from .reporting import apply_reporting
+from .states import ClientStates, KeptVersions, StateDict, folder_of
 from .training import measure, train, with_channels_last
 from .work import LocalWork, client_work, global_work, personal_work
 
@@ -90,8 +90,8 @@ class LocalClient:
         The task, and this client's examples, on the device.
     model
         One model a process, which every client overwrites.
-    personal
-        Its personal models.
+    states
+        What it keeps between rounds.
     """
 
     name: str
@@ -100,7 +100,7 @@ class LocalClient:
     task: Task
     splits: Splits
     model: torch.nn.Module
-    personal: PersonalModels
+    states: ClientStates
 
     @classmethod
     def of(
@@ -108,7 +108,7 @@ class LocalClient:
         settings: RunSettings | Mapping[str, Any],
         partition: object,
         name: str | None = None,
-        last: tuple[int, StateDict] | None = None,
+        states: Mapping[str, Mapping[int, StateDict]] | None = None,
     ) -> "LocalClient":
         """Return the client of a partition.
 
@@ -120,8 +120,8 @@ class LocalClient:
             Its place among the task's clients, from 0.
         name
             What the server calls it; None: as the task does.
-        last
-            Its last personal model and the round that made it, where somebody else kept it.
+        states
+            The versions of what it keeps, by name and round, where somebody else kept them in memory.
 
         Raises
         ------
@@ -132,8 +132,13 @@ class LocalClient:
         task, model = load_task_and_model(settings)
         key = find_client_key(settings, task, partition, name)
         keep_preprocessing(folder(key), task, key)
-        personal = PersonalModels(folder(key), last)
-        return cls(name or key, key, settings, task, task.splits(key), model, personal)
+        kept = ClientStates(folder(key), states)
+        return cls(name or key, key, settings, task, task.splits(key), model, kept)
+
+    @property
+    def personal(self) -> KeptVersions:
+        """Its personal models."""
+        return self.states.personal
 
     def train(self, received: StateDict, terms: Terms) -> Update:
         """Train the received model, and the personal one where the terms say so.

@@ -9,7 +9,7 @@ import torch
 
 from fairbloom.client.kept import About, keep_model
 from fairbloom.client.local import LocalClient
-from fairbloom.client.personal import PersonalModels, StateDict
+from fairbloom.client.states import KeptVersions, StateDict
 from fairbloom.client.preprocessing import keep_preprocessing
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import AGREED as AGREEMENT
@@ -153,7 +153,7 @@ class Newcomer:
             keep_model(folder, self._config, self._agreed, self._arrays, self._about)
             keep_preprocessing(folder, self._local.task, self._local.key)
             if (last := self._local.personal.last) is not None:
-                PersonalModels(folder).keep(*last)
+                KeptVersions(folder).keep(*last)
 
     def _find_clients(self) -> Sequence[str]:
         """Return the clients whose data are there; a file without the column that names each row's is of one site."""

@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from fairbloom.client.device import choose_device
 from fairbloom.client.local import LocalClient, Metrics, Update, describe_data, load_task_and_model
-from fairbloom.client.personal import PersonalModels, StateDict, folder_name, state_folder
+from fairbloom.client.states import ClientStates, StateDict, folder_name, state_folder
 from fairbloom.client.preprocessing import keep_preprocessing
 from fairbloom.errors import FairbloomError, did_you_mean, failure_reason
 from fairbloom.protocol.names import AGREED
@@ -42,6 +42,10 @@ MOST_NAMES = 20
 """An error lists so many clients at most."""
 
 
+Kept = Mapping[str, tuple[int | None, Model]]
+"""What a round has made of what a client keeps, as arrays by name, with the round of the version that it was made from."""
+
+
 class Reply(NamedTuple):
     """What a client replies, the model of which an engine has written into the matrix of updates.
 
@@ -55,15 +59,15 @@ class Reply(NamedTuple):
         The buffers and integer arrays of its model.
     second
         The same of its second model.
-    personal
-        Where another process has computed the client, the personal model that its training has made.
+    made
+        Where another process has computed the client, what its training has made of what it keeps between rounds.
     """
 
     row: int
     metrics: Metrics
     others: Model
     second: Model
-    personal: StateDict | None = None
+    made: Kept | None = None
 
 
 class LocalClients(ABC):
@@ -98,7 +102,7 @@ class LocalClients(ABC):
         self._state_folder = state_folder(self.settings)
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
-        self._personal: OrderedDict[str, PersonalModels] = OrderedDict()
+        self._states: OrderedDict[str, ClientStates] = OrderedDict()
         self._most = REMEMBERED
         self._kept_preprocessing = False
         self.on_trained: OnTrained = ignore
@@ -135,10 +139,10 @@ class LocalClients(ABC):
         """Store what is each client's own, before the run's checkpoint is written; it may go back to round `since`."""
         if not self._kept_preprocessing:
             self._keep_preprocessing()
-        for personal in self._personal.values():
-            personal.store(since)
-        while len(self._personal) > self._most:
-            self._personal.popitem(last=False)  # it is on disk
+        for states in self._states.values():
+            states.store(since)
+        while len(self._states) > self._most:
+            self._states.popitem(last=False)  # it is on disk
 
     def _keep_preprocessing(self) -> None:
         """Store how each client's data become inputs, where that is not the same for all."""
@@ -163,10 +167,10 @@ class LocalClients(ABC):
 
     def local(self, name: str) -> LocalClient:
         """Return one of the clients."""
-        personal = self.personal(name)  # asked for with its client, so that neither is forgotten before the other
+        states = self.states(name)  # asked for with its client, so that neither is forgotten before the other
         if name not in self._locals:
             task, model = self.task_and_model()
-            self._locals[name] = LocalClient(name, name, self.settings, task, task.splits(name), model, personal)
+            self._locals[name] = LocalClient(name, name, self.settings, task, task.splits(name), model, states)
         self._locals.move_to_end(name)
         return self._locals[name]
 
@@ -176,12 +180,12 @@ class LocalClients(ABC):
             self._loaded = load_task_and_model(self.settings)
         return self._loaded
 
-    def personal(self, name: str) -> PersonalModels:
-        """Return the personal models of a client."""
-        if name not in self._personal:
-            self._personal[name] = PersonalModels(self._folder_of(name), stored_at_once=False)
-        self._personal.move_to_end(name)
-        return self._personal[name]
+    def states(self, name: str) -> ClientStates:
+        """Return what a client keeps between rounds."""
+        if name not in self._states:
+            self._states[name] = ClientStates(self._folder_of(name), stored_at_once=False)
+        self._states.move_to_end(name)
+        return self._states[name]
 
     def _folder_of(self, name: str) -> Path | None:
         """Return where a client keeps what is its own."""

@@ -27,9 +27,9 @@ from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
 
-from ..app import keep_personal, last_personal
+from ..app import load_states, save_states
 from ..metrics import OF_PERSONAL, ON_TRAINING
-from ..personal import PersonalModels, StateDict, folder_of
+from ..states import ClientStates, StateDict, folder_of
 from . import randomness
 from .functions import HONOURED, Function, Measured, Session
 
@@ -119,8 +119,8 @@ class FairClientApp(ClientApp, Generic[P, R]):
         terms = terms_of(message)
         if terms is None:
             return handler(message, context)
-        client, personal = Client.of(context), personal_models(context)
-        session = self._session(client, terms, personal)
+        client, states = Client.of(context), states_of(context)
+        session = self._session(client, terms, states)
         with client.drawing(), _active(session):
             reply = handler(message, context)
         if reply.has_error():
@@ -129,8 +129,7 @@ class FairClientApp(ClientApp, Generic[P, R]):
         metrics_of(reply).update(session.metrics)
         if session.snapshot:
             reply.content[wire.SNAPSHOT] = _like_received(session.snapshot, message)
-        if terms.personal_lambda is not None:
-            keep_personal(context, personal.last)
+        save_states(context, states.in_memory)
         if terms.work:
             about = reply.content.config_records.get(wire.CLIENT, ConfigRecord())
             reply.content[wire.CLIENT] = ConfigRecord({**about, wire.HONOURS: HONOURED.keys})
@@ -140,20 +139,20 @@ class FairClientApp(ClientApp, Generic[P, R]):
         terms = terms_of(message)
         if terms is None:
             return handler(message, context)
-        client, personal = Client.of(context), personal_models(context)
+        client, states = Client.of(context), states_of(context)
         with client.drawing():
             reply = handler(message, context)
         if reply.has_error():
             return reply
         metrics = metrics_of(reply)
         if terms.personal_lambda is not None:
-            model = personal.before(terms.server_round + 1)
+            model = states.personal.before(terms.server_round + 1)
             with client.drawing():
                 of_model = metrics if model is None else metrics_of(handler(_with(message, model), context))
             scores = {name: value for name, value in of_model.items() if name != wire.NUM_EXAMPLES}
             metrics.update(OF_PERSONAL.named(scores))
         if ON_TRAINING.requests(terms.measure):
-            session = self._session(client, terms, personal, measure_only=True)
+            session = self._session(client, terms, states, measure_only=True)
             with client.drawing(), _active(session):
                 self._let_measure(message, context)
             session.check_called()
@@ -171,13 +170,13 @@ class FairClientApp(ClientApp, Generic[P, R]):
         with suppress(Measured):
             handler(message, context)
 
-    def _session(self, client: "Client", terms: Terms, personal: PersonalModels, **how: bool) -> Session:
+    def _session(self, client: "Client", terms: Terms, states: ClientStates, **how: bool) -> Session:
         train, test = self._functions
 
         def seed(purpose: str) -> None:
             client.seed(purpose, terms.server_round)
 
-        return Session(train, test, terms, seed, personal, **how)
+        return Session(train, test, terms, seed, states.personal, **how)
 
 
 @dataclass(frozen=True)
@@ -266,10 +265,10 @@ def metrics_of(reply: Message) -> MetricRecord:
     return next(iter(records.values()))
 
 
-def personal_models(context: Context) -> PersonalModels:
-    """Return a client's personal models: the last one in its context, others in its folder if there is one."""
+def states_of(context: Context) -> ClientStates:
+    """Return what a client keeps between rounds: the last of it in its context, more in its folder if there is one."""
     place = {key: context.node_config[key] for key in ("state-dir",) if key in context.node_config}
-    return PersonalModels(folder_of({**context.run_config, **place}, name_of(context)), last_personal(context))
+    return ClientStates(folder_of({**context.run_config, **place}, name_of(context)), load_states(context))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from fairbloom.protocol.terms import Terms
 from ..honoured import Honoured
 from ..metrics import AFTER, BEFORE, ON_TRAINING, Measurement, WorkDone, requested_metrics
 from ..objectives import transform_of
-from ..personal import PersonalModels, StateDict
+from ..states import KeptVersions, StateDict
 from . import randomness
 from .loaders import Batches, Loader, epochs_of, generators_kept, one_batch, steps_of, whole
 from .steps import Anchor, Steps, TransformedLoss
@@ -161,7 +161,7 @@ class Session:
         test: Function,
         terms: Terms,
         seed: Callable[[str], None],
-        personal: PersonalModels,
+        personal: KeptVersions,
         *,
         measure_only: bool = False,
     ) -> None:

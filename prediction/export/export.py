@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fairbloom import __version__
-from fairbloom.client.personal import folder_name
+from fairbloom.client.states import folder_name
 from fairbloom.errors import did_you_mean
 from fairbloom.prediction.predictor import Predictor
 from fairbloom.server.run_folder.errors import explain_write_errors

@@ -6,20 +6,22 @@ pipes to forked processes, or as actors on a Ray cluster.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 from fairbloom.client.local import Metrics
-from fairbloom.client.personal import StateDict
+from fairbloom.client.states import ClientStates, Made, Version
 from fairbloom.logs import log
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model
+from fairbloom.tasks.models import arrays_of
 
-from ..clients import LocalClients, Reply, answer_of, refuse_failed
+from ..clients import Kept, LocalClients, Reply, answer_of, refuse_failed
 
 LOSSES = 2
 """A client is refused when so many workers have ended while they computed it."""
@@ -54,19 +56,9 @@ class Call(NamedTuple):
     participants: Collection[str] = frozenset()
     trained: Trained | None = None
 
-    @property
-    def personal(self) -> bool:
-        """Whether the clients need their personal models."""
-        return self.terms.personal_lambda is not None and self.work != "count"
-
     def asks(self, name: str) -> bool:
         """Return whether a client measures what the terms ask to measure."""
         return self.work == "train" or name in self.participants
-
-
-def last_round(work: Work, terms: Terms) -> int:
-    """Return the last round whose personal models matter to clients: training, that before; evaluating, this one."""
-    return terms.server_round - (work == "train")
 
 
 class ClientTask(NamedTuple):
@@ -78,13 +70,27 @@ class ClientTask(NamedTuple):
         Its name.
     row
         Its row in the matrices of the call.
-    personal
-        Its last personal model; None: it has none, or needs none.
+    states
+        What it goes on from of what it keeps between rounds, by name.
     """
 
     name: str
     row: int
-    personal: StateDict | None = None
+    states: Mapping[str, Version] = MappingProxyType({})
+
+
+Sent = Mapping[str, tuple[int, Model]]
+"""What a client goes on from of what it keeps between rounds, as arrays by name, with the round that made it."""
+
+
+def versions_sent(states: Mapping[str, Version]) -> Sent:
+    """Return what a client goes on from, as it is handed to a worker."""
+    return {name: (version.made, arrays_of(version.state)) for name, version in states.items()}
+
+
+def made_sent(states: ClientStates, number: int) -> Kept:
+    """Return what a client has kept in round `number`, as a worker hands it back."""
+    return {name: (made.origin, arrays_of(made.state)) for name, made in states.made_in(number).items()}
 
 
 @dataclass(eq=False)
@@ -231,8 +237,8 @@ class DispatchedClients(LocalClients):
         call = Call("train", self.method, model, terms, trained=trained)
         replies = self._replies(call, names, trained.refused)
         for name, reply in replies.items():
-            if reply.personal is not None:
-                self.personal(name).keep(terms.server_round, reply.personal)
+            made = {kept: Made(self.on_device(arrays), origin) for kept, (origin, arrays) in (reply.made or {}).items()}
+            self.states(name).keep(terms.server_round, made)
         self.hand_over(trained, replies)
         return trained
 
@@ -255,16 +261,16 @@ class DispatchedClients(LocalClients):
 
     def _replies(self, call: Call, names: Sequence[str], refused: Refusals) -> dict[str, Reply]:
         """Return what workers compute of these clients, in the order of names; those that fail are refused."""
-        cost, number = self._cost(call, names), last_round(call.work, call.terms) + 1
+        cost, training = self._cost(call, names), call.work == "train"
 
         def prepare(row: int, name: str) -> tuple[ClientTask, float]:
-            return ClientTask(name, row, self.personal(name).before(number) if call.personal else None), cost(name)
+            return ClientTask(name, row, self.states(name).needed(call.terms, training=training)), cost(name)
 
         prepared = refuse_failed({name: answer_of(prepare, row, name) for row, name in enumerate(names)}, refused)
         clients, costs = [client for client, _ in prepared.values()], [needed for _, needed in prepared.values()]
 
         def on_answers(answered: int) -> None:
-            if call.work == "train":
+            if training:
                 self.on_trained(answered, len(names))
 
         answers = Dispatch(self._transport(call, clients), call, on_answers).answers(self._lists(clients, costs))

@@ -6,15 +6,16 @@ same memory.
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from fairbloom.client.local import LocalClient
-from fairbloom.client.personal import PersonalModels, StateDict
+from fairbloom.client.states import ClientStates, StateDict, Version
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import layout_of_second
@@ -22,7 +23,7 @@ from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.updates import Layout, Model, Updates
 
 from ..clients import Reply, answer_of, store_reply
-from .dispatch import Answers, Call, Lost, ScheduledTask, Work, last_round
+from .dispatch import Answers, Call, Lost, ScheduledTask, Sent, Work, made_sent, versions_sent
 from .processes import Forked, shared_array
 
 REPORT_SECONDS = 0.1
@@ -40,8 +41,6 @@ class SharedBuffers:
         The arrays of the model that clients get.
     updates, second
         The rows that trained models are written to, and second ones, where replies have them.
-    personal
-        The arrays of personal models, one below the other, where clients have some.
     computed
         The row of the client that each worker is computing.
 
@@ -57,13 +56,9 @@ class SharedBuffers:
         How much of it updates may take before they lie in a file, which processes share as well.
     second
         The record with the second model of each reply; "": they have none.
-    personal
-        Whether there are personal models.
     """
 
-    def __init__(
-        self, layout: Layout, rows: int, workers: int, memory: Memory, *, second: str, personal: bool
-    ) -> None:
+    def __init__(self, layout: Layout, rows: int, workers: int, memory: Memory, *, second: str) -> None:
         def updates(layout: Layout) -> Updates:
             matrix = memory.matrix(rows, layout.size, layout.dtype, of=2 if second else 1)
             in_file = isinstance(matrix, np.memmap)
@@ -74,23 +69,24 @@ class SharedBuffers:
         self.received = {name: shared_array(array.shape, array.dtype) for name, array in arrays.items()}
         self.updates = updates(layout)
         self.second = updates(layout_of_second(layout, second)) if second else None
-        below = {name: shared_array((rows, *array.shape), array.dtype) for name, array in arrays.items() if personal}
-        self.personal = {name: torch.from_numpy(array) for name, array in below.items()}
         self.computed = shared_array((workers,), np.int64)
 
-    def fit(self, model: Model, rows: int, *, personal: bool) -> bool:
+    def fit(self, model: Model, rows: int) -> bool:
         """Return whether there is room for so many clients with such models."""
         wanted, have = ([(n, a.shape, a.dtype) for n, a in arrays.items()] for arrays in (model, self.received))
-        return wanted == have and rows <= self.rows and (not personal or bool(self.personal))
+        return wanted == have and rows <= self.rows
 
-    def load_personal(self, row: int, model: StateDict) -> None:
-        """Write a personal model into its row."""
-        for name, tensor in model.items():
-            self.personal[name][row].copy_(tensor)
 
-    def personal_of(self, row: int) -> StateDict:
-        """Return the personal model of a row, in its memory."""
-        return {name: tensor[row] for name, tensor in self.personal.items()}
+class Wanted(NamedTuple):
+    """A worker's request for what its next client goes on from.
+
+    Attributes
+    ----------
+    name
+        The client's.
+    """
+
+    name: str
 
 
 class Pipes:
@@ -107,6 +103,7 @@ class Pipes:
     def __init__(self, buffers: SharedBuffers, find_client: Callable[[str], LocalClient]) -> None:
         self.buffers = buffers
         self.processes: dict[int, Forked] = {}
+        self._states: dict[int, dict[str, Mapping[str, Version]]] = {}
         self._find_client = find_client
 
     def begin(self, call: Call) -> None:
@@ -115,12 +112,10 @@ class Pipes:
             self.buffers.received[name][...] = array
 
     def send(self, call: Call, worker: int, tasks: Sequence[ScheduledTask]) -> None:
-        """Give a worker its clients, all at once: it does not wait for this process between them."""
-        clients: list[tuple[str, int, bool, bool]] = []
-        for client in (client for task in tasks for client in task.clients):
-            if client.personal is not None:  # again after a loss: the worker may have written to its row
-                self.buffers.load_personal(client.row, client.personal)
-            clients.append((client.name, client.row, client.personal is not None, call.asks(client.name)))
+        """Give a worker its clients, all at once; it asks for what each keeps between rounds, one after the other."""
+        named = [client for task in tasks for client in task.clients]
+        self._states[worker] = {client.name: client.states for client in named}
+        clients = [(client.name, client.row, bool(client.states), call.asks(client.name)) for client in named]
         self.buffers.computed[worker] = NOBODY
         if worker not in self.processes:
             self.processes[worker] = Forked(lambda pipe: self._serve(worker, pipe), self.processes.values())
@@ -135,23 +130,24 @@ class Pipes:
         FairbloomError
             When forked processes can compute nothing here.
         """
-        (ready, *_) = wait([self.processes[worker].pipe for worker in workers])
-        worker = next(worker for worker in workers if self.processes[worker].pipe is ready)
-        try:
-            answers: Answers | str = self.processes[worker].pipe.recv()
-        except (EOFError, OSError):
-            row = int(self.buffers.computed[worker])
-            return worker, Lost(self.processes.pop(worker).end(), None if row == NOBODY else row)
-        if isinstance(answers, str):
-            raise FairbloomError(
-                f"engine = 'workers': a process that is forked here cannot train ({answers}): set engine = loop, or "
-                "hide the graphics card from a new process by CUDA_VISIBLE_DEVICES="
-            )
-        if call.personal and call.work == "train":
-            for name, reply in answers.items():
-                if isinstance(reply, Reply):
-                    answers[name] = reply._replace(personal=self.buffers.personal_of(reply.row))
-        return worker, answers
+        while True:
+            (ready, *_) = wait([self.processes[worker].pipe for worker in workers])
+            worker = next(worker for worker in workers if self.processes[worker].pipe is ready)
+            pipe = self.processes[worker].pipe
+            try:
+                said: Answers | Wanted | str = pipe.recv()
+                if isinstance(said, Wanted):
+                    pipe.send(versions_sent(self._states[worker].pop(said.name)))
+                    continue
+            except (EOFError, OSError):
+                row = int(self.buffers.computed[worker])
+                return worker, Lost(self.processes.pop(worker).end(), None if row == NOBODY else row)
+            if isinstance(said, str):
+                raise FairbloomError(
+                    f"engine = 'workers': a process that is forked here cannot train ({said}): set engine = loop, or "
+                    "hide the graphics card from a new process by CUDA_VISIBLE_DEVICES="
+                )
+            return worker, said
 
     def end(self) -> None:
         """End the workers; later tasks start others."""
@@ -168,27 +164,43 @@ class Pipes:
         except RuntimeError as error:  # PyTorch forbids it where the parent has trained with a graphics card in sight
             pipe.send(str(error))
             return
-        received = {name: torch.from_numpy(array) for name, array in self.buffers.received.items()}
+        received = tensors_of(self.buffers.received)
         while True:
             work, terms, clients = pipe.recv()
             plain, answers, since = replace(terms, measure=()), Answers(), time.monotonic()
-            for name, row, has_personal, measures in clients:
+            for name, row, has_states, measures in clients:
                 self.buffers.computed[worker] = row
-                last = last_round(work, terms) if has_personal else None
-                answers[name] = answer_of(self._compute, work, received, terms if measures else plain, name, row, last)
+                kept = self._ask(pipe, name) if has_states else {}
+                answers[name] = answer_of(self._compute, work, received, terms if measures else plain, name, row, kept)
                 if time.monotonic() - since > REPORT_SECONDS:
                     pipe.send(answers)
                     answers, since = Answers(), time.monotonic()
             if answers:
                 pipe.send(answers)
 
-    def _compute(self, work: Work, received: StateDict, terms: Terms, name: str, row: int, last: int | None) -> Reply:
-        """Compute a client, the personal model of which is of round `last`; leave its models in the shared memory."""
-        personal = PersonalModels(None, None if last is None else (last, self.buffers.personal_of(row)))
-        local = replace(self._find_client(name), personal=personal)
+    def _ask(self, pipe: Connection, name: str) -> dict[str, dict[int, StateDict]]:
+        """Ask for what a client keeps between rounds; return what it goes on from, by name and round."""
+        pipe.send(Wanted(name))
+        sent: Sent = pipe.recv()
+        return {kept: {made: tensors_of(arrays)} for kept, (made, arrays) in sent.items()}
+
+    def _compute(
+        self,
+        work: Work,
+        received: StateDict,
+        terms: Terms,
+        name: str,
+        row: int,
+        kept: Mapping[str, Mapping[int, StateDict]],
+    ) -> Reply:
+        """Compute a client, which goes on from what it has kept; leave its models in the shared memory."""
+        local = replace(self._find_client(name), states=ClientStates(None, kept))
         if work == "evaluate":
             return Reply(row, local.evaluate(received, terms), {}, {})
-        update = local.train(received, terms)
-        if terms.personal_lambda is not None and local.personal.last is not None:
-            self.buffers.load_personal(row, local.personal.last[1])
-        return store_reply(self.buffers.updates, self.buffers.second, row, update)
+        reply = store_reply(self.buffers.updates, self.buffers.second, row, local.train(received, terms))
+        return reply._replace(made=made_sent(local.states, terms.server_round))
+
+
+def tensors_of(arrays: Model) -> StateDict:
+    """Return arrays as tensors, which share their memory."""
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -16,8 +16,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
 from fairbloom.logs import log
@@ -27,11 +25,10 @@ from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import one_line
 from fairbloom.rounds.updates import Model
-from fairbloom.tasks.models import arrays_of
 
 from ..clients import Reply
 from .balance import balance, home
-from .dispatch import Answers, Call, ClientTask, Dispatch, DispatchedClients, Lost, ScheduledTask
+from .dispatch import Answers, Call, ClientTask, Dispatch, DispatchedClients, Lost, ScheduledTask, versions_sent
 from .shards import ShardWorker, Share, asking
 
 try:
@@ -177,8 +174,8 @@ class Actors:
         self._on_way[worker] = deque()
         for task in tasks:
             names = [client.name for client in task.clients]
-            personal = {each.name: arrays_of(each.personal) for each in task.clients if each.personal is not None}
-            self._on_way[worker].append((actor.compute.remote(self._call, self._frozen_there, names, personal), task))
+            kept = {each.name: versions_sent(each.states) for each in task.clients if each.states}
+            self._on_way[worker].append((actor.compute.remote(self._call, self._frozen_there, names, kept), task))
 
     def receive(self, call: Call, workers: Collection[int]) -> tuple[int, Answers | Lost]:
         """Return what a worker has computed of a shard."""
@@ -247,13 +244,12 @@ def _answers(share: Share, task: ScheduledTask, trained: Trained | None) -> Answ
     """Copy the models of a shard, which lie in Ray's memory, and return what it answers."""
     answers, rows = Answers(share.refused), {client.name: client.row for client in task.clients}
     for name, reply in share.replies.items():
-        row, personal = rows[name], share.personal.get(name)
+        row = rows[name]
         if trained is not None and share.updates is not None:
             trained.updates.matrix[row] = share.updates[reply.row]
             if trained.second is not None and share.second is not None:
                 trained.second.matrix[row] = share.second[reply.row]
-        copied = None if personal is None else {key: torch.tensor(array) for key, array in personal.items()}
-        answers[name] = reply._replace(row=row, personal=copied)
+        answers[name] = reply._replace(row=row, made=share.made.get(name))
     return answers
 
 

@@ -16,15 +16,11 @@ from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model
-from fairbloom.tasks.models import arrays_of
 
-from ..clients import LocalClients, Reply, answer_of, refuse_failed
+from ..clients import Kept, LocalClients, Reply, answer_of, refuse_failed
 from ..loop import LoopClients
 from ..stacked.clients import StackedClients
-from .dispatch import Call, last_round
-
-PersonalArrays = Mapping[str, Model]
-"""The arrays of personal models by client."""
+from .dispatch import Call, Sent, made_sent
 
 
 class Share(NamedTuple):
@@ -36,15 +32,15 @@ class Share(NamedTuple):
         The replies by client, each with its row of the matrices.
     refused
         Why others have no reply.
-    personal
-        The personal models that the training has made.
+    made
+        What the training has made of what clients keep between rounds, by client.
     updates, second
         In a training, the flat models, and the second ones where they were asked for.
     """
 
     replies: Mapping[str, Reply]
     refused: Mapping[str, str]
-    personal: PersonalArrays
+    made: Mapping[str, Kept]
     updates: NDArray[Any] | None = None
     second: NDArray[Any] | None = None
 
@@ -99,14 +95,15 @@ class ShardWorker:
             torch.set_num_threads(1)
         self._clients = _Stacked(method, settings, block) if block else _OneByOne(method, settings)
 
-    def compute(self, call: Call, frozen: Model, names: Sequence[str], personal: PersonalArrays) -> Share:
-        """Compute these clients, which have these last personal models; the call's model lacks its frozen arrays."""
+    def compute(self, call: Call, frozen: Model, names: Sequence[str], kept: Mapping[str, Sent]) -> Share:
+        """Compute these clients, which go on from what they have kept; the call's model lacks its frozen arrays."""
         clients, terms, received = self._clients, call.terms, {**frozen, **call.model}
-        made, matrices = dict[str, Model](), list[NDArray[Any]]()
+        made, matrices = dict[str, Kept](), list[NDArray[Any]]()
         clients.method = call.method
         clients.begin(names, terms)
-        for name, model in personal.items():
-            clients.personal(name).last = (last_round(call.work, terms), clients.on_device(model))
+        for name in names:
+            versions = kept.get(name, {}).items()
+            clients.states(name).load({each: {of: clients.on_device(arrays)} for each, (of, arrays) in versions})
         if call.work == "count":
             return self._count(names)
         if call.work == "evaluate":
@@ -114,10 +111,9 @@ class ShardWorker:
         else:
             replies = trained = clients.train(names, received, terms)
             matrices = [np.asarray(each.matrix) for each in (trained.updates, trained.second) if each is not None]
-        for name in names if call.personal else ():
-            last, clients.personal(name).last = clients.personal(name).last, None
-            if call.work == "train" and last is not None and last[0] == terms.server_round:
-                made[name] = arrays_of(last[1])
+            made = {name: made_sent(clients.states(name), terms.server_round) for name in names}
+        for name in names:
+            clients.states(name).load({})
         return Share(clients.replies, replies.refused.reasons, made, *matrices)
 
     def _count(self, names: Sequence[str]) -> Share:

@@ -72,7 +72,7 @@ class WorkerClients(DispatchedClients):
         """
         layout, record = self.method.layout_of(model), self.method.second_record
         self._spare_kept()
-        buffers = self._pipes_for(model, len(names), personal=terms.personal_lambda is not None).buffers
+        buffers = self._pipes_for(model, len(names)).buffers
         second = None
         if buffers.second is not None:
             second = Updates(layout_of_second(layout, record), len(names), buffers.second.matrix, of=record)
@@ -80,29 +80,28 @@ class WorkerClients(DispatchedClients):
         return Trained(metrics={}, refused=Refusals(terms.server_round), updates=updates, second=second)
 
     def _at_once(self, call: Call, names: Sequence[str]) -> int:
-        """Return how many clients can evaluate in one call: their personal models need a row each."""
-        if not call.personal:
-            return super()._at_once(call, names)
-        rows = len(names) if self._pipes is None else self._pipes.buffers.rows
-        return self._pipes_for(call.model, max(1, rows), personal=True).buffers.rows
+        """Return how many clients can evaluate in one call: their personal models are in memory meanwhile."""
+        trained = None if self._pipes is None else self._pipes.buffers.rows
+        return max(1, len(names) if trained is None or call.terms.personal_lambda is None else trained)
 
     def _cost(self, call: Call, names: Sequence[str]) -> Callable[[str], float]:
         """Return the function that says with how many examples a client computes, which its time grows with."""
         terms, settings = call.terms, self.settings
+        personal = terms.personal_lambda is not None
         work = cache(lambda: (global_work(settings, terms), personal_work(settings, terms)))
 
         def trained(name: str) -> int:
             local, (on_global, on_personal) = self.local(name), work()
             in_full = terms.full_batch_step
             epochs = on_global.epochs if in_full else epochs_in_time(settings, terms.server_round, local.key)
-            count, passes = len(local.splits.train), on_personal.epochs if call.personal else 0
+            count, passes = len(local.splits.train), on_personal.epochs if personal else 0
             return 1 + examples_met(count, on_global, epochs) + examples_met(count, on_personal, passes)
 
         def evaluated(name: str) -> int:
             splits = self.local(name).splits
             trained_on = len(splits.train) if TRAIN_LOSS in terms.measure and call.asks(name) else 0
             held_out = len(splits.test) + len(splits.validation or ())
-            return 1 + (1 + call.personal) * held_out + trained_on
+            return 1 + (1 + personal) * held_out + trained_on
 
         return trained if call.work == "train" else evaluated
 
@@ -112,9 +111,7 @@ class WorkerClients(DispatchedClients):
         if settings is not self.settings or not all(client.name in seen for client in clients):
             self.close()
             self._seen = self.settings, frozenset(self._locals)
-        return self._pipes_for(
-            call.model, len(clients) if call.personal else min(1, len(clients)), personal=call.personal
-        )
+        return self._pipes_for(call.model, min(1, len(clients)))
 
     def _lists(self, clients: Sequence[ClientTask], costs: Sequence[float]) -> list[list[ScheduledTask]]:
         lists = balance(costs, self.processes)
@@ -122,13 +119,13 @@ class WorkerClients(DispatchedClients):
 
     # Memory -----------------------------------------------------------------------------------------------------------
 
-    def _pipes_for(self, model: Model, rows: int, *, personal: bool) -> Pipes:
+    def _pipes_for(self, model: Model, rows: int) -> Pipes:
         """Return the way to workers that share enough memory: others, where these do not."""
-        if self._pipes is None or not self._pipes.buffers.fit(model, rows, personal=personal):
+        if self._pipes is None or not self._pipes.buffers.fit(model, rows):
             self.close()
             layout = self.method.layout_of(model)
             memory, second = Memory(self.settings.memory), self.method.second_record
-            buffers = SharedBuffers(layout, rows, self.processes, memory, second=second, personal=personal)
+            buffers = SharedBuffers(layout, rows, self.processes, memory, second=second)
             self._pipes = Pipes(buffers, self.local)
         return self._pipes
 

@@ -29,7 +29,7 @@ from fairbloom.client.metrics import (
     WorkDone,
     requested_metrics,
 )
-from fairbloom.client.personal import StateDict
+from fairbloom.client.states import StateDict
 from fairbloom.client.training import measure
 from fairbloom.client.work import LocalWork, batch_order, epochs_in_time, global_work, personal_work
 from fairbloom.errors import failure_reason

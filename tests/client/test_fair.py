@@ -664,7 +664,7 @@ def test_an_optimizer_that_her_function_is_given_starts_afresh_for_the_personal_
     where = context()
     content = ask(app, told={"personal-lambda": 0.5, "personal-epochs": 1}, where=where)
     assert trained(content) == pytest.approx(steps(BATCHES, beta=0.9), rel=1e-12)
-    kept = float(where.state.array_records["personal-model"]["x"].numpy()[0])
+    kept = float(where.state.array_records["kept:personal:1"]["x"].numpy()[0])
     assert kept == pytest.approx(steps(BATCHES, mu=0.5, beta=0.9), rel=1e-12)
 
 

@@ -247,7 +247,7 @@ class Engines:
         key: tuple[object, ...] = (case.config, type(case.method))
         if isinstance(clients, LocalClients):
             for name in NAMES:
-                clients.personal(name).last = None
+                clients.states(name).load({})
         elif case.terms.personal_lambda is not None:
             key += (case.terms,)
         if clients is None or known != key:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fairbloom.client.local import LocalClient, Metrics, Update
-from fairbloom.client.personal import StateDict
+from fairbloom.client.states import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
 from fairbloom.simulation.loop import LoopClients

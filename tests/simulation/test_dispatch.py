@@ -20,7 +20,7 @@ from warnings import catch_warnings
 
 import pytest
 
-from fairbloom.client.personal import PersonalModels
+from fairbloom.client.states import ClientStates
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
@@ -95,7 +95,7 @@ def start(
             return begun[-1]
         clients = on_ray()
         clients.method = method
-        clients._personal.clear()
+        clients._states.clear()
         return clients
 
     yield start
@@ -166,7 +166,7 @@ def test_a_client_with_an_unreadable_personal_model_is_refused_alone_and_in_the_
     model, found = model_of(config), list[list[dict[str, Any]]]()
     (tmp_path / "0.safetensors").mkdir()  # reading it is an error of the system, unlike damaged bytes
     for clients in (start(method), LoopClients(method, config)):
-        clients._personal[FIVE[1]] = PersonalModels(tmp_path, stored_at_once=False)
+        clients._states[FIVE[1]] = ClientStates(tmp_path, stored_at_once=False)
         found.append(both_of(clients, FIVE, model, method.terms(1)))
     assert found[0] == found[1]
     for outcome in found[0]:

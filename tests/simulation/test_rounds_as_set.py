@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
-from fairbloom.client.personal import load_model as load_personal
+from fairbloom.client.states import load_version as load_personal
 from fairbloom.client.training import measure, train
 from fairbloom.client.work import client_work, global_work
 from fairbloom.errors import FairbloomError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fairbloom.client.local import LocalClient, Update
-from fairbloom.client.personal import StateDict
+from fairbloom.client.states import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
@@ -121,7 +121,7 @@ def test_whatever_the_terms_weights_and_measures_are_those_of_each_client_by_its
     names = loop.online(1)[1:8]
     assert_same(stacked.train(names, model, TERMS[terms]), loop.train(names, model, TERMS[terms]))
     for name in names:
-        kept, due = (engine.personal(name).last for engine in (stacked, loop))
+        kept, due = (engine.states(name).personal.last for engine in (stacked, loop))
         assert (kept is None) == (due is None)
         if kept is not None and due is not None:
             assert kept[0] == due[0]

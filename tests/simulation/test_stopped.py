@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from fairbloom.client.app import app
 from fairbloom.client.local import LocalClient, Update
-from fairbloom.client.personal import StateDict
+from fairbloom.client.states import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.server.app import main

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from fairbloom.client.local import LocalClient, Metrics, Update
-from fairbloom.client.personal import StateDict
+from fairbloom.client.states import StateDict
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Kept, Method

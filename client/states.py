@@ -1,0 +1,296 @@
+"""What a client keeps between rounds: in memory, and on disk where it has a folder.
+
+Each thing that it keeps has a name and is made of tensors, its personal model for example. Every version of it is
+called by the round that made it and is stored with a checksum; up to two earlier ones are kept. So the rounds since the
+server's last two checkpoints start from the same versions as the first time when they are run again, because the
+server went down and had to go back to the checkpoint before its last.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fairbloom.logs import log
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.terms import Terms
+from fairbloom.system.files import make_folder, write_private
+
+from .settings import FINGERPRINT, fingerprint
+
+StateDict = dict[str, Tensor]
+
+PERSONAL = "personal"
+"""The name of a client's personal model among what it keeps. Its versions lie in the client's folder itself; those of
+all else lie in a folder of its name there."""
+
+FOLDER = re.compile(r"(?![.%])[^/\\\x00-\x1f\x7f]+")
+"""A client's name that is the name of its folder as well; any other has a folder that is called after its checksum."""
+
+LONGEST_FOLDER = 200
+"""Bytes of a folder's name; no file system takes more than 255."""
+
+
+class Version(NamedTuple):
+    """One version of what a client keeps.
+
+    Attributes
+    ----------
+    made
+        The round that made it.
+    state
+        Its tensors by name.
+    """
+
+    made: int
+    state: StateDict
+
+
+class Made(NamedTuple):
+    """What a round has made of something that a client keeps.
+
+    Attributes
+    ----------
+    state
+        Its tensors by name.
+    origin
+        The round of the version that the client went on from, 0 where it began anew; None: of whichever came last.
+    """
+
+    state: StateDict
+    origin: int | None = None
+
+
+class KeptVersions:
+    """The versions of one thing that a client keeps in one run.
+
+    Parameters
+    ----------
+    folder
+        Where they are stored; None: nowhere but in memory.
+    versions
+        Those in memory, by the round that made each; if there is a folder, they are there, too.
+    stored_at_once
+        Whether each is stored when it is made. Where not, `store` does it, and is called with every checkpoint.
+    """
+
+    def __init__(
+        self, folder: Path | None, versions: Mapping[int, StateDict] | None = None, *, stored_at_once: bool = True
+    ) -> None:
+        self.in_memory = dict(sorted((versions or {}).items()))
+        self._folder = folder
+        self._at_once = stored_at_once
+        self._unstored: set[int] = set()
+        self._origin: int | None = None
+
+    @property
+    def last(self) -> Version | None:
+        """The last version in memory."""
+        return Version(*max(self.in_memory.items(), key=lambda item: item[0])) if self.in_memory else None
+
+    def before(self, number: int) -> StateDict | None:
+        """Return the last version of a round before round `number`, None where there is none."""
+        found = self.find(number)
+        return None if found is None else found.state
+
+    def find(self, before: int) -> Version | None:
+        """Return the last version of a round before this one, and its round; None where there is none."""
+        if earlier := [made for made in self.in_memory if made < before]:
+            return Version(max(earlier), self.in_memory[max(earlier)])
+        for made in sorted((made for made in self._files() if made < before), reverse=True):
+            state = self._read(made)
+            if state is not None:
+                return Version(made, state)
+        return None
+
+    def at(self, made: int) -> StateDict | None:
+        """Return the version that this round made, None where it is not here."""
+        if made not in self.in_memory and made in self._files() and (state := self._read(made)) is not None:
+            self.in_memory = dict(sorted({**self.in_memory, made: state}.items()))
+        return self.in_memory.get(made)
+
+    def keep(self, number: int, state: StateDict, origin: int | None = None) -> None:
+        """Keep the version of round `number` in memory, and on disk where each is stored at once.
+
+        With an `origin`, the version that it was made from stays in memory as well, and those between the two are
+        deleted: the replies of their rounds were not used, or the server has gone back to an earlier round.
+        """
+        before = {} if origin is None else {made: each for made, each in self.in_memory.items() if made == origin}
+        self.in_memory = before | {number: {name: tensor.detach().clone() for name, tensor in state.items()}}
+        self._unstored = (self._unstored & before.keys()) | {number}
+        self._origin = origin
+        if origin is not None:
+            for made, path in self._files().items():
+                if made > origin:
+                    path.unlink()
+        if self._at_once:
+            self.store(since=number - 1)
+
+    def made_in(self, number: int) -> Made | None:
+        """Return what `keep` has kept in round `number`, None where it has kept nothing."""
+        return Made(self.in_memory[number], self._origin) if number in self.in_memory else None
+
+    def store(self, since: int) -> None:
+        """Write what is not on disk, and remove the versions that no round after `since` goes on from."""
+        if self._folder is None or not self._unstored:
+            return
+        make_folder(self._folder)
+        earlier = max((made for made in self._files() if made < since), default=None)
+        for made in sorted(self._unstored):
+            save_version(self._folder / f"{made}.safetensors", self.in_memory[made])
+        self._unstored, last = set(), max(self.in_memory)
+        for made, path in self._files().items():
+            if made not in range(since, last + 1) and made != earlier and made not in self.in_memory:
+                path.unlink()
+        for draft in self._folder.glob(".*.draft"):  # of a process that was killed
+            draft.unlink()
+
+    def _files(self) -> dict[int, Path]:
+        """Return the files of the versions on disk, by the round that made each."""
+        return {} if self._folder is None else {int(path.stem): path for path in list_versions(self._folder)}
+
+    def _read(self, made: int) -> StateDict | None:
+        """Return a version that is on disk, None where it is not as it was written: that file is set aside."""
+        path = self._files()[made]
+        state = load_version(path)
+        if state is None:
+            damaged = path.replace(path.with_suffix(".damaged"))
+            log.warning("%s does not hold what was written: the client goes on without it", damaged)
+        return state
+
+
+class ClientStates:
+    """All that one client keeps between the rounds of one run, by name.
+
+    Parameters
+    ----------
+    folder
+        The client's folder; None: it keeps all in memory.
+    versions
+        The versions in memory, by name and the round that made each.
+    stored_at_once
+        Whether each version is stored when it is made. Where not, `store` does it, and is called with every checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        versions: Mapping[str, Mapping[int, StateDict]] | None = None,
+        *,
+        stored_at_once: bool = True,
+    ) -> None:
+        self._folder = folder
+        self._at_once = stored_at_once
+        self.load(versions or {})
+
+    def __getitem__(self, name: str) -> KeptVersions:
+        """Return the versions of what has this name."""
+        if name not in self._kept:
+            self._kept[name] = self._make(name, {})
+        return self._kept[name]
+
+    @property
+    def personal(self) -> KeptVersions:
+        """The client's personal models."""
+        return self[PERSONAL]
+
+    def load(self, versions: Mapping[str, Mapping[int, StateDict]]) -> None:
+        """Have these versions in memory, by name and round, and no others."""
+        self._kept = {name: self._make(name, in_memory) for name, in_memory in versions.items()}
+
+    def _make(self, name: str, in_memory: Mapping[int, StateDict]) -> KeptVersions:
+        folder = self._folder if self._folder is None or name == PERSONAL else self._folder / name
+        return KeptVersions(folder, in_memory, stored_at_once=self._at_once)
+
+    @property
+    def in_memory(self) -> dict[str, dict[int, StateDict]]:
+        """The versions in memory, by name and the round that made each."""
+        return {name: kept.in_memory for name, kept in self._kept.items() if kept.in_memory}
+
+    def needed(self, terms: Terms, *, training: bool) -> dict[str, Version]:
+        """Return what the client goes on from where it trains, or evaluates, on these terms, by name."""
+        found: dict[str, Version | None] = {}
+        if terms.personal_lambda is not None:
+            found[PERSONAL] = self.personal.find(before=terms.server_round + (not training))
+        return {name: version for name, version in found.items() if version is not None}
+
+    def made_in(self, number: int) -> dict[str, Made]:
+        """Return what the client has kept in round `number`, by name."""
+        made = {name: kept.made_in(number) for name, kept in self._kept.items()}
+        return {name: each for name, each in made.items() if each is not None}
+
+    def keep(self, number: int, made: Mapping[str, Made]) -> None:
+        """Keep what round `number` has made, by name."""
+        for name, each in made.items():
+            self[name].keep(number, each.state, each.origin)
+
+    def store(self, since: int) -> None:
+        """Write what is not on disk, and remove the versions that no round after `since` goes on from."""
+        for kept in self._kept.values():
+            kept.store(since)
+
+
+def list_versions(folder: Path) -> list[Path]:
+    """Return the files of versions in a folder, each called by the round that made it."""
+    return list(folder.glob("[0-9]*.safetensors"))
+
+
+def load_last(folder: Path) -> Version | None:
+    """Return the newest personal model in a client's folder that is whole, and its round; None where there is none."""
+    for path in sorted(list_versions(folder), key=lambda path: -int(path.stem)):
+        if (model := load_version(path)) is not None:
+            return Version(int(path.stem), model)
+        log.warning("%s does not hold what was written: an earlier personal model is taken, if there is one", path)
+    return None
+
+
+def save_version(path: Path, state: StateDict) -> None:
+    """Write tensors whole, with a checksum of them."""
+    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+    write_private(path, save(tensors, metadata={"sha256": _checksum(tensors)}))
+
+
+def load_version(path: Path) -> StateDict | None:
+    """Return the tensors that `save_version` wrote, None where the file is not as it was written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is not iterable)
+            written = (file.metadata() or {}).get("sha256")
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError):  # all that flipped bits lead to
+        return None
+    return tensors if written == _checksum(tensors) else None
+
+
+def _checksum(tensors: StateDict) -> str:
+    return hashlib.sha256(save(tensors)).hexdigest()
+
+
+def folder_name(client: str) -> str:
+    """Return what the folder of a client is called: its name, or where that might be a path, a checksum of it."""
+    written = client.encode(errors="surrogatepass")  # the name of a file may be no UTF-8
+    if FOLDER.fullmatch(client) and len(written) <= LONGEST_FOLDER:
+        return client
+    return f"%{hashlib.sha256(written).hexdigest()[:32]}"
+
+
+def state_folder(settings: RunSettings | Mapping[str, Any]) -> Path | None:
+    """Return where clients keep their personal models in these runs, each in a folder of its `folder_name`.
+
+    None where they keep none.
+    """
+    config = settings.run_config() if isinstance(settings, RunSettings) else settings
+    state_dir = config.get("state-dir", "")
+    if not state_dir:
+        return None
+    return Path(str(state_dir)) / folder_name(str(config.get(FINGERPRINT) or fingerprint(config)))
+
+
+def folder_of(settings: RunSettings | Mapping[str, Any], client: str) -> Path | None:
+    """Return where a client keeps its personal models in runs with these settings, None where it keeps none."""
+    folder = state_folder(settings)
+    return None if folder is None else folder / folder_name(client)

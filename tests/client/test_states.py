@@ -1,0 +1,249 @@
+"""What clients keep between rounds: where it lies, whole or not at all, and what becomes of what is damaged."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from fairbloom.client.app import load_states, save_states
+from fairbloom.client.states import ClientStates, KeptVersions, StateDict, folder_name, folder_of
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from tests.tasks.tables import csv_of
+
+HOSTILE = ("../../../outside", "/outside", "..", ".", "a/b", "a\\b", "x\x00y", "line\nbreak", "%41", "", "ä" * 200)
+
+
+def model_of(value: float) -> StateDict:
+    return {"weight": torch.full((3, 4), value), "count": torch.tensor(7)}
+
+
+def stored(folder: Path, *rounds: int) -> KeptVersions:
+    personal = KeptVersions(folder)
+    for number in rounds:
+        personal.keep(number, model_of(float(number)))
+    return personal
+
+
+@pytest.mark.parametrize("name", ["site-a", "São Paulo", "ward 3 (east)", "a.b", "12", "x\udcff"])
+def test_a_plain_name_is_the_name_of_its_folder(name: str) -> None:
+    assert folder_name(name) == name
+
+
+def test_no_name_is_a_path_and_different_names_have_different_folders(tmp_path: Path) -> None:
+    names = [folder_name(name) for name in HOSTILE]
+    assert len(set(names)) == len(HOSTILE)
+    for name in names:
+        assert name == Path(name).name
+        (tmp_path / name).mkdir()
+    assert len(list(tmp_path.iterdir())) == len(HOSTILE)
+
+
+@pytest.mark.parametrize("key", ["client", "fingerprint"])
+def test_neither_a_clients_name_nor_what_names_the_run_leaves_the_state_folder(tmp_path: Path, key: str) -> None:
+    client = HOSTILE[0] if key == "client" else "site-a"
+    folder = folder_of({"state-dir": str(tmp_path), "fingerprint": HOSTILE[0] if key == "fingerprint" else "x"}, client)
+    assert folder is not None
+    assert folder.resolve().is_relative_to(tmp_path)
+
+
+def test_a_cell_that_names_a_client_by_a_path_writes_nothing_outside_the_run_folder(tmp_path: Path) -> None:
+    header, *lines = csv_of(40).splitlines()
+    sites = ("../../../outside", "lund")
+    rows = [f"{sites[k % 4 < 2]},{line}" for k, line in enumerate(lines)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "all.csv").write_text("\n".join([f"site,{header}", *rows]) + "\n")
+    out = tmp_path / "deep" / "runs" / "a"
+    told = {"task": "csv", "data-dir": str(tmp_path / "data" / "all.csv"), "csv.client": "site", "method": "ditto"}
+    simulate(Settings.of({**told, "num-rounds": 2, "fraction": 1.0, "device": "cpu", "out": str(out)}))
+    written = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path for path in written if not path.is_relative_to(out)} == {tmp_path / "data" / "all.csv"}
+    assert {path.parent.name for path in written if path.parent.parent.parent.name == "clients"} >= {"lund"}
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "zeros", "flipped", "text"])
+def test_a_damaged_model_is_passed_over_for_the_one_before_it(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored(tmp_path, 3, 4)
+    file = tmp_path / "4.safetensors"
+    content = bytearray(file.read_bytes())
+    half = len(content) - 20
+    flipped = bytes([*content[:half], content[half] ^ 1, *content[half + 1 :]])
+    damaged = {"empty": b"", "half": content[:half], "zeros": content[:half] + bytes(20), "flipped": flipped}
+    file.write_bytes(damaged.get(damage, b"not a model"))
+    with caplog.at_level(logging.WARNING, "flwr"):
+        model = KeptVersions(tmp_path).before(5)
+    assert model is not None
+    assert torch.equal(model["weight"], torch.full((3, 4), 3.0))
+    assert "4.damaged does not hold what was written" in caplog.text
+
+
+def test_where_all_are_damaged_there_is_none_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored(tmp_path, 1)
+    (tmp_path / "1.safetensors").write_bytes(b"")
+    with caplog.at_level(logging.WARNING, "flwr"):
+        assert KeptVersions(tmp_path).before(2) is None
+    assert "1.damaged" in caplog.text
+
+
+def test_a_model_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes, its name, and the folders above it, in this order."""
+    done: list[str] = []
+    sync, rename = os.fsync, Path.replace
+
+    def noted(opened: int) -> None:
+        done.append("sync " + Path(f"/proc/self/fd/{opened}").resolve().name)
+        sync(opened)
+
+    def renamed(draft: Path, target: Path) -> Path:
+        done.append(f"rename to {target.name}")
+        return rename(draft, target)
+
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("this system does not say which file a descriptor is of")
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Path, "replace", renamed)
+    stored(tmp_path / "run" / "site-a", 1)
+    draft = ".1.safetensors.draft"
+    assert done == ["sync run", f"sync {tmp_path.name}", f"sync {draft}", "rename to 1.safetensors", "sync site-a"]
+
+
+def test_a_write_that_is_cut_off_leaves_the_models_before_it_and_no_draft_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    personal = stored(tmp_path, 1, 2)
+    (tmp_path / ".3.safetensors.draft").write_bytes(b"of a killed process")
+
+    def full(opened: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            personal.keep(3, model_of(3.0))
+    restarted = KeptVersions(tmp_path)
+    model = restarted.before(4)
+    assert model is not None
+    assert torch.equal(model["weight"], torch.full((3, 4), 2.0))
+    (tmp_path / ".3.safetensors.draft").write_bytes(b"of a killed process")
+    restarted.keep(3, model_of(3.0))
+    assert {path.name for path in tmp_path.iterdir()} == {"1.safetensors", "2.safetensors", "3.safetensors"}
+
+
+# Versions that go on from the one that the server has used -------------------------------------------------------------
+
+
+def rounds_in(folder: Path) -> set[int]:
+    return {int(path.stem) for path in folder.glob("*.safetensors")}
+
+
+def value_of(state: StateDict | None) -> float | None:
+    return None if state is None else float(state["weight"][0, 0])
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["a device", "in process"])
+def test_the_versions_before_and_after_the_last_reply_are_kept(tmp_path: Path, at_once: bool) -> None:
+    kept = KeptVersions(tmp_path, stored_at_once=at_once)
+    for number, origin in ((1, 0), (4, 1), (6, 4)):
+        kept.keep(number, model_of(float(number)), origin)
+        kept.store(since=number - 1)
+    assert list(kept.in_memory) == [4, 6]
+    restarted = KeptVersions(tmp_path, stored_at_once=at_once)
+    assert [value_of(restarted.at(made)) for made in (4, 6, 5, 0)] == [4.0, 6.0, None, None]
+
+
+def test_a_reply_that_was_not_used_leaves_no_version_behind(tmp_path: Path) -> None:
+    """Three replies of rounds 2 to 4 that are lost or refused, one after the other."""
+    kept = KeptVersions(tmp_path)
+    for number, origin in ((1, 0), (2, 1), (3, 1), (4, 1)):
+        kept.keep(number, model_of(10.0 * number + origin), origin)
+    assert list(kept.in_memory) == [1, 4]
+    assert rounds_in(tmp_path) == {1, 4}
+    restarted = KeptVersions(tmp_path)
+    assert value_of(restarted.at(1)) == 10.0
+    assert restarted.at(2) is restarted.at(3) is None
+
+
+def test_a_server_that_goes_back_finds_the_version_that_it_had_used(tmp_path: Path) -> None:
+    kept = KeptVersions(tmp_path)
+    for number in range(1, 6):
+        kept.keep(number, model_of(float(number)), origin=number - 1)
+    assert rounds_in(tmp_path) == {3, 4, 5}
+    back = KeptVersions(tmp_path)
+    assert value_of(back.at(3)) == 3.0
+    back.keep(4, model_of(40.0), origin=3)
+    assert rounds_in(tmp_path) == {3, 4}
+    assert value_of(KeptVersions(tmp_path).at(4)) == 40.0
+
+
+def test_a_run_in_this_process_finds_after_a_kill_what_its_last_two_checkpoints_had_used(tmp_path: Path) -> None:
+    """Several rounds share a checkpoint; the last reply before one of them is not used."""
+    kept = KeptVersions(tmp_path, stored_at_once=False)
+    for number, origin in ((1, 0), (2, 1)):
+        kept.keep(number, model_of(float(number)), origin)
+    kept.store(since=0)  # with the checkpoint of round 2, whose reply is not used
+    assert rounds_in(tmp_path) == {1, 2}
+    for number, origin in ((3, 1), (4, 3), (5, 4)):
+        kept.keep(number, model_of(float(number)), origin)
+    assert value_of(KeptVersions(tmp_path).at(1)) == 1.0  # killed now, it goes back to round 2
+    kept.store(since=2)
+    assert rounds_in(tmp_path) == {1, 4, 5}
+    resumed = KeptVersions(tmp_path, stored_at_once=False)
+    assert [value_of(resumed.at(made)) for made in (5, 4, 1)] == [5.0, 4.0, 1.0]
+
+
+def test_however_many_rounds_there_are_a_client_keeps_few_versions(tmp_path: Path) -> None:
+    states = ClientStates(tmp_path, stored_at_once=False)
+    for number in range(1, 50):
+        states["rule"].keep(number, model_of(float(number)), origin=number - 1)
+        states.personal.keep(number, model_of(float(number)))
+        states.store(since=number - 1)
+        assert len(rounds_in(tmp_path / "rule")) <= 3
+        assert len(rounds_in(tmp_path)) <= 3
+    assert {name: list(versions) for name, versions in states.in_memory.items()} == {"rule": [48, 49], "personal": [49]}
+
+
+def test_a_version_that_is_damaged_is_not_there_and_no_other_takes_its_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = KeptVersions(tmp_path)
+    for number in (1, 2):
+        kept.keep(number, model_of(float(number)), origin=number - 1)
+    content = bytearray((tmp_path / "2.safetensors").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "2.safetensors").write_bytes(content)
+    restarted = KeptVersions(tmp_path)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        assert restarted.at(2) is None
+    assert value_of(restarted.at(1)) == 1.0
+    assert "2.damaged does not hold what was written" in caplog.text
+
+
+def test_all_that_a_client_keeps_goes_through_flowers_context_to_the_bit() -> None:
+    where = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    states = ClientStates(None)
+    states.personal.keep(1, model_of(1.0))
+    states["rule"].keep(1, model_of(0.1), origin=0)
+    states["baseline"].keep(1, {"loss": torch.tensor(0.1, dtype=torch.float64)})
+    save_states(where, states.in_memory)
+    there = ClientStates(None, load_states(where))
+    for number in (2, 3):
+        there.personal.keep(number, model_of(float(number)))
+        there["rule"].keep(number, model_of(number / 10.0), origin=1)
+        save_states(where, there.in_memory)
+    found = load_states(where)
+    assert {name: sorted(versions) for name, versions in found.items()} == {
+        "personal": [3],
+        "rule": [1, 3],
+        "baseline": [1],
+    }
+    loss = found["baseline"][1]["loss"]
+    assert loss.dtype == torch.float64
+    assert loss.item() == 0.1
+    assert torch.equal(found["rule"][3]["weight"], model_of(0.3)["weight"])
