@@ -23,7 +23,8 @@ from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.server.run_folder.errors import RunFolderError
 
 TOKEN = "a-token-that-is-nobodys-business"
-WAITING = "import sys, time; token = sys.stdin.read(); print(token, flush=True); time.sleep(600)"
+HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+WAITING = HEEDING + "import sys, time; token = sys.stdin.read(); print(token, flush=True); time.sleep(600)"
 
 
 def spec(task_id: int = 1) -> Any:
@@ -322,3 +323,23 @@ def test_a_fairbloom_that_a_run_brings_runs_and_not_the_one_that_is_installed(tm
     program = [sys.executable, "-P", "-W", "ignore", "-c", SERVERAPP.format(folder=str(tmp_path))]
     done = subprocess.run(program, cwd=ROOT, input="token", capture_output=True, text=True)
     assert done.stdout.splitlines() == [str(["the run"] * 3), "True"], done.stderr
+
+
+INTERRUPTED = """
+import importlib, os, signal
+def flwr_serverapp():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        print("ended")
+importlib.import_module("flwr.superlink.cli.flwr_serverapp").flwr_serverapp = flwr_serverapp
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a process inherits it that was begun by `command &` of a script
+from fairbloom.deploy.flower.server.superexec import serverapp
+serverapp(os.getppid())
+"""
+
+
+def test_flowers_interrupt_ends_a_run_of_a_server_that_was_begun_in_the_background() -> None:
+    program = [sys.executable, "-P", "-W", "ignore", "-c", INTERRUPTED]
+    done = subprocess.run(program, cwd=ROOT, input="token", capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["ended"], done.stderr

@@ -113,6 +113,8 @@ def _start(spec: Any) -> subprocess.Popen[bytes]:
 def serverapp(parent: int) -> None:
     """Run the server's side of a run, with the token that comes by standard input, as long as the parent lives."""
     end_with_parent(parent)
+    # Flower ends a run by a SIGINT to itself, which a server that was begun in the background leaves ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     token = sys.stdin.read()
     sys.argv = ["flwr-serverapp", *sys.argv[1:], "--token", token]  # of this process's memory, not of its command line
     run_serverapp = look_up(SERVERAPP, "flwr_serverapp")
