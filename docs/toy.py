@@ -68,12 +68,9 @@ NOTES = {
     "deltafl": "Of two clients the tail is the one with the higher loss, so steps alternate between them.",
     "gifair": "Of two clients the one with the higher loss has the higher weight, so steps alternate between them.",
     "vred": "From the right, the lower loss has a negative weight at first, and the model overshoots.",
-<<<<<<< HEAD
     "fairfed": "Where the model favours one group at one client and the other at the other, a weight shifts in each round.",
-=======
     "eagle": "Alone, either client reaches a loss near zero here, so this is VRed.",
     "aaggff": "The weight of the client with the higher loss grows from round to round.",
->>>>>>> part-a
     "fedmgda": "It stops where it meets the Pareto set, whichever client is better off there.",
     "fedmgdaplus": "The shortest combination of two unit updates is their mean: with two clients this is FedAvgN.",
     "mgdaprox": "The shortest combination of two unit updates is their mean: with two clients this is FedAvgN.",

@@ -1,7 +1,7 @@
 """The terms of a round's work, which the server sends to clients."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from .names import FROZEN, PROTOCOL
@@ -93,6 +93,10 @@ class Terms:
     state_rounds: Mapping[str, int] = field(default_factory=dict)
     agreed: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
+
+    def of_client(self, name: str) -> Self:
+        """Return the terms of one client: with the round of its own state, where clients keep states."""
+        return replace(self, state_round=self.state_rounds.get(name), state_rounds={}) if self.state_rounds else self
 
     def to_config(self) -> dict[str, Any]:
         """Return what is sent: the names with hyphens, without what is at its default."""

@@ -295,7 +295,7 @@ def test_a_client_holds_small_groups_back_by_the_runs_setting_and_trains_as_befo
     counts = torch.bincount(drawn().groups[:, 0])[:2]  # type: ignore[index]
     smallest = int(counts.min()) + 1
     _, plain = trained(terms_of())
-    local, held_back = trained(terms_of(), smallest_group=smallest)
+    _, held_back = trained(terms_of(), smallest_group=smallest)
     assert (held_back.metrics["disparity"], held_back.metrics["disparity-hard"]) == (0.0, 0.0)
     assert bits(held_back.second) == bits(linear().state_dict())
     assert bits(held_back.arrays) == bits(plain.arrays)

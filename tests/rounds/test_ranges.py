@@ -52,9 +52,7 @@ OWN: dict[str, dict[str, tuple[str, list[Any], list[Any]]]] = {
     "gifair": {"strength": ("[0, 1)", [0, 0.5, 0.999999], [-0.1, 1.0, 1.1])},
     "vred": {"beta": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1])},
     "semivred": {"beta": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1])},
-<<<<<<< HEAD
     "fairfed": {"beta": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1])},
-=======
     "eagle": {"lam": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1])},
     "aaggff": {
         "rule": ("ons or ftrl", ["ons", "ftrl"], ["ONS", "", 1]),
@@ -64,7 +62,6 @@ OWN: dict[str, dict[str, tuple[str, list[Any], list[Any]]]] = {
             ["Normal", "", 0],
         ),
     },
->>>>>>> part-a
     "fedfa": {
         "alpha": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1]),
         "beta": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1]),

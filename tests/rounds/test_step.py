@@ -55,19 +55,14 @@ def expected_model(
         accuracies = {client: clients[client].accuracy(after) for client, after in replies.items()}
         rates = {client: clients[client].rate for client in replies}
         draws = draws_in(finished) if name == "drfa" else {}
-<<<<<<< HEAD
         before = {client: clients[client].group_counts(model) for client in replies}
         groups = {metric: {client: before[client][metric] for client in replies} for metric in GROUP_COUNTS}
         if name == "fairfed":
             accuracies = {client: clients[client].accuracy(model) for client in replies}
         known = {client: float(each.examples) for client, each in clients.items()}
-        columns = (updates, losses, counts, accuracies, rates, draws, groups, known)
-        history.append(Seen(finished.number, len(rounds), *columns))
-=======
         baselines = {client: clients[client].baseline for client in replies}
-        reported = (losses, counts, accuracies, rates, draws, baselines)
-        history.append(Seen(finished.number, len(rounds), updates, *reported, known=len(clients)))
->>>>>>> part-a
+        columns = (updates, losses, counts, accuracies, rates, draws, groups, known, baselines)
+        history.append(Seen(finished.number, len(rounds), *columns))
         extra = {"seed": OPTIONS["seed"]} if name == "fedfv" else {}
         w = flat(model) - expected_step(name, {**arguments, **extra}, history)
         p = counts if weighting == "examples" else dict.fromkeys(replies, 1.0)

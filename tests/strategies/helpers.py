@@ -86,11 +86,8 @@ def cohort_of(
     accuracies: Iterable[float] | None = None,
     rates: Iterable[float] | None = None,
     draws: Iterable[float] | None = None,
-<<<<<<< HEAD
     groups: Mapping[str, Iterable[float]] | None = None,
-=======
     baselines: Iterable[float] | None = None,
->>>>>>> part-a
     roster: Mapping[str, float] | None = None,
 ) -> Cohort:
     """Return the cohort of the updates U, shape (m, d), which a method sees through inner products alone."""
@@ -112,12 +109,9 @@ def cohort_of(
             "loss-before": F,
             "accuracy-after": accuracies_of(F) if accuracies is None else np.asarray(list(accuracies), np.float64),
             "learning-rate": rates_of(n) if rates is None else np.asarray(list(rates), np.float64),
-<<<<<<< HEAD
             "accuracy-before": accuracies_of(F) if accuracies is None else np.asarray(list(accuracies), np.float64),
             **{name: np.asarray(list(each), np.float64) for name, each in (groups or group_counts_of(F, n)).items()},
-=======
             "loss-baseline": baselines_of(F) if baselines is None else np.asarray(list(baselines), np.float64),
->>>>>>> part-a
         },
         memory=tuple(memory),
         roster=dict(zip(names or client_names(m), n.tolist(), strict=True)) if roster is None else roster,
@@ -159,18 +153,17 @@ def rates_of(counts: FloatArray) -> FloatArray:
     return 0.1 * (1.0 + counts % 5)
 
 
-<<<<<<< HEAD
 def group_counts_of(losses: FloatArray, counts: FloatArray) -> dict[str, FloatArray]:
     """Positive examples in two groups, and those that the model finds, where a test says none; some clients lack them."""
     accuracies = accuracies_of(losses)
     positives = [np.floor(0.2 * counts), np.floor(0.3 * counts)]
     hits = [np.floor(accuracies * positives[0]), np.floor((1.0 - accuracies) * positives[1])]
     return dict(zip(("positives-0", "positives-1", "hits-0", "hits-1"), (*positives, *hits), strict=True))
-=======
+
+
 def baselines_of(losses: FloatArray) -> FloatArray:
     """What each client reaches alone where a test says nothing: no fixed share of its loss."""
     return 0.1 * np.sqrt(np.abs(losses))
->>>>>>> part-a
 
 
 def draws_of(counts: FloatArray) -> FloatArray:
@@ -258,16 +251,13 @@ class Quadratic:
                 numbers["train-loss"] = loss
             return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
         after = before if config.get("local-only") else self.trained(before, int(config.get("local-steps", 1)))
-<<<<<<< HEAD
-        available = {"accuracy-after": self.accuracy(after), "learning-rate": self.rate}
-        available |= {"accuracy-before": self.accuracy(before), **self.group_counts(before)}
-=======
         available = {
             "accuracy-after": self.accuracy(after),
             "learning-rate": self.rate,
             "loss-baseline": self.baseline,
+            "accuracy-before": self.accuracy(before),
+            **self.group_counts(before),
         }
->>>>>>> part-a
         numbers = {"num-examples": self.examples, "loss-before": self.loss(before)}
         numbers |= {key: value for key, value in available.items() if key in config.get("measure", [])}
         content = RecordDict({"arrays": record(after), "metrics": MetricRecord(numbers)})

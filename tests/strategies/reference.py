@@ -25,14 +25,10 @@ class Seen(NamedTuple):
     accuracies: Mapping[str, float] = {}
     rates: Mapping[str, float] = {}
     draws: Mapping[str, float] = {}
-<<<<<<< HEAD
     groups: Mapping[str, Mapping[str, float]] = {}
     roster: Mapping[str, float] = {}
-=======
+    """The training clients that the server has known up to then, with their first counts; none: those of the round."""
     baselines: Mapping[str, float] = {}
-    known: int = 0
-    """How many training clients the server has known up to then; 0: those of the round."""
->>>>>>> part-a
 
 
 Reference = Callable[..., FloatArray]
@@ -314,7 +310,7 @@ def regularised_leader(history: Sequence[Seen], cdf: str = "weibull") -> dict[st
     absent = 0.0  # of every client that was never seen
     p: dict[str, float] = {}
     for t, seen in enumerate(history, start=1):
-        N = seen.known or len(seen.updates)
+        N = len(seen.roster) or len(seen.updates)
         C = len(seen.updates) / N
         r = {name: C * rho for name, rho in aaggff_responses(seen, cdf).items()}
         mean = sum(r.values()) / len(r)
@@ -571,13 +567,8 @@ REFERENCES: dict[str, Reference] = {
 WEIGHTING = {
     **dict.fromkeys(("fedavg", "fedprox", "term", "afl", "deltafl", "propfair", "gifair", "ditto"), "examples"),
     **dict.fromkeys(("vred", "semivred"), "examples"),
-<<<<<<< HEAD
-    **dict.fromkeys(("fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox"), "uniform"),
-    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "fedfv", "adafed", "fedmdfg", "local", "fairfed")),
-=======
     **dict.fromkeys(("eagle", "fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox"), "uniform"),
-    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "aaggff", "fedfv", "adafed", "fedmdfg", "local")),
->>>>>>> part-a
+    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "aaggff", "fedfv", "adafed", "fedmdfg", "local", "fairfed")),
 }
 """The prior of each method by default; None where it has none."""
 

@@ -31,15 +31,12 @@ every_method = pytest.mark.parametrize(("name", "arguments"), CASES)
 
 
 def seen_of(U: FloatArray, losses: FloatArray, counts: FloatArray, round: int = 1) -> Seen:
-<<<<<<< HEAD
     columns = (U, losses, counts, accuracies_of(losses), rates_of(counts), draws_of(counts))
     by_name = [dict(zip(client_names(len(U)), column, strict=True)) for column in columns]
     groups = group_counts_of(losses, counts).items()
-    return Seen(round, 10, *by_name, {name: dict(zip(by_name[0], column, strict=True)) for name, column in groups})
-=======
-    columns = (U, losses, counts, accuracies_of(losses), rates_of(counts), draws_of(counts), baselines_of(losses))
-    return Seen(round, 10, *(dict(zip(client_names(len(U)), column, strict=True)) for column in columns))
->>>>>>> part-a
+    of_groups = {name: dict(zip(by_name[0], column, strict=True)) for name, column in groups}
+    baselines = dict(zip(by_name[0], baselines_of(losses), strict=True))
+    return Seen(round, 10, *by_name, of_groups, baselines=baselines)
 
 
 def weighting_of(name: str, arguments: dict[str, Any]) -> str:
@@ -113,11 +110,7 @@ def test_equal_clients_are_stepped_along_together(name: str, arguments: dict[str
 
 SUM_TO_ONE = [
     *("fedavg", "fedprox", "term", "afl", "drfa", "deltafl", "propfair", "gifair", "vred", "semivred", "fedfa"),
-<<<<<<< HEAD
-    *("fairfed", "fedmgda", "ditto"),
-=======
-    *("eagle", "aaggff", "fedmgda", "ditto"),
->>>>>>> part-a
+    *("fairfed", "eagle", "aaggff", "fedmgda", "ditto"),
 ]
 
 
