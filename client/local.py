@@ -14,6 +14,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.thresholds import CLIENT, apply_own_threshold
 from fairbloom.tasks import Splits, Task, find_task, load_task
 
+from .baseline import reach_alone
 from .device import choose_device
 from .disparity import count_hits, measure_disparity, step_down
 from .frozen import left_as_they_are
@@ -22,6 +23,7 @@ from .metrics import (
     AFTER,
     BEFORE,
     BY_GROUP,
+    OF_BASELINE,
     OF_EVALUATION,
     OF_HITS,
     OF_TRAINING,
@@ -34,7 +36,7 @@ from .metrics import (
 )
 from .preprocessing import keep_preprocessing
 from .reporting import apply_reporting
-from .states import ClientStates, KeptVersions, StateDict, folder_of
+from .states import BASELINE, ClientStates, KeptVersions, StateDict, folder_of
 from .training import measure, train, with_channels_last
 from .work import LocalWork, client_work, global_work, personal_work
 
@@ -46,6 +48,7 @@ HONOURED = Honoured(
         {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
         | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
         | {"propfair_epsilon", "disparity", "disparity_sharpness", "agreed", "others"}
+        | {"baseline_patience", "baseline_tolerance", "baseline_epochs"}
     ),
     metrics=frozenset(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION))
     | {*OF_WORK, *wire.BETWEEN_GROUPS, BY_GROUP},
@@ -150,7 +153,8 @@ class LocalClient:
         examples = self.splits.train
         work = client_work(global_work(self.settings, terms), self.settings, terms, self.key)
         self.model.load_state_dict(received)
-        scores = self._measured(BEFORE, terms) if BEFORE.applies(terms, self.splits) else {}
+        scores = self.find_baseline(received, terms)
+        scores |= self._measured(BEFORE, terms) if BEFORE.applies(terms, self.splits) else {}
         scores |= self.count_hits(terms)
         second: StateDict = {}
         if terms.disparity:
@@ -168,6 +172,24 @@ class LocalClient:
             arrays = {name: tensor.clone() for name, tensor in arrays.items()}
             self.train_personal(received, terms)
         return Update(arrays, {wire.NUM_EXAMPLES: len(examples), **metrics}, second or snapshot)
+
+    def find_baseline(self, received: StateDict, terms: Terms) -> dict[str, float]:
+        """Return what this client reports of the best model that it has met by training alone, where it is asked for.
+
+        It trains alone once, from the model that it then receives, and keeps what came of it. The client's model holds the
+        received one then, as before.
+        """
+        if terms.baseline_epochs is None or not OF_BASELINE.applies(terms, self.splits):
+            return {}
+        kept = self.states[BASELINE]
+        found = kept.before(terms.server_round)
+        if found is None:
+            self.model.load_state_dict(received)
+            best = reach_alone(self.model, self.task, self.splits.train, self.settings, terms, self.key)
+            found = {name: torch.tensor(score, dtype=torch.float64) for name, score in best.items()}
+            kept.keep(terms.server_round, found)
+            self.model.load_state_dict(received)
+        return self.report(OF_BASELINE, {name: score.item() for name, score in found.items()}, terms)
 
     def evaluate(self, received: StateDict, terms: Terms) -> Metrics:
         """Measure the received model on the test set, and more where the terms ask for it."""

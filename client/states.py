@@ -29,6 +29,9 @@ PERSONAL = "personal"
 """The name of a client's personal model among what it keeps. Its versions lie in the client's folder itself; those of
 all else lie in a folder of its name there."""
 
+BASELINE = "baseline"
+"""The name of what a client keeps of its training alone: the loss and scores of the best model that it met."""
+
 FOLDER = re.compile(r"(?![.%])[^/\\\x00-\x1f\x7f]+")
 """A client's name that is the name of its folder as well; any other has a folder that is called after its checksum."""
 
@@ -217,6 +220,8 @@ class ClientStates:
         found: dict[str, Version | None] = {}
         if terms.personal_lambda is not None:
             found[PERSONAL] = self.personal.find(before=terms.server_round + (not training))
+        if terms.baseline_epochs is not None and training:
+            found[BASELINE] = self[BASELINE].find(before=terms.server_round)
         return {name: version for name, version in found.items() if version is not None}
 
     def made_in(self, number: int) -> dict[str, Made]:

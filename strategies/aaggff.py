@@ -15,6 +15,9 @@ from .strategy import FairStrategy
 RIDGE = 4.0
 """α = 4 K L with L = 1/K, the Lipschitz constant of the decision losses."""
 
+NOTHING = 1e-9
+"""Below this share of a decision, what a client has is the solver's rounding."""
+
 CDFS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
     "weibull": lambda x: 1.0 - np.exp(-(x**2)),
     "exponential": lambda x: 1.0 - np.exp(-x),
@@ -65,7 +68,7 @@ class AAggFF(FairStrategy):
     Good for: noisy losses, to which single rounds are no guide, and few rounds; ftrl for thousands of clients.
     Hurts when: a client's loss cannot fall: its weight grows from round to round, though never as fast as a loss does.
     Memory: K² + 2K numbers for K clients, or with ftrl one number a client
-    Cost: two QPs of K variables, or with ftrl a weighted sum
+    Cost: three QPs of K variables, or with ftrl a weighted sum
     """
 
     needs = frozenset({"loss-before"})
@@ -147,8 +150,8 @@ def newton_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
     """Return the decision of all clients known, restricted to the participants."""
     decided = dict(zip(memory["names"], decision(memory["A"], memory["b1"], memory["b2"]), strict=True))
     c = np.array([decided[name] for name in cohort.names])
-    total = c.sum()
-    return c / total if total > 1e-14 else np.full(cohort.size, 1.0 / cohort.size)
+    c[c < NOTHING] = 0.0
+    return c / c.sum() if c.any() else np.full(cohort.size, 1.0 / cohort.size)
 
 
 # Many clients: follow the regularised leader ------------------------------------------------------------------------

@@ -3,19 +3,20 @@
 from dataclasses import replace
 from typing import Unpack
 
-from fairbloom.protocol.names import LOSS_BASELINE
+from fairbloom.protocol.names import LOSS_BASELINE, LOSS_BEFORE
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative
 
-from .vred import VRed
+from .strategy import FairStrategy
+from .vred import above_mean, count_negative
 
 PATIENCE, TOLERANCE, EPOCHS = 5, 1e-4, 200
 """A client's training alone ends when its loss fell by less than TOLERANCE of itself over PATIENCE epochs, or after so
 many EPOCHS."""
 
 
-class EAGLE(VRed):
+class EAGLE(FairStrategy):
     r"""EAGLE: descends the mean loss plus λ times the variance of the clients' gaps to what each reaches alone.
 
     .. math:: c_k = p_k \big(1 + 2 \lambda (r_k - \bar r)\big), \qquad r_k = F_k - L^*_k, \qquad
@@ -48,17 +49,24 @@ class EAGLE(VRed):
     Cost: a weighted sum, and at each client one training alone
     """
 
-    needs = VRed.needs | {LOSS_BASELINE}
+    needs = frozenset({LOSS_BEFORE, LOSS_BASELINE})
     default_weighting = "uniform"
+    reports = ("negative-weights",)
 
     def __init__(self, *, lam: NonNegative = 0.5, **options: Unpack[Options]) -> None:
-        super().__init__(beta=lam, **options)
+        super().__init__(**options)
+        self.lam = lam
 
     def terms(self, server_round: int) -> Terms:
         """Return how long a client that has no L*_k yet trains alone."""
         plain = super().terms(server_round)
         return replace(plain, baseline_patience=PATIENCE, baseline_tolerance=TOLERANCE, baseline_epochs=EPOCHS)
 
-    def values(self, cohort: Cohort) -> FloatArray:
-        """Return the gaps r_k, shape (m,)."""
-        return cohort.losses - cohort.metrics[LOSS_BASELINE]
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return the prior moved by what each client's gap is above the mean."""
+        gaps = cohort.losses - cohort.metrics[LOSS_BASELINE]
+        return cohort.prior * (1.0 + 2.0 * self.lam * above_mean(gaps, cohort.prior))
+
+    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
+        """Return how many weights are negative."""
+        return count_negative(coefficients)

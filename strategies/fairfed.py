@@ -10,6 +10,7 @@ from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import NonNegative
 
 from .strategy import FairStrategy
+from .vred import count_negative
 
 
 class FairFed(FairStrategy):
@@ -74,7 +75,7 @@ class FairFed(FairStrategy):
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
         """Return how many weights are negative."""
-        return {"negative-weights": float((coefficients < 0.0).sum())}
+        return count_negative(coefficients)
 
     def _moved(self, cohort: Cohort) -> FloatArray:
         """Return the participants' ω after the round, shape (m,)."""

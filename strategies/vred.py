@@ -46,13 +46,8 @@ class VRed(FairStrategy):
         return cohort.prior * (1.0 + 2.0 * self.beta * self.deviation(cohort))
 
     def deviation(self, cohort: Cohort) -> FloatArray:
-        """Return by how much each client's value is above the mean, F_k − f̄, shape (m,)."""
-        values = self.values(cohort)
-        return values - cohort.prior @ values
-
-    def values(self, cohort: Cohort) -> FloatArray:
-        """Return the values whose variance is the penalty: the losses F_k, shape (m,)."""
-        return cohort.losses
+        """Return F_k − f̄, shape (m,)."""
+        return above_mean(cohort.losses, cohort.prior)
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
         """Return how many weights are negative."""
@@ -85,8 +80,12 @@ class SemiVRed(VRed):
 
     def deviation(self, cohort: Cohort) -> FloatArray:
         """Return (F_k − f̄)_+ less its mean, shape (m,)."""
-        positive = np.maximum(super().deviation(cohort), 0.0)
-        return positive - cohort.prior @ positive
+        return above_mean(np.maximum(super().deviation(cohort), 0.0), cohort.prior)
+
+
+def above_mean(values: FloatArray, prior: FloatArray) -> FloatArray:
+    """Return by how much each value is above their mean, which is weighted by the prior, shape (m,)."""
+    return values - prior @ values
 
 
 def count_negative(coefficients: FloatArray) -> dict[str, float]:

@@ -402,8 +402,9 @@ PERSONAL = Entry(
     shown="clients/",
     holds=(
         "where all clients are on one machine, a folder of each client: its [personal "
-        "models](flower.md#personal-models), where the method has them, and its `preprocessing.json` with its own "
-        "means and deviations, where each client standardises by those; `state-dir` names another folder"
+        "models](flower.md#personal-models), where the method has them, what else it keeps between rounds, as EAGLE's "
+        "loss alone in `baseline/`, and its `preprocessing.json` with its own means and deviations, where each client "
+        "standardises by those; `state-dir` names another folder"
     ),
 )
 

@@ -57,11 +57,11 @@ HONOURED = Honoured(
     terms=frozenset(
         {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
         | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
-        | {"propfair_epsilon", "agreed", "others"}
+        | {"propfair_epsilon", "baseline_patience", "baseline_tolerance", "baseline_epochs", "agreed", "others"}
     ),
     metrics=frozenset(
         {"{}-before", "{}-after", "learning-rate", "update-norm", "{}", "train-{}", "{}-validation", "{}-personal"}
-        | {"{}[{}:{}]", "{}-validation-personal"}
+        | {"{}[{}:{}]", "{}-validation-personal", "{}-baseline"}
         | {"disparity", "disparity-hard", "positives-0", "positives-1", "hits-0", "hits-1"}
     ),
 )
@@ -344,13 +344,14 @@ class _Training:
         """Train the global model on a block of clients."""
         terms, trained = self._terms, self._trained
         task, model, parts = block[0].local.task, block[0].local.model, [member.examples for member in block]
+        baselines = [member.local.find_baseline(self._received, terms) for member in block]
         program = self._engine.program(task, model, parts[0])
         rows, work = Rows(self._layout, self._received, len(block)), global_work(self._engine.settings, terms)
         halfway, first = rows, None
         if not terms.local_only:
             steps = self._engine.steps(block, work, terms, personal=False)
             halfway, first = train_together(program, task, rows, steps, work, parts)
-        scores: list[Metrics] = [{} for _ in block]
+        scores: list[Metrics] = [{**baseline} for baseline in baselines]
         if asked := BEFORE.requests(terms.measure):
             if first is not None and takes_all(block) and [*asked] == [wire.LOSS_BEFORE]:
                 self._note(scores, block, BEFORE, [{wire.LOSS: loss} for loss in first.tolist()])

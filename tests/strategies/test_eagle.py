@@ -162,7 +162,7 @@ def test_a_baseline_out_of_all_proportion_is_refused_as_a_loss_is(lie: float) ->
     assert list(refused.refused) == ["site-1"]
     assert "metric 'loss-baseline'" in refused.refused["site-1"]
     assert "(loss_limit)" in refused.refused["site-1"]
-    assert run(loss_limit=float("inf")).refused == {}
+    assert run(loss_limit=float("inf"), unused_rounds=0).refused == {}
 
 
 def test_negative_weights_are_used_as_the_formula_says_and_counted() -> None:
