@@ -38,6 +38,8 @@ NAMES = [f"client-{number}" for number in range(4)]
 
 PROPFAIR = Terms(server_round=1, loss_transform="propfair", propfair_baseline=3.0, propfair_epsilon=0.3)
 PERSONAL = Terms(server_round=1, personal_lambda=0.5, personal_epochs=1)
+BASELINE: Mapping[str, Any] = {"baseline_patience": 3, "baseline_tolerance": 0.9, "baseline_epochs": 4}
+ALONE = Terms(server_round=1, measure=("loss-baseline",), **BASELINE)
 PARITY = Terms(server_round=1, disparity="demographic-parity", measure=("disparity", "disparity-hard"))
 TWO_GROUPS: Config = {"task": "tests.rounds.agreeing:even", "smallest-group": 1}
 
@@ -96,6 +98,9 @@ OF_THE_TERMS: Mapping[str, Case] = {
     "loss_transform": Case(terms=PROPFAIR),
     "propfair_baseline": Case(terms=replace(PROPFAIR, propfair_baseline=2.5)),
     "propfair_epsilon": Case(terms=replace(PROPFAIR, propfair_epsilon=2.9)),
+    "baseline_patience": Case(terms=replace(ALONE, baseline_patience=1)),
+    "baseline_tolerance": Case(terms=replace(ALONE, baseline_tolerance=0.0)),
+    "baseline_epochs": Case(terms=replace(ALONE, baseline_epochs=2)),
     "disparity": Case(TWO_GROUPS, PARITY),
     "disparity_sharpness": Case(TWO_GROUPS, replace(PARITY, disparity_sharpness=2.0)),
     "agreed": asked(agreed="1.5"),
@@ -112,6 +117,7 @@ OF_THE_METRICS: Mapping[str, Case] = {
         name: Case(TWO_GROUPS, Terms(server_round=1, measure=("loss-before", name, "loss-after")))
         for name in ("positives-0", "positives-1", "hits-0", "hits-1")
     },
+    **{name: Case(terms=replace(ALONE, measure=(name,))) for name in ("loss-baseline", "accuracy-baseline")},
     "train-loss": asked(measure=("train-loss",)),
     "loss": Case(),
     "loss-validation": Case({"validation-share": 0.3}),
@@ -131,6 +137,13 @@ BOTH: Mapping[str, Case] = {
     "equal opportunity beside a full batch step and personal models": Case(
         TWO_GROUPS,
         replace(PERSONAL, disparity="equal-opportunity", full_batch_step=True, measure=("disparity", "hits-1")),
+    ),
+    "a baseline with all that can be set, beside personal models": Case(
+        {
+            **{"optimizer": "adamw", "learning-rate": 0.01, "weight-decay": 0.1, "class-weights": "balanced"},
+            **{"model": "mlp", "batch-size": 3, "gradient-clip": 0.1, "stragglers": 0.5, "local-epochs": 2},
+        },
+        replace(PERSONAL, **BASELINE, proximal_mu=0.5, measure=("loss-baseline", "loss-before")),
     ),
     "gradient-clip of personal models": Case({"gradient-clip": 0.1}, PERSONAL),
     "adam with all that can be set beside it": Case(
@@ -379,6 +392,8 @@ def test_a_case_changes_the_numbers(case: str, engines: Engines) -> None:
         plain = Case({key: value for key, value in chosen.config.items() if key != "precision"}, chosen.terms)
     elif case in ("terms: personal_epochs", "terms: local_only"):
         plain = Case(terms=PERSONAL)
+    elif case.startswith("terms: baseline"):
+        plain = Case(terms=ALONE)
     elif case == "terms: disparity":
         plain = Case(TWO_GROUPS, replace(PARITY, disparity="equal-opportunity"))
     elif case == "terms: disparity_sharpness":
@@ -414,7 +429,7 @@ def test_a_client_honours_everything_and_nobody_honours_what_there_is_not() -> N
         assert others.terms <= BY_A_CLIENT.terms
         assert others.metrics <= BY_A_CLIENT.metrics
     assert BY_A_CLIENT.keys == [key for key in WORK if key.replace("-", "_") not in COMING]
-    assert BY_FAIR.keys == [key for key in BY_A_CLIENT.keys if key not in OF_TWO_GROUPS]
+    assert BY_FAIR.keys == [key for key in BY_A_CLIENT.keys if key not in (*OF_TWO_GROUPS, *OF_A_BASELINE)]
 
 
 def test_what_stacked_clients_do_not_honour_is_known() -> None:
@@ -425,6 +440,9 @@ def test_what_stacked_clients_do_not_honour_is_known() -> None:
 
 OF_TWO_GROUPS = ("disparity", "disparity-sharpness")
 """What a user's own functions do not honour: they know no groups."""
+
+OF_A_BASELINE = ("baseline-patience", "baseline-tolerance", "baseline-epochs")
+"""What they do not honour, either: they train for a round, and what an epoch alone would be they do not say."""
 
 
 def without(honoured: Honoured, name: str) -> Honoured:
